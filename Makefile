@@ -1,0 +1,2 @@
+protos-local:
+	true

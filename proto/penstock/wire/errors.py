@@ -1,0 +1,335 @@
+"""Every error of penstock: its stable code, its gRPC status, its fields.
+
+An error is a *situation* that somebody can act on. Its message says what is, with the values, and
+what to do next. The code and the fields travel beside the gRPC status, so a client in any language
+can act without parsing sentences, and the Python client raises the same class as the server did.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+from penstock.wire.v1 import error_pb2
+
+ERROR_METADATA_KEY = "penstock-error-bin"
+
+
+class PenstockError(Exception):
+    """The base of every error that penstock raises on purpose.
+
+    Attributes:
+        code: Stable, lower case with underscores; scripts may compare it.
+        status: The canonical gRPC status name that carries it.
+        fields: The values of this situation, JSON-able.
+    """
+
+    code: ClassVar[str] = "penstock_error"
+    status: ClassVar[str] = "UNKNOWN"
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields: dict[str, Any] = fields
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.fields))
+
+
+def _rebuild(cls: type[PenstockError], message: str, fields: dict[str, Any]) -> PenstockError:
+    return cls(message, **fields)
+
+
+# --- a caller's or an operator's mistake -----------------------------------------------------------
+
+
+class InvalidJob(PenstockError):
+    """A job file, or a job built in Python, does not hold together. Field `key`: the key path."""
+
+    code, status = "invalid_job", "INVALID_ARGUMENT"
+
+
+class InvalidRequest(PenstockError):
+    """A request, an argument or an environment variable has a value that cannot be."""
+
+    code, status = "invalid_request", "INVALID_ARGUMENT"
+
+
+class UnknownJob(PenstockError):
+    """This node has no job of that name. Fields `job`, `jobs`."""
+
+    code, status = "unknown_job", "NOT_FOUND"
+
+
+class UnknownGroup(PenstockError):
+    """The store knows no such group of the job. Fields `job`, `group`."""
+
+    code, status = "unknown_group", "NOT_FOUND"
+
+
+class UnknownCheckpoint(PenstockError):
+    """The group has no checkpoint of that name. Fields `group`, `name`, `names`."""
+
+    code, status = "unknown_checkpoint", "NOT_FOUND"
+
+
+class RankOutOfRange(PenstockError):
+    """The rank is not below the world size. Fields `rank`, `world_size`."""
+
+    code, status = "rank_out_of_range", "INVALID_ARGUMENT"
+
+
+class UnevenStep(PenstockError):
+    """The world size does not divide the batches of a step. Fields `batches_per_step`, `world_size`."""
+
+    code, status = "uneven_step", "INVALID_ARGUMENT"
+
+
+class ProtocolMismatch(PenstockError):
+    """Client and server speak different versions of the wire. Fields `client`, `server`."""
+
+    code, status = "protocol_mismatch", "FAILED_PRECONDITION"
+
+
+class PortInUse(PenstockError):
+    """Another process listens on the address. Field `address`."""
+
+    code, status = "port_in_use", "FAILED_PRECONDITION"
+
+
+class MissingExtra(PenstockError):
+    """A package that this needs is not installed. Fields `package`, `extra`."""
+
+    code, status = "missing_extra", "FAILED_PRECONDITION"
+
+
+# --- cursors and generations -------------------------------------------------------------------------
+
+
+class StaleGeneration(PenstockError):
+    """A newer attempt of this run has taken over. Fields `generation`, `current`, `owner`."""
+
+    code, status = "stale_generation", "FAILED_PRECONDITION"
+
+
+class WorldSizeMismatch(PenstockError):
+    """Two world sizes were given in one attempt. Fields `world_size`, `expected`."""
+
+    code, status = "world_size_mismatch", "FAILED_PRECONDITION"
+
+
+class StepSizeMismatch(PenstockError):
+    """The group reads steps of another size. Fields `batches_per_step`, `expected`."""
+
+    code, status = "step_size_mismatch", "FAILED_PRECONDITION"
+
+
+class JobChanged(PenstockError):
+    """The job under a group's cursor is not the one that made it. Field `differences`."""
+
+    code, status = "job_changed", "FAILED_PRECONDITION"
+
+
+class OtherStore(PenstockError):
+    """The state comes from another store than the server's. Fields `expected`, `store`."""
+
+    code, status = "other_store", "FAILED_PRECONDITION"
+
+
+class CheckpointExists(PenstockError):
+    """A checkpoint never changes: this name stands at another step. Fields `name`, `step`."""
+
+    code, status = "checkpoint_exists", "ALREADY_EXISTS"
+
+
+class CommitOutOfRange(PenstockError):
+    """A commit names a step that cannot be: negative, or past the end. Fields `step`, `steps`."""
+
+    code, status = "commit_out_of_range", "OUT_OF_RANGE"
+
+
+# --- positions -----------------------------------------------------------------------------------------
+
+
+class PastEnd(PenstockError):
+    """The position or step lies past the end of a finite log. Fields `position`, `batches`."""
+
+    code, status = "past_end", "OUT_OF_RANGE"
+
+
+class PositionFar(PenstockError):
+    """Too many batches would have to be replayed. Fields `offset`, `nearest`, `max_replay`."""
+
+    code, status = "position_far", "OUT_OF_RANGE"
+
+
+# --- data ------------------------------------------------------------------------------------------------
+
+
+class SourceUnavailable(PenstockError):
+    """Bytes could not be read here and now; retried, never quarantined. Field `item`."""
+
+    code, status = "source_unavailable", "UNAVAILABLE"
+
+
+class SourceChanged(PenstockError):
+    """A data file changed under an open source: data files are immutable. Field `path`."""
+
+    code, status = "source_changed", "DATA_LOSS"
+
+
+class BadItem(PenstockError):
+    """The same bytes fail alike on every node. Fields `item`, `stage`, `reason`, `traceback`."""
+
+    code, status = "bad_item", "DATA_LOSS"
+
+
+class BadBatch(PenstockError):
+    """A batch cannot be made of its samples: a collator failed. Fields `lane`, `offset`, `traceback`."""
+
+    code, status = "bad_batch", "DATA_LOSS"
+
+
+class LaneStarved(PenstockError):
+    """A lane drew a whole epoch without one sample. Fields `lane`, `drawn`, `reasons`."""
+
+    code, status = "lane_starved", "DATA_LOSS"
+
+
+class WorkerCrashed(PenstockError):
+    """An item killed its worker three times. Fields `lane`, `offset`, `item`, `deaths`."""
+
+    code, status = "worker_crashed", "DATA_LOSS"
+
+
+class LogDiverged(PenstockError):
+    """One address has two contents: something is impure. Fields `what`, `ours`, `theirs`."""
+
+    code, status = "log_diverged", "DATA_LOSS"
+
+
+class ChecksumMismatch(PenstockError):
+    """Bytes arrived that are not the bytes that were sent. Fields `position`, `expected`, `got`."""
+
+    code, status = "checksum_mismatch", "DATA_LOSS"
+
+
+class BadFrame(PenstockError):
+    """A message is not a frame: truncated, out of bounds or inconsistent."""
+
+    code, status = "bad_frame", "DATA_LOSS"
+
+
+class UnsupportedValue(PenstockError):
+    """A batch holds a value that has no form on the wire. Fields `name`, `type`."""
+
+    code, status = "unsupported_value", "INVALID_ARGUMENT"
+
+
+# --- the store ---------------------------------------------------------------------------------------------
+
+
+class StoreUnavailable(PenstockError):
+    """The store did not answer before the deadline. Nothing was replayed."""
+
+    code, status = "store_unavailable", "UNAVAILABLE"
+
+
+class StoreLocked(PenstockError):
+    """Another process holds this store. Field `path`."""
+
+    code, status = "store_locked", "FAILED_PRECONDITION"
+
+
+class StoreCorrupt(PenstockError):
+    """The store's file is not a store, or is damaged. Field `path`."""
+
+    code, status = "store_corrupt", "DATA_LOSS"
+
+
+class BadSnapshot(PenstockError):
+    """A snapshot cannot be used: damaged, of another version or of another log. Fields `lane`, `offset`."""
+
+    code, status = "bad_snapshot", "DATA_LOSS"
+
+
+# --- the client ---------------------------------------------------------------------------------------------
+
+
+class Unreachable(PenstockError):
+    """No server answered before the deadline. Fields `target`, `waited_s`."""
+
+    code, status = "unreachable", "UNAVAILABLE"
+
+
+class DataTimeout(PenstockError):
+    """The next batch did not come before the deadline. Fields `position`, `waited_s`, `reason`."""
+
+    code, status = "data_timeout", "DEADLINE_EXCEEDED"
+
+
+class ForkedLoader(PenstockError):
+    """A Loader was used in another process than the one that opened it."""
+
+    code, status = "forked_loader", "FAILED_PRECONDITION"
+
+
+class BadState(PenstockError):
+    """A state_dict cannot be loaded here. Fields say what differs."""
+
+    code, status = "bad_state", "FAILED_PRECONDITION"
+
+
+class NotStarted(PenstockError):
+    """start="state" waits for load_state_dict or seek before the first batch."""
+
+    code, status = "not_started", "FAILED_PRECONDITION"
+
+
+class NoGroup(PenstockError):
+    """An ephemeral reader has no cursor: commit, checkpoint and seek need a group."""
+
+    code, status = "no_group", "FAILED_PRECONDITION"
+
+
+class Internal(PenstockError):
+    """A bug on the other side; its log has the traceback."""
+
+    code, status = "internal", "INTERNAL"
+
+
+def _every(cls: type[PenstockError]) -> list[type[PenstockError]]:
+    return [cls, *(deep for sub in cls.__subclasses__() for deep in _every(sub))]
+
+
+ERRORS: dict[str, type[PenstockError]] = {cls.code: cls for cls in _every(PenstockError)}
+"""The one table: code -> class; each class knows its gRPC status."""
+
+
+def encode_error(error: PenstockError) -> bytes:
+    """Return the bytes that travel in the trailing metadata `ERROR_METADATA_KEY`."""
+    fields = json.dumps(error.fields, default=str, sort_keys=True)
+    # HTTP/2 peers cut metadata above 8 KiB: a long traceback must not cost the code and the sentence.
+    if len(fields) > 4096:
+        fields = json.dumps(
+            {k: v[:1000] if isinstance(v, str) else str(v)[:200] for k, v in error.fields.items()},
+            sort_keys=True,
+        )
+    return error_pb2.Error(
+        code=error.code, message=error.message[:2048], fields=fields
+    ).SerializeToString()
+
+
+def decode_error(data: bytes) -> PenstockError:
+    """Return the error that `encode_error` wrote; an unknown code gives the base class."""
+    message = error_pb2.Error.FromString(data)
+    cls = ERRORS.get(message.code, PenstockError)
+    return cls(message.message, **json.loads(message.fields or "{}"))
+
+
+__all__ = ["ERRORS", "ERROR_METADATA_KEY", "decode_error", "encode_error"] + sorted(
+    cls.__name__ for cls in ERRORS.values()
+)

@@ -1,0 +1,288 @@
+"""Lane, offset, position, step: the arithmetic that server and client must share.
+
+A job is `lanes` independent sequences of batches. Batches are ordered by (offset, lane) and
+numbered without gaps: that number is the **position**. In an endless log `position = offset * lanes
++ lane`. In a finite log lanes end at different offsets, and the places of an ended lane are closed
+up. A **step** is `batches_per_step` (G) consecutive positions; rank r of W takes those with
+`(position - step * G) mod W == r`. Everything here is a pure function of integers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.wire.errors import InvalidRequest, PastEnd, RankOutOfRange, UnevenStep
+
+MAX_POSITION = (1 << 63) - 1
+
+
+class Address(NamedTuple):
+    """Where a batch stands in its job's log."""
+
+    lane: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Order:
+    """The numbering of one log's batches.
+
+    Args:
+        lanes: How many lanes the log has, at least 1.
+        ends: For a finite log, how many batches each lane holds; None = endless.
+    """
+
+    lanes: int
+    ends: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.lanes < 1:
+            raise InvalidRequest(f"a log has at least 1 lane, not {self.lanes}", lanes=self.lanes)
+        if self.ends is None:
+            return
+        if len(self.ends) != self.lanes or min(self.ends) < 0:
+            raise InvalidRequest(
+                f"{self.lanes} lanes need {self.lanes} lengths of at least 0, not {self.ends}",
+                lanes=self.lanes,
+            )
+        # Lanes by length: below the k-th distinct length, every longer lane has a batch in each row.
+        lengths = sorted(self.ends)
+        rows, below, start, seen = [0], [0], 0, 0
+        for index, length in enumerate(lengths):
+            if length > seen:
+                start += (length - seen) * (self.lanes - index)
+                rows.append(length)
+                below.append(start)
+                seen = length
+        object.__setattr__(self, "_rows", rows)  # first row of each stretch of equal width
+        object.__setattr__(self, "_below", below)  # positions before that row
+
+    @property
+    def batches(self) -> int | None:
+        """T, the number of batches in the log; None where it is endless."""
+        return None if self.ends is None else sum(self.ends)
+
+    def position(self, lane: int, offset: int) -> int:
+        """Return the number of the batch at `offset` of `lane`.
+
+        Raises:
+            InvalidRequest: There is no such lane, or the offset is negative.
+            PastEnd: The lane ends before that offset.
+        """
+        if not 0 <= lane < self.lanes or offset < 0:
+            raise InvalidRequest(
+                f"lane {lane}, offset {offset} is no address in a log of {self.lanes} lanes",
+                lane=lane,
+                offset=offset,
+            )
+        if self.ends is None:
+            return offset * self.lanes + lane
+        if offset >= self.ends[lane]:
+            raise PastEnd(
+                f"lane {lane} holds {self.ends[lane]} batches, so it has no offset {offset}",
+                lane=lane,
+                offset=offset,
+                batches=self.ends[lane],
+            )
+        return self._row_start(offset) + sum(1 for other in self.ends[:lane] if other > offset)
+
+    def address(self, position: int) -> Address:
+        """Return the lane and offset of the batch at `position`.
+
+        Raises:
+            InvalidRequest: The position is negative or does not fit 63 bits.
+            PastEnd: The log holds no such position.
+        """
+        if not 0 <= position <= MAX_POSITION:
+            raise InvalidRequest(
+                f"position {position} is not between 0 and {MAX_POSITION}", position=position
+            )
+        if self.ends is None:
+            return Address(position % self.lanes, position // self.lanes)
+        total = sum(self.ends)
+        if position >= total:
+            raise PastEnd(
+                f"position {position} lies past the end: the log holds {total} batches, "
+                f"the last at position {total - 1}",
+                position=position,
+                batches=total,
+            )
+        rows: list[int] = self._rows  # type: ignore[attr-defined]
+        below: list[int] = self._below  # type: ignore[attr-defined]
+        stretch = bisect_right(below, position) - 1
+        width = sum(1 for end in self.ends if end > rows[stretch])
+        row, column = divmod(position - below[stretch], width)
+        offset = rows[stretch] + row
+        lane = [lane for lane, end in enumerate(self.ends) if end > offset][column]
+        return Address(lane, offset)
+
+    def _row_start(self, offset: int) -> int:
+        rows: list[int] = self._rows  # type: ignore[attr-defined]
+        below: list[int] = self._below  # type: ignore[attr-defined]
+        assert self.ends is not None
+        stretch = bisect_right(rows, offset) - 1
+        width = sum(1 for end in self.ends if end > rows[stretch])
+        return below[stretch] + (offset - rows[stretch]) * width
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which positions one rank reads.
+
+    Args:
+        batches_per_step: G, consecutive positions that make one step.
+        rank: This rank, below `world_size`.
+        world_size: W, the data-parallel ranks; it must divide G.
+
+    Raises:
+        RankOutOfRange: The rank is not below the world size.
+        UnevenStep: W does not divide G.
+    """
+
+    batches_per_step: int
+    rank: int
+    world_size: int
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+            raise RankOutOfRange(
+                f"rank {self.rank} is not one of {self.world_size} ranks: "
+                f"ranks go from 0 to world_size - 1",
+                rank=self.rank,
+                world_size=self.world_size,
+            )
+        check_divides(self.batches_per_step, self.world_size)
+
+    @property
+    def batches_per_rank(self) -> int:
+        """How many batches of each step this rank reads: G / W."""
+        return self.batches_per_step // self.world_size
+
+    def positions(self, step: int) -> range:
+        """Return this rank's positions of `step`, in order."""
+        start = step * self.batches_per_step
+        return range(start + self.rank, start + self.batches_per_step, self.world_size)
+
+    def owns(self, position: int) -> bool:
+        """Tell whether this rank reads `position`."""
+        return position % self.batches_per_step % self.world_size == self.rank
+
+    def at_or_after(self, position: int) -> int:
+        """Return the first of this rank's positions that is not below `position`."""
+        # W divides G, so the residue of a position within its step is its residue modulo W.
+        return position + (self.rank - position) % self.world_size
+
+    def nth_after(self, position: int, count: int) -> int:
+        """Return the own position that comes `count` own positions after own `position`."""
+        return position + count * self.world_size
+
+    def step(self, position: int) -> int:
+        """Return the step that holds `position`."""
+        return position // self.batches_per_step
+
+    def walk(self, position: int) -> Iterator[int]:
+        """Yield this rank's positions from `position` on, without end."""
+        own = self.at_or_after(position)
+        while True:
+            yield own
+            own += self.world_size
+
+
+def check_divides(batches_per_step: int, world_size: int) -> None:
+    """Refuse a world size that does not divide the step.
+
+    Raises:
+        UnevenStep: With the nearest values that work.
+    """
+    if batches_per_step >= 1 and batches_per_step % world_size == 0:
+        return
+    below = [w for w in divisors(batches_per_step) if w < world_size] if batches_per_step > 0 else []
+    lower = batches_per_step // world_size * world_size
+    steps = [value for value in (lower, lower + world_size) if value > 0]
+    raise UnevenStep(
+        f"{batches_per_step} batches per step cannot be shared evenly by {world_size} ranks: "
+        f"use batches_per_step {' or '.join(map(str, steps))}"
+        + (f", or {below[-1]} ranks" if below else ""),
+        batches_per_step=batches_per_step,
+        world_size=world_size,
+    )
+
+
+def divisors(number: int) -> list[int]:
+    """Return every divisor of a positive number, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+@dataclass(frozen=True)
+class Tail:
+    """How a finite log of T batches is cut into steps of G.
+
+    Args:
+        batches: T.
+        batches_per_step: G.
+        pad: Fill the last step with blanked batches; else leave a step that is not full out.
+    """
+
+    batches: int
+    batches_per_step: int
+    pad: bool = True
+
+    @property
+    def steps(self) -> int:
+        """How many steps every rank yields."""
+        if self.pad:
+            return -(-self.batches // self.batches_per_step)
+        return self.batches // self.batches_per_step
+
+    @property
+    def end(self) -> int:
+        """The first position that no rank reads."""
+        return self.steps * self.batches_per_step
+
+    @property
+    def dropped(self) -> int:
+        """Batches of the log that no step holds."""
+        return max(0, self.batches - self.end)
+
+    def blanked(self, position: int) -> int | None:
+        """Return the position whose batch, blanked, stands at a padding position; None for a real one.
+
+        Position T + k is the batch at T - 1 - (k mod min(T, G)): real shapes, so that collectives run.
+        """
+        if position < self.batches:
+            return None
+        k = position - self.batches
+        return self.batches - 1 - k % min(self.batches, self.batches_per_step)
+
+
+def position_list(order: Order, limit: int) -> Sequence[Address]:
+    """Return the addresses of the first `limit` positions by walking rows: the definition, for tests."""
+    found: list[Address] = []
+    offset = 0
+    while len(found) < limit:
+        row = [
+            Address(lane, offset)
+            for lane in range(order.lanes)
+            if order.ends is None or offset < order.ends[lane]
+        ]
+        if not row:
+            break
+        found += row
+        offset += 1
+    return found[:limit]
+
+
+__all__ = [
+    "MAX_POSITION",
+    "Address",
+    "Order",
+    "Share",
+    "Tail",
+    "check_divides",
+    "divisors",
+    "position_list",
+]

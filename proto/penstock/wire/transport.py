@@ -1,0 +1,69 @@
+"""What a Loader talks to: a server over gRPC, or a job in its own process, by the same messages.
+
+`local:` and `spawn:` are found through the entry point group `penstock.transports`, so that the halves
+never import each other: the entry point is a function `open(rest) -> Transport | Address`, where
+`rest` is what follows the colon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class ReadCall(Protocol):
+    """One open `Feed.Read`: an iterator of serialized `ReadReply` messages."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Return itself."""
+        ...
+
+    def __next__(self) -> bytes:
+        """Return the next message.
+
+        Raises:
+            PenstockError: What the server says is wrong; `Unreachable` where the connection broke.
+            StopIteration: The server has closed the stream.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """End the call from any thread; a waiting `__next__` returns soon after."""
+        ...
+
+
+class Transport(Protocol):
+    """A way to one loader node. Thread-safe."""
+
+    def unary(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        """Call `Feed/Describe`, `Cursors/Begin`, ... with serialized messages.
+
+        Raises:
+            PenstockError: What the server says is wrong; `Unreachable` where none answered in time.
+        """
+        ...
+
+    def read(self, requests: Iterable[bytes]) -> ReadCall:
+        """Open `Feed/Read`; `requests` yields serialized `ReadRequest`s and is consumed by another thread."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections; idempotent."""
+        ...
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a node listens that was started for this process.
+
+    Attributes:
+        target: What the gRPC transport connects to, for example `unix:/run/.../node.sock`.
+        close: Called when the Loader closes.
+    """
+
+    target: str
+    close: Callable[[], None]
+
+
+__all__ = ["Address", "ReadCall", "Transport"]

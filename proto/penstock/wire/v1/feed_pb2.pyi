@@ -1,0 +1,312 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Place(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PLACE_DEVICE: _ClassVar[Place]
+    PLACE_HOST: _ClassVar[Place]
+
+class Tail(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TAIL_PAD: _ClassVar[Tail]
+    TAIL_DROP: _ClassVar[Tail]
+PLACE_DEVICE: Place
+PLACE_HOST: Place
+TAIL_PAD: Tail
+TAIL_DROP: Tail
+
+class DescribeRequest(_message.Message):
+    __slots__ = ("protocol", "job")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    job: str
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ...) -> None: ...
+
+class DescribeReply(_message.Message):
+    __slots__ = ("protocol", "server_version", "node", "store", "job", "log_id", "lanes", "batches_per_step", "batches", "keys", "max_body_bytes", "jobs")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    server_version: str
+    node: str
+    store: str
+    job: str
+    log_id: bytes
+    lanes: int
+    batches_per_step: int
+    batches: int
+    keys: _containers.RepeatedCompositeFieldContainer[KeySpec]
+    max_body_bytes: int
+    jobs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., server_version: _Optional[str] = ..., node: _Optional[str] = ..., store: _Optional[str] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., lanes: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., batches: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[KeySpec, _Mapping]]] = ..., max_body_bytes: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class KeySpec(_message.Message):
+    __slots__ = ("name", "kind", "dtype", "shape", "bounds", "optional", "place")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    OPTIONAL_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    bounds: _containers.RepeatedScalarFieldContainer[int]
+    optional: bool
+    place: Place
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., bounds: _Optional[_Iterable[int]] = ..., optional: bool = ..., place: _Optional[_Union[Place, str]] = ...) -> None: ...
+
+class ReadRequest(_message.Message):
+    __slots__ = ("open", "horizon")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    HORIZON_FIELD_NUMBER: _ClassVar[int]
+    open: Open
+    horizon: Horizon
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., horizon: _Optional[_Union[Horizon, _Mapping]] = ...) -> None: ...
+
+class Open(_message.Message):
+    __slots__ = ("protocol", "job", "log_id", "group", "token", "generation", "rank", "world_size", "batches_per_step", "start", "lanes", "tail", "lineage", "horizon")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    HORIZON_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    job: str
+    log_id: bytes
+    group: str
+    token: str
+    generation: int
+    rank: int
+    world_size: int
+    batches_per_step: int
+    start: int
+    lanes: _containers.RepeatedScalarFieldContainer[int]
+    tail: Tail
+    lineage: bool
+    horizon: int
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., group: _Optional[str] = ..., token: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start: _Optional[int] = ..., lanes: _Optional[_Iterable[int]] = ..., tail: _Optional[_Union[Tail, str]] = ..., lineage: bool = ..., horizon: _Optional[int] = ...) -> None: ...
+
+class Horizon(_message.Message):
+    __slots__ = ("horizon", "finished_step")
+    HORIZON_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_STEP_FIELD_NUMBER: _ClassVar[int]
+    horizon: int
+    finished_step: int
+    def __init__(self, horizon: _Optional[int] = ..., finished_step: _Optional[int] = ...) -> None: ...
+
+class ReadReply(_message.Message):
+    __slots__ = ("opened", "header", "waiting", "draining", "end", "chunk")
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    opened: Opened
+    header: BatchHeader
+    waiting: Waiting
+    draining: Draining
+    end: End
+    chunk: Chunk
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., header: _Optional[_Union[BatchHeader, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
+class Opened(_message.Message):
+    __slots__ = ("log_id", "lanes", "batches_per_step", "batches", "node")
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    log_id: bytes
+    lanes: int
+    batches_per_step: int
+    batches: int
+    node: str
+    def __init__(self, log_id: _Optional[bytes] = ..., lanes: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., batches: _Optional[int] = ..., node: _Optional[str] = ...) -> None: ...
+
+class BatchHeader(_message.Message):
+    __slots__ = ("log_id", "lane", "offset", "body_bytes", "crc32c", "values", "counts", "samples", "padding", "position")
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    log_id: bytes
+    lane: int
+    offset: int
+    body_bytes: int
+    crc32c: int
+    values: _containers.RepeatedCompositeFieldContainer[NamedValue]
+    counts: _containers.RepeatedCompositeFieldContainer[Count]
+    samples: _containers.RepeatedCompositeFieldContainer[Sample]
+    padding: bool
+    position: int
+    def __init__(self, log_id: _Optional[bytes] = ..., lane: _Optional[int] = ..., offset: _Optional[int] = ..., body_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., values: _Optional[_Iterable[_Union[NamedValue, _Mapping]]] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., padding: bool = ..., position: _Optional[int] = ...) -> None: ...
+
+class NamedValue(_message.Message):
+    __slots__ = ("name", "value", "place")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: Value
+    place: Place
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[_Union[Value, _Mapping]] = ..., place: _Optional[_Union[Place, str]] = ...) -> None: ...
+
+class Value(_message.Message):
+    __slots__ = ("tensor", "list", "integer", "real", "truth", "text", "raw", "json", "none")
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    LIST_FIELD_NUMBER: _ClassVar[int]
+    INTEGER_FIELD_NUMBER: _ClassVar[int]
+    REAL_FIELD_NUMBER: _ClassVar[int]
+    TRUTH_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    RAW_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    NONE_FIELD_NUMBER: _ClassVar[int]
+    tensor: Tensor
+    list: List
+    integer: int
+    real: float
+    truth: bool
+    text: str
+    raw: bytes
+    json: str
+    none: globals()['None']
+    def __init__(self, tensor: _Optional[_Union[Tensor, _Mapping]] = ..., list: _Optional[_Union[List, _Mapping]] = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., truth: bool = ..., text: _Optional[str] = ..., raw: _Optional[bytes] = ..., json: _Optional[str] = ..., none: _Optional[_Union[globals()['None'], _Mapping]] = ...) -> None: ...
+
+class Tensor(_message.Message):
+    __slots__ = ("dtype", "shape", "start", "nbytes")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    start: int
+    nbytes: int
+    def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., start: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
+
+class List(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedCompositeFieldContainer[Value]
+    def __init__(self, values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
+
+class None(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Count(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: int
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+
+class Sample(_message.Message):
+    __slots__ = ("row", "source", "index", "epoch", "part", "start", "stop")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    source: str
+    index: int
+    epoch: int
+    part: int
+    start: int
+    stop: int
+    def __init__(self, row: _Optional[int] = ..., source: _Optional[str] = ..., index: _Optional[int] = ..., epoch: _Optional[int] = ..., part: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("lane", "offset", "start", "data")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    lane: int
+    offset: int
+    start: int
+    data: bytes
+    def __init__(self, lane: _Optional[int] = ..., offset: _Optional[int] = ..., start: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Waiting(_message.Message):
+    __slots__ = ("lane", "offset", "stage", "item", "since_s", "detail")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    SINCE_S_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    lane: int
+    offset: int
+    stage: str
+    item: str
+    since_s: float
+    detail: str
+    def __init__(self, lane: _Optional[int] = ..., offset: _Optional[int] = ..., stage: _Optional[str] = ..., item: _Optional[str] = ..., since_s: _Optional[float] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Draining(_message.Message):
+    __slots__ = ("detail",)
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    detail: str
+    def __init__(self, detail: _Optional[str] = ...) -> None: ...
+
+class End(_message.Message):
+    __slots__ = ("batches", "steps", "dropped_batches")
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    batches: int
+    steps: int
+    dropped_batches: int
+    def __init__(self, batches: _Optional[int] = ..., steps: _Optional[int] = ..., dropped_batches: _Optional[int] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: str
+    def __init__(self, json: _Optional[str] = ...) -> None: ...

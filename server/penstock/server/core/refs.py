@@ -1,0 +1,100 @@
+"""Which raw record a sample comes from: item refs, sample refs, and what a batch is planned to hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class ItemRef(NamedTuple):
+    """One raw record in one epoch."""
+
+    source: str
+    index: int
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"{self.source}[{self.index}] in epoch {self.epoch}"
+
+
+class Span(NamedTuple):
+    """Half of a split sample: elements `[start, stop)` of it."""
+
+    start: int
+    stop: int
+
+
+class SampleRef(NamedTuple):
+    """One sample: an item, which of the item's samples, and which piece where it is split.
+
+    Attributes:
+        item: The raw record.
+        part: Which of the samples that `process` gave for this item; 0 for the first.
+        size: The size of this sample, or of this piece: tokens, frames; 0 where nobody asked.
+        span: The piece `[start, stop)` where a packer split the sample; None = all of it.
+    """
+
+    item: ItemRef
+    part: int = 0
+    size: int = 0
+    span: Span | None = None
+
+    def to_json(self) -> list[Any]:
+        """Return `[source, index, epoch, part, size]`, with `start, stop` behind where there is a span."""
+        return [*self.item, self.part, self.size, *(self.span or ())]
+
+    @classmethod
+    def from_json(cls, data: Sequence[Any]) -> SampleRef:
+        """Return the ref that `to_json` wrote."""
+        source, index, epoch, part, size, *span = data
+        return cls(ItemRef(source, index, epoch), part, size, Span(*span) if span else None)
+
+
+Row = list[SampleRef]
+"""One row of a batch: for a packer the samples that lie behind each other in it."""
+
+Group = list[Row]
+"""What a batcher finishes: the rows of one batch."""
+
+
+class BatchPlan(NamedTuple):
+    """What one batch is made of: enough for any worker of any node to make its bytes.
+
+    Attributes:
+        lane: The lane of the batch.
+        offset: How many batches of the lane come before it.
+        rows: The rows, each a list of sample refs.
+    """
+
+    lane: int
+    offset: int
+    rows: Group
+
+    def to_json(self) -> list[Any]:
+        """Return `[lane, offset, rows]`, refs as `SampleRef.to_json` gives them."""
+        return [self.lane, self.offset, [[ref.to_json() for ref in row] for row in self.rows]]
+
+    @classmethod
+    def from_json(cls, data: Sequence[Any]) -> BatchPlan:
+        """Return the plan that `to_json` wrote."""
+        lane, offset, rows = data
+        return cls(lane, offset, [[SampleRef.from_json(ref) for ref in row] for row in rows])
+
+
+class Verdict(NamedTuple):
+    """A quarantine entry: this item is left out, for this reason, by every node alike.
+
+    Attributes:
+        stage: `draw` (removed before batching) or `exit` (removed from its own group only).
+        item: The item.
+        content_hash: SHA-256 of its raw bytes, hex.
+        reason: One line.
+    """
+
+    stage: str
+    item: ItemRef
+    content_hash: str
+    reason: str
+
+
+__all__ = ["BatchPlan", "Group", "ItemRef", "Row", "SampleRef", "Span", "Verdict"]

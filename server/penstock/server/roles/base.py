@@ -1,0 +1,489 @@
+"""The contracts of a source and of the four roles: small classes, one required method each.
+
+```
+Source            DataDistributor ->  RawItemProcessor  ->  SampleBatcher  ->  BatchCollator
+fetches by index  which item next     raw item -> samples   samples -> rows    rows -> named values
+```
+
+Every role is a pure function of what it is given. None of them knows a rank, a worker or a node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from penstock.server.core.refs import Group, ItemRef, Row, SampleRef
+from penstock.server.roles import state as role_state
+
+RawItem = Any
+"""What a source gives: a dict of columns, bytes, or whatever its data is."""
+
+Sample = dict[str, Any]
+"""What a processor gives: named values of one example."""
+
+
+class Role:
+    """What sources and roles have in common: recorded parameters, a version, an identity.
+
+    Class attributes that a subclass may set:
+        type_name: The name in job files; built-ins set it, others are named by their import path.
+        version: The semantic version of what the role computes. Changing bytes means raising it.
+            A user's role without a `version` of its own is identified by its module's source.
+        path_params: Constructor parameters that name local files relative to the job file. They do
+            not decide bytes: the content of the files does (`content_params`).
+    """
+
+    type_name: ClassVar[str] = ""
+    version: ClassVar[int | str | None] = None
+    path_params: ClassVar[tuple[str, ...]] = ()
+
+    arguments: dict[str, Any]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Record the constructor's arguments: they are the role's parameters, in a file or in Python."""
+        self = super().__new__(cls)
+        try:
+            bound = inspect.signature(cls.__init__).bind(self, *args, **kwargs)
+        except TypeError:
+            self.arguments = {}  # __init__ itself raises right after this, with Python's own sentence
+        else:
+            arguments = dict(list(bound.arguments.items())[1:])
+            for parameter in bound.signature.parameters.values():
+                if parameter.kind is inspect.Parameter.VAR_KEYWORD and parameter.name in arguments:
+                    arguments.update(arguments.pop(parameter.name))
+            self.arguments = arguments
+        return self
+
+    def clone(self) -> Any:
+        """Return a fresh role with the same parameters: batchers hold state, so every lane has its own."""
+        return _construct(type(self), self.arguments)
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters that decide bytes: those equal to their default are left out."""
+        defaults = {
+            name: parameter.default
+            for name, parameter in inspect.signature(type(self).__init__).parameters.items()
+        }
+        return {
+            name: value
+            for name, value in self.arguments.items()
+            if name not in self.path_params
+            and not (defaults.get(name, inspect.Parameter.empty) is value or _same(defaults.get(name), value))
+        }
+
+    def content(self) -> dict[str, str]:
+        """Return hashes of the content behind `path_params`, by parameter: part of the identity."""
+        return {}
+
+    def identity(self) -> dict[str, Any]:
+        """Return what of this role decides bytes, as JSON-able values: a part of the log id."""
+        cls = type(self)
+        identity: dict[str, Any] = {"type": cls.type_name or f"{cls.__module__}:{cls.__qualname__}"}
+        if cls.version is not None:
+            identity["version"] = cls.version
+        if not cls.__module__.startswith("penstock.server.") and "version" not in vars(cls):
+            identity["type"] = cls.__qualname__
+            identity["source"] = module_hash(cls)
+        if parameters := self.parameters():
+            identity["parameters"] = parameters
+        if content := self.content():
+            identity["content"] = content
+        return identity
+
+
+def _construct(cls: type, arguments: Mapping[str, Any]) -> Any:
+    positional: list[Any] = []
+    keywords = dict(arguments)
+    for name, parameter in list(inspect.signature(cls.__init__).parameters.items())[1:]:
+        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY and name in keywords:
+            positional.append(keywords.pop(name))
+        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL and name in keywords:
+            positional += keywords.pop(name)
+    return cls(*positional, **keywords)
+
+
+def module_hash(thing: Any) -> str:
+    """Return the SHA-256 of the source of the module that defines a class or function."""
+    module = sys.modules.get(thing.__module__)
+    path = getattr(module, "__file__", None)
+    if path and Path(path).exists():
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    try:
+        return hashlib.sha256(inspect.getsource(thing).encode()).hexdigest()
+    except (OSError, TypeError):  # defined at a prompt: nothing to read but its name
+        return hashlib.sha256(f"{thing.__module__}:{thing.__qualname__}".encode()).hexdigest()
+
+
+def _same(default: Any, value: Any) -> bool:
+    return type(default) is type(value) and not isinstance(value, np.ndarray) and default == value
+
+
+# --- the source -----------------------------------------------------------------------------------------
+
+
+class Source(Role, ABC):
+    """Raw records by index. Its data is immutable for as long as a job lives."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return how many items there are."""
+
+    @abstractmethod
+    def fetch(self, indices: Sequence[int]) -> list[RawItem]:
+        """Return the items at `indices`, in that order; reads are coalesced, duplicates are allowed.
+
+        Raises:
+            SourceUnavailable: The bytes cannot be read here and now (OSError, timeout, 5xx).
+            SourceChanged: A file is not the one that was opened.
+        """
+
+    def blocks(self) -> Sequence[int] | None:
+        """Return how many items each storage block holds, in index order; None = random access is cheap."""
+        return None
+
+    def fingerprint(self) -> Any:
+        """Return what identifies the content, JSON-able: names, sizes, hashes, never times or places."""
+        return {"length": len(self)}
+
+    def identity(self) -> dict[str, Any]:
+        """Return the role's identity with the fingerprint of the content in it."""
+        return {**super().identity(), "fingerprint": self.fingerprint()}
+
+    def read_bytes(self) -> int:
+        """Return how many bytes were read from storage since the last call: a metric."""
+        return 0
+
+    def close(self) -> None:  # noqa: B027 - most sources hold nothing
+        """Let go of files and connections."""
+
+
+# --- the distributor --------------------------------------------------------------------------------------
+
+
+class DataDistributor(Role, ABC):
+    """Decides the draws of every lane: which item comes next."""
+
+    sources: Mapping[str, Source]
+    seed: int
+    epochs: int | None
+
+    def bind(self, sources: Mapping[str, Source], seed: int, epochs: int | None) -> None:
+        """Take the job's sources and seed; called once when the job is built."""
+        self.sources, self.seed, self.epochs = sources, seed, epochs
+
+    @abstractmethod
+    def draw(self, lane: int, lanes: int, k: int) -> ItemRef | None:
+        """Return the k-th draw of a lane, a pure function of its arguments; None = the lane is over."""
+
+    def draws(self, lane: int, lanes: int) -> int | None:
+        """Return how many draws a lane has, where that is known by arithmetic; None = endless or unknown."""
+        return None
+
+    def open(self, lane: int, lanes: int) -> LaneDraws:
+        """Return the draws of one lane as a stream with a state. Most distributors keep this one."""
+        return LaneDraws(self, lane, lanes)
+
+    def epoch_draws(self, lanes: int) -> int:
+        """Return about how many draws of one lane make one epoch: the bound after which it is starved."""
+        total = sum(len(source) for source in self.sources.values())
+        return max(1, -(-total // lanes))
+
+
+class LaneDraws:
+    """The draws of one lane, one after another; its whole state is the integer `k`."""
+
+    def __init__(self, distributor: DataDistributor, lane: int, lanes: int) -> None:
+        self.distributor, self.lane, self.lanes = distributor, lane, lanes
+        self.k = 0
+
+    def next(self) -> ItemRef | None:
+        """Return the next item, or None when the lane is over."""
+        item = self.distributor.draw(self.lane, self.lanes, self.k)
+        if item is not None:
+            self.k += 1
+        return item
+
+    def peek(self, count: int) -> list[ItemRef]:
+        """Return up to `count` coming items without taking them: what to fetch ahead."""
+        items: list[ItemRef] = []
+        for ahead in range(count):
+            item = self.distributor.draw(self.lane, self.lanes, self.k + ahead)
+            if item is None:
+                break
+            items.append(item)
+        return items
+
+    def state(self) -> Any:
+        """Return a JSON-able state of a few integers."""
+        return {"k": self.k}
+
+    def restore(self, state: Any) -> None:
+        """Go on where `state` was taken."""
+        self.k = int(state["k"])
+
+
+# --- the processor ------------------------------------------------------------------------------------------
+
+
+class ProcessContext:
+    """What a processor is told beside the raw item.
+
+    Attributes:
+        item: Which item, in which epoch.
+        rng: A generator seeded from (seed, epoch, item); made when first used.
+        skipped: The reason that `skip` was given, or None.
+    """
+
+    def __init__(self, item: ItemRef, seed: int) -> None:
+        self.item = item
+        self.seed = seed
+        self.skipped: str | None = None
+        self._rng: np.random.Generator | None = None
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """Return this item's own random generator: the same on every node and in every order."""
+        if self._rng is None:
+            self._rng = np.random.Generator(np.random.Philox(key=item_key(self.seed, self.item)))
+        return self._rng
+
+    def skip(self, reason: str) -> None:
+        """Filter this item with a counted reason: `return context.skip("too short")`."""
+        self.skipped = reason
+
+
+def item_key(seed: int, item: ItemRef) -> int:
+    """Return 128 bits that decide everything random about one item in one epoch."""
+    text = f"item\0{seed}\0{item.source}\0{item.index}\0{item.epoch}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=16).digest(), "little")
+
+
+def batch_key(seed: int, lane: int, offset: int) -> int:
+    """Return 128 bits that decide everything random about collating one batch."""
+    text = f"batch\0{seed}\0{lane}\0{offset}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=16).digest(), "little")
+
+
+class RawItemProcessor(Role, ABC):
+    """Turns a raw item into samples. Pure: what is random comes from `context.rng`.
+
+    Class attribute `one_to_one`: True promises exactly one sample for every item, never a filter.
+    Then, where the batcher needs no sizes or `size` knows them, batches are planned from refs alone
+    and items are processed only when they leave the pool, by any worker.
+    """
+
+    one_to_one: ClassVar[bool] = False
+
+    @abstractmethod
+    def process(self, raw: RawItem, context: ProcessContext) -> Sample | None | Sequence[Sample]:
+        """Return the sample of an item, several samples, or None to filter it.
+
+        Raises:
+            Exception: Whatever it raises twice for the same bytes makes a `BadItem`; OSError and
+                timeouts are `SourceUnavailable` and retried.
+        """
+
+    def size(self, raw: RawItem) -> int | None:
+        """Return the size of the one sample of an item without decoding it; None = not known."""
+        return None
+
+    def knows_size(self) -> bool:
+        """Tell whether `size` gives an answer: by default whether a subclass overrides it."""
+        return type(self).size is not RawItemProcessor.size
+
+    def setup(self) -> None:  # noqa: B027 - optional
+        """Load what processing needs; called once in each worker before the first item."""
+
+    def cut(self, sample: Sample, start: int, stop: int, size: int) -> Sample:
+        """Return elements `[start, stop)` of a sample of `size` elements.
+
+        By default every one-dimensional value of exactly `size` elements is sliced and all others are
+        kept whole.
+        """
+        return {
+            name: value[start:stop] if _length(value) == size else value
+            for name, value in sample.items()
+        }
+
+
+def _length(value: Any) -> int | None:
+    if isinstance(value, (str, bytes)):
+        return None
+    if isinstance(value, list | tuple):
+        return len(value)
+    shape = getattr(value, "shape", None)
+    return int(shape[0]) if shape is not None and len(shape) == 1 else None
+
+
+# --- the batcher ------------------------------------------------------------------------------------------------
+
+
+class SampleBatcher(Role, ABC):
+    """Forms groups of samples from a stream of them. One per lane; sequential; works on refs and sizes.
+
+    What it holds between calls must be plain: numbers, strings, lists, tuples, deques, dicts and
+    `SampleRef`s in attributes. `state` and `restore` carry exactly these; samples themselves never.
+
+    Class attributes:
+        needs_sizes: False promises that sizes are not looked at: they may be 0.
+        needs_content: True asks for the sample in `add`. It may be looked at there, and not kept.
+    """
+
+    needs_sizes: ClassVar[bool] = True
+    needs_content: ClassVar[bool] = False
+
+    @abstractmethod
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
+        """Take one sample (its size is `ref.size`); return the groups that this finished, in order."""
+
+    def flush(self) -> list[Group]:
+        """Return what is left when the lane is over."""
+        return []
+
+    @property
+    def pending(self) -> Sequence[SampleRef]:
+        """Return the samples that are held and not yet in a finished group, in any order."""
+        return role_state.find_refs(self)
+
+    def size_of(self, sample: Sample) -> int:
+        """Return the size of a processed sample: by default `len(sample["input_ids"])`."""
+        return len(sample["input_ids"])
+
+    def counters(self) -> dict[str, int]:
+        """Return counts since the lane's start, for example of truncated or dropped samples."""
+        return {}
+
+    def batches(self, draws: int) -> int | None:
+        """Return how many groups `draws` samples make, flush included; None = not known by arithmetic."""
+        return None
+
+    def draws_before(self, offset: int) -> int | None:
+        """Return how many samples precede group `offset`, if nothing is ever held across that border.
+
+        Where this is known a lane starts at any offset in O(1).
+        """
+        return None
+
+    def state(self) -> Any:
+        """Return what is held, JSON-able and canonical."""
+        return role_state.capture(self)
+
+    def restore(self, state: Any) -> None:
+        """Take back what `state` gave; called on a fresh batcher with the same parameters."""
+        role_state.restore(self, state)
+
+
+# --- the collator --------------------------------------------------------------------------------------------------
+
+
+class CollateContext:
+    """What a collator is told beside the rows.
+
+    Attributes:
+        lane: The lane of the batch.
+        offset: Its offset.
+        rng: A generator seeded from (seed, lane, offset); made when first used.
+        counts: Integers that travel in the header: see `count`.
+    """
+
+    def __init__(self, seed: int, lane: int, offset: int) -> None:
+        self.seed, self.lane, self.offset = seed, lane, offset
+        self.counts: dict[str, int] = {}
+        self._rng: np.random.Generator | None = None
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """Return this batch's own random generator."""
+        if self._rng is None:
+            key = batch_key(self.seed, self.lane, self.offset)
+            self._rng = np.random.Generator(np.random.Philox(key=key))
+        return self._rng
+
+    def count(self, name: str, value: int) -> None:
+        """Set an integer that travels with the batch: tokens, loss_tokens, padding_tokens, your own."""
+        self.counts[name] = int(value)
+
+
+class BatchCollator(Role, ABC):
+    """Turns rows of samples into named values. Pure; fixes names, dtypes, order and layout."""
+
+    @abstractmethod
+    def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
+        """Return the values of one batch.
+
+        Args:
+            rows: The rows of the batch, each a list of samples. Rows may be empty where every item of
+                a group was quarantined: then return a batch of padding.
+            context: Lane, offset, random generator, counts.
+        """
+
+    def blank(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return a batch of the same shapes that must not train: by default the values as they are.
+
+        The header marks it as padding and its counts are zero, whatever this returns.
+        """
+        return values
+
+    def specs(self) -> list[KeySpec]:
+        """Return what is known of the values before any is made; empty = nothing is known."""
+        return []
+
+
+@dataclass(frozen=True)
+class KeySpec:
+    """What is known of one value of every batch, before any is made.
+
+    Attributes:
+        name: Its name.
+        kind: tensor, list, int, float, bool, str, bytes or json.
+        dtype: NumPy's name of the dtype, or bfloat16; empty where it is no tensor.
+        shape: -1 = differs between batches.
+        optional: Some batches lack it.
+        place: `device`, or `host` for what the trainer reads in Python.
+    """
+
+    name: str
+    kind: str = "tensor"
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    optional: bool = False
+    place: str = "device"
+
+
+def iter_refs(group: Group) -> Iterator[SampleRef]:
+    """Yield every sample ref of a group, row by row."""
+    for row in group:
+        yield from row
+
+
+__all__ = [
+    "BatchCollator",
+    "CollateContext",
+    "DataDistributor",
+    "Group",
+    "ItemRef",
+    "KeySpec",
+    "LaneDraws",
+    "ProcessContext",
+    "RawItem",
+    "RawItemProcessor",
+    "Role",
+    "Row",
+    "Sample",
+    "SampleBatcher",
+    "SampleRef",
+    "Source",
+    "batch_key",
+    "item_key",
+    "iter_refs",
+    "module_hash",
+]
