@@ -1,0 +1,306 @@
+"""The store's contract: where cursors, checkpoints, snapshots and verdicts outlive every process.
+
+What a method answered survives `kill -9` and power loss (snapshots excepted: they only accelerate).
+Every method is one transaction. Methods are coroutines: SQLite runs in a thread of its own, and a
+server database over the network fits the same contract.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from penstock.server.core.refs import Verdict
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A job as the store knows it.
+
+    Attributes:
+        name: Its name in the job file.
+        log_id: 32 bytes.
+        plan: The canonical plan, JSON-able: what the log id is the hash of.
+    """
+
+    name: str
+    log_id: bytes
+    plan: Any
+
+
+@dataclass(frozen=True)
+class BeginRequest:
+    """A rank that starts or joins an attempt.
+
+    Attributes:
+        job: The job as it is now: its log id must be the one under the group's cursor.
+        group: The group's name.
+        token: The attempt; all its ranks present the same.
+        rank: Below `world_size`.
+        world_size: W.
+        batches_per_step: What the caller asked for; None = the group's own.
+        default_batches_per_step: The job file's; None = none.
+        start_step: None = the cursor.
+        owner: Host and process, for people.
+        store: The UUID of the store that the caller's state came from; empty = any.
+    """
+
+    job: JobRecord
+    group: str
+    token: str
+    rank: int
+    world_size: int
+    batches_per_step: int | None = None
+    default_batches_per_step: int | None = None
+    start_step: int | None = None
+    owner: str = ""
+    store: str = ""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The answer to `begin`.
+
+    Attributes:
+        generation: The number that this attempt has.
+        batches_per_step: G of the group.
+        batches_per_step_from: `request`, `group`, `job` or `world_size`: who decided.
+        start_step: This rank's row: the first step that it has not finished in this generation.
+        joined: The token was the latest already.
+        committed_at: The store's time of the group's last commit, ISO 8601 UTC, for people; "" = never.
+        committed_by: The generation of that commit; 0 = none.
+    """
+
+    generation: int
+    batches_per_step: int
+    batches_per_step_from: str
+    start_step: int
+    joined: bool
+    committed_at: str
+    committed_by: int
+
+
+class Committed(NamedTuple):
+    """The answer to `commit`: the group's cursor after it, and this rank's row."""
+
+    cursor: int
+    row: int
+
+
+class Moved(NamedTuple):
+    """The answer to `seek` and `restore`: the new generation and where it starts."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """A named, immutable step of a group."""
+
+    name: str
+    step: int
+    log_id: bytes
+    made_at: str
+
+
+@dataclass(frozen=True)
+class GroupRecord:
+    """Everything about one group.
+
+    Attributes:
+        rows: Per rank of the current generation the first step that it has not finished; empty after a
+            seek or restore that no rank has joined yet.
+        cursor: min of `rows`, or `start_step` where there are none.
+    """
+
+    job: str
+    name: str
+    log_id: bytes
+    batches_per_step: int
+    generation: int
+    token: str
+    owner: str
+    world_size: int
+    start_step: int
+    rows: tuple[int, ...]
+    cursor: int
+    committed_at: str
+    checkpoints: tuple[CheckpointRecord, ...]
+
+
+class SnapshotRecord(NamedTuple):
+    """A snapshot of one lane: its line restarts at `offset` from `data`."""
+
+    log_id: bytes
+    lane: int
+    offset: int
+    data: bytes
+
+
+class Store(ABC):
+    """Durable state of one installation. Coroutines may be called from one event loop, concurrently."""
+
+    @property
+    @abstractmethod
+    def uuid(self) -> str:
+        """Return the identity of this store: an empty store is noticed, not taken for a fresh start."""
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Open or create.
+
+        Raises:
+            StoreLocked: Another process holds it.
+            StoreCorrupt: It is damaged, or not a store, or of a newer format.
+            StoreUnavailable: It cannot be reached, or its folder cannot be written.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Finish what runs and let go; idempotent."""
+
+    # --- jobs and groups ---
+
+    @abstractmethod
+    async def register_job(self, job: JobRecord) -> None:
+        """Remember a job's plan under (name, log id); a name may have had other logs before."""
+
+    @abstractmethod
+    async def begin(self, request: BeginRequest) -> Begun:
+        """Start or join an attempt, in one transaction.
+
+        A new token gets the group's highest generation + 1, with rows for all W ranks at `start_step`,
+        or at the group's cursor. The latest token joins: the world size must be the same, and a
+        `start_step` must be the generation's. An older token is fenced.
+
+        Raises:
+            RankOutOfRange, UnevenStep: The rank or the world size cannot be.
+            StaleGeneration: The token belongs to an older attempt; names the owner of the current one.
+            WorldSizeMismatch: Another world size in the same attempt.
+            StepSizeMismatch: `batches_per_step` is not the group's.
+            JobChanged: The group's log is another: fields say what differs, readable.
+            OtherStore: `store` is given and is not this store.
+        """
+
+    @abstractmethod
+    async def check_token(self, job: str, group: str, token: str, generation: int) -> None:
+        """Refuse a reader of an older attempt.
+
+        Raises:
+            StaleGeneration: The token is not the latest.
+            UnknownGroup: There is no such group.
+        """
+
+    @abstractmethod
+    async def commit(
+        self,
+        job: str,
+        group: str,
+        token: str,
+        generation: int,
+        rank: int,
+        step: int,
+        *,
+        all_rows: bool = False,
+    ) -> Committed:
+        """Move this rank's row, or all rows, forward to `step`; a lower step leaves the row (max-write).
+
+        Raises:
+            StaleGeneration: The token is not the latest: nothing was written.
+            UnknownGroup, RankOutOfRange: No such group or row.
+        """
+
+    @abstractmethod
+    async def checkpoint(self, job: str, group: str, name: str, step: int | None) -> CheckpointRecord:
+        """Name a step for good; None = the cursor. The same name and step again is a success.
+
+        Raises:
+            CheckpointExists: The name stands at another step.
+            UnknownGroup: There is no such group.
+        """
+
+    @abstractmethod
+    async def restore(self, job: str, group: str, name: str, request_id: str, owner: str) -> Moved:
+        """Go to a checkpoint: a new generation, in the same transaction. A repeated request_id moves once.
+
+        Raises:
+            UnknownGroup, UnknownCheckpoint: No such group or name; the latter lists the names.
+        """
+
+    @abstractmethod
+    async def seek(self, job: str, group: str, step: int, request_id: str, owner: str) -> Moved:
+        """Go to a step: a new generation, in the same transaction. A repeated request_id moves once.
+
+        Raises:
+            UnknownGroup: There is no such group.
+        """
+
+    @abstractmethod
+    async def groups(self, job: str, group: str | None = None) -> list[GroupRecord]:
+        """Return one group, or all groups of a job by name.
+
+        Raises:
+            UnknownGroup: `group` is given and there is none; lists those there are.
+        """
+
+    # --- snapshots ---
+
+    @abstractmethod
+    async def put_snapshots(self, snapshots: Sequence[SnapshotRecord]) -> None:
+        """Insert if absent, all in one transaction, then thin out what is no longer worth keeping.
+
+        Kept per lane: the last 4 at or below each cursor and the last at or below each checkpoint of a
+        group that reads this log, the newest 4, and an archive of at most 256 whose spacing doubles
+        when it is full.
+
+        Raises:
+            LogDiverged: Another content stands at the same address.
+        """
+
+    @abstractmethod
+    async def nearest_snapshot(
+        self, log_id: bytes, lane: int, offset: int
+    ) -> SnapshotRecord | None:
+        """Return the snapshot with the highest offset that is at most `offset`; None = there is none."""
+
+    @abstractmethod
+    async def drop_snapshot(self, log_id: bytes, lane: int, offset: int) -> None:
+        """Remove a snapshot that proved unusable, so that a good one can take its place."""
+
+    # --- verdicts and ends ---
+
+    @abstractmethod
+    async def add_verdict(self, log_id: bytes, verdict: Verdict) -> Verdict:
+        """Insert a verdict if its (stage, item) has none, and return the one that holds."""
+
+    @abstractmethod
+    async def verdicts(self, log_id: bytes) -> list[Verdict]:
+        """Return every verdict of a log, ordered by (source, index, epoch, stage)."""
+
+    @abstractmethod
+    async def add_lane_end(self, log_id: bytes, lane: int, batches: int) -> int:
+        """Record where a lane ends, if absent, and return the recorded value.
+
+        Raises:
+            LogDiverged: Another end was recorded.
+        """
+
+    @abstractmethod
+    async def lane_ends(self, log_id: bytes) -> dict[int, int]:
+        """Return the recorded ends by lane."""
+
+
+__all__ = [
+    "BeginRequest",
+    "Begun",
+    "CheckpointRecord",
+    "Committed",
+    "GroupRecord",
+    "JobRecord",
+    "Moved",
+    "SnapshotRecord",
+    "Store",
+]
