@@ -1,0 +1,220 @@
+"""A job: a named plan of source, roles, seed and lanes, and the log id that all of it decides."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from penstock.server.roles.base import (
+    BatchCollator,
+    DataDistributor,
+    RawItemProcessor,
+    SampleBatcher,
+    Source,
+)
+from penstock.server.roles.batchers import SimpleBatcher
+from penstock.server.roles.collators import DefaultBatchCollator
+from penstock.server.roles.distributors import MapDistributor
+from penstock.server.roles.processors import IdentityProcessor
+from penstock.wire.errors import InvalidJob
+from penstock.wire.order import Order
+
+ORDER_FORMAT = 1
+"""Version of everything in penstock itself that decides bytes beside the roles: draws, planner, layout."""
+
+DEFAULT_LANES = 48
+"""Divided by most world sizes, and enough to keep the lanes' planners from being the bottleneck."""
+
+ON_ITEM_ERROR = ("stop", "quarantine")
+
+
+class Job:
+    """A named plan: what decides every byte of its log, and a few policies that decide none.
+
+    Args:
+        source: Where raw items come from; or a mapping of names to sources.
+        distributor: Decides the draws; default `MapDistributor()`.
+        processor: Raw item to samples; default `IdentityProcessor()`.
+        batcher: Samples to rows. With `collator`, or neither and `batch_size`.
+        collator: Rows to values.
+        batch_size: Sugar for `SimpleBatcher(batch_size)` and `DefaultBatchCollator()`.
+        seed: Decides everything random.
+        lanes: Independent sequences of batches; part of the log's identity.
+        epochs: How often each item is drawn; None = endlessly.
+        batches_per_step: Default for groups; decides no bytes.
+        on_item_error: `stop` or `quarantine`; decides no bytes by itself, verdicts do.
+        max_quarantined: The lane stops after this many verdicts of its own.
+        max_replay: Batches that may be planned again to reach a far position.
+        snapshot_every: Offsets between snapshots of a lane.
+        name: Its name; given by the job file's key.
+
+    Raises:
+        InvalidJob: The plan does not hold together; says what to change.
+    """
+
+    def __init__(
+        self,
+        source: Source | Mapping[str, Source],
+        distributor: DataDistributor | None = None,
+        processor: RawItemProcessor | None = None,
+        batcher: SampleBatcher | None = None,
+        collator: BatchCollator | None = None,
+        *,
+        batch_size: int | None = None,
+        seed: int = 0,
+        lanes: int = DEFAULT_LANES,
+        epochs: int | None = None,
+        batches_per_step: int | None = None,
+        on_item_error: str = "stop",
+        max_quarantined: int = 1000,
+        max_replay: int = 100_000,
+        snapshot_every: int = 16,
+        name: str = "job",
+    ) -> None:
+        for key, value, least in (
+            ("lanes", lanes, 1),
+            ("epochs", epochs, 1),
+            ("batches_per_step", batches_per_step, 1),
+            ("snapshot_every", snapshot_every, 1),
+            ("max_replay", max_replay, 1),
+        ):
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise InvalidJob(f"{key} is {value!r}: give a whole number of at least {least}", key=key)
+        if on_item_error not in ON_ITEM_ERROR:
+            raise InvalidJob(
+                f"on_item_error is {on_item_error!r}: choose {' or '.join(ON_ITEM_ERROR)}",
+                key="on_item_error",
+            )
+        if batch_size is not None and (batcher is not None or collator is not None):
+            given = "batcher" if batcher is not None else "collator"
+            raise InvalidJob(
+                f"batch_size and {given} are both given: batch_size stands for a simple batcher and the "
+                "default collator, so remove one of them",
+                key="batch_size",
+            )
+        if batch_size is None and batcher is None:
+            raise InvalidJob("neither batcher nor batch_size is given: give one of them", key="batcher")
+
+        self.name = name
+        self.sources: dict[str, Source] = (
+            dict(source) if isinstance(source, Mapping) else {"main": source}
+        )
+        self.distributor = distributor or MapDistributor()
+        self.processor = processor or IdentityProcessor()
+        self.batcher: SampleBatcher = batcher or SimpleBatcher(batch_size)
+        self.collator = collator or DefaultBatchCollator()
+        self.seed, self.lanes, self.epochs = seed, lanes, epochs
+        self.batches_per_step = batches_per_step
+        self.on_item_error, self.max_quarantined = on_item_error, max_quarantined
+        self.max_replay, self.snapshot_every = max_replay, snapshot_every
+        for source_name, one in self.sources.items():
+            if len(one) == 0:
+                raise InvalidJob(
+                    f"source {source_name!r} holds zero items: a job needs at least one",
+                    key="source",
+                )
+        self.distributor.bind(self.sources, seed, epochs)
+
+    @property
+    def plans_from_refs(self) -> bool:
+        """Tell whether batches are planned without processing: from refs, and sizes where needed."""
+        return (
+            self.processor.one_to_one
+            and not self.batcher.needs_content
+            and (not self.batcher.needs_sizes or self.processor.knows_size())
+        )
+
+    @cached_property
+    def order(self) -> Order:
+        """Return the numbering of this job's batches.
+
+        Raises:
+            InvalidJob: The job is finite, and its batch counts are not known by arithmetic.
+        """
+        if self.epochs is None:
+            return Order(self.lanes)
+        ends = []
+        for lane in range(self.lanes):
+            draws = self.distributor.draws(lane, self.lanes)
+            count = self.batcher.batches(draws) if draws is not None else None
+            if count is None or not self.processor.one_to_one:
+                role = self.batcher if count is None else self.processor
+                raise InvalidJob(
+                    f"epochs: {self.epochs} needs a batch count that is known by arithmetic, and "
+                    f"{type(role).__name__} does not give one: use epochs: null, or a SimpleBatcher "
+                    "behind a processor that gives one sample per item",
+                    key="epochs",
+                )
+            ends.append(count)
+        if sum(ends) == 0:
+            raise InvalidJob(
+                f"the job holds no batch at all: {sum(map(len, self.sources.values()))} items over "
+                f"{self.lanes} lanes fill none; lower lanes or the batch size",
+                key="lanes",
+            )
+        return Order(self.lanes, tuple(ends))
+
+    @cached_property
+    def plan(self) -> dict[str, Any]:
+        """Return everything that decides bytes, JSON-able: the log id is its hash."""
+        return {
+            "format": ORDER_FORMAT,
+            "seed": self.seed,
+            "lanes": self.lanes,
+            "epochs": self.epochs,
+            "source": {name: source.identity() for name, source in sorted(self.sources.items())},
+            "distributor": self.distributor.identity(),
+            "processor": self.processor.identity(),
+            "batcher": self.batcher.identity(),
+            "collator": self.collator.identity(),
+        }
+
+    @cached_property
+    def log_id(self) -> bytes:
+        """Return the SHA-256 of the canonical plan, 32 bytes.
+
+        Raises:
+            InvalidJob: A role's parameter is not JSON-able, so it has no canonical form.
+        """
+        return hashlib.sha256(canonical(self.plan)).digest()
+
+    def close(self) -> None:
+        """Let go of the sources' files."""
+        for source in self.sources.values():
+            source.close()
+
+
+def canonical(plan: Any) -> bytes:
+    """Return the one JSON text of a plan: sorted keys, no spaces, exact numbers, UTF-8.
+
+    Raises:
+        InvalidJob: A value has no JSON form; names where it stands.
+    """
+    _refuse_foreign(plan, "")
+    return json.dumps(
+        plan, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode()
+
+
+def _refuse_foreign(value: Any, where: str) -> None:
+    if value is None or isinstance(value, str | int | float | bool):
+        return
+    if isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            _refuse_foreign(inner, f"{where}[{index}]")
+        return
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        for key, inner in value.items():
+            _refuse_foreign(inner, f"{where}.{key}" if where else key)
+        return
+    raise InvalidJob(
+        f"{where} is a {type(value).__name__}, which has no canonical JSON form: give numbers, strings, "
+        "lists or dicts, or give the role a `version` and override parameters()",
+        key=where,
+    )
+
+
+__all__ = ["DEFAULT_LANES", "ORDER_FORMAT", "Job", "canonical"]
