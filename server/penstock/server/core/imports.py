@@ -1,0 +1,128 @@
+"""Finding the code that a job names: `./file.py:name` or `package.module:name`."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from penstock.wire.errors import InvalidJob
+
+
+def load_attribute(spec: str) -> Any:
+    """Return what `spec` names; the module is imported if it is not yet.
+
+    A file becomes a module whose name is made of its stem and the hash of its content, so every
+    process that loads the same file knows it under the same name. Its folder is appended to
+    `sys.path`, behind everything else: the file may import its neighbours.
+
+    Args:
+        spec: `./file.py:name` (relative to the working directory), `/abs/file.py:name` or
+            `package.module:name`. The name may have dots: `module:Class.make`.
+
+    Raises:
+        InvalidJob: The form is another, the file or name does not exist, or the import fails.
+    """
+    place, colon, name = spec.rpartition(":")
+    if not colon or not place or not name:
+        raise InvalidJob(
+            f"{spec!r} names no code: write ./file.py:name or package.module:name", spec=spec
+        )
+    module = load_module(place)
+    value: Any = module
+    for part in name.split("."):
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            known = sorted(key for key in vars(value) if not key.startswith("_"))
+            near = difflib.get_close_matches(part, known, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known)}"
+            raise InvalidJob(f"{place} has no {name!r}; {hint}", spec=spec) from None
+    return value
+
+
+def is_file_spec(place: str) -> bool:
+    """Tell whether the part before the colon names a file rather than a module."""
+    return place.endswith(".py") or "/" in place
+
+
+def load_module(place: str) -> ModuleType:
+    """Return the module that a file or a dotted name gives.
+
+    Raises:
+        InvalidJob: There is no such file or module, or its import fails.
+    """
+    if is_file_spec(place):
+        return _load_file(Path(place).expanduser().absolute(), place)
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (place + ".").startswith(error.name + "."):
+            raise InvalidJob(
+                f"there is no module {error.name!r}; a file is named as ./{place}.py:name, "
+                "a package must be installed where the server runs",
+                spec=place,
+            ) from None
+        raise _failed(place, error) from error
+    except Exception as error:
+        raise _failed(place, error) from error
+
+
+def _load_file(path: Path, place: str) -> ModuleType:
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise InvalidJob(
+            f"{place} cannot be read ({error.strerror}): it was looked for at {path}; "
+            "paths in a job file are relative to the job file",
+            spec=place,
+        ) from None
+    name = f"penstock_user_{path.stem}_{hashlib.sha256(source).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InvalidJob(f"{place} is no Python file: its name must end in .py", spec=place)
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    sys.modules[name] = module  # before it runs: dataclasses and pickles look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise _failed(place, error) from error
+    return module
+
+
+def _failed(place: str, error: Exception) -> InvalidJob:
+    """Tell why an import failed, with the frames of the user's code alone."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "importlib" not in frame.filename and frame.filename != __file__
+    ]
+    where = ""
+    if isinstance(error, SyntaxError):
+        where = f" ({error.filename}, line {error.lineno})"
+    elif frames:
+        where = f" ({frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line})"
+    return InvalidJob(
+        f"{place} cannot be imported: {type(error).__name__}: {_line(error)}{where}",
+        spec=place,
+        traceback="".join(traceback.format_list(frames)),
+    )
+
+
+def _line(error: Exception) -> str:
+    return (error.msg if isinstance(error, SyntaxError) else str(error)).partition("\n")[0]
+
+
+__all__ = ["is_file_spec", "load_attribute", "load_module"]
