@@ -1,10 +1,10 @@
 """The order of items: a permutation of `[0, n)` that is computed, not stored.
 
-Above `TABLE_ITEMS` it is a generalised Feistel network over `Z_a x Z_b` with a*b just above n, and cycle walking back into
-`[0, n)` (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Round keys come from
-BLAKE2b over (seed, epoch, purpose); the round function is the finalizer of SplitMix64 (Steele, Lea
-and Flood, 2014; constants by Stafford, mix 13). Memory is O(1), any element is found in a few
-microseconds, and nothing depends on a library's generator, so the order is the same for ever.
+Above `TABLE_ITEMS` it is a generalised Feistel network over `Z_a x Z_b` with a*b just above n, and
+cycle walking back into `[0, n)` (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+Round keys come from BLAKE2b over (seed, epoch, purpose); the round function is the finalizer of
+SplitMix64 (Steele, Lea and Flood, 2014; constants by Stafford, mix 13). Memory is O(1), any element
+is found in a few microseconds, and no library's generator is used, so the order is the same for ever.
 Below, where a network of few rounds prefers some orders to others, it is a small table made by
 Fisher and Yates's shuffle with the same mix.
 """
@@ -19,17 +19,17 @@ import numpy as np
 import numpy.typing as npt
 
 ORDER_VERSION = 1
-"""The version of every order made here, a part of the log id: raise it when the arithmetic changes."""
+"""The version of every order made here, part of the log id: a change of arithmetic raises it."""
 
 MAX_ITEMS = 1 << 48
 """The largest n. Beyond it a round's value modulo a would be visibly biased."""
 
 TABLE_ITEMS = 256
-"""Up to this n the order is a table: 2 KiB at most. Eight rounds on a 3 x 2 domain give some orders of
-five elements twice as often as others; tables give every order alike."""
+"""Up to this n the order is a table, 2 KiB at most: eight rounds on a 3 x 2 domain visibly prefer
+some of the 120 orders of five elements; a table gives every order alike."""
 
 ROUNDS = 8
-"""Even: as many for either half. NIST's format-preserving FF1 (SP 800-38G) has ten, against attackers."""
+"""Even: as many for either half. FF1 of NIST SP 800-38G has ten, and that is against attackers."""
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -64,6 +64,7 @@ class Permutation:
         self._keys = tuple(
             int.from_bytes(digest[start : start + 8], "little") for start in range(0, 8 * ROUNDS, 8)
         )
+        self._table = _shuffled(n, self._keys[0]) if n <= TABLE_ITEMS else None
 
     def __len__(self) -> int:
         return self.n
