@@ -131,7 +131,14 @@ def _same(default: Any, value: Any) -> bool:
 
 
 class Source(Role, ABC):
-    """Raw records by index. Its data is immutable for as long as a job lives."""
+    """Raw records by index. Its data is immutable for as long as a job lives.
+
+    Class attribute `uses_global_rng`: True says that `fetch` may draw from the generators of random,
+    numpy or torch (a Dataset that augments in `__getitem__`); then items are fetched one by one, with
+    these generators seeded before each.
+    """
+
+    uses_global_rng: ClassVar[bool] = False
 
     @abstractmethod
     def __len__(self) -> int:
@@ -276,12 +283,16 @@ def batch_key(seed: int, lane: int, offset: int) -> int:
 class RawItemProcessor(Role, ABC):
     """Turns a raw item into samples. Pure: what is random comes from `context.rng`.
 
-    Class attribute `one_to_one`: True promises exactly one sample for every item, never a filter.
-    Then, where the batcher needs no sizes or `size` knows them, batches are planned from refs alone
-    and items are processed only when they leave the pool, by any worker.
+    Class attributes:
+        one_to_one: True promises exactly one sample for every item, never a filter. Then, where the
+            batcher needs no sizes or `size` knows them, batches are planned from refs alone and items
+            are processed only when they leave the pool, by any worker.
+        uses_global_rng: The generators of random, numpy and torch are seeded before each item, so that
+            existing augmentation code is reproducible unedited; False promises not to use them.
     """
 
     one_to_one: ClassVar[bool] = False
+    uses_global_rng: ClassVar[bool] = True
 
     @abstractmethod
     def process(self, raw: RawItem, context: ProcessContext) -> Sample | None | Sequence[Sample]:
@@ -291,6 +302,12 @@ class RawItemProcessor(Role, ABC):
             Exception: Whatever it raises twice for the same bytes makes a `BadItem`; OSError and
                 timeouts are `SourceUnavailable` and retried.
         """
+
+    def process_batch(
+        self, raws: Sequence[RawItem], contexts: Sequence[ProcessContext]
+    ) -> list[Sample | None | Sequence[Sample]]:
+        """Return what `process` gives for each item; override where many at once are cheaper."""
+        return [self.process(raw, context) for raw, context in zip(raws, contexts, strict=True)]
 
     def size(self, raw: RawItem) -> int | None:
         """Return the size of the one sample of an item without decoding it; None = not known."""
@@ -414,7 +431,13 @@ class CollateContext:
 
 
 class BatchCollator(Role, ABC):
-    """Turns rows of samples into named values. Pure; fixes names, dtypes, order and layout."""
+    """Turns rows of samples into named values. Pure; fixes names, dtypes, order and layout.
+
+    Class attribute `uses_global_rng`: the generators of random, numpy and torch are seeded before each
+    batch; False promises not to use them.
+    """
+
+    uses_global_rng: ClassVar[bool] = True
 
     @abstractmethod
     def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:

@@ -1,0 +1,360 @@
+"""Raw items to samples, with the two classes of errors that purity needs.
+
+`SourceUnavailable` is about here and now: retried with backoff to a deadline, never quarantined.
+`BadItem` is about the bytes: the same bytes failed twice, so every node meets it alike, and the job's
+policy decides: stop, or a verdict that is durable before anything that depends on it is released.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.server.core.frames import user_traceback
+from penstock.server.core.refs import ItemRef, Verdict
+from penstock.server.job import Job
+from penstock.server.roles.base import ProcessContext, RawItem, Sample, item_key
+from penstock.wire.errors import BadItem, PenstockError, SourceUnavailable
+
+RETRY_DEADLINE_S = 60.0
+"""How long a source may be unavailable before this node gives up on an item."""
+
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 5.0
+
+
+class Filtered(NamedTuple):
+    """The processor gave no sample for an item."""
+
+    reason: str
+
+
+class Quarantined(NamedTuple):
+    """A verdict removes an item."""
+
+    verdict: Verdict
+
+
+Outcome = list[Sample] | Filtered | Quarantined
+
+Progress = Callable[[str, ItemRef | None], None]
+"""Told (stage, item) before anything that may take long or crash."""
+
+
+class VerdictBook:
+    """The verdicts that hold for one log.
+
+    Args:
+        known: What the store had when the line started.
+        insert: Makes a verdict durable, if its item has none, and returns the one that holds. None keeps
+            verdicts in this process: for a reader that has no store, which finds the same ones again.
+    """
+
+    def __init__(
+        self,
+        known: Iterable[Verdict] = (),
+        insert: Callable[[Verdict], Verdict] | None = None,
+    ) -> None:
+        self._known = {(verdict.stage, verdict.item): verdict for verdict in known}
+        self._insert = insert
+
+    def find(self, stage: str, item: ItemRef) -> Verdict | None:
+        """Return the verdict of an item at a stage."""
+        return self._known.get((stage, item))
+
+    def add(self, verdict: Verdict) -> Verdict:
+        """Make a verdict durable and return the one that holds."""
+        held = self._insert(verdict) if self._insert else verdict
+        self._known[(held.stage, held.item)] = held
+        return held
+
+    def learn(self, verdicts: Iterable[Verdict]) -> None:
+        """Take over verdicts that are durable already."""
+        for verdict in verdicts:
+            self._known[(verdict.stage, verdict.item)] = verdict
+
+
+class Items:
+    """Fetches and processes the items of one job in one process.
+
+    Args:
+        job: The job.
+        verdicts: The verdicts that hold.
+        progress: Told what is being worked on.
+        retry_deadline_s: How long a source may be unavailable.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        verdicts: VerdictBook | None = None,
+        progress: Progress | None = None,
+        retry_deadline_s: float = RETRY_DEADLINE_S,
+    ) -> None:
+        self.job = job
+        self.verdicts = verdicts or VerdictBook()
+        self.progress: Progress = progress or (lambda stage, item: None)
+        self.retry_deadline_s = retry_deadline_s
+        self.processed = 0
+        self._ready = False
+
+    def raws(self, items: Sequence[ItemRef]) -> list[RawItem]:
+        """Return the raw items.
+
+        Raises:
+            SourceUnavailable: After retries to the deadline; names the item.
+            BadItem: The source's own code fails twice on the same item.
+        """
+        found: list[RawItem] = [None] * len(items)
+        by_source: dict[str, list[int]] = {}
+        for place, item in enumerate(items):
+            by_source.setdefault(item.source, []).append(place)
+        for name, places in by_source.items():
+            source = self.job.sources[name]
+            if source.uses_global_rng:
+                # A torch Dataset augments in __getitem__: every item is seeded on its own.
+                for place in places:
+                    found[place] = self._fetch(name, [items[place]])[0]
+            else:
+                for place, raw in zip(
+                    places, self._fetch(name, [items[place] for place in places]), strict=True
+                ):
+                    found[place] = raw
+        return found
+
+    def _fetch(self, name: str, items: list[ItemRef]) -> list[RawItem]:
+        source = self.job.sources[name]
+        self.progress("fetch", items[0])
+
+        def fetch() -> list[RawItem]:
+            if source.uses_global_rng:
+                seed_globals(item_key(self.job.seed, items[0]))
+            return source.fetch([item.index for item in items])
+
+        try:
+            return self._retried(fetch, items[0])
+        except PenstockError:
+            raise
+        except Exception as error:
+            if len(items) > 1:  # find the one that fails, and name it
+                return [self._fetch(name, [item])[0] for item in items]
+            try:
+                return self._retried(fetch, items[0])
+            except PenstockError:
+                raise
+            except Exception:
+                raise self._bad("draw", items[0], error) from error
+
+    def samples(self, items: Sequence[ItemRef], stage: str) -> list[Outcome]:
+        """Return what processing gives for each item.
+
+        Args:
+            items: The items, each known to be wanted.
+            stage: `draw` where the planner asks, `exit` where a maker does.
+
+        Raises:
+            SourceUnavailable: A read failed to the deadline.
+            BadItem: An item failed twice and the job's policy is to stop.
+        """
+        outcomes: dict[ItemRef, Outcome] = {}
+        wanted: list[ItemRef] = []
+        for item in dict.fromkeys(items):
+            verdict = self.verdicts.find(stage, item)
+            if verdict is None:
+                wanted.append(item)
+            else:
+                outcomes[item] = Quarantined(verdict)
+        if wanted:
+            self._prepare()
+            try:
+                raws = self.raws(wanted)
+            except BadItem:
+                raws = None
+            if raws is None:
+                for item in wanted:
+                    outcomes[item] = self._alone(item, stage)
+            else:
+                for item, outcome in zip(wanted, self._process(wanted, raws, stage), strict=True):
+                    outcomes[item] = outcome
+        return [outcomes[item] for item in items]
+
+    def _alone(self, item: ItemRef, stage: str) -> Outcome:
+        """Fetch and process one item whose neighbours must not suffer from it."""
+        try:
+            [raw] = self.raws([item])
+        except BadItem as error:
+            return self._judge(stage, item, error, content_hash(None))
+        return self._process([item], [raw], stage)[0]
+
+    def _process(
+        self, items: Sequence[ItemRef], raws: Sequence[RawItem], stage: str
+    ) -> list[Outcome]:
+        processor = self.job.processor
+        if len(items) > 1 and not processor.uses_global_rng:
+            contexts = [ProcessContext(item, self.job.seed) for item in items]
+            self.progress("process", items[0])
+            try:
+                results = processor.process_batch(raws, contexts)
+            except Exception:
+                pass  # one of them fails: below each is processed alone, and the one is named
+            else:
+                self.processed += len(items)
+                return [
+                    outcome_of(result, context)
+                    for result, context in zip(results, contexts, strict=True)
+                ]
+        return [self._process_one(item, raw, stage) for item, raw in zip(items, raws, strict=True)]
+
+    def _process_one(self, item: ItemRef, raw: RawItem, stage: str) -> Outcome:
+        def process() -> Outcome:
+            context = ProcessContext(item, self.job.seed)
+            if self.job.processor.uses_global_rng:
+                seed_globals(item_key(self.job.seed, item))
+            self.processed += 1
+            return outcome_of(self.job.processor.process(raw, context), context)
+
+        self.progress("process", item)
+        try:
+            return self._retried(process, item)
+        except (SourceUnavailable, KeyboardInterrupt):
+            raise
+        except Exception:
+            pass  # once may be chance; the same bytes twice are a property of the bytes
+        try:
+            return self._retried(process, item)
+        except SourceUnavailable:
+            raise
+        except Exception as error:
+            return self._judge(stage, item, self._bad(stage, item, error), content_hash(raw))
+
+    def judge(self, stage: str, item: ItemRef, error: BadItem, raw: RawItem = None) -> Quarantined:
+        """Apply the job's policy to an item that failed: a durable verdict, or the error.
+
+        Raises:
+            BadItem: The policy is to stop.
+        """
+        return self._judge(stage, item, error, content_hash(raw))
+
+    def _judge(self, stage: str, item: ItemRef, error: BadItem, digest: str) -> Quarantined:
+        if self.job.on_item_error != "quarantine":
+            raise error
+        reason = str(error.fields.get("reason", error.message))[:200]
+        return Quarantined(self.verdicts.add(Verdict(stage, item, digest, reason)))
+
+    def _bad(self, stage: str, item: ItemRef, error: Exception) -> BadItem:
+        if isinstance(error, BadItem):
+            return error
+        reason = f"{type(error).__name__}: {error}" if not isinstance(error, PenstockError) else str(error)
+        return BadItem(
+            f"item {item} of job {self.job.name!r} fails in {type(self.job.processor).__name__} "
+            f"with {reason}; fix the role or the data, or set on_item_error: quarantine",
+            item=list(item),
+            stage=stage,
+            reason=reason,
+            traceback=user_traceback(error),
+        )
+
+    def _retried(self, call: Callable[[], Any], item: ItemRef) -> Any:
+        """Call; retry what is about here and now, with backoff to the deadline."""
+        deadline, backoff_s = None, FIRST_BACKOFF_S
+        while True:
+            try:
+                return call()
+            except Exception as error:
+                if not about_here_and_now(error):
+                    raise
+                now = time.monotonic()
+                deadline = deadline or now + self.retry_deadline_s
+                if now + backoff_s > deadline:
+                    raise SourceUnavailable(
+                        f"item {item} of job {self.job.name!r} could not be read for "
+                        f"{self.retry_deadline_s:.0f} s: {error}; check the storage, then read again",
+                        item=list(item),
+                    ) from error
+                self.progress("retrying", item)
+                time.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    def _prepare(self) -> None:
+        if not self._ready:
+            self.progress("setup", None)
+            self.job.processor.setup()
+            self._ready = True
+
+
+def about_here_and_now(error: Exception) -> bool:
+    """Tell whether an error says nothing about the bytes: reading failed, and may work in a moment.
+
+    A missing file is one, as on a flaky mount it comes back. Decoders raise an OSError without an errno
+    for damaged bytes (Pillow does): that is about the bytes.
+    """
+    if isinstance(error, SourceUnavailable | TimeoutError | ConnectionError):
+        return True
+    return isinstance(error, OSError) and error.errno is not None
+
+
+def outcome_of(result: Any, context: ProcessContext) -> Outcome:
+    """Return what a processor's result means."""
+    if context.skipped is not None:
+        return Filtered(context.skipped)
+    if result is None:
+        return Filtered("none")
+    if isinstance(result, dict):
+        return [result]
+    samples = list(result)
+    return samples if samples else Filtered("empty")
+
+
+def seed_globals(key: int) -> None:
+    """Seed the global generators of random, numpy and torch: existing code is reproducible unedited."""
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - the global generator is the point
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(key & 0x7FFF_FFFF_FFFF_FFFF)
+
+
+def content_hash(raw: Any) -> str:
+    """Return the SHA-256 of a raw item, hex; arrays by their bytes, dicts in sorted order."""
+    digest = hashlib.sha256()
+
+    def feed(value: Any) -> None:
+        digest.update(type(value).__name__.encode() + b"\0")
+        if isinstance(value, dict):
+            for key in sorted(value, key=str):
+                feed(str(key))
+                feed(value[key])
+        elif isinstance(value, list | tuple):
+            for inner in value:
+                feed(inner)
+        elif isinstance(value, bytes | bytearray | memoryview):
+            digest.update(value)
+        elif hasattr(value, "__array__"):
+            array = np.ascontiguousarray(value)
+            digest.update(f"{array.dtype}{array.shape}".encode())
+            digest.update(array.tobytes())
+        elif isinstance(value, str | int | float | bool) or value is None:
+            digest.update(str(value).encode())
+        # anything else is known by its type alone: its repr may hold an address of this process
+        digest.update(b"\1")
+
+    feed(raw)
+    return digest.hexdigest()
+
+
+__all__ = [
+    "Filtered",
+    "Items",
+    "Outcome",
+    "Progress",
+    "Quarantined",
+    "VerdictBook",
+    "about_here_and_now",
+    "content_hash",
+    "outcome_of",
+    "seed_globals",
+]

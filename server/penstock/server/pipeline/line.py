@@ -1,0 +1,134 @@
+"""A line: the roles at work for one lane, in one process."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.server.core.refs import BatchPlan
+from penstock.server.job import Job
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.maker import Made, Maker
+from penstock.server.pipeline.planner import Planner
+from penstock.wire import frame
+from penstock.wire.errors import PastEnd, PositionFar
+from penstock.wire.order import Tail
+
+
+class Line:
+    """A planner and a maker for one lane.
+
+    Args:
+        job: The job.
+        lane: The lane.
+        items: What both halves fetch and process with; its own if None.
+        snapshot: Where to start; None = at offset 0.
+    """
+
+    def __init__(
+        self, job: Job, lane: int, items: Items | None = None, snapshot: bytes | None = None
+    ) -> None:
+        self.job, self.lane = job, lane
+        self.items = items or Items(job)
+        self.planner = Planner(job, lane, self.items)
+        self.maker = Maker(job, self.items)
+        if snapshot is not None:
+            self.planner.restore(snapshot)
+
+    @property
+    def offset(self) -> int:
+        """Return the offset of the next plan."""
+        return self.planner.offset
+
+    def advance(self) -> BatchPlan:
+        """Return the next plan; its samples stay at hand until the next call.
+
+        Raises:
+            PastEnd: The lane is over.
+        """
+        plan = self.planner.next()
+        if plan is None:
+            raise PastEnd(
+                f"lane {self.lane} of job {self.job.name!r} holds {self.planner.offset} batches, so it "
+                f"has no offset {self.planner.offset}",
+                lane=self.lane,
+                batches=self.planner.offset,
+            )
+        return plan
+
+    def skip_to(self, offset: int) -> None:
+        """Plan batches that nobody wants until `offset` is next, or go there by arithmetic."""
+        if offset == self.offset:
+            return
+        if self.planner.can_seek():
+            self.planner.seek(offset)
+        while self.offset < offset:
+            self.planner.forget(self.advance())
+
+    def make(self, plan: BatchPlan, *, blank: bool = False) -> Made:
+        """Return the batch of a plan, from the samples at hand where they are."""
+        made = self.maker.make(plan, self.planner.samples, blank=blank)
+        self.planner.forget(plan)
+        return made
+
+
+class Computed(NamedTuple):
+    """A batch in this process: what a server would send.
+
+    Attributes:
+        header: The serialized `BatchHeader`, with its position.
+        body: The body's bytes.
+    """
+
+    header: bytes
+    body: bytearray
+
+
+def compute(job: Job, position: int, tail: Tail | None = None, line: Line | None = None) -> Computed:
+    """Return exactly the batch at a position, without a server.
+
+    Args:
+        job: The job.
+        position: Its number in the job.
+        tail: How a finite log is cut into steps: a padding position gives the blanked batch.
+        line: A line of the batch's lane at or below its offset, to go on from.
+
+    Raises:
+        PastEnd: The log holds no such position.
+        PositionFar: Too many batches would have to be planned first.
+    """
+    source = tail.blanked(position) if tail is not None else None
+    address = job.order.address(position if source is None else source)
+    if line is None or line.lane != address.lane or line.offset > address.offset:
+        line = Line(job, address.lane)
+    check_reachable(job, line, address.offset)
+    line.skip_to(address.offset)
+    made = line.make(line.advance(), blank=source is not None)
+    body = bytearray(made.nbytes)
+    header = made.write(memoryview(body))
+    return Computed(frame.with_position(header, position), body)
+
+
+def check_reachable(job: Job, line: Line, offset: int) -> None:
+    """Refuse an offset that would need too long a replay.
+
+    Raises:
+        PositionFar: It is more than `max_replay` batches ahead and arithmetic does not lead there.
+    """
+    if offset - line.offset > job.max_replay and not line.planner.can_seek():
+        raise far(job, line.lane, offset, line.offset)
+
+
+def far(job: Job, lane: int, offset: int, nearest: int) -> PositionFar:
+    """Return the error for an offset that lies too far beyond the nearest known state."""
+    return PositionFar(
+        f"offset {offset} of lane {lane} of job {job.name!r} is {offset - nearest} batches beyond the "
+        f"nearest snapshot, and at most max_replay = {job.max_replay} are planned again; start nearer, "
+        "or raise max_replay in the job",
+        lane=lane,
+        offset=offset,
+        nearest=nearest,
+        max_replay=job.max_replay,
+    )
+
+
+__all__ = ["Computed", "Line", "check_reachable", "compute", "far"]

@@ -1,0 +1,181 @@
+"""The pure half of a line: a plan to the bytes of its batch. Any worker of any node may make any plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.server.core.frames import user_traceback
+from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
+from penstock.server.job import Job
+from penstock.server.pipeline.items import Filtered, Items, Quarantined, seed_globals
+from penstock.server.roles.base import CollateContext, Sample, batch_key
+from penstock.wire import frame
+from penstock.wire.errors import BadBatch, BadItem, PenstockError, SourceUnavailable
+
+
+class Made:
+    """A batch whose values are there, to be written wherever its body shall lie.
+
+    Attributes:
+        nbytes: Bytes of the body.
+    """
+
+    def __init__(
+        self,
+        log_id: bytes,
+        plan: BatchPlan,
+        layout: frame.Layout,
+        counts: Mapping[str, int],
+        padding: bool,
+    ) -> None:
+        self._log_id, self._plan, self._layout = log_id, plan, layout
+        self.counts, self.padding = counts, padding
+        self.nbytes = layout.nbytes
+
+    def write(self, out: memoryview) -> bytes:
+        """Write the body to exactly `nbytes` bytes and return the header, without its position."""
+        crc = self._layout.write(out)
+        samples = [
+            (row, *ref.item, ref.part, ref.span)
+            for row, refs in enumerate(self._plan.rows)
+            for ref in refs
+        ]
+        return self._layout.header(
+            self._log_id, self._plan.lane, self._plan.offset, crc, self.counts, samples, self.padding
+        )
+
+
+class Maker:
+    """Makes batches of one job from their plans.
+
+    Args:
+        job: The job.
+        items: Fetches and processes what is not at hand.
+    """
+
+    def __init__(self, job: Job, items: Items) -> None:
+        self.job, self.items = job, items
+        self._host = [spec.name for spec in job.collator.specs() if spec.place == "host"]
+
+    def make(
+        self,
+        plan: BatchPlan,
+        at_hand: Mapping[tuple[ItemRef, int], Sample] | None = None,
+        *,
+        blank: bool = False,
+    ) -> Made:
+        """Return the batch of a plan.
+
+        Args:
+            plan: What it is made of.
+            at_hand: Samples that the planner has processed already, by (item, part).
+            blank: Make the padding batch of these shapes.
+
+        Raises:
+            BadItem: An item fails now that passed, or was not looked at, before; policy is to stop.
+            BadBatch: The collator fails on these samples.
+            SourceUnavailable: A read failed to the deadline.
+        """
+        found = self._samples(plan, at_hand or {})
+        rows = [
+            [self._piece(ref, found[ref.item, ref.part]) for ref in row if (ref.item, ref.part) in found]
+            for row in plan.rows
+        ]
+        kept = BatchPlan(
+            plan.lane,
+            plan.offset,
+            [[ref for ref in row if (ref.item, ref.part) in found] for row in plan.rows],
+        )
+        padding = blank or not any(rows)
+        values, counts = self._collate(rows, plan)
+        if padding:
+            values = self.job.collator.blank(values)
+            counts = dict.fromkeys(counts, 0)
+        self.items.progress("encode", None)
+        layout = frame.layout(values, host=self._host)
+        return Made(self.job.log_id, kept, layout, counts, padding)
+
+    def _samples(
+        self, plan: BatchPlan, at_hand: Mapping[tuple[ItemRef, int], Sample]
+    ) -> dict[tuple[ItemRef, int], Sample]:
+        found: dict[tuple[ItemRef, int], Sample] = {}
+        missing: dict[ItemRef, None] = {}
+        for row in plan.rows:
+            for ref in row:
+                key = (ref.item, ref.part)
+                if key in at_hand:
+                    found[key] = at_hand[key]
+                else:
+                    missing[ref.item] = None
+        for item, outcome in zip(missing, self.items.samples(list(missing), "exit"), strict=True):
+            if isinstance(outcome, Quarantined):
+                continue  # removed from its own group only: no other item moves
+            if isinstance(outcome, Filtered):
+                outcome = []
+            for row in plan.rows:
+                for ref in row:
+                    if ref.item == item:
+                        self._take(ref, outcome, found)
+        return found
+
+    def _take(
+        self, ref: SampleRef, samples: list[Sample], found: dict[tuple[ItemRef, int], Sample]
+    ) -> None:
+        """Put one processed sample in its place, if it is what the plan counted on."""
+        if ref.part < len(samples):
+            sample = samples[ref.part]
+            if not self.job.batcher.needs_sizes:
+                found[ref.item, ref.part] = sample
+                return
+            size = self.job.batcher.size_of(sample)
+            planned = ref.size if ref.span is None else ref.span.stop
+            if size == planned or (size < planned and ref.span is None) or (ref.span and size >= planned):
+                found[ref.item, ref.part] = sample
+                return
+            reason = f"its size is {size}, and it was planned with {planned}"
+        else:
+            reason = f"it gave {len(samples)} samples, and sample {ref.part} was planned"
+        error = BadItem(
+            f"item {ref.item} of job {self.job.name!r} is not what it was when its batch was planned: "
+            f"{reason}; size() must not be below what process() gives, and process() must be pure",
+            item=list(ref.item),
+            stage="exit",
+            reason=f"SIZE_MISMATCH: {reason}",
+        )
+        self.items.judge("exit", ref.item, error)
+
+    def _piece(self, ref: SampleRef, sample: Sample) -> Sample:
+        if ref.span is None:
+            return sample
+        size = self.job.batcher.size_of(sample)
+        return self.job.processor.cut(sample, ref.span.start, ref.span.stop, size)
+
+    def _collate(
+        self, rows: list[list[Sample]], plan: BatchPlan
+    ) -> tuple[dict[str, Any], dict[str, int]]:
+        self.items.progress("collate", None)
+        collator = self.job.collator
+        try:
+            context = CollateContext(self.job.seed, plan.lane, plan.offset)
+            if collator.uses_global_rng:
+                seed_globals(batch_key(self.job.seed, plan.lane, plan.offset))
+            values = collator.collate(rows, context)
+        except SourceUnavailable:
+            raise
+        except Exception as error:
+            text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+            items = [str(ref.item) for row in plan.rows for ref in row]
+            shown = ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
+            raise BadBatch(
+                f"{type(collator).__name__} fails on the batch at lane {plan.lane}, offset {plan.offset} "
+                f"of job {self.job.name!r} ({shown}): {text}",
+                lane=plan.lane,
+                offset=plan.offset,
+                traceback=user_traceback(error),
+            ) from error
+        counts = {"samples": sum(map(len, rows)), **context.counts}
+        return values, counts
+
+
+__all__ = ["Made", "Maker"]

@@ -1,0 +1,284 @@
+"""The sequential half of a line: draws, sizes, groups. It says what each batch of a lane is made of.
+
+Its state is refs with sizes and spans, and a few counters: never data. So it restarts at any offset
+from a snapshot, and where sizes are known without processing a replay touches no item at all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Any
+
+from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef
+from penstock.server.job import Job
+from penstock.server.pipeline import snapshot
+from penstock.server.pipeline.items import Filtered, Items, Outcome, Quarantined
+from penstock.server.roles.base import LaneDraws, Sample
+from penstock.wire.errors import BadItem, BadSnapshot, LaneStarved
+
+LOOK_AHEAD = 16
+"""Items fetched and processed at once: coalesced reads, and the tokenizer's batch call."""
+
+MAX_DRAWS_WITHOUT_GROUP = 1_000_000
+
+
+class Planner:
+    """Plans the batches of one lane, one after another.
+
+    Args:
+        job: The job.
+        lane: The lane.
+        items: Fetches and processes, where sizes or filters need it.
+    """
+
+    def __init__(self, job: Job, lane: int, items: Items) -> None:
+        self.job, self.lane, self.items = job, lane, items
+        self.offset = 0
+        self.ended = False
+        self.counters: Counter[str] = Counter()
+        self.draws: LaneDraws = job.distributor.open(lane, job.lanes)
+        self.batcher = job.batcher.clone()
+        self.ready: deque[Group] = deque()
+        self.samples: dict[tuple[ItemRef, int], Sample] = {}
+        self._ahead: dict[ItemRef, Outcome | int | None] = {}
+        self._without_sample = 0
+        self._without_group = 0
+
+    # --- planning ---
+
+    def next(self) -> BatchPlan | None:
+        """Return the plan of the batch at `offset` and step over it; None when the lane is over.
+
+        Raises:
+            BadItem: An item failed and the job's policy is to stop.
+            SourceUnavailable: A read failed to the deadline.
+            LaneStarved: A whole epoch of draws gave no sample.
+        """
+        while not self.ready:
+            if self.ended:
+                return None
+            item = self.draws.next()
+            if item is None:
+                self.ready.extend(self.batcher.flush())
+                self.ended = True
+            else:
+                try:
+                    self._take(item)
+                except Exception:
+                    self._undraw()
+                    raise
+        plan = BatchPlan(self.lane, self.offset, self.ready.popleft())
+        self.offset += 1
+        return plan
+
+    def _undraw(self) -> None:
+        """Leave the failed item as the next draw: a retry must not step over it."""
+        state = self.draws.state()
+        state["k"] -= 1
+        self.draws.restore(state)
+        self.counters["drawn"] -= 1
+
+    def _take(self, item: ItemRef) -> None:
+        self.counters["drawn"] += 1
+        groups: list[Group] = []
+        accepted = False
+        if self.job.plans_from_refs:
+            size = self._size(item) if self.batcher.needs_sizes else 0
+            if size is not None:
+                groups, accepted = self._add(SampleRef(item, size=size), None)
+        else:
+            outcome = self._outcome(item)
+            if isinstance(outcome, Filtered):
+                self.counters[f"filtered:{outcome.reason}"] += 1
+            elif isinstance(outcome, Quarantined):
+                self._count_verdict()
+            else:
+                for part, sample in enumerate(outcome):
+                    size = self.batcher.size_of(sample) if self.batcher.needs_sizes else 0
+                    ref = SampleRef(item, part, size)
+                    self.samples[item, part] = sample
+                    finished, took = self._add(ref, sample)
+                    groups += finished
+                    accepted = accepted or took
+        self.ready.extend(groups)
+        self._watch_starvation(accepted, bool(groups))
+
+    def _add(self, ref: SampleRef, sample: Sample | None) -> tuple[list[Group], bool]:
+        """Give one sample to the batcher; return the finished groups and whether the sample was kept."""
+        dropped = _dropped(self.batcher.counters())
+        try:
+            content = sample if self.batcher.needs_content else None
+            groups = self.batcher.add(ref, content)
+        except BadItem as error:
+            self.samples.pop((ref.item, ref.part), None)
+            self.items.judge("draw", ref.item, error, None)
+            self._count_verdict()
+            return [], False
+        kept = _dropped(self.batcher.counters()) == dropped
+        if not kept:
+            self.samples.pop((ref.item, ref.part), None)
+        return groups, kept
+
+    def _count_verdict(self) -> None:
+        self.counters["quarantined:draw"] += 1
+        if self.counters["quarantined:draw"] > self.job.max_quarantined:
+            raise BadItem(
+                f"lane {self.lane} of job {self.job.name!r} has more than max_quarantined = "
+                f"{self.job.max_quarantined} bad items; look at the data, or raise max_quarantined",
+                lane=self.lane,
+                stage="draw",
+                reason="quarantine budget spent",
+            )
+
+    def _watch_starvation(self, accepted: bool, finished: bool) -> None:
+        self._without_sample = 0 if accepted else self._without_sample + 1
+        self._without_group = 0 if finished else self._without_group + 1
+        if self.job.epochs is not None:
+            return  # a finite lane ends by itself
+        epoch = self.job.distributor.epoch_draws(self.job.lanes)
+        starved = self._without_sample > min(epoch, MAX_DRAWS_WITHOUT_GROUP)
+        stuck = self._without_group > max(4 * epoch, MAX_DRAWS_WITHOUT_GROUP)
+        if starved or stuck:
+            reasons = {**self.counters, **self.batcher.counters()}
+            drawn = self._without_sample if starved else self._without_group
+            raise LaneStarved(
+                f"lane {self.lane} of job {self.job.name!r} drew {drawn} items in a row without "
+                f"{'one sample' if starved else 'finishing a batch'} ({_reasons(reasons)}); loosen the "
+                "filter, or look at the data",
+                lane=self.lane,
+                drawn=drawn,
+                reasons=reasons,
+            )
+
+    # --- items, some ahead ---
+
+    def _outcome(self, item: ItemRef) -> Outcome:
+        if item not in self._ahead:
+            items = [item] + self._coming(item)
+            try:
+                outcomes = self.items.samples(items, "draw")
+            except BadItem:
+                # One of those ahead may be the bad one: it stops the lane only when it is drawn.
+                items = [item]
+                outcomes = self.items.samples(items, "draw")
+            self._ahead.update(zip(items, outcomes, strict=True))
+        outcome = self._ahead.pop(item)
+        assert outcome is not None
+        assert not isinstance(outcome, int)
+        return outcome
+
+    def _size(self, item: ItemRef) -> int | None:
+        """Return an item's size from its raw form, without processing; None if it is quarantined."""
+        if self.items.verdicts.find("draw", item):
+            self._count_verdict()
+            return None
+        if item not in self._ahead:
+            items = [item] + self._coming(item)
+            for one, raw in zip(items, self.items.raws(items), strict=True):
+                self._ahead[one] = self.job.processor.size(raw)
+        size = self._ahead.pop(item)
+        if not isinstance(size, int):
+            raise BadItem(
+                f"{type(self.job.processor).__name__}.size() gave {size!r} for item {item}: a processor "
+                "that overrides size() must know it for every item",
+                item=list(item),
+                stage="draw",
+                reason="no size",
+            )
+        return size
+
+    def _coming(self, item: ItemRef) -> list[ItemRef]:
+        """Return the items to fetch together with this one: distinct, and not known to be bad."""
+        coming = dict.fromkeys(self.draws.peek(LOOK_AHEAD - 1))
+        coming.pop(item, None)
+        return [one for one in coming if one not in self._ahead]
+
+    def forget(self, plan: BatchPlan) -> None:
+        """Let go of the samples of a plan that nothing pending needs any more."""
+        if not self.samples:
+            return
+        held = {(ref.item, ref.part) for ref in self.batcher.pending}
+        held |= {(ref.item, ref.part) for group in self.ready for row in group for ref in row}
+        for row in plan.rows:
+            for ref in row:
+                if (ref.item, ref.part) not in held:
+                    self.samples.pop((ref.item, ref.part), None)
+
+    # --- going elsewhere ---
+
+    def can_seek(self) -> bool:
+        """Tell whether any offset is reached by arithmetic."""
+        return (
+            self.job.plans_from_refs
+            and type(self.draws) is LaneDraws
+            and self.batcher.draws_before(0) is not None
+        )
+
+    def seek(self, offset: int) -> None:
+        """Go to `offset` by arithmetic; only where `can_seek`."""
+        before = self.batcher.draws_before(offset)
+        assert before is not None
+        total = self.job.distributor.draws(self.lane, self.job.lanes)
+        drawn = before if total is None else min(before, total)
+        self.draws.restore({"k": drawn})
+        self.batcher = self.job.batcher.clone()
+        self.ready.clear()
+        self._ahead.clear()
+        self.ended = total is not None and before >= total and drawn < before
+        self.counters = Counter({"drawn": drawn} if drawn else {})
+        self.offset = offset
+        self._without_sample = self._without_group = 0
+
+    def snapshot(self) -> bytes:
+        """Return the canonical bytes from which a line restarts at `offset`."""
+        state = {
+            "draws": self.draws.state(),
+            "batcher": self.batcher.state(),
+            "ready": [[[ref.to_json() for ref in row] for row in group] for group in self.ready],
+            "ended": self.ended,
+            "counters": {name: count for name, count in self.counters.items() if count},
+            "without": [self._without_sample, self._without_group],
+        }
+        return snapshot.encode(self.job.log_id, self.lane, self.offset, state)
+
+    def restore(self, data: bytes) -> None:
+        """Go on from a snapshot.
+
+        Raises:
+            BadSnapshot: It is damaged or belongs elsewhere.
+        """
+        offset, state = snapshot.decode(data, self.job.log_id, self.lane)
+        try:
+            self._restore(offset, state)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BadSnapshot(
+                f"a snapshot of lane {self.lane} at offset {offset} has not the form that this version "
+                f"reads: {type(error).__name__}: {error}",
+                lane=self.lane,
+                offset=offset,
+            ) from error
+
+    def _restore(self, offset: int, state: dict[str, Any]) -> None:
+        self.draws.restore(state["draws"])
+        self.batcher = self.job.batcher.clone()
+        self.batcher.restore(state["batcher"])
+        self.ready = deque(
+            [[SampleRef.from_json(ref) for ref in row] for row in group] for group in state["ready"]
+        )
+        self.ended = bool(state["ended"])
+        self.counters = Counter(state["counters"])
+        self._without_sample, self._without_group = state["without"]
+        self.samples.clear()
+        self._ahead.clear()
+        self.offset = offset
+
+
+def _dropped(counters: dict[str, int]) -> int:
+    return sum(count for name, count in counters.items() if "dropped" in name)
+
+
+def _reasons(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name}: {count}" for name, count in sorted(counts.items()) if count)
+
+
+__all__ = ["LOOK_AHEAD", "Planner"]

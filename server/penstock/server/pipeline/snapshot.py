@@ -1,0 +1,64 @@
+"""A snapshot's bytes: canonical, versioned, checksummed; the same on every node for the same history.
+
+Layout: magic `PSNK`, format version (uint16, little-endian), CRC32C of the rest (uint32), then JSON with
+sorted keys and no spaces, UTF-8. It holds refs with sizes and spans, and counters; never data, never
+times.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import google_crc32c
+
+from penstock.wire.errors import BadSnapshot
+
+MAGIC = b"PSNK"
+FORMAT = 1
+_HEAD = struct.Struct("<4sHI")
+
+
+def encode(log_id: bytes, lane: int, offset: int, state: dict[str, Any]) -> bytes:
+    """Return the snapshot of a lane's planner at `offset`."""
+    text = json.dumps(
+        {"log": log_id.hex(), "lane": lane, "offset": offset, "state": state},
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
+        allow_nan=False,
+    ).encode()
+    return _HEAD.pack(MAGIC, FORMAT, google_crc32c.value(text)) + text
+
+
+def decode(data: bytes, log_id: bytes, lane: int) -> tuple[int, dict[str, Any]]:
+    """Return the offset and the state that `encode` wrote.
+
+    Raises:
+        BadSnapshot: It is damaged, of another format, or belongs to another lane or log.
+    """
+    place = {"lane": lane}
+    if len(data) < _HEAD.size:
+        raise BadSnapshot(f"a snapshot of lane {lane} is only {len(data)} bytes long", **place)
+    magic, version, checksum = _HEAD.unpack_from(data)
+    text = bytes(data[_HEAD.size :])
+    if magic != MAGIC:
+        raise BadSnapshot(f"a snapshot of lane {lane} starts with {magic!r}, not {MAGIC!r}", **place)
+    if version != FORMAT:
+        raise BadSnapshot(
+            f"a snapshot of lane {lane} has format {version}; this version reads {FORMAT}", **place
+        )
+    if google_crc32c.value(text) != checksum:
+        raise BadSnapshot(f"a snapshot of lane {lane} is damaged: its checksum does not match", **place)
+    content = json.loads(text)
+    if content["log"] != log_id.hex() or content["lane"] != lane:
+        raise BadSnapshot(
+            f"a snapshot of lane {content['lane']} of log {content['log'][:12]} was given for lane {lane} "
+            f"of log {log_id.hex()[:12]}",
+            **place,
+        )
+    return content["offset"], content["state"]
+
+
+__all__ = ["FORMAT", "MAGIC", "decode", "encode"]
