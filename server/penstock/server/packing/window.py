@@ -1,0 +1,71 @@
+"""Window packing: a pack is filled by one scan over a window of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from penstock.server.packing.lengths import check_lengths, longest_first
+
+
+def window(
+    lengths: Sequence[int], capacity: int, size: int, *, sort: bool = False
+) -> list[list[int]]:
+    """Return packs that are each filled by one scan over a window of `size` samples.
+
+    LMMS-Engine's `window_XX`, in both its forms. Unsorted, as its code does it, the window rolls:
+    after each pack it is refilled with the next samples. Sorted, as its guide describes it, all
+    samples are ordered longest first and cut into windows of `size`, each of which is used up
+    before the next is looked at; that puts the longest together and wastes room, so it is not the
+    default.
+
+    A scan goes through the window once, in order, and takes every sample that still fits. A sample
+    that is longer than the capacity is taken when it is the first, alone.
+
+    Args:
+        lengths: The length of each sample, 0 or more.
+        capacity: What one pack holds, in the unit of `lengths`.
+        size: How many samples the window shows.
+        sort: True takes the guide's form.
+
+    Returns:
+        Packs of indices, each index once; a pack's sum is at most `capacity` (`<=`), unless it is
+        one sample that is longer.
+
+    Raises:
+        ValueError: The capacity or the size is below 1, or a length is negative.
+    """
+    check_lengths(lengths, capacity)
+    if size < 1:
+        raise ValueError(f"size is {size}: a window shows at least 1 sample")
+    if not sort:
+        return _roll(lengths, capacity, size, range(len(lengths)))
+    order = longest_first(lengths)
+    packs: list[list[int]] = []
+    for start in range(0, len(order), size):
+        packs += _roll(lengths, capacity, size, order[start : start + size])
+    return packs
+
+
+def _roll(
+    lengths: Sequence[int], capacity: int, size: int, order: Sequence[int]
+) -> list[list[int]]:
+    packs: list[list[int]] = []
+    coming = iter(order)
+    shown = list(islice(coming, size))
+    while shown:
+        pack = [shown[0]]
+        room = capacity - lengths[shown[0]]
+        left: list[int] = []
+        for index in shown[1:]:
+            if lengths[index] <= room:
+                pack.append(index)
+                room -= lengths[index]
+            else:
+                left.append(index)
+        packs.append(pack)
+        shown = left + list(islice(coming, size - len(left)))
+    return packs
+
+
+__all__ = ["window"]

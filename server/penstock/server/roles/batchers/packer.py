@@ -1,0 +1,90 @@
+"""What all packing batchers share: the size of a sample, counts of what was left out, checks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.server.roles.base import Sample, SampleBatcher
+from penstock.wire.errors import InvalidJob
+
+
+class PackingBatcher(SampleBatcher):
+    """A batcher that looks at sizes, and counts what it does to samples that do not fit.
+
+    A subclass has `length_key` among its constructor's parameters, calls `super().__init__` with it
+    and names its counts.
+    """
+
+    def __init__(self, length_key: str, *counts: str) -> None:
+        if not isinstance(length_key, str) or not length_key:
+            raise InvalidJob(
+                f"length_key is {length_key!r}: name the value of a sample whose length is its "
+                "size, for example length_key: input_ids",
+                key="length_key",
+            )
+        self.length_key = length_key
+        self._counts = dict.fromkeys(counts, 0)
+
+    def size_of(self, sample: Sample) -> int:
+        """Return the length of the sample's value `length_key`.
+
+        Raises:
+            InvalidJob: The sample has no such value.
+        """
+        try:
+            value = sample[self.length_key]
+        except KeyError:
+            raise InvalidJob(
+                f"length_key is {self.length_key!r}, but the processor's samples have "
+                f"{', '.join(map(repr, sample)) or 'no values'}: name one of these",
+                key="length_key",
+            ) from None
+        return len(value)
+
+    def counters(self) -> dict[str, int]:
+        """Return counts since the lane's start; every name is there from the start."""
+        return dict(self._counts)
+
+
+def check_whole(name: str, value: Any, least: int, meaning: str) -> int:
+    """Return a parameter that must be a whole number of at least `least`.
+
+    Args:
+        name: The parameter.
+        value: What was given.
+        least: The smallest number that makes sense.
+        meaning: What the number says, for the error's sentence.
+
+    Raises:
+        InvalidJob: It is no whole number, or too small.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidJob(
+            f"{name} is {value!r}: give {meaning} as a whole number of at least {least}", key=name
+        )
+    return value
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Return a parameter that must be true or false.
+
+    Raises:
+        InvalidJob: It is neither.
+    """
+    if not isinstance(value, bool):
+        raise InvalidJob(f"{name} is {value!r}: write true or false", key=name)
+    return value
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """Return a parameter that must be one of a few words.
+
+    Raises:
+        InvalidJob: It is none of them.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise InvalidJob(f"{name} is {value!r}: choose one of {', '.join(choices)}", key=name)
+    return value
+
+
+__all__ = ["PackingBatcher", "check_choice", "check_flag", "check_whole"]

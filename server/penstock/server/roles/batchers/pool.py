@@ -1,0 +1,123 @@
+"""Padded batches of like lengths, chosen from a pool."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from penstock.server.core.refs import Group, SampleRef
+from penstock.server.packing.pool import STRATEGIES, choose
+from penstock.server.roles.base import Sample
+from penstock.server.roles.batchers.packer import (
+    PackingBatcher,
+    check_choice,
+    check_flag,
+    check_whole,
+)
+from penstock.wire.errors import InvalidJob
+
+
+class PoolPackingBatcher(PackingBatcher):
+    """Forms padded batches of like lengths and of one modality, each sample a row of its own.
+
+    The algorithm is that of cosmos-framework's `PoolPackingBatcher`: see
+    `penstock.server.packing.pool.choose`. The oldest sample of the pool opens every group, so none
+    waits for more than `pool_size` groups; it is never left out, however long it is: alone, it may
+    exceed `max_tokens`. A sample of size 0 is left out and counted as `empty_dropped`.
+
+    The modality of a sample is seen by its values: `pixel_values_videos`, else `pixel_values`,
+    else text.
+
+    Args:
+        max_tokens: What a group may cost once padded: size of the longest * samples (`<=`).
+        pool_size: How many samples there are to choose from.
+        max_batch_size: The most samples of a group; None or 0 = no such limit. 1 keeps the order
+            of the draws.
+        long_threshold: A sample of this size or more is a group of its own.
+        batching_strategy: What decides between samples of equal cost: `prefer_closest`, the size
+            nearest to the longest so far, or `prefer_first`, age.
+        apply_long_sample_halving: Halve `max_tokens` once the longest sample of a group has 1,000
+            or more: head room for the memory of long samples.
+        length_key: The value of a sample whose length is its size.
+
+    Raises:
+        InvalidJob: A number is too small, or the strategy is unknown.
+    """
+
+    type_name: ClassVar[str] = "pool"
+    version: ClassVar[int | str | None] = 1
+    needs_content: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        max_tokens: int,
+        pool_size: int = 16,
+        max_batch_size: int | None = 1,
+        long_threshold: int = 6400,
+        batching_strategy: str = "prefer_closest",
+        apply_long_sample_halving: bool = True,
+        length_key: str = "input_ids",
+    ) -> None:
+        super().__init__(length_key, "empty_dropped")
+        self.max_tokens = check_whole("max_tokens", max_tokens, 1, "the padded size of a batch")
+        self.pool_size = check_whole("pool_size", pool_size, 1, "the samples to choose from")
+        if max_batch_size is not None:
+            check_whole("max_batch_size", max_batch_size, 0, "the most samples of a batch")
+        self.max_batch_size = max_batch_size
+        self.long_threshold = check_whole(
+            "long_threshold", long_threshold, 1, "the size from which a sample stays alone"
+        )
+        self.batching_strategy = check_choice("batching_strategy", batching_strategy, STRATEGIES)
+        self.apply_long_sample_halving = check_flag(
+            "apply_long_sample_halving", apply_long_sample_halving
+        )
+        self._pool: list[tuple[SampleRef, str]] = []
+
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
+        """Take one sample; return a group when this one fills the pool.
+
+        Raises:
+            InvalidJob: There is no sample to see the modality by.
+        """
+        if sample is None:
+            raise InvalidJob(
+                f"the pool batcher was given {ref.item} without its content: it tells modalities "
+                "apart by it, so whoever adds samples passes them along",
+                key="type",
+            )
+        if ref.size == 0:
+            self._counts["empty_dropped"] += 1
+            return []
+        self._pool.append((ref, modality(sample)))
+        return [self._take()] if len(self._pool) >= self.pool_size else []
+
+    def flush(self) -> list[Group]:
+        """Return groups of what is left in the pool."""
+        groups: list[Group] = []
+        while self._pool:
+            groups.append(self._take())
+        return groups
+
+    def _take(self) -> Group:
+        places = choose(
+            [ref.size for ref, _ in self._pool],
+            [kind for _, kind in self._pool],
+            self.max_tokens,
+            max_batch_size=self.max_batch_size,
+            long_threshold=self.long_threshold,
+            strategy=self.batching_strategy,
+            halve_long=self.apply_long_sample_halving,
+        )
+        group = [[self._pool[place][0]] for place in places]
+        for place in sorted(places, reverse=True):
+            del self._pool[place]
+        return group
+
+
+def modality(sample: Sample) -> str:
+    """Return `video`, `image` or `text`, by which values a sample has; None counts as absent."""
+    if sample.get("pixel_values_videos") is not None:
+        return "video"
+    return "image" if sample.get("pixel_values") is not None else "text"
+
+
+__all__ = ["PoolPackingBatcher", "modality"]

@@ -1,0 +1,112 @@
+"""Packing in nearly the order of the draws, with a short look ahead."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import ClassVar
+
+from penstock.server.core.refs import Group, SampleRef
+from penstock.server.roles.base import Sample
+from penstock.server.roles.batchers.packer import PackingBatcher, check_whole
+from penstock.wire.errors import InvalidJob
+
+
+class SequentialPackingBatcher(PackingBatcher):
+    """Packs samples into one row per group, in order; a few that do not fit may be overtaken.
+
+    The algorithm is that of cosmos-framework's `SequentialPackingBatcher`, fed sample by sample. A
+    sample that would bring the row to `max_sequence_length` is set aside; the row is finished when
+    it holds something and `lookahead_limit` samples are set aside, and these, in their order, are
+    the first that the next row is offered. A sample that alone reaches `max_sequence_length` is
+    left out and counted as `overlong_dropped`; one of size 0 as `empty_dropped`.
+
+    With `max_samples_per_batch` rows are finished by count, and sizes are not looked at.
+
+    Args:
+        max_sequence_length: What a row stays *below* (`<`, strictly: as in the original).
+        max_samples_per_batch: How many samples a row has. Give this or `max_sequence_length`.
+        lookahead_limit: How many samples may be set aside before a row is finished; with 0 every
+            sample is a row of its own.
+        length_key: The value of a sample whose length is its size.
+
+    Raises:
+        InvalidJob: Both limits or none are given, or a number is too small.
+    """
+
+    type_name: ClassVar[str] = "sequential"
+    version: ClassVar[int | str | None] = 1
+
+    def __init__(
+        self,
+        max_sequence_length: int | None = None,
+        max_samples_per_batch: int | None = None,
+        lookahead_limit: int = 10,
+        length_key: str = "input_ids",
+    ) -> None:
+        super().__init__(length_key, "empty_dropped", "overlong_dropped")
+        if (max_sequence_length is None) == (max_samples_per_batch is None):
+            raise InvalidJob(
+                f"max_sequence_length is {max_sequence_length} and max_samples_per_batch is "
+                f"{max_samples_per_batch}: give exactly one of them, a row has one limit",
+                key="max_sequence_length",
+            )
+        # Strictly below the budget: a budget of 1 would leave out every sample.
+        if max_sequence_length is not None:
+            check_whole("max_sequence_length", max_sequence_length, 2, "what a row stays below")
+        if max_samples_per_batch is not None:
+            check_whole("max_samples_per_batch", max_samples_per_batch, 1, "the samples of a row")
+        self.max_sequence_length = max_sequence_length
+        self.max_samples_per_batch = max_samples_per_batch
+        self.lookahead_limit = check_whole(
+            "lookahead_limit", lookahead_limit, 0, "the samples that may be set aside"
+        )
+        self._row: list[SampleRef] = []
+        self._total = 0
+        self._skipped: list[SampleRef] = []
+
+    def size_of(self, sample: Sample) -> int:
+        """Return the length of the value `length_key`; 0 where rows are finished by count."""
+        return 0 if self.max_sequence_length is None else super().size_of(sample)
+
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
+        """Take one sample; return the rows that it finished, each a group."""
+        if self.max_sequence_length is not None and ref.size == 0:
+            self._counts["empty_dropped"] += 1
+            return []
+        return self._offer(deque([ref]))
+
+    def flush(self) -> list[Group]:
+        """Return rows of what is left, in order."""
+        groups: list[Group] = []
+        while self._row:
+            skipped = deque(self._skipped)
+            groups.append(self._finish())
+            groups += self._offer(skipped)
+        return groups
+
+    def _offer(self, queue: deque[SampleRef]) -> list[Group]:
+        groups: list[Group] = []
+        while queue:
+            ref = queue.popleft()
+            budget = self.max_sequence_length
+            if budget is None or self._total + ref.size < budget:
+                self._row.append(ref)
+                self._total += ref.size
+            elif self._row:
+                self._skipped.append(ref)
+            else:
+                self._counts["overlong_dropped"] += 1
+            if len(self._row) == self.max_samples_per_batch or (
+                self._row and len(self._skipped) >= self.lookahead_limit
+            ):
+                queue.extendleft(reversed(self._skipped))
+                groups.append(self._finish())
+        return groups
+
+    def _finish(self) -> Group:
+        group = [self._row]
+        self._row, self._total, self._skipped = [], 0, []
+        return group
+
+
+__all__ = ["SequentialPackingBatcher"]

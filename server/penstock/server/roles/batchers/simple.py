@@ -1,0 +1,67 @@
+"""A fixed number of samples, each a row of its own."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from penstock.server.core.refs import Group, SampleRef
+from penstock.server.roles.base import Sample, SampleBatcher
+from penstock.server.roles.batchers.packer import check_flag, check_whole
+
+
+class SimpleBatcher(SampleBatcher):
+    """Forms groups of `batch_size` samples in the order of the draws.
+
+    Sizes are not looked at, and where every draw gives one sample any offset of a lane is found
+    by arithmetic.
+
+    Args:
+        batch_size: How many samples a group has.
+        drop_last: Leave the samples out that do not fill a last group; they are counted as
+            `tail_dropped`. False makes a shorter last group of them.
+
+    Raises:
+        InvalidJob: The batch size is below 1.
+    """
+
+    type_name: ClassVar[str] = "simple"
+    version: ClassVar[int | str | None] = 1
+    needs_sizes: ClassVar[bool] = False
+
+    def __init__(self, batch_size: int, drop_last: bool = False) -> None:
+        self.batch_size = check_whole("batch_size", batch_size, 1, "the samples of a batch")
+        self.drop_last = check_flag("drop_last", drop_last)
+        self._held: list[SampleRef] = []
+        self._tail_dropped = 0
+
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
+        """Take one sample; return the group that it completed, if it did."""
+        self._held.append(ref)
+        return [self._group()] if len(self._held) == self.batch_size else []
+
+    def flush(self) -> list[Group]:
+        """Return the shorter last group, or drop it."""
+        if self.drop_last:
+            self._tail_dropped += len(self._held)
+            self._held = []
+        return [self._group()] if self._held else []
+
+    def counters(self) -> dict[str, int]:
+        """Return `tail_dropped`: samples left out at the end of the lane."""
+        return {"tail_dropped": self._tail_dropped}
+
+    def batches(self, draws: int) -> int:
+        """Return how many groups `draws` samples make, the shorter last one included."""
+        return draws // self.batch_size if self.drop_last else -(-draws // self.batch_size)
+
+    def draws_before(self, offset: int) -> int:
+        """Return how many samples precede group `offset`."""
+        return offset * self.batch_size
+
+    def _group(self) -> Group:
+        group = [[ref] for ref in self._held]
+        self._held = []
+        return group
+
+
+__all__ = ["SimpleBatcher"]
