@@ -206,8 +206,8 @@ class Value(_message.Message):
     text: str
     raw: bytes
     json: str
-    none: globals()['None']
-    def __init__(self, tensor: _Optional[_Union[Tensor, _Mapping]] = ..., list: _Optional[_Union[List, _Mapping]] = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., truth: bool = ..., text: _Optional[str] = ..., raw: _Optional[bytes] = ..., json: _Optional[str] = ..., none: _Optional[_Union[globals()['None'], _Mapping]] = ...) -> None: ...
+    none: Nothing
+    def __init__(self, tensor: _Optional[_Union[Tensor, _Mapping]] = ..., list: _Optional[_Union[List, _Mapping]] = ..., integer: _Optional[int] = ..., real: _Optional[float] = ..., truth: bool = ..., text: _Optional[str] = ..., raw: _Optional[bytes] = ..., json: _Optional[str] = ..., none: _Optional[_Union[Nothing, _Mapping]] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("dtype", "shape", "start", "nbytes")
@@ -227,7 +227,7 @@ class List(_message.Message):
     values: _containers.RepeatedCompositeFieldContainer[Value]
     def __init__(self, values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
 
-class None(_message.Message):
+class Nothing(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
