@@ -1,0 +1,106 @@
+"""The four roles: what to derive from, and everything that penstock brings.
+
+```
+Source            DataDistributor ->  RawItemProcessor  ->  SampleBatcher  ->  BatchCollator
+fetches by index  which item next     raw item -> samples   samples -> rows    rows -> named values
+```
+
+`docs/roles.md` shows how to bring your own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from penstock.server.roles.base import (
+    BatchCollator,
+    CollateContext,
+    DataDistributor,
+    Group,
+    ItemRef,
+    KeySpec,
+    LaneDraws,
+    ProcessContext,
+    RawItem,
+    RawItemProcessor,
+    Role,
+    Row,
+    Sample,
+    SampleBatcher,
+    SampleRef,
+    Source,
+)
+
+if TYPE_CHECKING:
+    from penstock.server.roles.batchers import (
+        BestFitPackingBatcher,
+        PoolPackingBatcher,
+        SequentialPackingBatcher,
+        SimpleBatcher,
+    )
+    from penstock.server.roles.collators import (
+        DefaultBatchCollator,
+        PackedCollator,
+        PaddedCollator,
+    )
+    from penstock.server.roles.distributors import MapDistributor
+    from penstock.server.roles.processors import (
+        FunctionProcessor,
+        IdentityProcessor,
+        TokenizeProcessor,
+    )
+
+# Everything below the ABCs imports them through this package: the built-ins come when they are asked for.
+_BUILTINS = {
+    "BestFitPackingBatcher": "batchers",
+    "PoolPackingBatcher": "batchers",
+    "SequentialPackingBatcher": "batchers",
+    "SimpleBatcher": "batchers",
+    "DefaultBatchCollator": "collators",
+    "PackedCollator": "collators",
+    "PaddedCollator": "collators",
+    "MapDistributor": "distributors",
+    "FunctionProcessor": "processors",
+    "IdentityProcessor": "processors",
+    "TokenizeProcessor": "processors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _BUILTINS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_BUILTINS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+__all__ = [
+    "BatchCollator",
+    "BestFitPackingBatcher",
+    "CollateContext",
+    "DataDistributor",
+    "DefaultBatchCollator",
+    "FunctionProcessor",
+    "Group",
+    "IdentityProcessor",
+    "ItemRef",
+    "KeySpec",
+    "LaneDraws",
+    "MapDistributor",
+    "PackedCollator",
+    "PaddedCollator",
+    "PoolPackingBatcher",
+    "ProcessContext",
+    "RawItem",
+    "RawItemProcessor",
+    "Role",
+    "Row",
+    "Sample",
+    "SampleBatcher",
+    "SampleRef",
+    "SequentialPackingBatcher",
+    "SimpleBatcher",
+    "Source",
+    "TokenizeProcessor",
+]

@@ -1,0 +1,32 @@
+"""Words near a mistyped one: every "unknown name" sentence ends with what was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+MAX_LISTED = 20
+"""A hint that lists more names than this helps nobody: it says how many more there are."""
+
+
+def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """Return up to `count` of the known names that look most like `word`, best first."""
+    names = sorted(set(known))
+    folded = {name.casefold(): name for name in reversed(names)}
+    matches = difflib.get_close_matches(word.casefold(), sorted(folded), n=count, cutoff=0.6)
+    return [folded[match] for match in matches]
+
+
+def hint(word: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence: what was probably meant, else everything that is known."""
+    names = sorted(set(known))
+    if near := nearest(word, names):
+        return f"did you mean {' or '.join(near)}?"
+    if not names:
+        return "there are none"
+    listed = ", ".join(names[:MAX_LISTED])
+    more = len(names) - MAX_LISTED
+    return f"known are {listed}" + (f" and {more} more" if more > 0 else "")
+
+
+__all__ = ["hint", "nearest"]

@@ -1,0 +1,66 @@
+"""Where in a job file something stands: file, line and key path of every complaint about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.wire.errors import InvalidJob
+
+KeyPath = tuple[str | int, ...]
+
+
+def key_text(path: KeyPath) -> str:
+    """Return a key path as people write it: `jobs.code.source.files[0]`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+@dataclass(frozen=True)
+class Place:
+    """A key of a job file.
+
+    Attributes:
+        file: The file as the user named it.
+        base: The folder that relative paths start from, absolute.
+        path: The keys from the top down to here.
+        lines: The line of every key path, counted from 1; empty where the file has none.
+    """
+
+    file: str
+    base: Path
+    path: KeyPath = ()
+    lines: Mapping[KeyPath, int] = field(default_factory=dict, repr=False)
+
+    def at(self, *keys: str | int) -> Place:
+        """Return the place of a key below this one."""
+        return Place(self.file, self.base, self.path + keys, self.lines)
+
+    @property
+    def key(self) -> str:
+        """The key path as text."""
+        return key_text(self.path)
+
+    @property
+    def line(self) -> int | None:
+        """The line of this key, or of the nearest key above it that has one."""
+        path = self.path
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path)
+
+    def error(self, sentence: str, **fields: Any) -> InvalidJob:
+        """Return the error that says `sentence` about this place; the caller raises it."""
+        line = self.line
+        where = self.file if line is None else f"{self.file}:{line}"
+        return InvalidJob(
+            f"{where}: {sentence}",
+            **{"key": self.key, "file": self.file, "line": line, **fields},
+        )
+
+
+__all__ = ["KeyPath", "Place", "key_text"]

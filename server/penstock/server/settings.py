@@ -1,0 +1,226 @@
+"""The keys of a job file: names, types, defaults and meanings, in one place.
+
+From these models come validation, the JSON Schema for editors and the tables of `docs/jobs.md`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from penstock.server.job import DEFAULT_LANES
+from penstock.server.resources import usable_cpus, usable_memory_bytes
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS[f"{_letter}IB"] = 1024**_power
+    _UNITS[f"{_letter}B"] = 1000**_power
+
+MIN_READY_BYTES, MAX_READY_BYTES = 64 << 20, 16 << 30
+"""Bounds of `ready_bytes: auto`: a quarter of the memory, but neither absurdly little nor much."""
+
+
+def parse_bytes(value: Any) -> Any:
+    """Return `"1.5 GiB"` as a number of bytes; what is no such text is returned as it is."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value)
+    if match is None or match[2].upper() not in _UNITS:
+        return value
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _address(value: str) -> str:
+    host, colon, port = value.rpartition(":")
+    if value.startswith("unix:"):
+        if value == "unix:":
+            raise ValueError("no path")
+    elif not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError("no address")
+    return value
+
+
+def _metrics(value: Any) -> Any:
+    return None if value in ("off", "none", "") else value
+
+
+def _tcp_address(value: str) -> str:
+    if value.startswith("unix:"):
+        raise ValueError("no TCP address")
+    return _address(value)
+
+
+def _role(value: Any) -> Any:
+    """A bare name is a role without parameters: `distributor: map`."""
+    if isinstance(value, str):
+        return {"type": value}
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise ValueError("no role")
+    if "type" in value and not (isinstance(value["type"], str) and value["type"]):
+        raise ValueError("type is no name")
+    return value
+
+
+def _key(default: Any, meaning: str, expects: str, **limits: Any) -> Any:
+    """A key with its default, its meaning for the docs, and what a wrong value's error asks for."""
+    return Field(default, description=meaning, json_schema_extra={"expects": expects}, **limits)
+
+
+_ROLE_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "object"}]}
+_ROLE_EXPECTS = "a role: {type: NAME, its parameters ...}"
+RoleSpec = Annotated[dict[str, Any], BeforeValidator(_role), WithJsonSchema(_ROLE_SCHEMA)]
+_BYTES_SCHEMA = {"anyOf": [{"const": "auto"}, {"type": "integer"}, {"type": "string"}]}
+
+_COUNT = "a whole number of at least 1"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=False)
+
+
+class ServerSettings(_Section):
+    """Settings of one loader node; none of them decides a byte of any batch."""
+
+    listen: Annotated[str, AfterValidator(_address)] = _key(
+        "127.0.0.1:50051",
+        "Address that trainers connect to: `host:port`, or `unix:/path`. "
+        "Port 0 takes a free one, which the log names. `0.0.0.0:50051` listens on every interface.",
+        "an address: host:port or unix:/path",
+    )
+    metrics: Annotated[
+        Annotated[str, AfterValidator(_tcp_address)] | None, BeforeValidator(_metrics)
+    ] = _key(
+        "127.0.0.1:9090",
+        "Address of `/metrics`, `/healthz` and `/readyz` over HTTP; `off` for none.",
+        "an address: host:port, or off",
+    )
+    store: str = _key(
+        "sqlite:///penstock.db",
+        "Where cursors live: `sqlite:///path`, relative to the job file "
+        "(`sqlite:////path` from the root).",
+        "the URL of a store: sqlite:///path",
+        min_length=1,
+    )
+    workers: Literal["auto"] | Annotated[int, Field(ge=1)] = _key(
+        "auto",
+        "Processes that make batches; `auto` is one per processor that this node may use.",
+        f"auto or {_COUNT}",
+    )
+    ready_bytes: Annotated[
+        Literal["auto"] | Annotated[int, Field(ge=1)],
+        BeforeValidator(parse_bytes),
+        WithJsonSchema(_BYTES_SCHEMA),
+    ] = _key(
+        "auto",
+        "Bound on batches that are made and not yet taken, such as `2 GiB`; `auto` is a quarter of "
+        "the memory, 64 MiB to 16 GiB. The batch that a reader is owed next is always made.",
+        "auto, or bytes such as 2 GiB",
+    )
+    snapshot_seconds: Annotated[float, Field(ge=0)] = _key(
+        5.0,
+        "Seconds between writes of snapshots; 0 writes each at once. Snapshots only speed up a restart.",
+        "seconds of at least 0",
+    )
+    drain_seconds: Annotated[float, Field(ge=0)] = _key(
+        20.0,
+        "Seconds that SIGTERM gives batches in flight before the node ends.",
+        "seconds of at least 0",
+    )
+    log_format: Literal["auto", "console", "json"] = _key(
+        "auto",
+        "`console` for people, `json` for collectors; `auto` is `console` on a terminal.",
+        "auto, console or json",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _key(
+        "info", "The least severe message that is logged.", "debug, info, warning or error"
+    )
+
+    @property
+    def worker_count(self) -> int:
+        """How many worker processes this is here."""
+        return usable_cpus() if self.workers == "auto" else self.workers
+
+    @property
+    def ready_limit_bytes(self) -> int:
+        """How many bytes may be ready and not taken here."""
+        if self.ready_bytes != "auto":
+            return self.ready_bytes
+        return min(max(usable_memory_bytes() // 4, MIN_READY_BYTES), MAX_READY_BYTES)
+
+
+class JobSettings(_Section):
+    """One job: what decides its bytes, and a few policies that decide none."""
+
+    source: RoleSpec = Field(
+        description="Where raw items come from. Required.",
+        json_schema_extra={"expects": "a source: {type: NAME, its parameters ...}"},
+    )
+    distributor: RoleSpec | None = _key(
+        None, "Which item comes next; default `{type: map}`.", _ROLE_EXPECTS
+    )
+    processor: RoleSpec | None = _key(
+        None, "Raw item to samples; default `{type: identity}`.", _ROLE_EXPECTS
+    )
+    function: str | None = _key(
+        None,
+        "`./data.py:to_sample` or `package.module:name`: a function in place of a processor.",
+        "a function as ./file.py:name or package.module:name",
+    )
+    batcher: RoleSpec | None = _key(
+        None, "Samples to rows. Together with `collator`, or `batch_size` alone.", _ROLE_EXPECTS
+    )
+    collator: RoleSpec | None = _key(
+        None, "Rows to named values. Together with `batcher`.", _ROLE_EXPECTS
+    )
+    batch_size: Annotated[int, Field(ge=1)] | None = _key(
+        None, "Stands for a `simple` batcher of this size and the `default` collator.", _COUNT
+    )
+    seed: int = _key(0, "Decides everything random.", "a whole number")
+    lanes: Annotated[int, Field(ge=1)] = _key(
+        DEFAULT_LANES,
+        "Independent sequences of batches. Part of the log's identity: it cannot change later.",
+        _COUNT,
+    )
+    epochs: Annotated[int, Field(ge=1)] | None = _key(
+        None, "How often each item is drawn; null goes on without end.", f"null or {_COUNT}"
+    )
+    batches_per_step: Annotated[int, Field(ge=1)] | None = _key(
+        None,
+        "The global batch, in batches, for groups that do not say their own; "
+        "null leaves it to the group's first world size.",
+        f"null or {_COUNT}",
+    )
+    on_item_error: Literal["stop", "quarantine"] = _key(
+        "stop",
+        "What happens when the same item fails twice: the lane stops, or the item is left out with a "
+        "verdict that every node obeys.",
+        "stop or quarantine",
+    )
+    max_quarantined: Annotated[int, Field(ge=0)] = _key(
+        1000, "A lane stops after this many verdicts of its own.", "a whole number of at least 0"
+    )
+    max_replay: Annotated[int, Field(ge=1)] = _key(
+        100_000, "Batches that may be planned again to reach a far position.", _COUNT
+    )
+    snapshot_every: Annotated[int, Field(ge=1)] = _key(
+        16, "Batches of a lane between its snapshots.", _COUNT
+    )
+
+
+class JobFile(_Section):
+    """A job file: settings of the node, and the jobs that it serves."""
+
+    server: ServerSettings = Field(
+        default_factory=ServerSettings,
+        description="Settings of the node; every key has a default.",
+        json_schema_extra={"expects": "keys and values: listen, store, workers ..."},
+    )
+    jobs: Annotated[dict[str, JobSettings], Field(min_length=1)] = Field(
+        description="The jobs by name.",
+        json_schema_extra={"expects": "at least one job: NAME: {source: ..., ...}"},
+    )
+
+
+__all__ = ["JobFile", "JobSettings", "RoleSpec", "ServerSettings", "parse_bytes"]
