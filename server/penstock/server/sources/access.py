@@ -1,0 +1,74 @@
+"""What every source checks: indices, column names, and that its package is there."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.wire.errors import InvalidJob, MissingExtra
+
+
+def require(module: str, *, extra: str = "server") -> Any:
+    """Return an imported module of an optional package.
+
+    Raises:
+        MissingExtra: The package is not installed; names the extra that brings it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if error.name is None or error.name.partition(".")[0] != package:
+            raise
+        raise MissingExtra(
+            f"this source needs the package {package}: pip install 'penstock[{extra}]'",
+            package=package,
+            extra=extra,
+        ) from None
+
+
+def check_indices(indices: Sequence[int], length: int) -> None:
+    """Refuse an index that no item has.
+
+    Raises:
+        IndexError: An index is negative or not below `length`.
+    """
+    for index in indices:
+        if not 0 <= index < length:
+            raise IndexError(
+                f"there is no item {index}: this source holds {length} items, from 0 on"
+            )
+
+
+def check_columns(columns: Any, existing: Sequence[str], where: str) -> list[str]:
+    """Return the columns to read: those asked for, or all.
+
+    Raises:
+        InvalidJob: `columns` is no list of names, is empty, or names a column that is not there.
+    """
+    if columns is None:
+        return list(existing)
+    if isinstance(columns, str) or not all(isinstance(column, str) for column in columns):
+        raise InvalidJob(
+            f"columns is {columns!r}: give a list of names, for example [{existing[0]}]",
+            key="source.columns",
+        )
+    if not columns:
+        raise InvalidJob(
+            f"columns is empty: leave it out, or choose from {', '.join(existing)}",
+            key="source.columns",
+        )
+    for column in columns:
+        if column not in existing:
+            near = difflib.get_close_matches(column, existing, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise InvalidJob(
+                f"{where} has no column {column!r}: {hint}It has {', '.join(existing)}",
+                key="source.columns",
+            )
+    return list(dict.fromkeys(columns))
+
+
+__all__ = ["check_columns", "check_indices", "require"]

@@ -1,0 +1,270 @@
+"""Everything else that `datasets` opens from local files, memory-mapped, read at random."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar
+
+from penstock.server.roles.base import Source
+from penstock.server.sources.access import check_columns, check_indices, require
+from penstock.server.sources.arrow import ArrowRows
+from penstock.server.sources.content import WHOLE_BYTES, content_hash, files_fingerprint
+from penstock.wire.errors import InvalidJob, SourceChanged, SourceUnavailable
+
+DataFiles = str | Sequence[str] | Mapping[str, str | Sequence[str]]
+
+_READERS = 8
+
+
+class HfSource(Source):
+    """The rows of a dataset that Hugging Face `datasets` opens, without the hub.
+
+    Files are converted once to Arrow in the cache folder of `datasets` (`HF_DATASETS_CACHE`) and
+    memory-mapped from there; a folder of `save_to_disk` is mapped as it lies. Items are dicts as
+    `ArrowRows` gives them: images, audio and video stay undecoded, `{"bytes": ..., "path": ...}`
+    with the bytes in it and the path a bare file name, so that an item does not depend on where its
+    files lie.
+
+    Args:
+        path: The name of a builder (`arrow`, `csv`, `json`, `text`, `webdataset`, `imagefolder`,
+        ...),
+            or a folder: one that `save_to_disk` wrote, or one of data files.
+        data_files: Paths and globs for a builder: one, a list, or a dict of them by split.
+        split: Which split, `train[:10%]` and the like included; needed where there are several.
+        name: The builder's configuration, where it has several.
+        columns: Which columns to keep, in this order; None = all.
+        options: More parameters of the builder, for example `{delimiter: ";"}` of csv.
+
+    Raises:
+        InvalidJob: Nothing of that name is here, or `datasets` cannot open it.
+        MissingExtra: The package `datasets` is not installed.
+    """
+
+    type_name: ClassVar[str] = "hf"
+    version: ClassVar[int | str | None] = 1
+    path_params: ClassVar[tuple[str, ...]] = ("path", "data_files")
+
+    def __init__(
+        self,
+        path: str,
+        data_files: DataFiles | None = None,
+        split: str | None = None,
+        name: str | None = None,
+        columns: Sequence[str] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        datasets = require("datasets")
+        self._builder = _builder_name(path, data_files)
+        with _quietly(datasets, path):
+            if self._builder is None and _is_saved(path):
+                saved = datasets.load_from_disk(path)
+                splits = list(saved) if isinstance(saved, datasets.DatasetDict) else []
+                self.split = _choose(path, split, splits) if splits else split
+                dataset = saved[self.split] if splits else saved
+                self._files = [Path(file["filename"]) for file in dataset.cache_files]
+                self._root = Path(path)
+            else:
+                builder = datasets.load_dataset_builder(
+                    self._builder or path,
+                    name,
+                    data_files=_plain(data_files),
+                    **(options or {}),
+                )
+                by_split = builder.config.data_files or {}
+                self.split = _choose(path, split, list(by_split))
+                base = re.split(r"\W", self.split)[0]
+                chosen = by_split.get(base) or [one for many in by_split.values() for one in many]
+                self._files = [Path(file) for file in chosen]
+                self._root = Path(os.path.commonpath([file.parent for file in self._files]))
+                builder.download_and_prepare()
+                dataset = builder.as_dataset(self.split)
+        self.columns = check_columns(columns, dataset.column_names, path)
+        self._media = [
+            column for column in self.columns if hasattr(dataset.features[column], "decode")
+        ]
+        self._dataset = dataset.select_columns(self.columns).with_format("arrow")
+        self._mapped = {file["filename"]: _stamp(file["filename"]) for file in dataset.cache_files}
+        self._read_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def fetch(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the rows at `indices`, in that order.
+
+        Raises:
+            IndexError: An index is negative or not below the length.
+            SourceUnavailable: The bytes cannot be read here and now; `item` is the first index.
+            SourceChanged: A mapped file is not the one that was opened.
+        """
+        check_indices(indices, len(self))
+        if not indices:
+            return []
+        try:
+            self._check_mapped()
+            table = self._dataset[[int(index) for index in indices]]
+            items = ArrowRows(table).items(range(len(indices)))
+            for item in items:
+                self._settle(item)
+        except OSError as error:
+            raise SourceUnavailable(
+                f"items {indices[0]} ... cannot be read here and now: {error}", item=indices[0]
+            ) from error
+        self._read_bytes += table.nbytes
+        return items
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters that decide bytes, with the resolved builder and split."""
+        parameters = super().parameters()
+        if self.split is not None:
+            parameters["split"] = self.split
+        if self._builder is not None:
+            parameters["builder"] = self._builder
+        return parameters
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return logical names, sizes and content hashes of the data files, and the length.
+
+        Up to 64 MiB a file is hashed whole, above it head, tail and 16 blocks.
+
+        Raises:
+            SourceUnavailable: A file cannot be read here and now.
+        """
+
+        def entry(path: Path) -> tuple[str, int, str]:
+            try:
+                size = path.stat().st_size
+                with path.open("rb") as stream:
+
+                    def read_at(start: int, stop: int) -> bytes:
+                        stream.seek(start)
+                        return stream.read(stop - start)
+
+                    digest = content_hash(read_at, size, whole=size <= WHOLE_BYTES)
+            except OSError as error:
+                raise SourceUnavailable(
+                    f"{path} cannot be read here and now: {error}", item=path.name
+                ) from error
+            return Path(os.path.relpath(path, self._root)).as_posix(), size, digest
+
+        with ThreadPoolExecutor(_READERS) as pool:
+            return {"length": len(self), **files_fingerprint(pool.map(entry, self._files))}
+
+    def read_bytes(self) -> int:
+        """Return the bytes of the rows that were copied from the map since the last call."""
+        count, self._read_bytes = self._read_bytes, 0
+        return count
+
+    def close(self) -> None:
+        """Forget the expected files; the maps go when the last reader does."""
+        self._mapped.clear()
+
+    def _check_mapped(self) -> None:
+        for path, stamp in self._mapped.items():
+            if _stamp(path) != stamp:
+                raise SourceChanged(
+                    f"{path} changed under an open source: data files are immutable; restart with "
+                    "the new files as a new job",
+                    path=path,
+                )
+
+    def _settle(self, item: dict[str, Any]) -> None:
+        """Take the place of files out of an item: media get their bytes, paths become names."""
+        for column in self._media:
+            media = item[column]
+            if media is None or not media.get("path"):
+                continue
+            if media["bytes"] is None:
+                media["bytes"] = Path(media["path"]).read_bytes()
+            media["path"] = Path(media["path"]).name
+        if isinstance(item.get("__url__"), str):  # webdataset: which archive
+            item["__url__"] = Path(os.path.relpath(item["__url__"], self._root)).as_posix()
+
+
+def _builder_name(path: str, data_files: DataFiles | None) -> str | None:
+    """Return the builder that `path` names, or None where it is a folder.
+
+    A job file's relative paths arrive absolute, so `json` may arrive as `/jobs/json`: the last part
+    is a builder's name unless there is such a folder and no data files.
+    """
+    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as BUILDERS
+
+    last = Path(path).name
+    if last in BUILDERS and (data_files is not None or not Path(path).is_dir()):
+        if data_files is None:
+            raise InvalidJob(
+                f"the builder {last!r} needs data_files: give a path, a glob or a list",
+                key="source.data_files",
+            )
+        return last
+    if Path(path).is_dir():
+        return None
+    raise InvalidJob(
+        f"{path!r} is neither a folder nor a builder ({', '.join(BUILDERS)}); data on the hub is not "
+        "read over the network: download it first and name the folder",
+        key="source.path",
+    )
+
+
+def _is_saved(path: str) -> bool:
+    return (Path(path) / "state.json").exists() or (Path(path) / "dataset_dict.json").exists()
+
+
+def _choose(path: str, split: str | None, splits: Sequence[str]) -> str:
+    if split is None:
+        if len(splits) != 1:
+            raise InvalidJob(
+                f"{path!r} has the splits {', '.join(splits)}: choose one with split",
+                key="source.split",
+            )
+        return splits[0]
+    base = re.split(r"\W", split)[0]
+    if base not in (*splits, "all"):
+        raise InvalidJob(
+            f"{path!r} has no split {split!r}: it has {', '.join(splits)}", key="source.split"
+        )
+    return split
+
+
+def _plain(data_files: DataFiles | None) -> Any:
+    if isinstance(data_files, str) or data_files is None:
+        return data_files
+    if isinstance(data_files, Mapping):
+        return {split: _plain(files) for split, files in data_files.items()}
+    return list(data_files)
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_size, found.st_mtime_ns
+
+
+@contextlib.contextmanager
+def _quietly(datasets: Any, path: str) -> Iterator[None]:
+    """Open without progress bars, and turn what `datasets` raises into one sentence."""
+    shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    except InvalidJob:
+        raise
+    except Exception as error:
+        # The reason lies at the bottom: the library wraps a parser's error in its own.
+        deep: BaseException = error
+        while deep.__cause__ is not None:
+            deep = deep.__cause__
+        lines = str(deep).strip().splitlines() or [""]
+        raise InvalidJob(
+            f"datasets cannot open {path!r}: {type(deep).__name__}: {lines[0]}", key="source.path"
+        ) from error
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+
+
+__all__ = ["HfSource"]

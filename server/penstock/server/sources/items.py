@@ -1,0 +1,109 @@
+"""A list of items, written in the job file or built in Python."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from penstock.server.roles.base import RawItem, Source
+from penstock.server.sources.access import check_indices
+from penstock.wire.errors import InvalidJob
+
+
+class ItemsSource(Source):
+    """The items of a list. Every fetch gives copies: a processor may change what it is given.
+
+    Args:
+        items: Numbers, strings, bytes, None, arrays (anything with `__array__`), and lists, tuples
+            and dicts of these.
+
+    Raises:
+        InvalidJob: `items` is no list.
+    """
+
+    type_name: ClassVar[str] = "items"
+    version: ClassVar[int | str | None] = 1
+
+    def __init__(self, items: Sequence[RawItem]) -> None:
+        if isinstance(items, (str, bytes)) or not isinstance(items, Sequence):
+            raise InvalidJob(f"items is a {type(items).__name__}: give a list", key="source.items")
+        self._items = list(items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def fetch(self, indices: Sequence[int]) -> list[RawItem]:
+        """Return copies of the items at `indices`, in that order.
+
+        Raises:
+            IndexError: An index is negative or not below the length.
+        """
+        check_indices(indices, len(self))
+        return [copy.deepcopy(self._items[index]) for index in indices]
+
+    def parameters(self) -> dict[str, Any]:
+        """Return nothing: the fingerprint stands for the items."""
+        return {}
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return the length and a hash of the items' types and values.
+
+        Raises:
+            InvalidJob: An item holds a value that has no canonical bytes.
+        """
+        digest = hashlib.sha256()
+        for number, item in enumerate(self._items):
+            digest.update(canonical_bytes(item, f"items[{number}]"))
+        return {"length": len(self), "sha256": digest.hexdigest()}
+
+
+def canonical_bytes(value: Any, where: str) -> bytes:
+    """Return bytes that differ where two values differ in type, shape, order or content.
+
+    Raises:
+        InvalidJob: A value is of a kind that has no such bytes; `where` names it.
+    """
+    if value is None:
+        return b"n"
+    if isinstance(value, bool):
+        return b"t" if value else b"f"
+    if isinstance(value, int):
+        return _framed(b"i", str(value).encode())
+    if isinstance(value, float):
+        return b"d" + struct.pack("<d", value)
+    if isinstance(value, str):
+        return _framed(b"s", value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return _framed(b"b", bytes(value))
+    if isinstance(value, (list, tuple)):
+        inner = [canonical_bytes(one, f"{where}[{at}]") for at, one in enumerate(value)]
+        return _framed(b"l" if isinstance(value, list) else b"u", b"".join(inner))
+    if isinstance(value, dict):
+        # In the dict's own order: a collator may keep it.
+        pairs = [
+            canonical_bytes(key, f"{where} key") + canonical_bytes(one, f"{where}[{key!r}]")
+            for key, one in value.items()
+        ]
+        return _framed(b"m", b"".join(pairs))
+    if hasattr(value, "__array__"):
+        array = np.asarray(value)
+        if not array.dtype.hasobject:
+            head = f"{array.dtype.str}{array.shape}".encode()
+            return _framed(b"a", _framed(b"h", head) + array.tobytes())
+    raise InvalidJob(
+        f"{where} is a {type(value).__name__}: an items source holds numbers, strings, bytes, "
+        "arrays, lists and dicts; give other objects through a torch source",
+        key="source.items",
+    )
+
+
+def _framed(tag: bytes, data: bytes) -> bytes:
+    return tag + struct.pack("<Q", len(data)) + data
+
+
+__all__ = ["ItemsSource", "canonical_bytes"]

@@ -1,0 +1,284 @@
+"""Parquet files as they lie, on local disks or behind any fsspec URL: without conversion."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, ClassVar
+
+from penstock.server.roles.base import Source
+from penstock.server.sources.access import check_columns, check_indices, require
+from penstock.server.sources.arrow import ArrowRows
+from penstock.server.sources.cache import BlockCache
+from penstock.server.sources.content import BLOCKS, WHOLE_BYTES, content_hash, files_fingerprint
+from penstock.server.sources.files import DataFile, FileSet
+from penstock.wire.errors import InvalidJob, SourceUnavailable
+
+CACHE_BYTES = 512 << 20
+"""Decoded row groups kept by one process: a window of 16 groups of 32 MiB."""
+
+_TAIL_BYTES = 64 << 10  # one read brings most footers whole
+_OPEN_FILES = 16
+_READERS = 16  # threads that read footers and samples; waiting for a store, not computing
+
+
+@dataclass(frozen=True)
+class _Footer:
+    columns: tuple[str, ...]
+    rows: tuple[int, ...]
+    group_bytes: tuple[tuple[int, ...], ...]  # per row group, per leaf column, compressed
+    leaves: tuple[str, ...]  # the top-level column of each leaf
+    sha256: str
+
+
+class ParquetSource(Source):
+    """The rows of Parquet files, in the order of the files' logical names.
+
+    A row group is a block: it is read and decoded once for all rows that a fetch wants of it, and
+    decoded groups are kept up to `cache_bytes`. Items are dicts as `ArrowRows` gives them. `fetch`
+    may be called from several threads, one at a time goes on.
+
+    Args:
+        files: Paths, globs, folders or URLs (`s3://...`, `memory://...`); one or a list.
+        columns: Which columns to read, in this order; None = all.
+        cache_bytes: Bound of the decoded row groups in memory; decides no bytes of a batch.
+        storage_options: For the fsspec filesystem: endpoint, credentials; decides no bytes.
+
+    Raises:
+        InvalidJob: No file matches, a file is no Parquet file, a column is missing, no rows.
+        MissingExtra: pyarrow, fsspec or the filesystem's package is not installed.
+        SourceUnavailable: A footer cannot be read here and now.
+    """
+
+    type_name: ClassVar[str] = "parquet"
+    version: ClassVar[int | str | None] = 1
+    path_params: ClassVar[tuple[str, ...]] = ("files",)
+
+    def __init__(
+        self,
+        files: str | Sequence[str],
+        columns: Sequence[str] | None = None,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        self._pq = require("pyarrow.parquet")
+        self._set = FileSet(files, suffix=".parquet", storage_options=storage_options)
+        with ThreadPoolExecutor(min(_READERS, len(self._set.files))) as pool:
+            self._footers = list(pool.map(self._read_footer, self._set.files))
+        first, first_footer = self._set.files[0], self._footers[0]
+        self.columns = check_columns(columns, first_footer.columns, first.name)
+        for file, footer in zip(self._set.files, self._footers, strict=True):
+            check_columns(self.columns, footer.columns, file.name)
+            extra = [name for name in footer.columns if name not in first_footer.columns]
+            if columns is None and extra:
+                raise InvalidJob(
+                    f"{file.name} has columns that {first.name} lacks ({', '.join(extra)}): name "
+                    "those to read with columns",
+                    key="source.columns",
+                )
+        self._groups = [  # block -> (file, row group), without empty row groups
+            (number, group)
+            for number, footer in enumerate(self._footers)
+            for group, rows in enumerate(footer.rows)
+            if rows
+        ]
+        self._sizes = [self._footers[file].rows[group] for file, group in self._groups]
+        self._starts = [0, *accumulate(self._sizes)]
+        if not self._groups:
+            raise InvalidJob(
+                f"the {len(self._set.files)} files that match {files!r} hold zero rows",
+                key="source.files",
+            )
+        self._lock = threading.Lock()
+        self._cache: BlockCache[ArrowRows] = BlockCache(cache_bytes)
+        self._open: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
+        self._read_bytes = 0
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def blocks(self) -> Sequence[int]:
+        """Return the rows of each row group, in index order; empty groups are left out."""
+        return self._sizes
+
+    def fetch(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the rows at `indices`, in that order; each row group is decoded at most once.
+
+        Raises:
+            IndexError: An index is negative or not below the length.
+            SourceUnavailable: A row group cannot be read here and now; `item` is an index in it.
+            SourceChanged: A file is not the one that was opened.
+        """
+        check_indices(indices, len(self))
+        wanted: dict[int, list[int]] = {}
+        for place, index in enumerate(indices):
+            wanted.setdefault(bisect_right(self._starts, index) - 1, []).append(place)
+        items: list[Any] = [None] * len(indices)
+        with self._lock:
+            for block in sorted(wanted):
+                places, start = wanted[block], self._starts[block]
+                rows = self._block(block, indices[places[0]])
+                found = rows.items([indices[place] - start for place in places])
+                for place, item in zip(places, found, strict=True):
+                    items[place] = item
+        return items
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters that decide bytes: the columns."""
+        return {
+            name: value
+            for name, value in super().parameters().items()
+            if name not in ("cache_bytes", "storage_options")
+        }
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return names, sizes, and a hash of each file's footer and of blocks of its content.
+
+        Up to 64 MiB in all every byte counts; above it each file's footer, head and tail, and up to
+        16 blocks of it, fewer where there are many files.
+
+        Raises:
+            SourceUnavailable: A file cannot be read here and now.
+        """
+        files = self._set.files
+        whole = sum(file.size for file in files) <= WHOLE_BYTES
+        blocks = max(1, min(BLOCKS, 1024 // len(files)))
+
+        def entry(numbered: tuple[DataFile, _Footer]) -> tuple[str, int, str]:
+            file, footer = numbered
+            try:
+                with self._set.open(file) as stream:
+                    content = content_hash(_read_at(stream), file.size, whole=whole, blocks=blocks)
+            except OSError as error:
+                raise _unavailable(file, error, file.name) from error
+            digest = hashlib.sha256(f"{footer.sha256}{content}".encode()).hexdigest()
+            return file.name, file.size, digest
+
+        with ThreadPoolExecutor(min(_READERS, len(files))) as pool:
+            return files_fingerprint(pool.map(entry, zip(files, self._footers, strict=True)))
+
+    def read_bytes(self) -> int:
+        """Return the compressed bytes of the column chunks that were read since the last call."""
+        with self._lock:
+            count, self._read_bytes = self._read_bytes, 0
+        return count
+
+    def close(self) -> None:
+        """Close all files and let go of decoded row groups."""
+        with self._lock:
+            self._cache.clear()
+            while self._open:
+                self._close_one()
+
+    def _block(self, block: int, index: int) -> ArrowRows:
+        if (kept := self._cache.get(block)) is not None:
+            return kept
+        number, group = self._groups[block]
+        file, footer = self._set.files[number], self._footers[number]
+        arrow_error = require("pyarrow").ArrowException
+        try:
+            self._set.check(file)
+            table = self._reader(number).read_row_group(
+                group, columns=self.columns, use_threads=False
+            )
+        except (OSError, arrow_error) as error:
+            if number in self._open:  # a broken connection must not be met again by the retry
+                self._open.move_to_end(number, last=False)
+                self._close_one()
+            raise _unavailable(file, error, index) from error
+        self._read_bytes += sum(
+            nbytes
+            for leaf, nbytes in zip(footer.leaves, footer.group_bytes[group], strict=True)
+            if leaf in self.columns
+        )
+        rows = ArrowRows(table.select(self.columns))
+        self._cache.put(block, rows, table.nbytes)
+        return rows
+
+    def _reader(self, number: int) -> Any:
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number][0]
+        while len(self._open) >= _OPEN_FILES:
+            self._close_one()
+        file = self._set.files[number]
+        if self._set.is_local:
+            reader, stream = self._pq.ParquetFile(file.path), None
+        else:
+            stream = self._set.open(file)
+            # pre_buffer joins the reads of a row group's column chunks into few requests.
+            reader = self._pq.ParquetFile(stream, pre_buffer=True)
+        self._open[number] = (reader, stream)
+        return reader
+
+    def _close_one(self) -> None:
+        _, (reader, stream) = self._open.popitem(last=False)
+        reader.close()
+        if stream is not None:
+            stream.close()
+
+    def _read_footer(self, file: DataFile) -> _Footer:
+        pa = require("pyarrow")
+        try:
+            with self._set.open(file) as stream:
+                read_at = _read_at(stream)
+                tail = read_at(max(0, file.size - _TAIL_BYTES), file.size)
+                if len(tail) < 12 or tail[-4:] != b"PAR1":
+                    kind = "encrypted" if tail[-4:] == b"PARE" else "not a Parquet file"
+                    raise InvalidJob(
+                        f"{file.path} is {kind}: it does not end in PAR1", key="source.files"
+                    )
+                length = int.from_bytes(tail[-8:-4], "little") + 8
+                if len(tail) < length <= file.size:
+                    tail = read_at(file.size - length, file.size)
+            metadata = self._pq.read_metadata(pa.BufferReader(tail))
+        except (FileNotFoundError, PermissionError) as error:
+            raise InvalidJob(
+                f"{file.path} cannot be read: {error.strerror or error}", key="source.files"
+            ) from error
+        except OSError as error:
+            raise _unavailable(file, error, file.name) from error
+        except pa.ArrowException as error:
+            raise InvalidJob(
+                f"{file.path} has no readable Parquet footer: {error}", key="source.files"
+            ) from None
+        leaves = [
+            metadata.schema.column(leaf).path.partition(".")[0]
+            for leaf in range(metadata.num_columns)
+        ]
+        groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+        return _Footer(
+            columns=tuple(metadata.schema.to_arrow_schema().names),
+            rows=tuple(group.num_rows for group in groups),
+            group_bytes=tuple(
+                tuple(group.column(leaf).total_compressed_size for leaf in range(len(leaves)))
+                for group in groups
+            ),
+            leaves=tuple(leaves),
+            sha256=hashlib.sha256(tail[-length:]).hexdigest(),
+        )
+
+
+def _read_at(stream: Any) -> Any:
+    def read_at(start: int, stop: int) -> bytes:
+        stream.seek(start)
+        data: bytes = stream.read(stop - start)
+        if len(data) != stop - start:
+            raise OSError(f"{len(data)} bytes came where {stop - start} were asked for")
+        return data
+
+    return read_at
+
+
+def _unavailable(file: DataFile, error: Exception, item: Any) -> SourceUnavailable:
+    return SourceUnavailable(f"{file.path} cannot be read here and now: {error}", item=item)
+
+
+__all__ = ["CACHE_BYTES", "ParquetSource"]

@@ -1,0 +1,150 @@
+"""A researcher's own map-style Dataset as a source, unedited. Torch itself is not needed."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from penstock.server.core.imports import is_file_spec, load_attribute
+from penstock.server.roles.base import RawItem, Source, module_hash
+from penstock.server.sources.access import check_indices
+from penstock.server.sources.seeding import seeded_globals
+from penstock.wire.errors import BadItem, InvalidJob, PenstockError, SourceUnavailable
+
+
+class TorchDatasetSource(Source):
+    """The items of any object with `__len__` and `__getitem__`.
+
+    What identifies it is its length, the source of the module that defines it, the factory's name
+    and arguments, and, where the dataset has a method `fingerprint()`, what that returns
+    (JSON-able: give one where the data behind the dataset can change).
+
+    `__getitem__` runs with the global generators of random, numpy and torch seeded from the index:
+    an item is the same on every node and in every epoch. Augmentation that should differ from epoch
+    to epoch belongs in a processor.
+
+    Args:
+        factory: `./file.py:name` or `package.module:name`: a Dataset class, or a function that
+            returns a Dataset.
+        dataset: A Dataset, in Python, in place of a factory.
+        arguments: Given to the factory.
+
+    Raises:
+        InvalidJob: Neither or both of factory and dataset are given, the factory cannot be found or
+            fails, or what it returns has no length or no items by index.
+    """
+
+    type_name: ClassVar[str] = "torch"
+    version: ClassVar[int | str | None] = 1
+    path_params: ClassVar[tuple[str, ...]] = ("factory",)
+
+    def __init__(
+        self, factory: str | None = None, *, dataset: Any = None, **arguments: Any
+    ) -> None:
+        if (factory is None) == (dataset is None):
+            raise InvalidJob(
+                "a torch source takes either factory: ./data.py:make or, in Python, dataset=",
+                key="source.factory",
+            )
+        self._factory, self._made_with = factory, arguments
+        if factory is None:
+            self.dataset, self._maker = dataset, type(dataset)
+        else:
+            self._maker = load_attribute(factory)
+            self.dataset = self._make(factory)
+        for method, what in (("__len__", "a length"), ("__getitem__", "items by index")):
+            if not hasattr(type(self.dataset), method):
+                raise InvalidJob(
+                    f"{factory or 'dataset'} gave a {type(self.dataset).__name__}, which has no "
+                    f"{method}: a source needs {what}; iterable datasets have none",
+                    key="source.factory",
+                )
+        self._length = len(self.dataset)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def fetch(self, indices: Sequence[int]) -> list[RawItem]:
+        """Return `dataset[index]` for every index, in that order.
+
+        Raises:
+            IndexError: An index is negative or not below the length.
+            SourceUnavailable: `__getitem__` raised an OSError of the system, or a timeout.
+            BadItem: `__getitem__` raised anything else.
+        """
+        check_indices(indices, len(self))
+        return [self._item(index) for index in indices]
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the factory's arguments."""
+        return dict(self._made_with)
+
+    def content(self) -> dict[str, str]:
+        """Return what was called, and the hash of the module that defines it."""
+        name = getattr(self._maker, "__qualname__", type(self._maker).__qualname__)
+        place, _, attribute = (self._factory or "").rpartition(":")
+        if place:
+            # A file is its content, wherever it lies; a package's module has a name of its own.
+            name = attribute if is_file_spec(place) else self._factory or name
+        thing = self._maker if hasattr(self._maker, "__module__") else type(self._maker)
+        return {"factory": f"{name}:{module_hash(thing)}"}
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return the length, and the dataset's own fingerprint where it has one."""
+        fingerprint: dict[str, Any] = {"length": len(self)}
+        own = getattr(self.dataset, "fingerprint", None)
+        if callable(own):
+            fingerprint["dataset"] = own()
+        return fingerprint
+
+    def close(self) -> None:
+        """Close the dataset, where it can be closed."""
+        close = getattr(self.dataset, "close", None)
+        if callable(close):
+            close()
+
+    def _make(self, factory: str) -> Any:
+        try:
+            with seeded_globals("penstock torch factory"):
+                return self._maker(**self._made_with)
+        except PenstockError:
+            raise
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise InvalidJob(
+                f"{factory} failed: {type(error).__name__}: {error} ({frame.filename}, line "
+                f"{frame.lineno})",
+                key="source.factory",
+                traceback=traceback.format_exc(),
+            ) from error
+
+    def _item(self, index: int) -> RawItem:
+        try:
+            with seeded_globals(f"penstock torch item\0{index}"):
+                return self.dataset[index]
+        except PenstockError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            if isinstance(error, (OSError, TimeoutError)) and not _is_decoding(error):
+                raise SourceUnavailable(
+                    f"item {index} cannot be read here and now: {reason}", item=index
+                ) from error
+            raise BadItem(
+                f"item {index} of {type(self.dataset).__name__} fails: {reason}",
+                item=index,
+                stage="fetch",
+                reason=reason,
+                traceback=traceback.format_exc(),
+            ) from error
+
+
+def _is_decoding(error: OSError) -> bool:
+    """Tell Pillow's OSErrors about broken images from the system's: they are facts of the bytes."""
+    frames = traceback.walk_tb(error.__traceback__)
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in frames]
+    return error.errno is None and modules[-1].partition(".")[0] == "PIL"
+
+
+__all__ = ["TorchDatasetSource"]
