@@ -19,6 +19,6 @@ MAX_MESSAGE_BYTES = 16 << 20
 """The limit that both sides set on one gRPC message: a bound, never -1."""
 
 ALIGNMENT = 64
-"""Every tensor starts at a multiple of this many bytes of the body: vector loads and DMA stay clean."""
+"""Every tensor starts at a multiple of this many bytes: vector loads and DMA stay clean."""
 
 __all__ = ["ALIGNMENT", "CHUNK_BYTES", "MAX_MESSAGE_BYTES", "PROTOCOL"]

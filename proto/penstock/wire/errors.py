@@ -10,9 +10,15 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
+from google.protobuf.message import DecodeError
+
 from penstock.wire.v1 import error_pb2
 
 ERROR_METADATA_KEY = "penstock-error-bin"
+
+_SENTENCE_BYTES = 1500
+_FIELDS_BYTES = 2500
+# HTTP/2 peers refuse metadata above 8 KiB, where base64 costs a third and the sentence comes twice.
 
 
 class PenstockError(Exception):
@@ -27,7 +33,7 @@ class PenstockError(Exception):
     code: ClassVar[str] = "penstock_error"
     status: ClassVar[str] = "UNKNOWN"
 
-    def __init__(self, message: str, **fields: Any) -> None:
+    def __init__(self, message: str, /, **fields: Any) -> None:
         super().__init__(message)
         self.message = message
         self.fields: dict[str, Any] = fields
@@ -43,7 +49,7 @@ def _rebuild(cls: type[PenstockError], message: str, fields: dict[str, Any]) -> 
     return cls(message, **fields)
 
 
-# --- a caller's or an operator's mistake -----------------------------------------------------------
+# --- a caller's or an operator's mistake --------------------------------------------------------
 
 
 class InvalidJob(PenstockError):
@@ -83,7 +89,7 @@ class RankOutOfRange(PenstockError):
 
 
 class UnevenStep(PenstockError):
-    """The world size does not divide the batches of a step. Fields `batches_per_step`, `world_size`."""
+    """The world size does not divide a step's batches. Fields `batches_per_step`, `world_size`."""
 
     code, status = "uneven_step", "INVALID_ARGUMENT"
 
@@ -106,7 +112,7 @@ class MissingExtra(PenstockError):
     code, status = "missing_extra", "FAILED_PRECONDITION"
 
 
-# --- cursors and generations -------------------------------------------------------------------------
+# --- cursors and generations --------------------------------------------------------------------
 
 
 class StaleGeneration(PenstockError):
@@ -151,7 +157,7 @@ class CommitOutOfRange(PenstockError):
     code, status = "commit_out_of_range", "OUT_OF_RANGE"
 
 
-# --- positions -----------------------------------------------------------------------------------------
+# --- positions ----------------------------------------------------------------------------------
 
 
 class PastEnd(PenstockError):
@@ -166,7 +172,7 @@ class PositionFar(PenstockError):
     code, status = "position_far", "OUT_OF_RANGE"
 
 
-# --- data ------------------------------------------------------------------------------------------------
+# --- data ---------------------------------------------------------------------------------------
 
 
 class SourceUnavailable(PenstockError):
@@ -188,7 +194,7 @@ class BadItem(PenstockError):
 
 
 class BadBatch(PenstockError):
-    """A batch cannot be made of its samples: a collator failed. Fields `lane`, `offset`, `traceback`."""
+    """A batch cannot be made: a collator failed. Fields `lane`, `offset`, `traceback`."""
 
     code, status = "bad_batch", "DATA_LOSS"
 
@@ -229,7 +235,7 @@ class UnsupportedValue(PenstockError):
     code, status = "unsupported_value", "INVALID_ARGUMENT"
 
 
-# --- the store ---------------------------------------------------------------------------------------------
+# --- the store ----------------------------------------------------------------------------------
 
 
 class StoreUnavailable(PenstockError):
@@ -251,12 +257,12 @@ class StoreCorrupt(PenstockError):
 
 
 class BadSnapshot(PenstockError):
-    """A snapshot cannot be used: damaged, of another version or of another log. Fields `lane`, `offset`."""
+    """A snapshot is damaged, of another version or of another log. Fields `lane`, `offset`."""
 
     code, status = "bad_snapshot", "DATA_LOSS"
 
 
-# --- the client ---------------------------------------------------------------------------------------------
+# --- the client ---------------------------------------------------------------------------------
 
 
 class Unreachable(PenstockError):
@@ -311,25 +317,45 @@ ERRORS: dict[str, type[PenstockError]] = {cls.code: cls for cls in _every(Pensto
 
 def encode_error(error: PenstockError) -> bytes:
     """Return the bytes that travel in the trailing metadata `ERROR_METADATA_KEY`."""
-    fields = json.dumps(error.fields, default=str, sort_keys=True)
-    # HTTP/2 peers cut metadata above 8 KiB: a long traceback must not cost the code and the sentence.
-    if len(fields) > 4096:
-        fields = json.dumps(
-            {k: v[:1000] if isinstance(v, str) else str(v)[:200] for k, v in error.fields.items()},
-            sort_keys=True,
-        )
+    # A file's name may hold half surrogate pairs, which protobuf refuses.
+    sentence = error.message.encode("utf-8", "backslashreplace")[:_SENTENCE_BYTES]
     return error_pb2.Error(
-        code=error.code, message=error.message[:2048], fields=fields
+        code=error.code, message=sentence.decode("utf-8", "ignore"), fields=_fields_json(error)
     ).SerializeToString()
 
 
+def _fields_json(error: PenstockError) -> str:
+    """The fields as JSON, cut as little as fits: a traceback must not cost code and sentence."""
+    text = json.dumps(error.fields, default=str, sort_keys=True)
+    for limit in (1000, 300, 100, 30):
+        if len(text) <= _FIELDS_BYTES:
+            return text
+        cut = {name: _cut(name, value, limit) for name, value in error.fields.items()}
+        text = json.dumps(cut, sort_keys=True)
+    return text if len(text) <= _FIELDS_BYTES else "{}"
+
+
+def _cut(name: str, value: Any, limit: int) -> Any:
+    text = value if isinstance(value, str) else json.dumps(value, default=str, sort_keys=True)
+    if len(text) <= limit:
+        return value if isinstance(value, str) else json.loads(text)
+    # The last lines of a traceback say what was raised and where.
+    return "..." + text[-limit:] if name == "traceback" else text[:limit] + "..."
+
+
 def decode_error(data: bytes) -> PenstockError:
-    """Return the error that `encode_error` wrote; an unknown code gives the base class."""
-    message = error_pb2.Error.FromString(data)
+    """Return the error that `encode_error` wrote.
+
+    An unknown code gives the base class; bytes that are no such error give a `BadFrame`.
+    """
+    try:
+        message = error_pb2.Error.FromString(data)
+        fields = json.loads(message.fields or "{}")
+    except (DecodeError, ValueError, RecursionError) as error:
+        return BadFrame(f"the other side's error cannot be read ({error}): look into its log")
     cls = ERRORS.get(message.code, PenstockError)
-    return cls(message.message, **json.loads(message.fields or "{}"))
+    return cls(message.message, **fields) if isinstance(fields, dict) else cls(message.message)
 
 
-__all__ = ["ERRORS", "ERROR_METADATA_KEY", "decode_error", "encode_error"] + sorted(
-    cls.__name__ for cls in ERRORS.values()
-)
+__all__ = ["ERRORS", "ERROR_METADATA_KEY", "decode_error", "encode_error"]
+__all__ += sorted(cls.__name__ for cls in ERRORS.values())

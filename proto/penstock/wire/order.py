@@ -48,7 +48,7 @@ class Order:
                 f"{self.lanes} lanes need {self.lanes} lengths of at least 0, not {self.ends}",
                 lanes=self.lanes,
             )
-        # Lanes by length: below the k-th distinct length, every longer lane has a batch in each row.
+        # Lanes by length: below the k-th distinct length every longer lane has a batch in each row.
         lengths = sorted(self.ends)
         rows, below, start, seen = [0], [0], 0, 0
         for index, length in enumerate(lengths):
@@ -105,8 +105,8 @@ class Order:
         total = sum(self.ends)
         if position >= total:
             raise PastEnd(
-                f"position {position} lies past the end: the log holds {total} batches, "
-                f"the last at position {total - 1}",
+                f"position {position} lies past the end: the log holds {total} batches"
+                + (f", the last at position {total - 1}" if total else ""),
                 position=position,
                 batches=total,
             )
@@ -195,12 +195,17 @@ def check_divides(batches_per_step: int, world_size: int) -> None:
     """Refuse a world size that does not divide the step.
 
     Raises:
+        InvalidRequest: The world size is below 1.
         UnevenStep: With the nearest values that work.
     """
+    if world_size < 1:
+        raise InvalidRequest(
+            f"a group is read by at least 1 rank, not {world_size}", world_size=world_size
+        )
     if batches_per_step >= 1 and batches_per_step % world_size == 0:
         return
-    below = [w for w in divisors(batches_per_step) if w < world_size] if batches_per_step > 0 else []
-    lower = batches_per_step // world_size * world_size
+    below = [w for w in divisors(max(batches_per_step, 0)) if w < world_size]
+    lower = max(batches_per_step, 0) // world_size * world_size
     steps = [value for value in (lower, lower + world_size) if value > 0]
     raise UnevenStep(
         f"{batches_per_step} batches per step cannot be shared evenly by {world_size} ranks: "
@@ -212,7 +217,7 @@ def check_divides(batches_per_step: int, world_size: int) -> None:
 
 
 def divisors(number: int) -> list[int]:
-    """Return every divisor of a positive number, ascending."""
+    """Return every divisor of a number, ascending; 0 has none here."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
 
@@ -249,9 +254,10 @@ class Tail:
         return max(0, self.batches - self.end)
 
     def blanked(self, position: int) -> int | None:
-        """Return the position whose batch, blanked, stands at a padding position; None for a real one.
+        """Return the position whose batch stands, blanked, at a padding position.
 
-        Position T + k is the batch at T - 1 - (k mod min(T, G)): real shapes, so that collectives run.
+        None for a position of the log itself. Position T + k is the batch at
+        T - 1 - (k mod min(T, G)): real shapes, so that collectives run.
         """
         if position < self.batches:
             return None
@@ -260,7 +266,7 @@ class Tail:
 
 
 def position_list(order: Order, limit: int) -> Sequence[Address]:
-    """Return the addresses of the first `limit` positions by walking rows: the definition, for tests."""
+    """Return the addresses of the first `limit` positions by walking rows: the definition."""
     found: list[Address] = []
     offset = 0
     while len(found) < limit:

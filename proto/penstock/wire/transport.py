@@ -1,8 +1,8 @@
 """What a Loader talks to: a server over gRPC, or a job in its own process, by the same messages.
 
-`local:` and `spawn:` are found through the entry point group `penstock.transports`, so that the halves
-never import each other: the entry point is a function `open(rest) -> Transport | Address`, where
-`rest` is what follows the colon.
+`local:` and `spawn:` are found through the entry point group `penstock.transports`, so that the
+halves never import each other: the entry point is a function `open(rest) -> Transport | Address`,
+where `rest` is what follows the colon.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Transport(Protocol):
         ...
 
     def read(self, requests: Iterable[bytes]) -> ReadCall:
-        """Open `Feed/Read`; `requests` yields serialized `ReadRequest`s and is consumed by another thread."""
+        """Open `Feed/Read`; another thread consumes `requests`, serialized `ReadRequest`s."""
         ...
 
     def close(self) -> None:
