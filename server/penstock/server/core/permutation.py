@@ -4,7 +4,7 @@ Above `TABLE_ITEMS` it is a generalised Feistel network over `Z_a x Z_b` with a*
 cycle walking back into `[0, n)` (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
 Round keys come from BLAKE2b over (seed, epoch, purpose); the round function is the finalizer of
 SplitMix64 (Steele, Lea and Flood, 2014; constants by Stafford, mix 13). Memory is O(1), any element
-is found in a few microseconds, and no library's generator is used, so the order is the same for ever.
+takes a few microseconds, and no library's generator is used, so the order is the same for ever.
 Below, where a network of few rounds prefers some orders to others, it is a small table made by
 Fisher and Yates's shuffle with the same mix.
 """

@@ -60,7 +60,7 @@ def content_hash(read_at: ReadAt, size: int, *, whole: bool, blocks: int = BLOCK
 
 
 def files_fingerprint(files: Iterable[tuple[str, int, str]]) -> dict[str, Any]:
-    """Return the fingerprint of files `(logical name, bytes, hash)`, in the order of their items."""
+    """Return the fingerprint of files `(logical name, bytes, hash)`, in their items' order."""
     entries = [list(entry) for entry in files]
     fingerprint: dict[str, Any] = {
         "files": len(entries),

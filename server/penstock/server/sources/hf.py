@@ -205,7 +205,7 @@ def _builder_name(path: str, data_files: DataFiles | None) -> str | None:
     if Path(path).is_dir():
         return None
     raise InvalidJob(
-        f"{path!r} is neither a folder nor a builder ({', '.join(BUILDERS)}); data on the hub is not "
+        f"{path!r} is neither a folder nor a builder ({', '.join(BUILDERS)}); the hub is not "
         "read over the network: download it first and name the folder",
         key="source.path",
     )
