@@ -18,7 +18,9 @@ class SequentialPackingBatcher(PackingBatcher):
     sample that would bring the row to `max_sequence_length` is set aside; the row is finished when
     it holds something and `lookahead_limit` samples are set aside, and these, in their order, are
     the first that the next row is offered. A sample that alone reaches `max_sequence_length` is
-    left out and counted as `overlong_dropped`; one of size 0 as `empty_dropped`.
+    left out and counted as `overlong_dropped` when it comes, but is set aside like others that do
+    not fit and counts towards the limit until it leads: rows are then those of the original. One
+    of size 0 is left out and counted as `empty_dropped`.
 
     With `max_samples_per_batch` rows are finished by count, and sizes are not looked at.
 
@@ -62,7 +64,8 @@ class SequentialPackingBatcher(PackingBatcher):
         )
         self._row: list[SampleRef] = []
         self._total = 0
-        self._skipped: list[SampleRef] = []
+        # None stands where a sample was that no row can hold: it is gone, its place still counts.
+        self._skipped: list[SampleRef | None] = []
 
     def size_of(self, sample: Sample) -> int:
         """Return the length of the value `length_key`; 0 where rows are finished by count."""
@@ -70,10 +73,14 @@ class SequentialPackingBatcher(PackingBatcher):
 
     def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
         """Take one sample; return the rows that it finished, each a group."""
-        if self.max_sequence_length is not None and ref.size == 0:
+        budget = self.max_sequence_length
+        if budget is None or 0 < ref.size < budget:
+            return self._offer(deque([ref]))
+        if ref.size == 0:
             self._counts["empty_dropped"] += 1
             return []
-        return self._offer(deque([ref]))
+        self._counts["overlong_dropped"] += 1
+        return self._offer(deque([None]))
 
     def flush(self) -> list[Group]:
         """Return rows of what is left, in order."""
@@ -84,24 +91,25 @@ class SequentialPackingBatcher(PackingBatcher):
             groups += self._offer(skipped)
         return groups
 
-    def _offer(self, queue: deque[SampleRef]) -> list[Group]:
+    def _offer(self, queue: deque[SampleRef | None]) -> list[Group]:
         groups: list[Group] = []
         while queue:
             ref = queue.popleft()
-            budget = self.max_sequence_length
-            if budget is None or self._total + ref.size < budget:
+            if ref is not None and self._fits(ref):
                 self._row.append(ref)
                 self._total += ref.size
             elif self._row:
                 self._skipped.append(ref)
-            else:
-                self._counts["overlong_dropped"] += 1
             if len(self._row) == self.max_samples_per_batch or (
                 self._row and len(self._skipped) >= self.lookahead_limit
             ):
                 queue.extendleft(reversed(self._skipped))
                 groups.append(self._finish())
         return groups
+
+    def _fits(self, ref: SampleRef) -> bool:
+        budget = self.max_sequence_length
+        return budget is None or self._total + ref.size < budget
 
     def _finish(self) -> Group:
         group = [self._row]
