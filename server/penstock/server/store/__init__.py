@@ -1,0 +1,55 @@
+"""Where cursors, checkpoints, snapshots and verdicts outlive every process.
+
+`base` is the contract. `sqlite` is the embedded store of one node: `database` (the file, its
+thread, its errors), `schema` (sealed rows), and the transactions in `groups`, `jobs` and `lanes`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.server.store.base import Store
+from penstock.server.store.sqlite import SqliteStore
+from penstock.wire.errors import InvalidJob
+
+_KEY = "server.store"
+
+
+def open_store(url: str, base: Path) -> Store:
+    """Return the store that a URL names, not yet opened: `await store.open()` comes next.
+
+    Args:
+        url: `sqlite:///relative/path.db` or `sqlite:////absolute/path.db`.
+        base: The folder that a relative path starts from: the job file's, so that the same job
+            finds the same store from every working directory.
+
+    Raises:
+        InvalidJob: The URL is not of that form, or names a kind of store that there is not.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        raise InvalidJob(
+            f"the store {url!r} is not a URL: write sqlite:///{url or 'penstock.db'}", key=_KEY
+        )
+    if scheme in ("postgres", "postgresql"):
+        # Without the URL: it holds a password.
+        raise InvalidJob(
+            "a PostgreSQL store is not in this version: use sqlite:///penstock.db", key=_KEY
+        )
+    if scheme != "sqlite":
+        raise InvalidJob(
+            f"no store is named {scheme!r}: the one known is sqlite, as in sqlite:///penstock.db",
+            key=_KEY,
+        )
+    path = rest.removeprefix("/")
+    if not rest.startswith("/") or not path or path.endswith("/"):
+        wanted = rest.strip("/") or "penstock.db"
+        raise InvalidJob(
+            f"the store {url!r} names no file: write sqlite:///{wanted} (relative to the job file) "
+            f"or sqlite:////folder/{wanted}",
+            key=_KEY,
+        )
+    return SqliteStore(base / path)
+
+
+__all__ = ["SqliteStore", "Store", "open_store"]

@@ -69,7 +69,8 @@ class Begun:
         batches_per_step_from: `request`, `group`, `job` or `world_size`: who decided.
         start_step: This rank's row: the first step that it has not finished in this generation.
         joined: The token was the latest already.
-        committed_at: The store's time of the group's last commit, ISO 8601 UTC, for people; "" = never.
+        committed_at: The store's time of the group's last commit, ISO 8601 UTC, for people;
+            "" = never.
         committed_by: The generation of that commit; 0 = none.
     """
 
@@ -111,8 +112,8 @@ class GroupRecord:
     """Everything about one group.
 
     Attributes:
-        rows: Per rank of the current generation the first step that it has not finished; empty after a
-            seek or restore that no rank has joined yet.
+        rows: Per rank of the current generation the first step that it has not finished; empty
+            after a seek or restore, until the next attempt begins.
         cursor: min of `rows`, or `start_step` where there are none.
     """
 
@@ -141,12 +142,15 @@ class SnapshotRecord(NamedTuple):
 
 
 class Store(ABC):
-    """Durable state of one installation. Coroutines may be called from one event loop, concurrently."""
+    """Durable state of one installation.
+
+    The coroutines may be called concurrently, from one event loop.
+    """
 
     @property
     @abstractmethod
     def uuid(self) -> str:
-        """Return the identity of this store: an empty store is noticed, not taken for a fresh start."""
+        """Return the identity of this store: an empty one is not taken for a fresh start."""
 
     @abstractmethod
     async def open(self) -> None:
@@ -172,13 +176,16 @@ class Store(ABC):
     async def begin(self, request: BeginRequest) -> Begun:
         """Start or join an attempt, in one transaction.
 
-        A new token gets the group's highest generation + 1, with rows for all W ranks at `start_step`,
-        or at the group's cursor. The latest token joins: the world size must be the same, and a
-        `start_step` must be the generation's. An older token is fenced.
+        A new token gets the group's highest generation + 1, with rows for all W ranks at
+        `start_step`, or at the group's cursor. The latest token joins: the world size must be the
+        same, and a `start_step` must be the generation's. An older token is fenced; the tokens of
+        at least 1,024 generations are remembered.
 
         Raises:
             RankOutOfRange, UnevenStep: The rank or the world size cannot be.
-            StaleGeneration: The token belongs to an older attempt; names the owner of the current one.
+            InvalidRequest: A name, a token or a step cannot be, or ranks of one attempt disagree on
+                its start.
+            StaleGeneration: The token belongs to an older attempt; names the current owner.
             WorldSizeMismatch: Another world size in the same attempt.
             StepSizeMismatch: `batches_per_step` is not the group's.
             JobChanged: The group's log is another: fields say what differs, readable.
@@ -206,15 +213,20 @@ class Store(ABC):
         *,
         all_rows: bool = False,
     ) -> Committed:
-        """Move this rank's row, or all rows, forward to `step`; a lower step leaves the row (max-write).
+        """Move this rank's row, or all rows, forward to `step`.
+
+        A max-write: a lower step leaves a row as it is, so a retry is harmless.
 
         Raises:
             StaleGeneration: The token is not the latest: nothing was written.
             UnknownGroup, RankOutOfRange: No such group or row.
+            CommitOutOfRange: The step is negative or does not fit 63 bits.
         """
 
     @abstractmethod
-    async def checkpoint(self, job: str, group: str, name: str, step: int | None) -> CheckpointRecord:
+    async def checkpoint(
+        self, job: str, group: str, name: str, step: int | None
+    ) -> CheckpointRecord:
         """Name a step for good; None = the cursor. The same name and step again is a success.
 
         Raises:
@@ -224,7 +236,10 @@ class Store(ABC):
 
     @abstractmethod
     async def restore(self, job: str, group: str, name: str, request_id: str, owner: str) -> Moved:
-        """Go to a checkpoint: a new generation, in the same transaction. A repeated request_id moves once.
+        """Go to a checkpoint: a new generation, in the same transaction.
+
+        It has no rows, and a token that no rank can present: whoever read before is fenced. A
+        repeated `request_id` gets the first answer and moves nothing; an empty one always moves.
 
         Raises:
             UnknownGroup, UnknownCheckpoint: No such group or name; the latter lists the names.
@@ -232,7 +247,7 @@ class Store(ABC):
 
     @abstractmethod
     async def seek(self, job: str, group: str, step: int, request_id: str, owner: str) -> Moved:
-        """Go to a step: a new generation, in the same transaction. A repeated request_id moves once.
+        """Go to a step: a new generation, in the same transaction, as `restore` does.
 
         Raises:
             UnknownGroup: There is no such group.
@@ -252,9 +267,9 @@ class Store(ABC):
     async def put_snapshots(self, snapshots: Sequence[SnapshotRecord]) -> None:
         """Insert if absent, all in one transaction, then thin out what is no longer worth keeping.
 
-        Kept per lane: the last 4 at or below each cursor and the last at or below each checkpoint of a
-        group that reads this log, the newest 4, and an archive of at most 256 whose spacing doubles
-        when it is full.
+        Kept per lane: the last 4 at or below each cursor and the last at or below each checkpoint
+        of a group that reads this log, the newest 4, and an archive of at most 256 whose spacing
+        doubles when it is full. Thinning may lag: a lane holds at most 512, or twice what is kept.
 
         Raises:
             LogDiverged: Another content stands at the same address.
@@ -264,7 +279,10 @@ class Store(ABC):
     async def nearest_snapshot(
         self, log_id: bytes, lane: int, offset: int
     ) -> SnapshotRecord | None:
-        """Return the snapshot with the highest offset that is at most `offset`; None = there is none."""
+        """Return the intact snapshot with the highest offset that is at most `offset`, or None.
+
+        One whose bytes are not those that were put is dropped, with a warning in the log.
+        """
 
     @abstractmethod
     async def drop_snapshot(self, log_id: bytes, lane: int, offset: int) -> None:

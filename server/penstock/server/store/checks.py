@@ -1,0 +1,93 @@
+"""What a caller may ask of a store: every value that is stored is checked here first."""
+
+from __future__ import annotations
+
+from penstock.server.store.base import BeginRequest
+from penstock.wire.errors import InvalidRequest
+from penstock.wire.order import MAX_POSITION, Share
+
+MAX_STEP = MAX_POSITION
+"""Steps are stored in 63 bits."""
+
+MAX_NAME = 512
+"""Characters of a name, a token or a request id."""
+
+MAX_WORLD_SIZE = 1 << 20
+"""Ranks have a row each: a mistyped number must not write for hours."""
+
+
+def check_begin(request: BeginRequest) -> None:
+    """Refuse a request that makes no sense for any state of the store.
+
+    Raises:
+        InvalidRequest: A name, token, step or count that cannot be.
+        RankOutOfRange: The rank is not below the world size.
+    """
+    check_name("job", request.job.name)
+    check_name("group", request.group)
+    check_name("attempt token", request.token)
+    check_text("owner", request.owner)
+    if request.token.startswith("moved:"):
+        raise InvalidRequest(
+            f"the attempt token {request.token!r} begins with 'moved:', which seeks and restores "
+            "keep for themselves: choose another",
+            token=request.token,
+        )
+    if request.world_size > MAX_WORLD_SIZE:
+        raise InvalidRequest(
+            f"the world size is at most {MAX_WORLD_SIZE}, not {request.world_size}",
+            world_size=request.world_size,
+        )
+    Share(max(1, request.world_size), request.rank, request.world_size)  # the rank alone
+    for name, value in (
+        ("batches_per_step", request.batches_per_step),
+        ("the job's batches_per_step", request.default_batches_per_step),
+    ):
+        if value is not None and not 1 <= value <= MAX_STEP:
+            raise InvalidRequest(f"{name} is at least 1, not {value}", batches_per_step=value)
+    if request.start_step is not None:
+        check_step("a start", request.start_step)
+
+
+def check_step(what: str, step: int) -> None:
+    """Refuse a step that is negative or does not fit.
+
+    Raises:
+        InvalidRequest: With the value and the bounds.
+    """
+    if not 0 <= step <= MAX_STEP:
+        raise InvalidRequest(
+            f"{what} names a step between 0 and {MAX_STEP}, not {step}", step=step, steps=MAX_STEP
+        )
+
+
+def check_name(what: str, name: str) -> None:
+    """Refuse a name that is empty, too long or not text.
+
+    Raises:
+        InvalidRequest: With the name.
+    """
+    if not name:
+        raise InvalidRequest(f"the {what} is empty: give it a name")
+    check_text(what, name)
+
+
+def check_text(what: str, text: str) -> None:
+    """Refuse a text that is too long or not Unicode.
+
+    Raises:
+        InvalidRequest: With its start.
+    """
+    if len(text) > MAX_NAME or (not text.isascii() and text != clean(text)):
+        raise InvalidRequest(
+            f"the {what} {text[:40]!a} is longer than {MAX_NAME} characters, or not Unicode text: "
+            "choose another",
+        )
+
+
+def clean(text: str) -> str:
+    """Return the text with what UTF-8 cannot hold (lone surrogates of a file name) as `?`."""
+    return text.encode("utf-8", "replace").decode()
+
+
+__all__ = ["MAX_NAME", "MAX_STEP", "check_begin", "check_name", "check_step", "check_text", "clean"]

@@ -1,0 +1,303 @@
+"""A SQLite file behind one thread: opened with care, written in group commits, errors by name."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
+
+from penstock.server.store import schema
+from penstock.server.store.lock import FileLock
+from penstock.wire.errors import PenstockError, StoreCorrupt, StoreUnavailable
+
+_T = TypeVar("_T")
+
+_MAGIC = b"SQLite format 3\0"
+
+# Situations of the machine, not of the file's content: they may pass.
+_PASSING = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_INTERRUPT,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_PROTOCOL,
+    sqlite3.SQLITE_READONLY,
+}
+_DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+BUSY_TIMEOUT_S = 5.0
+"""How long a transaction waits for another program, say an operator's `sqlite3`, to let go."""
+
+
+class _Task(NamedTuple):
+    operation: Callable[[sqlite3.Connection], Any]
+    future: Future[Any]
+
+
+class Database:
+    """One connection in one thread of its own.
+
+    `run` gives the thread an operation. Operations that wait together share one transaction, each
+    in a savepoint, and are answered after its commit: 64 ranks that commit at once cost one fsync.
+
+    Args:
+        path: The database file. `<path>.lock` is held from `open` to `close`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # Two names of one file must meet at one lock.
+        self.path = Path(os.path.realpath(path))
+        self.uuid = ""
+        self._lock = FileLock(self.path)
+        self._tasks: deque[_Task] = deque()
+        self._thread: ThreadPoolExecutor | None = None
+        self._connection: sqlite3.Connection | None = None
+
+    async def open(self) -> None:
+        """Open the file, or create it where there is none.
+
+        Raises:
+            StoreLocked, StoreCorrupt, StoreUnavailable: As `Store.open` says.
+        """
+        if self._thread is not None:
+            return
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-store")
+        try:
+            await self._in_thread(self._open)
+        except BaseException:
+            # Also when cancelled: `_open` may still run, and close comes after it in the thread.
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Finish what was asked for, then close the file and release the lock; idempotent."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        done = asyncio.wrap_future(thread.submit(self._close))
+        thread.shutdown(wait=False)
+        await asyncio.shield(done)
+
+    async def run(self, operation: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Return what `operation` gives for the connection, once its transaction is durable.
+
+        A caller that is cancelled stops waiting; the operation happens whole or not at all.
+
+        Raises:
+            PenstockError: What the operation raised; it had no effect.
+            StoreUnavailable: The disk is full, the file is read-only, busy for too long, or closed.
+            StoreCorrupt: SQLite met damage.
+        """
+        if self._thread is None:
+            raise StoreUnavailable(
+                f"the store {self.path} is not open: the server is starting or stopping",
+                path=str(self.path),
+            )
+        task = _Task(operation, Future())
+        self._tasks.append(task)
+        self._thread.submit(self._drain)
+        return cast(_T, await asyncio.wrap_future(task.future))
+
+    async def _in_thread(self, function: Callable[[], None]) -> None:
+        assert self._thread is not None
+        await asyncio.wrap_future(self._thread.submit(function))
+
+    # --- in the thread ---
+
+    def _drain(self) -> None:
+        """Run everything that waits, in one transaction."""
+        tasks: list[_Task] = []
+        while self._tasks:
+            task = self._tasks.popleft()
+            if task.future.set_running_or_notify_cancel():
+                tasks.append(task)
+        if not tasks:
+            return  # an earlier drain took this one along, or it was cancelled
+        connection = self._connection
+        assert connection is not None
+        outcomes: list[tuple[Any, BaseException | None]] = []
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")  # the one below failed the last time
+            connection.execute("BEGIN IMMEDIATE")
+            outcomes += [self._attempt(connection, task) for task in tasks]
+            connection.execute("COMMIT")
+        except Exception as error:
+            outcomes = [(None, self._named(error))] * len(tasks)
+            if connection.in_transaction:
+                # A second failure adds nothing to the first, and nobody may wait for ever.
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+        for task, (result, failure) in zip(tasks, outcomes, strict=True):
+            if failure is None:
+                task.future.set_result(result)
+            else:
+                task.future.set_exception(failure)
+
+    def _attempt(
+        self, connection: sqlite3.Connection, task: _Task
+    ) -> tuple[Any, BaseException | None]:
+        connection.execute("SAVEPOINT task")
+        try:
+            result = task.operation(connection)
+        except Exception as error:
+            if not connection.in_transaction:
+                raise  # SQLite gave up the whole transaction: nobody's part of it may be answered
+            connection.execute("ROLLBACK TO task")
+            connection.execute("RELEASE task")
+            return None, self._named(error)
+        connection.execute("RELEASE task")
+        return result, None
+
+    def _named(self, error: Exception) -> Exception:
+        """Return the named error for what SQLite raised; anything else is its own name."""
+        if not isinstance(error, sqlite3.Error):
+            return error
+        code = getattr(error, "sqlite_errorcode", None)
+        primary = None if code is None else code & 0xFF
+        if primary in _PASSING:
+            named: Exception = self._unavailable(str(error))
+        elif primary in _DAMAGE or (
+            primary is None and isinstance(error, sqlite3.OperationalError)
+        ):
+            # Without a code: the module itself found a text that is not UTF-8.
+            named = self._corrupt(f"is damaged ({error})")
+        else:
+            return error
+        named.__cause__ = error
+        return named
+
+    def _open(self) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unavailable(
+                f"its folder cannot be made: {error.strerror} ({error.filename})"
+            ) from error
+        self._lock.acquire()
+        try:
+            self._check_header()
+            self._connection = self._connect(self.path)
+            self._check_content(self._connection)
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", None)
+            if code is not None and code & 0xFF in _PASSING:
+                raise self._unavailable(str(error)) from error
+            raise self._corrupt(f"is damaged ({error})") from error
+        except OSError as error:
+            raise self._unavailable(str(error)) from error
+
+    def _close(self) -> None:
+        try:
+            if self._connection is not None:
+                self._connection.close()
+        finally:
+            self._connection = None
+            self._lock.release()
+
+    def _connect(self, path: Path) -> sqlite3.Connection:
+        connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        try:
+            schema.prepare(connection)
+            connection.execute("PRAGMA cell_size_check = ON")
+            connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            connection.execute(
+                "PRAGMA synchronous = FULL"
+            )  # an answered commit survives power loss
+            connection.execute("PRAGMA journal_size_limit = 16777216")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _check_header(self) -> None:
+        """Create a store where there is none; refuse what cannot be one, untouched."""
+        if self.path.is_dir():
+            raise self._corrupt("is a folder, not a file", remedy="name a file in it")
+        journal = self.path.with_name(self.path.name + "-wal")
+        if not self.path.exists():
+            if journal.exists():
+                # SQLite would replay the journal of the lost file into the new one.
+                raise self._corrupt(
+                    f"is gone, but its journal {journal.name} is still there",
+                    remedy="put the file back, or remove the journal to start with an empty store",
+                )
+            self._create()
+            return
+        with self.path.open("rb") as file:
+            header = file.read(100)
+        if header[:16] != _MAGIC or len(header) < 100:
+            what = "is empty" if not header else "is not a SQLite file"
+            raise self._corrupt(what)
+        if header[18:20] not in (b"\1\1", b"\2\2"):
+            raise self._corrupt(f"has journal versions {header[18]} and {header[19]} in its header")
+
+    def _create(self) -> None:
+        """Make a complete store beside the path, then rename it: no kill leaves half of one."""
+        fresh = self.path.with_name(self.path.name + ".new")
+        for leftover in (fresh, fresh.with_name(fresh.name + "-journal")):
+            leftover.unlink(missing_ok=True)
+        connection = sqlite3.connect(fresh, isolation_level=None)
+        try:
+            connection.execute("PRAGMA synchronous = FULL")
+            schema.create(connection)
+        finally:
+            connection.close()
+        fresh.rename(self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _check_content(self, connection: sqlite3.Connection) -> None:
+        """Refuse another program's file, another format and damage; learn the UUID."""
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        if application != schema.APPLICATION_ID:
+            raise self._corrupt("is a SQLite file, but not a penstock store")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version != schema.FORMAT:
+            raise self._corrupt(
+                f"has format {version}, and this penstock knows format {schema.FORMAT}",
+                remedy="run the penstock version that wrote it, or a newer one",
+            )
+        found = connection.execute("SELECT sql FROM sqlite_master ORDER BY rowid").fetchall()
+        if tuple(sql for (sql,) in found) != schema.SCHEMA:
+            raise self._corrupt("is damaged (its tables are not those of a store)")
+        trouble = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(3)")]
+        if trouble != ["ok"]:
+            raise self._corrupt(f"is damaged ({'; '.join(trouble)})")
+        meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
+        if set(meta) != {"uuid", "format"} or meta["format"] != str(schema.FORMAT):
+            raise self._corrupt("is damaged (it has no identity)")
+        self.uuid = meta["uuid"]
+        # A file that can be read but not written must fail here, not at a run's first commit.
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+
+    def _corrupt(self, what: str, *, remedy: str = "") -> StoreCorrupt:
+        remedy = remedy or (
+            "put back a copy of it, or move it away to start with an empty store, and start the "
+            "runs at the steps of their own checkpoints"
+        )
+        return StoreCorrupt(f"the store {self.path} {what}: {remedy}", path=str(self.path))
+
+    def _unavailable(self, why: str) -> PenstockError:
+        return StoreUnavailable(
+            f"the store {self.path} cannot be used: {why}; see to its disk, its folder and "
+            "programs that hold it, then try again",
+            path=str(self.path),
+        )
+
+
+__all__ = ["BUSY_TIMEOUT_S", "Database"]

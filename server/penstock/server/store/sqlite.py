@@ -1,0 +1,141 @@
+"""The store in a SQLite file: the embedded default for one node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from penstock.server.core.refs import Verdict
+from penstock.server.store import groups, lanes
+from penstock.server.store.base import (
+    BeginRequest,
+    Begun,
+    CheckpointRecord,
+    Committed,
+    GroupRecord,
+    JobRecord,
+    Moved,
+    SnapshotRecord,
+    Store,
+)
+from penstock.server.store.database import Database
+from penstock.server.store.jobs import register_job
+from penstock.wire.errors import OtherStore
+
+
+class SqliteStore(Store):
+    """One file, one writer: WAL, synchronous=FULL, and a lock that other processes meet by name.
+
+    What was answered is on disk. The bodies of the transactions stand in `groups`, `lanes` and
+    `jobs`; the thread, the commits and the errors in `database`.
+
+    Args:
+        path: The file; it and its folder are created where absent.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self._database = Database(Path(path))
+        self._snapshots = lanes.Snapshots()
+
+    @property
+    def path(self) -> Path:
+        """Return the file, resolved."""
+        return self._database.path
+
+    @property
+    def uuid(self) -> str:
+        """Return the identity of this store; empty before `open`."""
+        return self._database.uuid
+
+    async def open(self) -> None:  # noqa: D102 - the contract says it; so for all below
+        await self._database.open()
+
+    async def close(self) -> None:  # noqa: D102
+        await self._database.close()
+
+    async def register_job(self, job: JobRecord) -> None:  # noqa: D102
+        await self._database.run(lambda db: register_job(db, job))
+
+    async def begin(self, request: BeginRequest) -> Begun:  # noqa: D102
+        if request.store not in ("", self.uuid):
+            raise OtherStore(
+                f"the state of this run comes from store {request.store}, and this server has "
+                f"store {self.uuid} ({self.path}): point the server at that store, or give start= to "
+                "go on from the run's own step here",
+                expected=request.store,
+                store=self.uuid,
+            )
+        return await self._database.run(lambda db: groups.begin(db, request))
+
+    async def check_token(  # noqa: D102
+        self, job: str, group: str, token: str, generation: int
+    ) -> None:
+        await self._database.run(lambda db: groups.check_token(db, job, group, token, generation))
+
+    async def commit(  # noqa: D102
+        self,
+        job: str,
+        group: str,
+        token: str,
+        generation: int,
+        rank: int,
+        step: int,
+        *,
+        all_rows: bool = False,
+    ) -> Committed:
+        return await self._database.run(
+            lambda db: groups.commit(
+                db, job, group, token, generation, rank, step, all_rows=all_rows
+            )
+        )
+
+    async def checkpoint(  # noqa: D102
+        self, job: str, group: str, name: str, step: int | None
+    ) -> CheckpointRecord:
+        return await self._database.run(lambda db: groups.checkpoint(db, job, group, name, step))
+
+    async def restore(  # noqa: D102
+        self, job: str, group: str, name: str, request_id: str, owner: str
+    ) -> Moved:
+        return await self._database.run(
+            lambda db: groups.restore(db, job, group, name, request_id, owner)
+        )
+
+    async def seek(  # noqa: D102
+        self, job: str, group: str, step: int, request_id: str, owner: str
+    ) -> Moved:
+        return await self._database.run(
+            lambda db: groups.seek(db, job, group, step, request_id, owner)
+        )
+
+    async def groups(self, job: str, group: str | None = None) -> list[GroupRecord]:  # noqa: D102
+        return await self._database.run(lambda db: groups.groups(db, job, group))
+
+    async def put_snapshots(self, snapshots: Sequence[SnapshotRecord]) -> None:  # noqa: D102
+        await self._database.run(lambda db: self._snapshots.put(db, snapshots))
+
+    async def nearest_snapshot(  # noqa: D102
+        self, log_id: bytes, lane: int, offset: int
+    ) -> SnapshotRecord | None:
+        return await self._database.run(
+            lambda db: self._snapshots.nearest(db, log_id, lane, offset)
+        )
+
+    async def drop_snapshot(self, log_id: bytes, lane: int, offset: int) -> None:  # noqa: D102
+        await self._database.run(lambda db: lanes.drop(db, log_id, lane, offset))
+
+    async def add_verdict(self, log_id: bytes, verdict: Verdict) -> Verdict:  # noqa: D102
+        return await self._database.run(lambda db: lanes.add_verdict(db, log_id, verdict))
+
+    async def verdicts(self, log_id: bytes) -> list[Verdict]:  # noqa: D102
+        return await self._database.run(partial(lanes.verdicts, log_id=log_id))
+
+    async def add_lane_end(self, log_id: bytes, lane: int, batches: int) -> int:  # noqa: D102
+        return await self._database.run(lambda db: lanes.add_lane_end(db, log_id, lane, batches))
+
+    async def lane_ends(self, log_id: bytes) -> dict[int, int]:  # noqa: D102
+        return await self._database.run(partial(lanes.lane_ends, log_id=log_id))
+
+
+__all__ = ["SqliteStore"]
