@@ -249,7 +249,11 @@ class Items:
     def _bad(self, stage: str, item: ItemRef, error: Exception) -> BadItem:
         if isinstance(error, BadItem):
             return error
-        reason = f"{type(error).__name__}: {error}" if not isinstance(error, PenstockError) else str(error)
+        reason = (
+            f"{type(error).__name__}: {error}"
+            if not isinstance(error, PenstockError)
+            else str(error)
+        )
         return BadItem(
             f"item {item} of job {self.job.name!r} fails in {type(self.job.processor).__name__} "
             f"with {reason}; fix the role or the data, or set on_item_error: quarantine",

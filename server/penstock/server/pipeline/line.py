@@ -83,7 +83,9 @@ class Computed(NamedTuple):
     body: bytearray
 
 
-def compute(job: Job, position: int, tail: Tail | None = None, line: Line | None = None) -> Computed:
+def compute(
+    job: Job, position: int, tail: Tail | None = None, line: Line | None = None
+) -> Computed:
     """Return exactly the batch at a position, without a server.
 
     Args:

@@ -42,7 +42,13 @@ class Made:
             for ref in refs
         ]
         return self._layout.header(
-            self._log_id, self._plan.lane, self._plan.offset, crc, self.counts, samples, self.padding
+            self._log_id,
+            self._plan.lane,
+            self._plan.offset,
+            crc,
+            self.counts,
+            samples,
+            self.padding,
         )
 
 
@@ -79,7 +85,11 @@ class Maker:
         """
         found = self._samples(plan, at_hand or {})
         rows = [
-            [self._piece(ref, found[ref.item, ref.part]) for ref in row if (ref.item, ref.part) in found]
+            [
+                self._piece(ref, found[ref.item, ref.part])
+                for ref in row
+                if (ref.item, ref.part) in found
+            ]
             for row in plan.rows
         ]
         kept = BatchPlan(
@@ -130,7 +140,11 @@ class Maker:
                 return
             size = self.job.batcher.size_of(sample)
             planned = ref.size if ref.span is None else ref.span.stop
-            if size == planned or (size < planned and ref.span is None) or (ref.span and size >= planned):
+            if (
+                size == planned
+                or (size < planned and ref.span is None)
+                or (ref.span and size >= planned)
+            ):
                 found[ref.item, ref.part] = sample
                 return
             reason = f"its size is {size}, and it was planned with {planned}"
@@ -164,7 +178,11 @@ class Maker:
         except SourceUnavailable:
             raise
         except Exception as error:
-            text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+            text = (
+                str(error)
+                if isinstance(error, PenstockError)
+                else f"{type(error).__name__}: {error}"
+            )
             items = [str(ref.item) for row in plan.rows for ref in row]
             shown = ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
             raise BadBatch(

@@ -44,13 +44,17 @@ def decode(data: bytes, log_id: bytes, lane: int) -> tuple[int, dict[str, Any]]:
     magic, version, checksum = _HEAD.unpack_from(data)
     text = bytes(data[_HEAD.size :])
     if magic != MAGIC:
-        raise BadSnapshot(f"a snapshot of lane {lane} starts with {magic!r}, not {MAGIC!r}", **place)
+        raise BadSnapshot(
+            f"a snapshot of lane {lane} starts with {magic!r}, not {MAGIC!r}", **place
+        )
     if version != FORMAT:
         raise BadSnapshot(
             f"a snapshot of lane {lane} has format {version}; this version reads {FORMAT}", **place
         )
     if google_crc32c.value(text) != checksum:
-        raise BadSnapshot(f"a snapshot of lane {lane} is damaged: its checksum does not match", **place)
+        raise BadSnapshot(
+            f"a snapshot of lane {lane} is damaged: its checksum does not match", **place
+        )
     content = json.loads(text)
     if content["log"] != log_id.hex() or content["lane"] != lane:
         raise BadSnapshot(

@@ -1,0 +1,118 @@
+"""Shared memory between a worker and the server process: anonymous, so nothing is left after `kill -9`.
+
+A worker makes a few memfds and passes them over its socket. It places batches by first fit; the server
+process alone decides when a span is free again. What lies in a dead worker's arenas stays readable until
+the server has sent it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from bisect import insort
+from collections.abc import Callable
+
+from penstock.wire import ALIGNMENT
+
+ARENA_BYTES = 64 << 20
+"""The smallest arena. Pages are taken from the system only when they are first written."""
+
+
+class ArenaWriter:
+    """One arena in the worker that writes it.
+
+    Args:
+        number: Its number within the worker.
+        size_bytes: How large it is.
+    """
+
+    def __init__(self, number: int, size_bytes: int) -> None:
+        self.number, self.size_bytes = number, size_bytes
+        self.fd = os.memfd_create(f"penstock-arena-{number}", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, size_bytes)
+        self.map = mmap.mmap(self.fd, size_bytes)
+        self.view = memoryview(self.map)
+        self._free: list[tuple[int, int]] = [(0, size_bytes)]  # (start, length), by start
+        self._taken: dict[int, int] = {}
+
+    def take(self, nbytes: int) -> int | None:
+        """Return where `nbytes` bytes may be written, or None if no free span is long enough."""
+        length = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+        for index, (start, room) in enumerate(self._free):
+            if room >= length:
+                if room == length:
+                    del self._free[index]
+                else:
+                    self._free[index] = (start + length, room - length)
+                self._taken[start] = length
+                return start
+        return None
+
+    def give_back(self, start: int) -> None:
+        """Free the span at `start`; neighbours grow together."""
+        length = self._taken.pop(start)
+        insort(self._free, (start, length))
+        index = self._free.index((start, length))
+        for left in (index, index - 1):
+            if 0 <= left < len(self._free) - 1:
+                (a, a_length), (b, b_length) = self._free[left : left + 2]
+                if a + a_length == b:
+                    self._free[left : left + 2] = [(a, a_length + b_length)]
+
+    @property
+    def taken_bytes(self) -> int:
+        """Return how many bytes are in use."""
+        return sum(self._taken.values())
+
+
+class Arenas:
+    """All arenas of one worker. `announce(writer)` is called for each new one, before it is used."""
+
+    def __init__(self, announce: Callable[[ArenaWriter], None]) -> None:
+        self._announce = announce
+        self._arenas: list[ArenaWriter] = []
+
+    def take(self, nbytes: int) -> tuple[ArenaWriter, int]:
+        """Return an arena and a start in it with room for `nbytes` bytes."""
+        for arena in self._arenas:
+            start = arena.take(nbytes)
+            if start is not None:
+                return arena, start
+        size = ARENA_BYTES
+        while size < 2 * nbytes:
+            size *= 2
+        arena = ArenaWriter(len(self._arenas), size)
+        self._arenas.append(arena)
+        self._announce(arena)
+        start = arena.take(nbytes)
+        assert start is not None
+        return arena, start
+
+    def give_back(self, number: int, start: int) -> None:
+        """Free a span of an arena."""
+        self._arenas[number].give_back(start)
+
+
+class ArenaReader:
+    """One arena as the server process sees it: mapped for reading, counted while spans are in use.
+
+    Args:
+        fd: The memfd, which this takes over and closes.
+        size_bytes: How large it is.
+    """
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        try:
+            self._map = mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ)
+        finally:
+            os.close(fd)
+        self.view = memoryview(self._map)
+        self.spans = 0
+
+    def close(self) -> None:
+        """Unmap; the caller has made sure that nothing reads it any more."""
+        self.view.release()
+        self._map.close()
+
+
+__all__ = ["ARENA_BYTES", "ArenaReader", "ArenaWriter", "Arenas"]

@@ -1,0 +1,78 @@
+"""How the server process and a worker talk: one socket pair, messages of JSON with byte strings behind.
+
+Nothing is pickled. A message is two lengths (uint32, little-endian), JSON, and the byte strings whose
+lengths the JSON's key `blobs` gives. File descriptors ride along where an arena is passed.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+_HEAD = struct.Struct("<II")
+_READ_BYTES = 1 << 18
+_MAX_FDS = 4
+
+Message = dict[str, Any]
+
+
+def pack(message: Message, blobs: Sequence[bytes] = ()) -> bytes:
+    """Return the bytes of one message; `blobs` come back under the key `blobs`."""
+    text = json.dumps({**message, "blobs": [len(blob) for blob in blobs]}).encode()
+    tail = b"".join(blobs)
+    return b"".join((_HEAD.pack(len(text), len(tail)), text, tail))
+
+
+class Unpacker:
+    """Cuts a byte stream into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Take bytes; yield every message that is complete."""
+        self._buffer += data
+        start = 0
+        while len(self._buffer) - start >= _HEAD.size:
+            text_bytes, tail_bytes = _HEAD.unpack_from(self._buffer, start)
+            end = start + _HEAD.size + text_bytes + tail_bytes
+            if len(self._buffer) < end:
+                break
+            text_end = start + _HEAD.size + text_bytes
+            message: Message = json.loads(self._buffer[start + _HEAD.size : text_end])
+            blobs, place = [], text_end
+            for length in message["blobs"]:
+                blobs.append(bytes(self._buffer[place : place + length]))
+                place += length
+            message["blobs"] = blobs
+            start = end
+            yield message
+        del self._buffer[:start]
+
+
+def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """Return bytes and file descriptors from the socket; no bytes = the other side is gone."""
+    fds = array("i")
+    data, ancillary, _flags, _address = sock.recvmsg(
+        _READ_BYTES, socket.CMSG_SPACE(_MAX_FDS * fds.itemsize)
+    )
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    return data, list(fds)
+
+
+def send_with_fd(sock: socket.socket, data: bytes, fd: int) -> None:
+    """Send a message and a file descriptor with its first byte."""
+    sent = sock.sendmsg(
+        [data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]).tobytes())]
+    )
+    if sent < len(data):
+        sock.sendall(data[sent:])
+
+
+__all__ = ["Message", "Unpacker", "pack", "receive", "send_with_fd"]

@@ -1,0 +1,687 @@
+"""A loader node: readers' demand in, tickets out to workers, finished batches back, snapshots to the store.
+
+Everything here runs in one event loop. Nothing here knows gRPC: `penstock.server.rpc` opens readers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+import structlog
+
+from penstock.server.core.refs import ItemRef, Verdict
+from penstock.server.job import Job
+from penstock.server.pipeline.channel import Message
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.line import far
+from penstock.server.pipeline.planner import Planner
+from penstock.server.pipeline.process import DEPTH, Ticket, WorkerProcess
+from penstock.server.pipeline.scheduler import (
+    MAX_LINES_PER_LANE,
+    PLANS_AHEAD,
+    Entry,
+    LaneState,
+    LineState,
+    Log,
+    Reader,
+    Start,
+    State,
+)
+from penstock.server.store.base import JobRecord, SnapshotRecord, Store
+from penstock.wire.errors import (
+    ERRORS,
+    Internal,
+    PenstockError,
+    StoreUnavailable,
+    UnknownJob,
+    WorkerCrashed,
+)
+from penstock.wire.order import Share, Tail
+
+log = structlog.get_logger("penstock.node")
+
+MAX_DEATHS = 3
+"""An item that kills its worker so often, without the lane getting further, stops the lane by name."""
+
+START_DEADLINE_S = 120.0
+ITEM_DEADLINE_S = 600.0
+STORE_RETRY_S, STORE_DEADLINE_S = 0.5, 60.0
+
+
+class Observer:
+    """What a node tells as it works; metrics are made of it. The default listens to nothing."""
+
+    def produced(self, job: str, nbytes: int, counts: Mapping[str, int]) -> None:
+        """A batch was made."""
+
+    def counted(self, job: str, lane: int, counters: Mapping[str, int]) -> None:
+        """The counters of a lane's line, since the lane's start."""
+
+    def worker_died(self) -> None:
+        """A worker process ended unasked."""
+
+    def failed(self, job: str, code: str) -> None:
+        """A batch could not be made."""
+
+
+class Node:
+    """One loader node.
+
+    Args:
+        target: The job file: workers load it themselves.
+        jobs: The jobs that it holds.
+        store: Where snapshots and verdicts go; open.
+        workers: How many worker processes.
+        bound_bytes: How many bytes of batches may be ready or being made.
+        snapshot_seconds: The least time between two writes of snapshots.
+        observer: Told what happens.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        jobs: Mapping[str, Job],
+        store: Store,
+        *,
+        workers: int,
+        bound_bytes: int,
+        snapshot_seconds: float = 2.0,
+        item_deadline_s: float = ITEM_DEADLINE_S,
+        observer: Observer | None = None,
+    ) -> None:
+        self.target, self.jobs, self.store = target, dict(jobs), store
+        self.bound_bytes, self.snapshot_seconds = bound_bytes, snapshot_seconds
+        self.item_deadline_s = item_deadline_s
+        self.observer = observer or Observer()
+        self.incarnation = uuid.uuid4().hex[:12]
+        self.logs: dict[str, Log] = {}
+        self.verdicts: dict[str, list[Verdict]] = {}
+        self.workers = [self._new_worker(number) for number in range(workers)]
+        self.draining = False
+        self.started_at = time.monotonic()
+        self._seekable: dict[str, bool] = {}
+        self._numbers = itertools.count(1)
+        self._unsaved: dict[tuple[bytes, int], SnapshotRecord] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._scheduled = False
+        self._failed_starts = 0
+        self._all_ready = asyncio.Event()
+        self._start_error: PenstockError | None = None
+        self._drained: dict[int, asyncio.Future[None]] = {}
+        self._page_seen: dict[int, tuple[int, float]] = {}
+
+    def _new_worker(self, number: int) -> WorkerProcess:
+        return WorkerProcess(number, self.target, self._message, self._death)
+
+    # --- life ---
+
+    async def start(self) -> None:
+        """Start the workers and wait until all are ready.
+
+        Raises:
+            Internal: A worker does not start.
+        """
+        self._loop = asyncio.get_running_loop()
+        for name, job in self.jobs.items():
+            self.logs[name] = Log(job, self.bound_bytes)
+            self._seekable[name] = Planner(job, 0, Items(job)).can_seek()
+            await self.store.register_job(JobRecord(name, job.log_id, job.plan))
+            self.verdicts[name] = await self.store.verdicts(job.log_id)
+        for worker in self.workers:
+            worker.start(self._loop)
+        try:
+            await asyncio.wait_for(self._all_ready.wait(), START_DEADLINE_S)
+        except TimeoutError:
+            raise Internal(
+                f"the workers did not start within {START_DEADLINE_S:.0f} s; their output says why"
+            ) from None
+        if self._start_error is not None:
+            raise self._start_error
+        self._spawn(self._write_snapshots())
+        self._spawn(self._watch())
+
+    async def drain(self, grace_s: float) -> None:
+        """Give out no more tickets, let workers finish what they make, and save where lines stand."""
+        self.draining = True
+        deadline = self._loop.time() + grace_s
+        while any(worker.tickets for worker in self.workers) and self._loop.time() < deadline:
+            await asyncio.sleep(0.02)
+        waiting = []
+        for worker in self.workers:
+            if not worker.dead and worker.ready:
+                self._drained[worker.number] = self._loop.create_future()
+                waiting.append(self._drained[worker.number])
+                worker.send({"op": "snapshot"})
+        if waiting:
+            await asyncio.wait(waiting, timeout=max(0.1, deadline - self._loop.time()))
+        await self._save()
+
+    async def close(self) -> None:
+        """End everything."""
+        self.draining = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for worker in self.workers:
+            worker.close()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- readers ---
+
+    def log(self, job: str) -> Log:
+        """Return what this node does for a job.
+
+        Raises:
+            UnknownJob: There is no such job here; names those there are.
+        """
+        if job not in self.logs:
+            known = ", ".join(sorted(self.logs)) or "none"
+            raise UnknownJob(
+                f"this node has no job {job!r}; it has: {known}", job=job, jobs=sorted(self.logs)
+            )
+        return self.logs[job]
+
+    def open(
+        self,
+        job: str,
+        share: Share,
+        tail: Tail | None,
+        start: int,
+        lanes: Iterable[int] | None,
+        wake: Callable[[], None],
+    ) -> Reader:
+        """Return a new reader; the caller closes it."""
+        return self.log(job).open(
+            share, tail, start, frozenset(lanes) if lanes is not None else None, wake
+        )
+
+    def extend(self, reader: Reader, horizon: int) -> None:
+        """Move a reader's horizon, and see to what it wants now."""
+        reader.extend(horizon)
+        self.schedule()
+
+    def sent(self, reader: Reader, entry: Entry) -> None:
+        """A reader's batch has gone out: there may be room for another."""
+        reader.sent(entry)
+        self.schedule()
+
+    def leave(self, reader: Reader) -> None:
+        """A reader is gone."""
+        reader.close()
+        self.schedule()
+
+    def waiting_for(self, reader: Reader) -> tuple[int, int, str, str]:
+        """Return (lane, offset, stage, item) of what a reader's next position waits for."""
+        entry = reader.pending.get(reader.head)
+        if entry is None:
+            return 0, 0, "horizon", ""
+        key = entry.key
+        lane = reader.log.lanes[key.lane]
+        if entry.state is State.MAKING or lane.planning:
+            for worker in self.workers:
+                ticket = next(iter(worker.tickets.values()), None)
+                if ticket is not None and ticket.log is reader.log and ticket.lane is lane:
+                    _, stage, _, item = worker.current()
+                    return key.lane, key.offset, stage or "producing", str(item or "")
+            return key.lane, key.offset, "producing", ""
+        if lane.looking:
+            return key.lane, key.offset, "store", ""
+        if any(not worker.ready for worker in self.workers):
+            return key.lane, key.offset, "restarting", ""
+        return key.lane, key.offset, "queued", ""
+
+    # --- tickets ---
+
+    def schedule(self) -> None:
+        """See soon, once, what can be given out."""
+        if not self._scheduled and not self.draining:
+            self._scheduled = True
+            self._loop.call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._scheduled = False
+        progress = True
+        while progress and not self.draining:
+            progress = False
+            # One ticket per worker and round: the most urgent ones spread over all workers.
+            for worker in self.workers:
+                if worker.ready and not worker.dead and len(worker.tickets) < DEPTH:
+                    progress = self._give(worker) or progress
+
+    def _give(self, worker: WorkerProcess) -> bool:
+        best: tuple[int, int, Log, Entry, LaneState] | None = None
+        for name, one in self.logs.items():
+            for urgency, entry, lane in one.candidates():
+                rank = (urgency, entry.key.position)
+                if (best is None or rank < best[:2]) and self._can(name, one, entry, lane, worker):
+                    best = (*rank, one, entry, lane)
+        if best is None:
+            return False
+        _, _, one, entry, lane = best
+        busy = sum(other.busy_bytes for other in self.logs.values())
+        if not one.admits(entry, busy):
+            for other in self.logs.values():
+                other.shed()
+            busy = sum(other.busy_bytes for other in self.logs.values())
+            if not one.admits(entry, busy):
+                return False
+        self._assign(one, entry, lane, worker)
+        return True
+
+    def _can(
+        self, name: str, one: Log, entry: Entry, lane: LaneState, worker: WorkerProcess
+    ) -> bool:
+        """Tell whether this worker can do the next thing for an entry; start looking where nobody can."""
+        offset = entry.key.offset
+        if offset in lane.plans:
+            return True
+        if lane.planning:
+            return False
+        line = self._line(name, one, lane, offset)
+        if line is not None:
+            return line.worker == worker.number
+        if lane.start is not None:
+            # Lanes are shared evenly: the one that waits for the busiest worker sets the pace of all.
+            share = -(-one.job.lanes // len(self.workers))
+            return one.lines_of(worker.number) < share * MAX_LINES_PER_LANE and (
+                one.lines_of(worker.number) < share
+                or all(one.lines_of(other.number) >= share for other in self.workers if other.ready)
+            )
+        if not lane.looking:
+            lane.looking = True
+            self._spawn(self._look(name, one, lane, entry))
+        return False
+
+    def _line(self, name: str, one: Log, lane: LaneState, offset: int) -> LineState | None:
+        if self._seekable[name]:
+            return lane.lines[0] if lane.lines else None
+        return one.find_line(lane, offset, one.job.snapshot_every)
+
+    async def _look(self, name: str, one: Log, lane: LaneState, entry: Entry) -> None:
+        """Find out where a line for this entry can start best: a line, a snapshot, or offset 0."""
+        job, offset = one.job, entry.key.offset
+        try:
+            snapshot = None
+            if not self._seekable[name] and offset >= job.snapshot_every:
+                snapshot = await self._nearest(job, lane.lane, offset)
+            base = snapshot.offset if snapshot is not None else 0
+            line = one.find_line(lane, offset, offset + 1)
+            if line is not None and line.next >= base:
+                base = line.next
+            if offset - base > job.max_replay and not self._seekable[name]:
+                one.failed(entry, far(job, lane.lane, offset, base))
+            elif line is not None and line.next >= base and not self._seekable[name]:
+                # It plans its way there: a longer reach than usual, this once.
+                self._assign_when_free(one, entry, lane, line)
+            else:
+                lane.start = Start(base, snapshot.data if snapshot is not None else None)
+        except PenstockError as error:
+            one.failed(entry, error)
+        finally:
+            lane.looking = False
+            self.schedule()
+
+    async def _nearest(self, job: Job, lane: int, offset: int) -> SnapshotRecord | None:
+        """Ask the store, waiting for it if it is away: an unreachable store never triggers a replay."""
+        deadline = self._loop.time() + STORE_DEADLINE_S
+        while True:
+            try:
+                found = await self.store.nearest_snapshot(job.log_id, lane, offset)
+                break
+            except StoreUnavailable as error:
+                if self._loop.time() > deadline:
+                    raise
+                log.warning("the store does not answer; waiting", error=str(error))
+                await asyncio.sleep(STORE_RETRY_S)
+        unsaved = self._unsaved.get((job.log_id, lane))
+        if unsaved and unsaved.offset <= offset and (not found or unsaved.offset > found.offset):
+            return unsaved
+        return found
+
+    def _assign_when_free(self, one: Log, entry: Entry, lane: LaneState, line: LineState) -> None:
+        worker = self.workers[line.worker]
+        if entry.state is State.WANTED and not worker.dead:
+            self._assign(one, entry, lane, worker, line)
+
+    def _assign(
+        self,
+        one: Log,
+        entry: Entry,
+        lane: LaneState,
+        worker: WorkerProcess,
+        line: LineState | None = None,
+    ) -> None:
+        """Give a worker the next thing to do for an entry."""
+        job, offset, blank = one.job, entry.key.offset, entry.key.blank
+        self._introduce(worker, job)
+        number = next(self._numbers)
+        head = {"ticket": number, "job": job.name, "lane": lane.lane, "offset": offset}
+        plan = lane.plans.get(offset)
+        if plan is not None:
+            worker.tickets[number] = Ticket(number, one, lane, entry, None, offset)
+            one.started(entry)
+            worker.send({"op": "make", **head, "blank": blank}, [plan])
+            return
+        line = line or self._line(job.name, one, lane, offset) or self._open(one, lane, worker)
+        line.used, line.busy = number, line.busy + 1
+        head["line"] = line.number
+        if job.plans_from_refs:
+            lane.planning = True
+            worker.tickets[number] = Ticket(number, one, lane, None, line, offset, PLANS_AHEAD)
+            worker.send({"op": "plan", **head, "count": PLANS_AHEAD})
+            line.next = offset + PLANS_AHEAD
+        else:
+            worker.tickets[number] = Ticket(number, one, lane, entry, line, offset)
+            one.started(entry)
+            worker.send({"op": "produce", **head, "blank": blank})
+            line.next = offset + 1
+
+    def _open(self, one: Log, lane: LaneState, worker: WorkerProcess) -> LineState:
+        assert lane.start is not None
+        start, lane.start = lane.start, None
+        idle = [line for line in lane.lines if line.busy == 0]
+        if len(lane.lines) >= MAX_LINES_PER_LANE and idle:
+            oldest = min(idle, key=lambda line: line.used)
+            lane.lines.remove(oldest)
+            self.workers[oldest.worker].send({"op": "close", "line": oldest.number})
+        line = LineState(next(self._numbers), worker.number, lane.lane, start.offset)
+        lane.lines.append(line)
+        message = {"op": "open", "line": line.number, "job": one.job.name, "lane": lane.lane}
+        worker.send(message, [start.snapshot] if start.snapshot is not None else [])
+        return line
+
+    def _introduce(self, worker: WorkerProcess, job: Job) -> None:
+        if job.name not in worker.jobs:
+            worker.jobs.add(job.name)
+            self._tell_verdicts(worker, job.name, self.verdicts[job.name])
+
+    def _tell_verdicts(self, worker: WorkerProcess, job: str, verdicts: Iterable[Verdict]) -> None:
+        log_id = self.jobs[job].log_id.hex()
+        entries = [[v.stage, list(v.item), v.content_hash, v.reason] for v in verdicts]
+        worker.send({"op": "job", "job": job, "log": log_id, "verdicts": entries})
+
+    # --- answers ---
+
+    def _message(self, worker: WorkerProcess, message: Message) -> None:
+        getattr(self, f"_on_{message['op']}")(worker, message)
+        self.schedule()
+
+    def _on_ready(self, worker: WorkerProcess, message: Message) -> None:
+        worker.ready = True
+        self._failed_starts = 0
+        if all(one.ready for one in self.workers):
+            self._all_ready.set()
+
+    def _on_done(self, worker: WorkerProcess, message: Message) -> None:
+        ticket = worker.tickets.pop(message["ticket"])
+        header, plan, *snapshots = message["blobs"]
+        nbytes, where = message["nbytes"], message["where"]
+        body, release = None, None
+        if where is not None:
+            arena, start = where
+            reader = worker.arenas[arena]
+            reader.spans += 1
+            body = reader.view[start : start + nbytes]
+            view = body
+
+            def release() -> None:
+                view.release()
+                worker.free_later(arena, start)
+
+        assert ticket.entry is not None
+        if ticket.line is not None:
+            ticket.line.busy -= 1
+        ticket.log.remember_plan(ticket.lane, ticket.offset, plan)
+        ticket.log.ready(ticket.entry, header, body, nbytes, release)
+        name = ticket.log.job.name
+        self.observer.produced(name, nbytes, message["counts"])
+        if "counters" in message:
+            self.observer.counted(name, ticket.lane.lane, message["counters"])
+        self._remember_snapshots(ticket, message["snapshots"], snapshots)
+
+    def _on_planned(self, worker: WorkerProcess, message: Message) -> None:
+        ticket = worker.tickets.pop(message["ticket"])
+        plans = message["blobs"][: message["plans"]]
+        ticket.lane.planning = False
+        assert ticket.line is not None
+        ticket.line.busy -= 1
+        ticket.line.next = ticket.offset + len(plans)
+        for ahead, plan in enumerate(plans):
+            ticket.log.remember_plan(ticket.lane, ticket.offset + ahead, plan)
+        self._remember_snapshots(ticket, message["snapshots"], message["blobs"][len(plans) :])
+
+    def _remember_snapshots(self, ticket: Ticket, offsets: list[int], blobs: list[bytes]) -> None:
+        log_id = ticket.log.job.log_id
+        for offset, data in zip(offsets, blobs, strict=True):
+            known = self._unsaved.get((log_id, ticket.lane.lane))
+            if known is None or offset > known.offset:
+                record = SnapshotRecord(log_id, ticket.lane.lane, offset, data)
+                self._unsaved[log_id, ticket.lane.lane] = record
+
+    def _on_failed(self, worker: WorkerProcess, message: Message) -> None:
+        cls = ERRORS.get(message["code"], Internal)
+        error = cls(message["message"], **message["fields"])
+        name = message["job"]
+        if message["of"] in ("open", "job"):
+            self._failed_open(worker, message, error)
+            return
+        ticket = worker.tickets.pop(message["ticket"], None)
+        if ticket is None:
+            return
+        if ticket.line is not None:
+            ticket.line.busy -= 1
+            self._close_line(
+                ticket.lane, ticket.line
+            )  # its state may be in the middle of something
+        ticket.lane.planning = False
+        entry = ticket.entry or ticket.log.first_wanted(ticket.lane)
+        log.error(
+            "a batch cannot be made",
+            job=name,
+            lane=ticket.lane.lane,
+            offset=ticket.offset,
+            code=error.code,
+            error=error.message,
+            traceback=error.fields.get("traceback"),
+        )
+        self.observer.failed(name, error.code)
+        if entry is not None:
+            ticket.log.failed(entry, error)
+
+    def _failed_open(self, worker: WorkerProcess, message: Message, error: PenstockError) -> None:
+        """A line did not open, for its snapshot or its job: the tickets behind it will fail by themselves."""
+        log.error("a line cannot start", job=message["job"], code=error.code, error=error.message)
+        one = self.logs[message["job"]]
+        if error.code != "bad_snapshot":
+            worker.jobs.discard(message["job"])
+            for ticket in [t for t in worker.tickets.values() if t.log is one]:
+                del worker.tickets[ticket.number]
+                ticket.lane.planning = False
+                entry = ticket.entry or one.first_wanted(ticket.lane)
+                if entry is not None:
+                    one.failed(entry, error)
+            one.drop_lines(worker.number)
+            return
+        for lane in one.lanes:
+            for line in [line for line in lane.lines if line.number == message["line"]]:
+                self._close_line(lane, line)
+                for ticket in [t for t in worker.tickets.values() if t.line is line]:
+                    del worker.tickets[ticket.number]
+                    lane.planning = False
+                    if ticket.entry is not None:
+                        one.back(ticket.entry)
+                self._spawn(self._drop_snapshot(one.job, lane.lane, line.next))
+
+    async def _drop_snapshot(self, job: Job, lane: int, below: int) -> None:
+        """Remove an unusable snapshot; the next look finds an older one, or the lane's start."""
+        self._unsaved.pop((job.log_id, lane), None)
+        found = await self.store.nearest_snapshot(job.log_id, lane, below)
+        if found is not None:
+            log.warning("an unusable snapshot was removed", lane=lane, offset=found.offset)
+            await self.store.drop_snapshot(job.log_id, lane, found.offset)
+        self.schedule()
+
+    def _close_line(self, lane: LaneState, line: LineState) -> None:
+        if line in lane.lines:
+            lane.lines.remove(line)
+            self.workers[line.worker].send({"op": "close", "line": line.number})
+
+    def _on_verdict(self, worker: WorkerProcess, message: Message) -> None:
+        self._spawn(self._verdict(worker, message))
+
+    async def _verdict(self, worker: WorkerProcess, message: Message) -> None:
+        """Make a verdict durable, tell every worker, and only then let the asking one go on."""
+        name = message["job"]
+        stage, item, digest, reason = message["verdict"]
+        verdict = Verdict(stage, ItemRef(*item), digest, reason)
+        while True:
+            try:
+                held = await self.store.add_verdict(self.jobs[name].log_id, verdict)
+                break
+            except StoreUnavailable as error:
+                log.warning(
+                    "a verdict waits for the store", item=str(verdict.item), error=str(error)
+                )
+                await asyncio.sleep(STORE_RETRY_S)
+            except PenstockError as error:
+                worker.send({"op": "verdict", "code": error.code, "message": error.message})
+                return
+        log.warning(
+            "item quarantined", job=name, stage=held.stage, item=str(held.item), reason=held.reason
+        )
+        self.verdicts[name].append(held)
+        for other in self.workers:
+            if other is not worker and name in other.jobs:
+                self._tell_verdicts(other, name, [held])
+        entry = [held.stage, list(held.item), held.content_hash, held.reason]
+        worker.send({"op": "verdict", "verdict": entry})
+
+    def _on_snapshots(self, worker: WorkerProcess, message: Message) -> None:
+        """Where every line of a draining worker stands."""
+        numbers = {line: offset for line, offset in message["lines"]}
+        blobs = dict(zip(numbers, message["blobs"], strict=True))
+        for one in self.logs.values():
+            for lane in one.lanes:
+                for line in lane.lines:
+                    if line.worker == worker.number and line.number in blobs:
+                        record = SnapshotRecord(
+                            one.job.log_id, lane.lane, numbers[line.number], blobs[line.number]
+                        )
+                        self._unsaved[one.job.log_id, lane.lane] = record
+        future = self._drained.pop(worker.number, None)
+        if future is not None and not future.done():
+            future.set_result(None)
+
+    # --- deaths ---
+
+    def _death(self, worker: WorkerProcess) -> None:
+        """A worker is gone: its lines go on elsewhere from their snapshots, and another takes its slot."""
+        code = worker.process.wait()
+        _, stage, _, item = worker.current()
+        if not worker.ready:
+            self._failed_starts += 1
+        log.warning(
+            "a worker died",
+            worker=worker.number,
+            pid=worker.pid,
+            exit=code,
+            stage=stage,
+            item=str(item),
+        )
+        self.observer.worker_died()
+        tickets = list(worker.tickets.values())
+        worker.tickets.clear()
+        for one in self.logs.values():
+            one.drop_lines(worker.number)
+        for place, ticket in enumerate(tickets):
+            ticket.lane.planning = False
+            if ticket.entry is not None:
+                ticket.log.back(ticket.entry)
+            if place == 0 and stage not in ("", "idle"):
+                self._blame(ticket, f"{item}" if item else f"stage {stage}")
+        future = self._drained.pop(worker.number, None)
+        if future is not None and not future.done():
+            future.set_result(None)
+        if self.draining:
+            return
+        if self._failed_starts >= MAX_DEATHS:
+            self._start_error = Internal(
+                f"a worker ended with status {code} before it was ready, {MAX_DEATHS} times; its output "
+                "above says why"
+            )
+            self._all_ready.set()
+            return
+        replacement = self._new_worker(worker.number)
+        self.workers[worker.number] = replacement
+        replacement.start(self._loop)
+        self.schedule()
+
+    def _blame(self, ticket: Ticket, doing: str) -> None:
+        """Count a death against the lane; the third over the same item stops it by name."""
+        lane = ticket.lane
+        lane.deaths.append(doing)
+        if lane.deaths[-MAX_DEATHS:].count(doing) < MAX_DEATHS:
+            return
+        name = ticket.log.job.name
+        error = WorkerCrashed(
+            f"lane {lane.lane} of job {name!r} stopped at offset {ticket.offset}: {doing} ended its "
+            f"worker {MAX_DEATHS} times (a crash in native code, or the out-of-memory killer); remove or "
+            "repair the item, then restart the server",
+            lane=lane.lane,
+            offset=ticket.offset,
+            item=doing,
+            deaths=MAX_DEATHS,
+        )
+        log.error("a lane stopped", job=name, lane=lane.lane, error=error.message)
+        self.observer.failed(name, error.code)
+        ticket.log.stop_lane(lane, error)
+
+    async def _watch(self) -> None:
+        """Kill a worker that has been at one thing for longer than `item_deadline_s`."""
+        while True:
+            await asyncio.sleep(1.0)
+            now = self._loop.time()
+            for worker in self.workers:
+                if worker.dead or not worker.tickets:
+                    self._page_seen.pop(worker.number, None)
+                    continue
+                serial, stage, _, item = worker.current()
+                seen = self._page_seen.get(worker.number)
+                if seen is None or seen[0] != serial:
+                    self._page_seen[worker.number] = (serial, now)
+                elif now - seen[1] > self.item_deadline_s:
+                    log.error(
+                        "a worker is stuck", worker=worker.number, stage=stage, item=str(item)
+                    )
+                    self._page_seen.pop(worker.number)
+                    worker.kill()
+
+    # --- snapshots ---
+
+    async def _write_snapshots(self) -> None:
+        while True:
+            await asyncio.sleep(self.snapshot_seconds)
+            await self._save()
+
+    async def _save(self) -> None:
+        records, self._unsaved = list(self._unsaved.values()), {}
+        if not records:
+            return
+        try:
+            await self.store.put_snapshots(records)
+        except StoreUnavailable as error:
+            log.warning("snapshots were not written; they only accelerate", error=str(error))
+        except PenstockError as error:
+            log.error("snapshots were refused", code=error.code, error=error.message)
+
+
+__all__ = ["Node", "Observer"]

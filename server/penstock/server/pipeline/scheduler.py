@@ -1,0 +1,445 @@
+"""Who needs which batch, and which ticket is most urgent: pure bookkeeping, without processes or sockets.
+
+Demand is the union of what open readers may still take: their own positions below their horizon. A batch
+that is wanted becomes an `Entry`; a worker that has room asks `pick` for the most urgent ticket, by
+(position minus the reader's next). What is ready and not yet taken is bounded in bytes, and the batch
+that some reader is owed next is always admitted: else another lane's batches could fill the bound while
+everybody waits for this one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from penstock.server.job import Job
+from penstock.wire.errors import PenstockError
+from penstock.wire.order import Share, Tail
+
+KEPT_PLANS = 64
+"""Plans of past batches kept per lane: recomputing an evicted batch costs that batch, not a replay."""
+
+KEPT_BATCHES, KEPT_SHARE = 64, 4
+"""Sent batches kept for late readers: at most so many, and at most a quarter of the byte bound."""
+
+MAX_LINES_PER_LANE = 4
+"""A lane has several lines when readers stand far apart; the least recently used one is closed."""
+
+PLANS_AHEAD = 8
+"""Plans asked for at once where planning needs no processing."""
+
+
+class State(Enum):
+    """What is known of a wanted batch."""
+
+    WANTED = "wanted"
+    MAKING = "making"
+    READY = "ready"
+    FAILED = "failed"
+
+
+class Key(NamedTuple):
+    """What an entry is: a position, and the address whose batch stands there."""
+
+    position: int
+    lane: int
+    offset: int
+    blank: bool
+
+
+@dataclass(eq=False)
+class Entry:
+    """One batch that somebody wants, or that is kept for late readers.
+
+    Attributes:
+        key: Its address.
+        readers: Who wants it.
+        pins: Streams that are writing it to the network right now.
+        body: Its bytes, in shared memory.
+        release: Gives the shared memory back.
+    """
+
+    key: Key
+    state: State = State.WANTED
+    readers: set[Reader] = field(default_factory=set)
+    pins: int = 0
+    header: bytes = b""
+    body: memoryview | None = None
+    nbytes: int = 0
+    tokens: int = 0
+    release: Callable[[], None] | None = None
+    error: PenstockError | None = None
+    evicted: bool = False
+
+    def free(self) -> None:
+        """Let the bytes go as soon as no stream writes them."""
+        self.evicted = True
+        if self.pins == 0 and self.release is not None:
+            release, self.release, self.body = self.release, None, None
+            release()
+
+    def unpin(self) -> None:
+        """One stream has written this batch."""
+        self.pins -= 1
+        if self.evicted:
+            self.free()
+
+
+@dataclass(eq=False)
+class LineState:
+    """One line as the server process knows it.
+
+    Attributes:
+        number: Its number, unique in this process.
+        worker: The worker that holds it.
+        next: The offset that its planner reaches after every ticket given out so far.
+        used: When it was last given a ticket, in tickets.
+        busy: Tickets that it has not answered.
+    """
+
+    number: int
+    worker: int
+    lane: int
+    next: int
+    used: int = 0
+    busy: int = 0
+
+
+class Start(NamedTuple):
+    """Where a new line may begin, decided and waiting for a worker with room."""
+
+    offset: int
+    snapshot: bytes | None
+
+
+@dataclass(eq=False)
+class LaneState:
+    """What one lane of one log does here."""
+
+    lane: int
+    wanted: list[tuple[int, int, Key]] = field(
+        default_factory=list
+    )  # heap of (offset, position, key)
+    lines: list[LineState] = field(default_factory=list)
+    start: Start | None = None
+    looking: bool = False  # the store is being asked where to start
+    planning: bool = False
+    plans: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
+    error: PenstockError | None = None  # stopped for good
+    deaths: list[str] = field(default_factory=list)  # what was being done when a worker died here
+
+
+class Reader:
+    """One open stream's demand.
+
+    Args:
+        log: The log it reads.
+        share: Which positions are its own.
+        tail: The end of a finite log; None = endless.
+        start: No position below this is wanted.
+        lanes: Lanes wanted from this node; None = all.
+        wake: Called when something may be taken, or has failed.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        share: Share,
+        tail: Tail | None,
+        start: int,
+        lanes: frozenset[int] | None,
+        wake: Callable[[], None],
+    ) -> None:
+        self.log, self.share, self.tail, self.lanes, self.wake = log, share, tail, lanes, wake
+        self.pending: dict[int, Entry] = {}
+        self.horizon = 0
+        self.sent_batches = self.sent_bytes = 0
+        self._next_wanted = share.at_or_after(start)
+
+    @property
+    def head(self) -> int:
+        """Return the lowest own position that was not taken yet."""
+        return min(self.pending, default=self._next_wanted)
+
+    @property
+    def finished(self) -> bool:
+        """Tell whether everything up to the log's end was taken."""
+        return self.tail is not None and not self.pending and self._next_wanted >= self.tail.end
+
+    def extend(self, horizon: int) -> None:
+        """Move the horizon; a lower one changes nothing."""
+        self.horizon = max(self.horizon, horizon)
+        limit = self.horizon if self.tail is None else min(self.horizon, self.tail.end)
+        while self._next_wanted < limit:
+            position = self._next_wanted
+            self._next_wanted = self.share.nth_after(position, 1)
+            key = self.log.key(position, self.tail)
+            if self.lanes is None or key.lane in self.lanes:
+                self.pending[position] = self.log.want(key, self)
+
+    def take(self) -> Entry | None:
+        """Return the next batch to send and pin it: in order per lane, the lowest position that is ready.
+
+        Raises:
+            PenstockError: The batch that is owed next cannot be made.
+        """
+        blocked: set[int] = set()
+        for position in sorted(self.pending):
+            entry = self.pending[position]
+            if entry.state is State.READY and entry.key.lane not in blocked:
+                del self.pending[position]
+                entry.pins += 1
+                return entry
+            if entry.state is State.FAILED and not blocked:
+                assert entry.error is not None
+                raise entry.error
+            blocked.add(entry.key.lane)
+        return None
+
+    def sent(self, entry: Entry) -> None:
+        """The entry that `take` gave has been written to the network."""
+        self.sent_batches += 1
+        self.sent_bytes += entry.nbytes
+        entry.unpin()
+        self.log.leave(entry, self)
+
+    def close(self) -> None:
+        """Stop wanting anything."""
+        for entry in self.pending.values():
+            self.log.leave(entry, self)
+        self.pending.clear()
+        self.log.readers.discard(self)
+
+
+class Log:
+    """Everything that this node does for one job's log.
+
+    Args:
+        job: The job.
+        bound_bytes: The node's bound on bytes that are ready or being made; shared by its logs.
+    """
+
+    def __init__(self, job: Job, bound_bytes: int) -> None:
+        self.job, self.bound_bytes = job, bound_bytes
+        self.order = job.order
+        self.lanes = [LaneState(lane) for lane in range(job.lanes)]
+        self.active: set[int] = set()  # lanes with something wanted
+        self.entries: dict[Key, Entry] = {}
+        self.kept: OrderedDict[Key, Entry] = OrderedDict()
+        self.kept_bytes = 0
+        self.readers: set[Reader] = set()
+        self.ready_bytes = 0  # ready, for somebody
+        self.making = 0
+        self.largest_bytes = 0
+        self.produced = self.recomputed = 0
+        self._highest: dict[int, int] = {}
+
+    # --- demand ---
+
+    def open(
+        self,
+        share: Share,
+        tail: Tail | None,
+        start: int,
+        lanes: frozenset[int] | None,
+        wake: Callable[[], None],
+    ) -> Reader:
+        """Return a new reader."""
+        reader = Reader(self, share, tail, start, lanes, wake)
+        self.readers.add(reader)
+        return reader
+
+    def key(self, position: int, tail: Tail | None) -> Key:
+        """Return what stands at a position, for a reader with this tail."""
+        source = tail.blanked(position) if tail is not None else None
+        lane, offset = self.order.address(position if source is None else source)
+        return Key(position, lane, offset, source is not None)
+
+    def want(self, key: Key, reader: Reader) -> Entry:
+        """Return the entry of a batch, wanted by this reader from now on."""
+        entry = self.entries.get(key)
+        if entry is None:
+            entry = self.kept.pop(key, None)
+            if entry is not None:
+                self.kept_bytes -= entry.nbytes
+                self.ready_bytes += entry.nbytes
+            else:
+                entry = Entry(key)
+                lane = self.lanes[key.lane]
+                if lane.error is not None:
+                    entry.state, entry.error = State.FAILED, lane.error
+                else:
+                    self._queue(entry)
+            self.entries[key] = entry
+        entry.readers.add(reader)
+        return entry
+
+    def leave(self, entry: Entry, reader: Reader) -> None:
+        """A reader has taken an entry, or wants it no more."""
+        entry.readers.discard(reader)
+        if entry.readers or self.entries.get(entry.key) is not entry:
+            return
+        if entry.state is State.MAKING:
+            return  # it will be kept, or found unwanted, when it is done
+        del self.entries[entry.key]
+        if entry.state is State.READY:
+            self.ready_bytes -= entry.nbytes
+            self._keep(entry)
+
+    def _queue(self, entry: Entry) -> None:
+        entry.state = State.WANTED
+        key = entry.key
+        heapq.heappush(self.lanes[key.lane].wanted, (key.offset, key.position, key))
+        self.active.add(key.lane)
+
+    def _keep(self, entry: Entry) -> None:
+        self.kept[entry.key] = entry
+        self.kept_bytes += entry.nbytes
+        limit = self.bound_bytes // KEPT_SHARE
+        while self.kept and (len(self.kept) > KEPT_BATCHES or self.kept_bytes > limit):
+            _, oldest = self.kept.popitem(last=False)
+            self.kept_bytes -= oldest.nbytes
+            oldest.free()
+
+    # --- supply ---
+
+    def first_wanted(self, lane: LaneState) -> Entry | None:
+        """Return the wanted entry with the lowest offset of a lane."""
+        while lane.wanted:
+            entry = self.entries.get(lane.wanted[0][2])
+            if entry is not None and entry.state is State.WANTED:
+                return entry
+            heapq.heappop(lane.wanted)
+        self.active.discard(lane.lane)
+        return None
+
+    def candidates(self) -> Iterator[tuple[int, Entry, LaneState]]:
+        """Yield (urgency, entry, lane) of every lane's next wanted batch."""
+        for number in list(self.active):
+            lane = self.lanes[number]
+            entry = self.first_wanted(lane)
+            if entry is not None:
+                urgency = min(entry.key.position - reader.head for reader in entry.readers)
+                yield urgency, entry, lane
+
+    def admits(self, entry: Entry, busy_bytes: int) -> bool:
+        """Tell whether a batch may be made now.
+
+        Args:
+            entry: The batch.
+            busy_bytes: Bytes that are ready or reserved on the whole node.
+        """
+        if any(reader.head == entry.key.position for reader in entry.readers):
+            return True
+        return busy_bytes + self.largest_bytes <= self.bound_bytes
+
+    @property
+    def busy_bytes(self) -> int:
+        """Return the bytes that are ready for somebody, plus what is reserved for batches being made."""
+        return self.ready_bytes + self.kept_bytes + self.making * self.largest_bytes
+
+    def shed(self) -> None:
+        """Free what is only kept for late readers: there is pressure."""
+        while self.kept:
+            _, oldest = self.kept.popitem(last=False)
+            self.kept_bytes -= oldest.nbytes
+            oldest.free()
+
+    def started(self, entry: Entry) -> None:
+        """A worker makes this entry now."""
+        entry.state = State.MAKING
+        self.making += 1
+
+    def ready(
+        self,
+        entry: Entry,
+        header: bytes,
+        body: memoryview | None,
+        nbytes: int,
+        release: Callable[[], None] | None,
+    ) -> None:
+        """A batch exists: its completion message has arrived."""
+        self.making -= 1
+        entry.state, entry.header, entry.body = State.READY, header, body
+        entry.nbytes, entry.release = nbytes, release
+        self.largest_bytes = max(self.largest_bytes, nbytes)
+        lane = self.lanes[entry.key.lane]
+        lane.deaths.clear()
+        self.produced += 1
+        if entry.key.offset <= self._highest.get(lane.lane, -1):
+            self.recomputed += 1
+        else:
+            self._highest[lane.lane] = entry.key.offset
+        if entry.readers:
+            self.ready_bytes += nbytes
+            for reader in entry.readers:
+                reader.wake()
+        else:
+            self.entries.pop(entry.key, None)
+            self._keep(entry)
+
+    def remember_plan(self, lane: LaneState, offset: int, plan: bytes) -> None:
+        """Keep a plan for a while: whoever wants this batch again has it made without a replay."""
+        lane.plans[offset] = plan
+        lane.plans.move_to_end(offset)
+        while len(lane.plans) > KEPT_PLANS:
+            lane.plans.popitem(last=False)
+
+    def failed(self, entry: Entry, error: PenstockError) -> None:
+        """A batch cannot be made: whoever waits for it is told; who asks later tries again."""
+        if entry.state is State.MAKING:
+            self.making -= 1
+        entry.state, entry.error = State.FAILED, error
+        self.entries.pop(entry.key, None)
+        for reader in entry.readers:
+            reader.wake()
+
+    def back(self, entry: Entry) -> None:
+        """The worker that made this entry is gone: somebody else shall make it."""
+        self.making -= 1
+        if entry.readers:
+            self._queue(entry)
+        else:
+            self.entries.pop(entry.key, None)
+
+    def stop_lane(self, lane: LaneState, error: PenstockError) -> None:
+        """Stop a lane by name: nothing of it is made until the node starts again."""
+        lane.error = error
+        for entry in [e for e in self.entries.values() if e.key.lane == lane.lane]:
+            if entry.state in (State.WANTED, State.MAKING):
+                self.failed(entry, error)
+
+    # --- lines ---
+
+    def find_line(self, lane: LaneState, offset: int, reach: int) -> LineState | None:
+        """Return the line that stands at or closest below `offset`, at most `reach` batches away."""
+        below = [line for line in lane.lines if 0 <= offset - line.next <= reach]
+        return max(below, key=lambda line: line.next, default=None)
+
+    def lines_of(self, worker: int) -> int:
+        """Return how many lines a worker holds for this log."""
+        return sum(1 for lane in self.lanes for line in lane.lines if line.worker == worker)
+
+    def drop_lines(self, worker: int) -> None:
+        """Forget the lines of a worker that is gone."""
+        for lane in self.lanes:
+            lane.lines = [line for line in lane.lines if line.worker != worker]
+
+
+__all__ = [
+    "KEPT_PLANS",
+    "MAX_LINES_PER_LANE",
+    "PLANS_AHEAD",
+    "Entry",
+    "Key",
+    "LaneState",
+    "LineState",
+    "Log",
+    "Reader",
+    "Start",
+    "State",
+]

@@ -1,0 +1,329 @@
+"""A worker process: it holds lines, makes the batches it is told to, and never decides what is next.
+
+It is started as `python -m penstock.server.pipeline.worker FD PAGE_FD TARGET`, with a fixed environment
+(`worker_environment`), before or after gRPC runs in the parent: it is a fresh program, never a fork.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import signal
+import socket
+import struct
+import sys
+import traceback
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.server.config import load
+from penstock.server.core.malloc import keep_memory
+from penstock.server.core.refs import BatchPlan, ItemRef, Verdict
+from penstock.server.job import Job
+from penstock.server.pipeline.arena import Arenas, ArenaWriter
+from penstock.server.pipeline.channel import Message, Unpacker, pack, send_with_fd
+from penstock.server.pipeline.items import Items, VerdictBook
+from penstock.server.pipeline.line import Line
+from penstock.server.pipeline.maker import Made, Maker
+from penstock.wire.errors import Internal, JobChanged, PenstockError
+
+PAGE_BYTES = 4096
+_PAGE_HEAD = struct.Struct("<QI")  # a number that grows with every note, and the note's length
+
+
+def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment in which every worker of every node computes: hidden inputs are fixed."""
+    threads = ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM", "BLIS")
+    return {
+        **environment,
+        "PYTHONHASHSEED": "0",
+        "TZ": "UTC",
+        "LC_ALL": "C.UTF-8",
+        "LANG": "C.UTF-8",
+        "TOKENIZERS_PARALLELISM": "false",
+        "RAYON_NUM_THREADS": "1",
+        **{f"{library}_NUM_THREADS": "1" for library in threads},
+        # The same import world as the server process, whatever put it there.
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+
+
+class Page:
+    """A page of memory on which a worker notes what it is doing; the server reads it after a death."""
+
+    def __init__(self, fd: int, *, write: bool = False) -> None:
+        self._map = mmap.mmap(
+            fd, PAGE_BYTES, prot=mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
+        )
+        self._serial = 0
+
+    def note(self, stage: str, lane: int | None, item: ItemRef | None) -> None:
+        """Write what comes next."""
+        text = json.dumps([stage, lane, list(item) if item else None]).encode()
+        text = text[: PAGE_BYTES - _PAGE_HEAD.size]
+        self._serial += 1
+        self._map[_PAGE_HEAD.size : _PAGE_HEAD.size + len(text)] = text
+        self._map[: _PAGE_HEAD.size] = _PAGE_HEAD.pack(self._serial, len(text))
+
+    def read(self) -> tuple[int, str, int | None, ItemRef | None]:
+        """Return the note's number, stage, lane and item; an unfinished note gives an empty stage."""
+        serial, length = _PAGE_HEAD.unpack_from(self._map)
+        try:
+            stage, lane, item = json.loads(self._map[_PAGE_HEAD.size : _PAGE_HEAD.size + length])
+        except ValueError:
+            return serial, "", None, None
+        return serial, stage, lane, ItemRef(*item) if item else None
+
+
+class Worker:
+    """The worker's side: answers tickets one after another."""
+
+    def __init__(self, sock: socket.socket, page: Page, target: str) -> None:
+        self.sock, self.page = sock, page
+        self.config = load(target)
+        self.unpacker = Unpacker()
+        self.inbox: deque[Message] = deque()
+        self.arenas = Arenas(self._announce)
+        self.jobs: dict[str, Job] = {}
+        self.items: dict[str, Items] = {}
+        self.makers: dict[str, Maker] = {}
+        self.lines: dict[int, Line] = {}
+        self.lane: int | None = None
+
+    def run(self) -> None:
+        """Answer until the server process closes the socket."""
+        self._send({"op": "ready", "pid": os.getpid()})
+        while (message := self._next()) is not None:
+            for number, start in message.get("frees", ()):
+                self.arenas.give_back(number, start)
+            handler = getattr(self, f"_on_{message['op']}")
+            self.lane = message.get("lane")
+            try:
+                handler(message)
+            except PenstockError as error:
+                self._fail(message, error)
+            except Exception as error:
+                text = traceback.format_exc()
+                self._fail(
+                    message,
+                    Internal(f"a bug in penstock: {type(error).__name__}: {error}", traceback=text),
+                )
+            self.page.note("idle", None, None)
+
+    # --- what the server asks ---
+
+    def _on_job(self, message: Message) -> None:
+        """Build a job, and learn its verdicts."""
+        name = message["job"]
+        job = self.jobs.get(name)
+        if job is None:
+            job = self.config.jobs[name]
+            if job.log_id.hex() != message["log"]:
+                raise JobChanged(
+                    f"job {name!r} is not what it was when the server started: its files changed; restart "
+                    "the server, and put the old files back if its cursors shall go on",
+                    job=name,
+                    differences=["log id"],
+                )
+            self.jobs[name] = job
+
+            def insert(verdict: Verdict) -> Verdict:
+                return self._verdict(name, verdict)
+
+            items = Items(job, VerdictBook((), insert), self._progress)
+            self.items[name] = items
+            self.makers[name] = Maker(job, items)
+        self.items[name].verdicts.learn(_verdict(entry) for entry in message["verdicts"])
+
+    def _on_free(self, message: Message) -> None:
+        """Nothing else to do: the spans were freed on receipt."""
+
+    def _on_open(self, message: Message) -> None:
+        """Open a line, from a snapshot where there is one."""
+        job = self.jobs[message["job"]]
+        snapshot = message["blobs"][0] if message["blobs"] else None
+        self.lines[message["line"]] = Line(
+            job, message["lane"], self.items[message["job"]], snapshot
+        )
+
+    def _on_close(self, message: Message) -> None:
+        """Forget a line."""
+        self.lines.pop(message["line"], None)
+
+    def _on_produce(self, message: Message) -> None:
+        """Plan and make the batch at an offset of a line."""
+        line = self.lines[message["line"]]
+        snapshots = self._skip(line, message["offset"])
+        plan = line.advance()
+        made = line.make(plan, blank=message["blank"])
+        snapshots += self._snapshot_if_due(line)
+        self._done(message, made, plan, snapshots, line)
+
+    def _on_plan(self, message: Message) -> None:
+        """Plan some batches ahead, for any worker to make."""
+        line = self.lines[message["line"]]
+        snapshots = self._skip(line, message["offset"])
+        plans: list[bytes] = []
+        for _ in range(message["count"]):
+            plan = line.planner.next()
+            if plan is None:
+                break
+            plans.append(_plan_bytes(plan))
+            snapshots += self._snapshot_if_due(line)
+        self._send(
+            {
+                "op": "planned",
+                "ticket": message["ticket"],
+                "plans": len(plans),
+                "snapshots": [offset for offset, _ in snapshots],
+            },
+            [*plans, *(data for _, data in snapshots)],
+        )
+
+    def _on_make(self, message: Message) -> None:
+        """Make a batch from its plan."""
+        plan = BatchPlan.from_json(json.loads(message["blobs"][0]))
+        made = self.makers[message["job"]].make(plan, blank=message["blank"])
+        self._done(message, made, plan, [], None)
+
+    def _on_snapshot(self, message: Message) -> None:
+        """Answer the snapshots of every line, as the server drains."""
+        offsets, blobs = [], []
+        for number, line in self.lines.items():
+            offsets.append([number, line.offset])
+            blobs.append(line.planner.snapshot())
+        self._send({"op": "snapshots", "lines": offsets}, blobs)
+
+    # --- helpers ---
+
+    def _skip(self, line: Line, offset: int) -> list[tuple[int, bytes]]:
+        snapshots: list[tuple[int, bytes]] = []
+        if line.planner.can_seek():
+            line.skip_to(offset)
+        while line.offset < offset:
+            line.skip_to(line.offset + 1)
+            snapshots = self._snapshot_if_due(line) or snapshots
+            self._progress("replay", None)
+        return snapshots
+
+    def _snapshot_if_due(self, line: Line) -> list[tuple[int, bytes]]:
+        if line.offset % line.job.snapshot_every:
+            return []
+        return [(line.offset, line.planner.snapshot())]
+
+    def _done(
+        self,
+        message: Message,
+        made: Made,
+        plan: BatchPlan,
+        snapshots: list[tuple[int, bytes]],
+        line: Line | None,
+    ) -> None:
+        if made.nbytes:
+            arena, start = self.arenas.take(made.nbytes)
+            body = arena.view[start : start + made.nbytes]
+            header = made.write(body)
+            body.release()
+            where = [arena.number, start]
+        else:
+            header, where = made.write(memoryview(bytearray())), None
+        answer: Message = {
+            "op": "done",
+            "ticket": message["ticket"],
+            "where": where,
+            "nbytes": made.nbytes,
+            "counts": dict(made.counts),
+            "snapshots": [offset for offset, _ in snapshots],
+        }
+        if line is not None:
+            answer["counters"] = {**line.planner.counters, **line.planner.batcher.counters()}
+        self._send(answer, [header, _plan_bytes(plan), *(data for _, data in snapshots)])
+
+    def _fail(self, message: Message, error: PenstockError) -> None:
+        self._send(
+            {
+                "op": "failed",
+                "of": message["op"],
+                "ticket": message.get("ticket"),
+                "line": message.get("line"),
+                "job": message.get("job"),
+                "code": error.code,
+                "message": error.message,
+                "fields": json.loads(json.dumps(error.fields, default=str)),
+            }
+        )
+
+    def _verdict(self, job: str, verdict: Verdict) -> Verdict:
+        """Make a verdict durable before anything that depends on it is released."""
+        self._send(
+            {
+                "op": "verdict",
+                "job": job,
+                "verdict": [*verdict[:1], list(verdict.item), *verdict[2:]],
+            }
+        )
+        held: list[Message] = []
+        while (message := self._next()) is not None:
+            if message["op"] == "verdict":
+                self.inbox.extendleft(reversed(held))
+                if "code" in message:
+                    raise Internal(message["message"])
+                return _verdict(message["verdict"])
+            held.append(message)
+        raise SystemExit(0)  # the server process is gone, and with it whoever wanted this batch
+
+    def _progress(self, stage: str, item: ItemRef | None) -> None:
+        self.page.note(stage, self.lane, item)
+
+    def _announce(self, arena: ArenaWriter) -> None:
+        message = pack({"op": "arena", "number": arena.number, "size": arena.size_bytes})
+        send_with_fd(self.sock, message, arena.fd)
+
+    def _send(self, message: Message, blobs: list[bytes] | None = None) -> None:
+        self.sock.sendall(pack(message, blobs or []))
+
+    def _next(self) -> Message | None:
+        while not self.inbox:
+            data = self.sock.recv(1 << 18)
+            if not data:
+                return None
+            self.inbox.extend(self.unpacker.feed(data))
+        return self.inbox.popleft()
+
+
+def _plan_bytes(plan: BatchPlan) -> bytes:
+    return json.dumps(plan.to_json(), separators=(",", ":")).encode()
+
+
+def _verdict(entry: list[Any]) -> Verdict:
+    stage, item, digest, reason = entry
+    return Verdict(stage, ItemRef(*item), digest, reason)
+
+
+def _die_with_parent() -> None:
+    """Let the kernel end this process when the server process dies, even while a role computes."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def main(argv: list[str]) -> None:
+    """Run a worker over the inherited socket."""
+    fd, page_fd, parent, target = int(argv[0]), int(argv[1]), int(argv[2]), argv[3]
+    _die_with_parent()
+    if os.getppid() != parent:
+        return  # the parent died before prctl took effect
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
+    keep_memory()
+    sock = socket.socket(fileno=fd)
+    try:
+        Worker(sock, Page(page_fd, write=True), target).run()
+    except (BrokenPipeError, ConnectionResetError):
+        return  # the server process is gone
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
