@@ -1,0 +1,275 @@
+"""The map distributor: every item once per epoch over all lanes, by arithmetic alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.core.refs import ItemRef
+from penstock.server.roles.base import Source
+from penstock.server.roles.distributors import MapDistributor
+from penstock.server.sources import ItemsSource
+from penstock.wire.errors import InvalidJob
+
+
+class BlockSource(Source):
+    """Items that are their own index, in blocks of given sizes."""
+
+    version = 1
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = list(sizes)
+
+    def __len__(self) -> int:
+        return sum(self.sizes)
+
+    def fetch(self, indices: Sequence[int]) -> list[int]:
+        """Return the indices."""
+        return list(indices)
+
+    def blocks(self) -> Sequence[int]:
+        """Return the sizes."""
+        return self.sizes
+
+
+def bound(
+    distributor: MapDistributor, source: Source, *, seed: int = 7, epochs: int | None = None
+) -> MapDistributor:
+    distributor.bind({"main": source}, seed, epochs)
+    return distributor
+
+
+def global_draws(distributor: MapDistributor, lanes: int, count: int) -> list[ItemRef]:
+    """The first `count` global draws, each asked of the lane that it belongs to."""
+    found = [distributor.draw(g % lanes, lanes, g // lanes) for g in range(count)]
+    assert None not in found
+    return [item for item in found if item is not None]
+
+
+SOURCES = {
+    "one item": ItemsSource([0]),
+    "seven items": ItemsSource(list(range(7))),
+    "300 items": ItemsSource(list(range(300))),
+    "one block": BlockSource([9]),
+    "uneven blocks": BlockSource([5, 1, 7, 3, 2, 9, 4]),
+    "empty blocks between": BlockSource([0, 4, 0, 0, 3, 0]),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+@pytest.mark.parametrize("shuffle", [None, "none"])
+@pytest.mark.parametrize("window_blocks", [1, 2, 3, 16])
+@pytest.mark.parametrize("lanes", [1, 2, 3, 12])
+def test_each_item_comes_exactly_once_per_epoch_over_all_lanes(
+    source: Source, shuffle: str | None, window_blocks: int, lanes: int
+) -> None:
+    """For every number of lanes, also more lanes than items: an epoch is a permutation."""
+    distributor = bound(MapDistributor(shuffle, window_blocks), source)
+
+    drawn = global_draws(distributor, lanes, 3 * len(source))
+
+    for epoch in range(3):
+        part = drawn[epoch * len(source) : (epoch + 1) * len(source)]
+        assert sorted(item.index for item in part) == list(range(len(source)))
+        assert {(item.source, item.epoch) for item in part} == {("main", epoch)}
+
+
+@given(
+    sizes=st.lists(st.integers(0, 12), min_size=1, max_size=20).filter(any),
+    window_blocks=st.integers(1, 25),
+    seed=st.integers(0, 2**64),
+)
+def test_any_blocks_and_window_give_a_permutation(
+    sizes: list[int], window_blocks: int, seed: int
+) -> None:
+    """Whatever the sizes, each item stands at exactly one position."""
+    distributor = bound(
+        MapDistributor("blocks", window_blocks), BlockSource(sizes), seed=seed, epochs=1
+    )
+
+    drawn = global_draws(distributor, 1, sum(sizes))
+
+    assert sorted(item.index for item in drawn) == list(range(sum(sizes)))
+    assert distributor.draw(0, 1, sum(sizes)) is None
+
+
+@pytest.mark.parametrize("window_blocks", [1, 2, 4, 5, 40])
+def test_a_block_is_needed_in_one_window_only(window_blocks: int) -> None:
+    """Reading on, all rows of a window's blocks come before any row of the next window."""
+    sizes = [(number * 7) % 11 + 1 for number in range(23)]
+    block_of = [block for block, size in enumerate(sizes) for _ in range(size)]
+    distributor = bound(MapDistributor("blocks", window_blocks), BlockSource(sizes))
+
+    drawn = [block_of[item.index] for item in global_draws(distributor, 1, sum(sizes))]
+
+    order = list(dict.fromkeys(drawn))  # by first row: window after window
+    start = 0
+    for first in range(0, len(order), window_blocks):
+        window = order[first : first + window_blocks]
+        stop = start + sum(sizes[block] for block in window)
+        assert set(drawn[start:stop]) == set(window)
+        start = stop
+    assert start == sum(sizes)
+
+
+def test_rows_of_several_blocks_are_mixed_within_a_window() -> None:
+    """With four blocks per window, neighbours mostly come from different blocks."""
+    sizes = [50] * 8
+    distributor = bound(MapDistributor("blocks", window_blocks=4), BlockSource(sizes))
+
+    blocks = [item.index // 50 for item in global_draws(distributor, 1, 400)]
+
+    assert sum(a != b for a, b in pairwise(blocks)) > 250
+
+
+@pytest.mark.parametrize("source", [SOURCES["300 items"], SOURCES["uneven blocks"]])
+def test_every_epoch_has_an_order_of_its_own(source: Source) -> None:
+    """Ten epochs and two seeds give twenty different orders."""
+    orders = {
+        tuple(item.index for item in global_draws(distributor, 1, 10 * len(source))[start:stop])
+        for distributor in (
+            bound(MapDistributor(), source, seed=1),
+            bound(MapDistributor(), source, seed=2),
+        )
+        for start, stop in pairwise(range(0, 11 * len(source), len(source)))
+    }
+
+    assert len(orders) == 20
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_a_draw_does_not_depend_on_what_was_asked_before(source: Source) -> None:
+    """Asked backwards, of a fresh distributor each time: the same items."""
+    straight = global_draws(bound(MapDistributor(), source), 3, 60)
+
+    backwards = [
+        bound(MapDistributor(), source).draw(g % 3, 3, g // 3) for g in reversed(range(60))
+    ]
+
+    assert backwards[::-1] == straight
+
+
+@pytest.mark.parametrize("items", range(1, 8))
+@pytest.mark.parametrize("lanes", range(1, 10))
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+def test_a_finite_lane_ends_where_arithmetic_says(items: int, lanes: int, epochs: int) -> None:
+    """`draws` equals the draws before the first None, and the lanes add up to all items."""
+    distributor = bound(MapDistributor(), ItemsSource(list(range(items))), epochs=epochs)
+
+    counts = []
+    for lane in range(lanes):
+        count = 0
+        while distributor.draw(lane, lanes, count) is not None:
+            count += 1
+        counts.append(count)
+
+    assert counts == [distributor.draws(lane, lanes) for lane in range(lanes)]
+    assert sum(counts) == items * epochs
+
+
+def test_an_endless_lane_has_no_count_and_an_epoch_of_rounded_up_draws() -> None:
+    """`draws` is None without epochs; `epoch_draws` bounds how long a lane may draw in vain."""
+    distributor = bound(MapDistributor(), ItemsSource(list(range(10))))
+
+    assert distributor.draws(0, 3) is None
+    assert distributor.epoch_draws(3) == 4
+
+
+def test_the_stream_of_a_lane_goes_on_where_its_state_was_taken() -> None:
+    """Peeking takes nothing; restored after every draw, a stream gives the same items."""
+    distributor = bound(MapDistributor(), SOURCES["uneven blocks"], epochs=2)
+    whole = distributor.open(1, 4)
+    ahead = whole.peek(100)
+    items = []
+    while (item := whole.next()) is not None:
+        items.append(item)
+        again = distributor.open(1, 4)
+        again.restore(whole.state())
+        assert again.peek(100) == ahead[len(items) :]
+
+    assert items == ahead
+    assert len(items) == distributor.draws(1, 4)
+
+
+def test_the_default_shuffle_is_what_it_settles_on() -> None:
+    """Left out or written out, the same order has the same identity; so for an unused window."""
+    plain, blocks = SOURCES["seven items"], SOURCES["uneven blocks"]
+
+    assert (
+        bound(MapDistributor(), plain).identity() == bound(MapDistributor("full"), plain).identity()
+    )
+    assert (
+        bound(MapDistributor(), blocks).identity()
+        == bound(MapDistributor("blocks", 16), blocks).identity()
+    )
+    assert (
+        bound(MapDistributor("none", 3), blocks).identity()
+        == bound(MapDistributor("none"), blocks).identity()
+    )
+    assert (
+        bound(MapDistributor(window_blocks=3), blocks).identity()
+        != bound(MapDistributor(), blocks).identity()
+    )
+    assert bound(MapDistributor(), plain).identity() != bound(MapDistributor(), blocks).identity()
+
+
+def test_binding_again_settles_again() -> None:
+    """A distributor that was bound to blocks and then to a list shuffles the list in full."""
+    distributor = bound(MapDistributor(), SOURCES["uneven blocks"])
+
+    bound(distributor, SOURCES["seven items"])
+
+    assert distributor.parameters()["shuffle"] == "full"
+    assert distributor.clone().shuffle is None
+
+
+def test_full_over_blocks_is_refused_with_the_way_on() -> None:
+    """A row-uniform shuffle over many blocks names `blocks`; over one block it is fine."""
+    with pytest.raises(InvalidJob, match=r"7 storage blocks.*shuffle: blocks"):
+        bound(MapDistributor("full"), SOURCES["uneven blocks"])
+
+    bound(MapDistributor("full"), SOURCES["one block"])
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: MapDistributor("block"), "did you mean blocks"),
+        (lambda: MapDistributor(window_blocks=0), "window_blocks is 0"),
+        (lambda: MapDistributor(window_blocks=True), "window_blocks is True"),
+        (lambda: bound(MapDistributor(source="cod"), ItemsSource([1])), "'cod'.*'main'"),
+        (lambda: bound(MapDistributor(), ItemsSource([])), "holds 0 items"),
+    ],
+)
+def test_a_mistake_is_one_sentence(make: object, sentence: str) -> None:
+    """Each wrong parameter is named with its value and the remedy."""
+    with pytest.raises(InvalidJob, match=sentence):
+        make()  # type: ignore[operator]
+
+
+def test_blocks_that_do_not_add_up_are_refused() -> None:
+    """A source whose blocks and length disagree would draw wrong rows."""
+
+    class Wrong(BlockSource):
+        def __len__(self) -> int:
+            return sum(self.sizes) + 1
+
+    with pytest.raises(InvalidJob, match=r"hold 5 items, its length is 6"):
+        bound(MapDistributor(), Wrong([2, 3]))
+
+
+def test_the_order_never_changes_silently() -> None:
+    """Golden draws: if these change, ORDER_VERSION or the distributor's version must be raised."""
+    full = bound(MapDistributor(), ItemsSource(list(range(12))))
+    blocks = bound(MapDistributor(window_blocks=2), SOURCES["uneven blocks"])
+
+    assert [item.index for item in global_draws(full, 5, 12)] == GOLDEN_FULL
+    assert [item.index for item in global_draws(blocks, 5, 12)] == GOLDEN_BLOCKS
+
+
+GOLDEN_FULL = [2, 11, 8, 4, 9, 3, 10, 7, 5, 0, 6, 1]
+GOLDEN_BLOCKS = [9, 7, 6, 5, 10, 8, 11, 12, 30, 13, 15, 28]
