@@ -1,0 +1,19 @@
+"""Collators: rows of samples become the named values of a batch.
+
+* `default.py`: stacks samples of one shape.
+* `padded.py`: pads samples to one length.
+* `packed.py`: lays documents behind each other and says where the seams are.
+* `arrays.py`: what they share.
+"""
+
+from penstock.server.roles.base import BatchCollator
+from penstock.server.roles.collators.default import DefaultBatchCollator
+from penstock.server.roles.collators.packed import PackedCollator
+from penstock.server.roles.collators.padded import PaddedCollator
+
+BUILTIN_COLLATORS: dict[str, type[BatchCollator]] = {
+    cls.type_name: cls for cls in (DefaultBatchCollator, PaddedCollator, PackedCollator)
+}
+"""What `type:` of a collator may name."""
+
+__all__ = ["BUILTIN_COLLATORS", "DefaultBatchCollator", "PackedCollator", "PaddedCollator"]

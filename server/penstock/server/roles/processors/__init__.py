@@ -1,0 +1,18 @@
+"""Processors: a raw item becomes samples.
+
+* `identity.py`: items that are samples already.
+* `tokenize.py`: text to token ids.
+* `function.py`: a user's function.
+"""
+
+from penstock.server.roles.base import RawItemProcessor
+from penstock.server.roles.processors.function import FunctionProcessor
+from penstock.server.roles.processors.identity import IdentityProcessor
+from penstock.server.roles.processors.tokenize import TokenizeProcessor
+
+BUILTIN_PROCESSORS: dict[str, type[RawItemProcessor]] = {
+    cls.type_name: cls for cls in (IdentityProcessor, TokenizeProcessor)
+}
+"""What `type:` of a processor may name; `function:` in its place makes a `FunctionProcessor`."""
+
+__all__ = ["BUILTIN_PROCESSORS", "FunctionProcessor", "IdentityProcessor", "TokenizeProcessor"]

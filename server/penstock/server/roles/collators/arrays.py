@@ -1,0 +1,143 @@
+"""What collators share: array-likes as NumPy, and errors for samples that do not fit together."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.server.roles.base import CollateContext, Sample
+from penstock.wire.errors import BadBatch, MissingExtra
+
+Array = npt.NDArray[Any]
+
+IGNORE_INDEX = -100
+"""The label that losses leave out: the default of `torch.nn.CrossEntropyLoss(ignore_index=)`."""
+
+
+def as_array(value: Any) -> Array | None:
+    """Return a number, an array, a tensor or a regular list of numbers as an array.
+
+    Returns:
+        Bool, integer, float or complex, of any shape; bfloat16 tensors as `ml_dtypes.bfloat16`. A
+        view where possible: not to be written to. None where `value` is something else, such as
+        text, None, a dict, or a list that is ragged.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        return None  # stacking would drop the mask; the wire refuses it by name
+    if isinstance(value, np.ndarray):
+        return value if _is_numeric(value) else None
+    if value is None or isinstance(value, str | bytes | dict):
+        return None
+    torch = sys.modules.get("torch")  # a tensor can only be here where its user imported torch
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _tensor(torch, value)
+    try:
+        array = np.asarray(value)
+    except (ValueError, OverflowError):  # a ragged list; a number that no dtype holds
+        return None
+    return array if _is_numeric(array) else None
+
+
+def token_ids(sample: Sample, context: CollateContext) -> Array:
+    """Return a sample's `input_ids`: integer, (t,), t >= 0.
+
+    Raises:
+        BadBatch: It has none, or they are not one row of integers.
+    """
+    if "input_ids" not in sample:
+        raise bad_batch(
+            context,
+            "a sample has no 'input_ids', only "
+            f"{', '.join(map(repr, sample)) or 'nothing'}; name them so in the processor",
+        )
+    return token_row(sample["input_ids"], "input_ids", context)
+
+
+def token_row(value: Any, name: str, context: CollateContext) -> Array:
+    """Return one integer per token, (t,).
+
+    Raises:
+        BadBatch: `value` is not one row of integers.
+    """
+    array = as_array(value)
+    if array is None or array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        what = type(value).__name__ if array is None else f"{array.dtype} of shape {array.shape}"
+        raise bad_batch(
+            context,
+            f"{name!r} of a sample is {what}; give one row of integers, shape (tokens,)",
+        )
+    return array
+
+
+def masked(values: dict[str, Any], ignored: int = IGNORE_INDEX) -> dict[str, Any]:
+    """Return `values` with other `labels`, all `ignored`; labels that are no integers are kept."""
+    labels = values.get("labels")
+    if not isinstance(labels, np.ndarray) or labels.dtype.kind != "i":
+        return values
+    return {**values, "labels": np.full_like(labels, ignored)}
+
+
+def bad_batch(context: CollateContext, sentence: str) -> BadBatch:
+    """Return the error of a batch whose samples do not fit together."""
+    return BadBatch(
+        f"lane {context.lane}, offset {context.offset}: {sentence}",
+        lane=context.lane,
+        offset=context.offset,
+    )
+
+
+def named(samples: Sequence[Sample], name: str, context: CollateContext) -> list[Any]:
+    """Return one value of every sample.
+
+    Raises:
+        BadBatch: A sample has no value of that name.
+    """
+    for number, sample in enumerate(samples):
+        if name not in sample:
+            raise bad_batch(
+                context,
+                f"sample {number} of {len(samples)} has no {name!r}, only "
+                f"{', '.join(map(repr, sample)) or 'nothing'}; give every sample the same keys",
+            )
+    return [sample[name] for sample in samples]
+
+
+def _is_numeric(array: Array) -> bool:
+    # Kind V with a name of its own: bfloat16 and the float8 types of ml_dtypes.
+    return array.dtype.kind in "biufc" or (
+        array.dtype.kind == "V" and array.dtype.fields is None and array.dtype.name[:4] != "void"
+    )
+
+
+def _tensor(torch: Any, tensor: Any) -> Array:
+    tensor = tensor.detach().cpu()
+    if tensor.dtype != torch.bfloat16:
+        array: Array = tensor.numpy()
+        return array
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise MissingExtra(
+            "bfloat16 tensors need the package ml_dtypes; "
+            "install it with: pip install 'penstock[server]'",
+            package="ml_dtypes",
+            extra="server",
+        ) from None
+    bits: Array = tensor.contiguous().view(torch.int16).numpy()
+    return bits.view(ml_dtypes.bfloat16)
+
+
+__all__ = [
+    "IGNORE_INDEX",
+    "Array",
+    "as_array",
+    "bad_batch",
+    "masked",
+    "named",
+    "token_ids",
+    "token_row",
+]

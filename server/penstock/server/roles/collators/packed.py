@@ -1,0 +1,258 @@
+"""The collator that packs: documents behind each other in rows of T tokens, with their seams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from penstock.server.roles.base import BatchCollator, CollateContext, KeySpec, Sample
+from penstock.server.roles.collators.arrays import (
+    IGNORE_INDEX,
+    Array,
+    bad_batch,
+    masked,
+    token_ids,
+    token_row,
+)
+from penstock.wire.errors import InvalidJob
+
+
+class _Segment(NamedTuple):
+    """A stretch of one row that cu_seq_lens bounds: a document with its own padding, or padding."""
+
+    start: int
+    """Its first token in the flattened rows."""
+    size: int
+    """How many tokens it takes up."""
+    ids: Array | None
+    """The document's tokens, at most `size`; None = padding."""
+    labels: Array | None
+    """The labels that the document brought itself."""
+    number: int
+    """The document's number in its row, from 1; 0 = padding."""
+
+
+class PackedCollator(BatchCollator):
+    """Lay the documents of every row behind each other and say where the seams are.
+
+    Gives, for B rows of T tokens:
+
+    * `input_ids`: (B, T).
+    * `labels`: (B, T), a document's own or a copy of its `input_ids`. Unshifted: -100 on padding
+      and on the first token of every document, else the last token of one would predict the first
+      of the next. Shifted: the label of a token is the one of the token behind it; -100 on padding
+      and on the last token of every document.
+    * `position_ids`: (B, T), from 0 in every document, and in the padding.
+    * `cu_seq_lens_q`, `cu_seq_lens_k`: int32 (n + 1,), where each of the n documents starts in the
+      flattened rows, then B * T. What is left of a row is a document of its own; so they are
+      strictly increasing, but for the repeats of `max_documents`.
+    * `max_length_q`, `max_length_k`: ints, the longest of these documents, padding too.
+    * `document_ids`: int32 (B, T), the number of a token's document in its row, from 1; 0 on
+      padding. Every mask derives from it: two tokens of a row see each other where their numbers
+      are equal and not 0.
+
+    A piece of a split document is a document: its positions start at 0 and its first label is
+    masked. Keys other than `input_ids` and `labels` are not carried. Documents of no tokens take no
+    place. A row that quarantine has emptied is padding.
+
+    Counts: `samples`, `tokens`, `loss_tokens` (labels other than -100), `padding_tokens`.
+
+    Args:
+        pad_to: T. None = the longest row of the batch.
+        document_multiple: Every document takes up a multiple of this, filled with padding that
+            cu_seq_lens counts to it (it lies behind the document, where causal attention of its
+            tokens does not look). Context parallelism wants 2 x cp. None = 1.
+        max_documents: cu_seq_lens has always this many entries and one more, the last value
+            repeated: static shapes for torch.compile and CUDA graphs. The padding of a row counts
+            as one.
+        labels: `unshifted` for models that shift themselves (transformers), or `shifted`.
+        pad_value: The id on padding in `input_ids`.
+        ids_dtype: `int64`, or `int32` for half of the bytes on the wire: of `input_ids`, `labels`
+            and `position_ids`.
+
+    Raises:
+        InvalidJob: A parameter has a value that cannot be.
+    """
+
+    type_name: ClassVar[str] = "packed"
+    version: ClassVar[int | str | None] = 1
+
+    def __init__(
+        self,
+        pad_to: int | None = None,
+        document_multiple: int | None = None,
+        max_documents: int | None = None,
+        labels: str = "unshifted",
+        pad_value: int = 0,
+        ids_dtype: str = "int64",
+    ) -> None:
+        for name, value in (
+            ("pad_to", pad_to),
+            ("document_multiple", document_multiple),
+            ("max_documents", max_documents),
+        ):
+            if value is not None and value < 1:
+                raise InvalidJob(f"{name} is {value}; give at least 1 or leave it out", key=name)
+        if pad_to is not None and pad_to % (document_multiple or 1):
+            raise InvalidJob(
+                f"pad_to is {pad_to}, which is not a multiple of document_multiple "
+                f"{document_multiple}; make it one",
+                key="pad_to",
+            )
+        for name, given, choices in (
+            ("labels", labels, ("unshifted", "shifted")),
+            ("ids_dtype", ids_dtype, ("int64", "int32")),
+        ):
+            if given not in choices:
+                raise InvalidJob(
+                    f"{name} is {given!r}; choose {choices[0]!r} or {choices[1]!r}", key=name
+                )
+        self.pad_to = pad_to
+        self.document_multiple = document_multiple
+        self.max_documents = max_documents
+        self.labels = labels
+        self.pad_value = pad_value
+        self.ids_dtype = ids_dtype
+
+    def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
+        """Return the packed values.
+
+        Raises:
+            BadBatch: A row is longer than `pad_to`; there are more documents than `max_documents`;
+                a sample has no `input_ids`, or `labels` of another length.
+        """
+        segments, width = self._lay_out(rows, context)
+        shape = (max(1, len(rows)), width)
+        starts = np.array([segment.start for segment in segments])
+        sizes = np.array([segment.size for segment in segments])
+        area = shape[0] * width
+
+        input_ids = np.full(area, self.pad_value, dtype=self.ids_dtype)
+        labels = np.full(area, IGNORE_INDEX, dtype=self.ids_dtype)
+        document_ids = np.zeros(area, dtype=np.int32)
+        tokens = 0
+        for segment in segments:
+            if segment.ids is None:
+                continue
+            own = segment.ids if segment.labels is None else segment.labels
+            length = len(segment.ids)
+            document = slice(segment.start, segment.start + length)
+            input_ids[document] = segment.ids
+            document_ids[document] = segment.number
+            first_label = segment.start + (self.labels == "unshifted")
+            labels[first_label : first_label + length - 1] = own[1:]
+            tokens += length
+
+        cu_seq_lens = self._cu_seq_lens(starts, area, context)
+        position_ids = np.arange(area, dtype=self.ids_dtype)
+        position_ids -= np.repeat(starts, sizes).astype(self.ids_dtype)
+        longest = int(sizes.max())
+
+        context.count("samples", sum(map(len, rows)))
+        context.count("tokens", tokens)
+        context.count("loss_tokens", int(np.count_nonzero(labels != IGNORE_INDEX)))
+        context.count("padding_tokens", area - tokens)
+        return {
+            "input_ids": input_ids.reshape(shape),
+            "labels": labels.reshape(shape),
+            "position_ids": position_ids.reshape(shape),
+            "cu_seq_lens_q": cu_seq_lens,
+            "cu_seq_lens_k": cu_seq_lens.copy(),
+            "max_length_q": longest,
+            "max_length_k": longest,
+            "document_ids": document_ids.reshape(shape),
+        }
+
+    def blank(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the values with -100 in all `labels`; nothing of `values` is changed."""
+        return masked(values)
+
+    def specs(self) -> list[KeySpec]:
+        """Return the eight keys that every batch has."""
+        shape = (-1, self.pad_to or -1)
+        seams = (-1 if self.max_documents is None else self.max_documents + 1,)
+        return [
+            *(
+                KeySpec(name, dtype=self.ids_dtype, shape=shape)
+                for name in ("input_ids", "labels", "position_ids")
+            ),
+            *(
+                KeySpec(name, dtype="int32", shape=seams)
+                for name in ("cu_seq_lens_q", "cu_seq_lens_k")
+            ),
+            *(KeySpec(name, kind="int", place="host") for name in ("max_length_q", "max_length_k")),
+            KeySpec("document_ids", dtype="int32", shape=shape),
+        ]
+
+    def _lay_out(
+        self, rows: Sequence[Sequence[Sample]], context: CollateContext
+    ) -> tuple[list[_Segment], int]:
+        """Return the segments of the flattened rows, in order and without gaps, and the width T."""
+        multiple = self.document_multiple or 1
+        documents = [
+            [document for sample in row if len((document := self._document(sample, context))[0])]
+            for row in rows
+        ] or [[]]
+        lengths = [sum(-(-len(ids) // multiple) * multiple for ids, _ in row) for row in documents]
+        width = self.pad_to or max(*lengths, multiple)
+        if max(lengths) > width:
+            raise self._too_long(documents, lengths, context)
+
+        segments: list[_Segment] = []
+        for row_number, row in enumerate(documents):
+            start, end = row_number * width, (row_number + 1) * width
+            for number, (ids, labels) in enumerate(row, start=1):
+                size = -(-len(ids) // multiple) * multiple
+                segments.append(_Segment(start, size, ids, labels, number))
+                start += size
+            if start < end:
+                segments.append(_Segment(start, end - start, None, None, 0))
+        return segments, width
+
+    def _document(self, sample: Sample, context: CollateContext) -> tuple[Array, Array | None]:
+        ids = token_ids(sample, context)
+        if sample.get("labels") is None:
+            return ids, None
+        labels = token_row(sample["labels"], "labels", context)
+        if len(labels) != len(ids):
+            raise bad_batch(
+                context,
+                f"a sample has {len(labels)} labels for {len(ids)} tokens; give one per token",
+            )
+        return ids, labels
+
+    def _too_long(
+        self,
+        documents: list[list[tuple[Array, Array | None]]],
+        lengths: list[int],
+        context: CollateContext,
+    ) -> Exception:
+        longest = max(lengths)
+        row = lengths.index(longest)
+        rounded = (
+            f", each document rounded up to a multiple of {self.document_multiple}"
+            if self.document_multiple
+            else ""
+        )
+        return bad_batch(
+            context,
+            f"row {row} has {longest} tokens in {len(documents[row])} documents{rounded}, and "
+            f"pad_to is {self.pad_to}; raise pad_to or lower the batcher's max_tokens",
+        )
+
+    def _cu_seq_lens(self, starts: Array, area: int, context: CollateContext) -> Array:
+        entries = len(starts) if self.max_documents is None else self.max_documents
+        if len(starts) > entries:
+            raise bad_batch(
+                context,
+                f"there are {len(starts)} documents, padding among them, and max_documents is "
+                f"{entries}; raise it, or let the batcher put fewer samples into a row",
+            )
+        cu_seq_lens: Array = np.full(entries + 1, area, dtype=np.int32)
+        cu_seq_lens[: len(starts)] = starts
+        return cu_seq_lens
+
+
+__all__ = ["PackedCollator"]

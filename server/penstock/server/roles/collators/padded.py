@@ -1,0 +1,213 @@
+"""The collator that pads: one sample per row, all rows of one length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from penstock.server.roles.base import BatchCollator, CollateContext, KeySpec, Sample
+from penstock.server.roles.collators.arrays import (
+    IGNORE_INDEX,
+    Array,
+    as_array,
+    bad_batch,
+    masked,
+    token_ids,
+)
+from penstock.server.roles.collators.default import stack_samples
+from penstock.wire.errors import InvalidJob
+
+_ALIGNED = ("labels", "attention_mask", "token_type_ids", "position_ids", "special_tokens_mask")
+_IDS = ("input_ids", "attention_mask", "labels")
+
+
+class PaddedCollator(BatchCollator):
+    """Pad samples on the right to one length T, the longest of the batch or a fixed one.
+
+    Gives, B = number of samples:
+
+    * `input_ids`: int64 (B, T).
+    * `attention_mask`: int64 (B, T), 1 on tokens and 0 on padding; a sample's own is kept.
+    * `labels`: int64 (B, T), a sample's own or a copy of its `input_ids`; `label_pad` on padding.
+      Unshifted: models of `transformers` shift by themselves. Labels that are one number per sample
+      (classes) are stacked, (B,).
+    * `token_type_ids`, `position_ids`, `special_tokens_mask` and the keys of `sequences`, where the
+      samples have them: padded with 0 along the first axis, in their own dtype.
+    * All other keys: as `DefaultBatchCollator` stacks them.
+
+    A batch that quarantine has emptied is one of padding alone, with the first three keys.
+
+    Counts: `samples`, `tokens`, `loss_tokens` (labels other than `label_pad`), `padding_tokens`.
+
+    Args:
+        pad_to: T. None = the longest sample of the batch.
+        pad_to_multiple_of: Rounds T up, for kernels that like 8 or 64. None = 1.
+        pad_value: The id on padding in `input_ids`.
+        label_pad: The label on padding.
+        sequences: Further keys with one entry per token.
+        make_labels: False = only samples that bring `labels` have them.
+
+    Raises:
+        InvalidJob: A parameter has a value that cannot be.
+    """
+
+    type_name: ClassVar[str] = "padded"
+    version: ClassVar[int | str | None] = 1
+
+    def __init__(
+        self,
+        pad_to: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        pad_value: int = 0,
+        label_pad: int = IGNORE_INDEX,
+        sequences: Sequence[str] = (),
+        make_labels: bool = True,
+    ) -> None:
+        for name, value in (("pad_to", pad_to), ("pad_to_multiple_of", pad_to_multiple_of)):
+            if value is not None and value < 1:
+                raise InvalidJob(f"{name} is {value}; give at least 1 or leave it out", key=name)
+        if pad_to is not None and pad_to_multiple_of is not None and pad_to % pad_to_multiple_of:
+            raise InvalidJob(
+                f"pad_to is {pad_to}, which is not a multiple of pad_to_multiple_of "
+                f"{pad_to_multiple_of}; give one of the two",
+                key="pad_to",
+            )
+        if isinstance(sequences, str):
+            raise InvalidJob(
+                f"sequences is {sequences!r}; give a list: [{sequences}]", key="sequences"
+            )
+        self.pad_to = pad_to
+        self.pad_to_multiple_of = pad_to_multiple_of
+        self.pad_value = pad_value
+        self.label_pad = label_pad
+        self.sequences = tuple(sequences)
+        self.make_labels = make_labels
+
+    def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
+        """Return the padded values; the samples of all rows, one below the other.
+
+        Raises:
+            BadBatch: A sample has no `input_ids`, is longer than `pad_to`, or has a sequence of
+                another length than them; or the other keys do not stack.
+        """
+        samples = [sample for row in rows for sample in row]
+        ids = [token_ids(sample, context) for sample in samples]
+        lengths = [len(row) for row in ids]
+        width = self._width(lengths, context)
+        height = len(samples) or max(1, len(rows))
+
+        values: dict[str, Any] = {
+            "input_ids": _pad(ids, (height, width), self.pad_value, np.dtype(np.int64))
+        }
+        present = {name for sample in samples for name in sample}
+        if "attention_mask" in present:
+            values["attention_mask"] = self._sequence(
+                "attention_mask", samples, lengths, width, context
+            )
+        else:
+            on_tokens = np.arange(width) < np.array(lengths or [0] * height)[:, None]
+            values["attention_mask"] = on_tokens.astype(np.int64)
+        classes = "labels" in present and all(_is_class(sample.get("labels")) for sample in samples)
+        if not classes and (self.make_labels or "labels" in present):
+            labels = [
+                ids[number]
+                if "labels" not in sample and self.make_labels
+                else _aligned(sample, "labels", number, lengths[number], context)
+                for number, sample in enumerate(samples)
+            ]
+            values["labels"] = _pad(labels, (height, width), self.label_pad, np.dtype(np.int64))
+        for name in (*_ALIGNED[1:], *self.sequences):
+            if name in present and name not in values:
+                values[name] = self._sequence(name, samples, lengths, width, context)
+        values |= stack_samples(samples, context, leave_out=tuple(values))
+
+        context.count("samples", len(samples))
+        context.count("tokens", sum(lengths))
+        context.count("padding_tokens", height * width - sum(lengths))
+        if "labels" in values and not classes:
+            context.count("loss_tokens", int(np.count_nonzero(values["labels"] != self.label_pad)))
+        return values
+
+    def blank(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the values with `label_pad` in all `labels`; nothing of `values` is changed."""
+        return masked(values, self.label_pad)
+
+    def specs(self) -> list[KeySpec]:
+        """Return the keys that every batch has."""
+        shape = (-1, self.pad_to or -1)
+        names = _IDS if self.make_labels else _IDS[:2]
+        return [KeySpec(name, dtype="int64", shape=shape) for name in names]
+
+    def _width(self, lengths: list[int], context: CollateContext) -> int:
+        longest = max(lengths, default=0)
+        if self.pad_to is None:
+            multiple = self.pad_to_multiple_of or 1
+            return max(1, -(-longest // multiple)) * multiple
+        if longest > self.pad_to:
+            raise bad_batch(
+                context,
+                f"sample {lengths.index(longest)} has {longest} tokens and pad_to is "
+                f"{self.pad_to}; "
+                f"cut samples in the processor (max_length: {self.pad_to}) or raise pad_to",
+            )
+        return self.pad_to
+
+    def _sequence(
+        self,
+        name: str,
+        samples: Sequence[Sample],
+        lengths: list[int],
+        width: int,
+        context: CollateContext,
+    ) -> Array:
+        parts = [
+            _aligned(sample, name, number, length, context)
+            for number, (sample, length) in enumerate(zip(samples, lengths, strict=True))
+        ]
+        first = parts[0]
+        for number, part in enumerate(parts):
+            if part.dtype != first.dtype or part.shape[1:] != first.shape[1:]:
+                raise bad_batch(
+                    context,
+                    f"{name!r} is {first.dtype} of shape {first.shape} in sample 0 and "
+                    f"{part.dtype} of shape {part.shape} in sample {number}; only the first axis "
+                    "may differ",
+                )
+        dtype = np.dtype(np.int64) if name == "attention_mask" else first.dtype
+        return _pad(parts, (len(parts), width, *first.shape[1:]), 0, dtype)
+
+
+def _is_class(value: Any) -> bool:
+    """Tell whether a label belongs to the sample as a whole."""
+    array = as_array(value)
+    return array is None or array.ndim == 0
+
+
+def _aligned(sample: Sample, name: str, number: int, length: int, context: CollateContext) -> Array:
+    array = as_array(sample.get(name))
+    if array is None or array.ndim == 0 or len(array) != length:
+        what = (
+            "missing"
+            if name not in sample
+            else f"a {type(sample[name]).__name__}"
+            if array is None
+            else f"of shape {array.shape}"
+        )
+        raise bad_batch(
+            context,
+            f"{name!r} of sample {number} is {what}, and its 'input_ids' have {length} tokens; "
+            "give one entry per token in every sample",
+        )
+    return array
+
+
+def _pad(rows: Sequence[Array], shape: tuple[int, ...], value: int, dtype: np.dtype[Any]) -> Array:
+    padded: Array = np.full(shape, value, dtype=dtype)
+    for number, row in enumerate(rows):
+        padded[number, : len(row)] = row
+    return padded
+
+
+__all__ = ["PaddedCollator"]

@@ -1,0 +1,34 @@
+"""The processor that leaves items as they are: they are samples already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from penstock.server.roles.base import ProcessContext, RawItem, RawItemProcessor, Sample
+
+
+class IdentityProcessor(RawItemProcessor):
+    """Pass items through, giving names to what has none.
+
+    * A mapping is a sample as it stands.
+    * A named tuple gives its field names as keys.
+    * Any other tuple or list, such as the `(x, y)` of a torch Dataset, gives `"0"`, `"1"`, ...
+    * Everything else (an array, a number, a string) becomes `{"value": item}`.
+    """
+
+    type_name: ClassVar[str] = "identity"
+    version: ClassVar[int | str | None] = 1
+    one_to_one: ClassVar[bool] = True
+
+    def process(self, raw: RawItem, context: ProcessContext) -> Sample:
+        """Return the item as a dict with string keys; its values are shared, not copied."""
+        if isinstance(raw, Mapping):
+            return {str(name): value for name, value in raw.items()}
+        if isinstance(raw, tuple | list):
+            names = getattr(raw, "_fields", None) or map(str, range(len(raw)))
+            return dict(zip(names, raw, strict=True))
+        return {"value": raw}
+
+
+__all__ = ["IdentityProcessor"]
