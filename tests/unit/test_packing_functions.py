@@ -190,9 +190,12 @@ NAMES = [fast.__name__ for fast, _ in PAIRS]
 
 LENGTHS = st.one_of(
     st.lists(st.integers(0, 12), max_size=40),
+    st.lists(st.integers(0, 300), max_size=40),
     st.lists(st.integers(0, 10_000), max_size=40),
 )
-CAPACITIES = st.one_of(st.integers(1, 14), st.sampled_from([63, 64, 65, 4096, 4097, 8192, 10**12]))
+CAPACITIES = st.one_of(
+    st.integers(1, 14), st.sampled_from([63, 64, 65, 200, 400, 4096, 4097, 8192, 10**12])
+)
 
 
 def small_cases() -> Iterator[tuple[list[int], int]]:
@@ -296,6 +299,16 @@ def test_knapsack_fills_evenly_where_best_fit_fills_tightly() -> None:
 
     assert knapsack(lengths, 10) == [[0, 3], [1, 2, 4]]
     assert best_fit_decreasing(lengths, 10) == [[0, 2, 3], [1, 4]]
+
+
+def test_best_fit_passes_over_rooms_that_are_just_too_small() -> None:
+    """Exhaustive over two open packs: rooms in the same word of the tree as the length, or not."""
+    capacity = 10_000
+    rooms = [0, 1, 49, 50, 51, 63, 64, 65, 127, 128, 4095, 4096, 4097]
+    for first, second, length in product(rooms, repeat=3):
+        lengths = [capacity - first, capacity - second, length]
+
+        assert best_fit_decreasing(lengths, capacity) == slow_best_fit_decreasing(lengths, capacity)
 
 
 def test_first_fit_reopens_what_next_fit_has_closed() -> None:
