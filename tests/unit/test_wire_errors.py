@@ -1,0 +1,163 @@
+"""The table of errors is complete both ways, and an error crosses the wire as what it is."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.wire import errors
+from penstock.wire.errors import (
+    ERROR_METADATA_KEY,
+    ERRORS,
+    BadFrame,
+    BadItem,
+    PenstockError,
+    StaleGeneration,
+    decode_error,
+    encode_error,
+)
+from penstock.wire.v1 import error_pb2
+
+EVERY = sorted(ERRORS.values(), key=lambda cls: cls.code)
+
+
+def test_every_error_class_is_in_the_table_once() -> None:
+    """Each class of the module has a code of its own, is in the table and is exported."""
+    classes = [
+        found
+        for found in vars(errors).values()
+        if isinstance(found, type) and issubclass(found, PenstockError)
+    ]
+
+    assert len({cls.code for cls in classes}) == len(classes)
+    assert set(classes) == set(EVERY)
+    assert {cls.__name__ for cls in classes} <= set(errors.__all__)
+    assert all(ERRORS[cls.code] is cls for cls in classes)
+
+
+@pytest.mark.parametrize("cls", EVERY)
+def test_every_error_says_what_it_is(cls: type[PenstockError]) -> None:
+    """Its code is its own name in lower case, its status a canonical one; it is documented."""
+    snake = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+    assert cls.code == snake
+    assert cls.status in grpc.StatusCode.__members__
+    assert cls.status not in ("OK", "CANCELLED")
+    assert "code" in vars(cls)
+    assert "status" in vars(cls)
+    assert cls.__doc__
+
+
+@pytest.mark.parametrize("cls", EVERY)
+def test_every_error_crosses_the_wire(cls: type[PenstockError]) -> None:
+    """Class, sentence and fields arrive, over gRPC and between processes."""
+    fields: dict[str, Any] = {"n": 1, "t": "é", "l": [1, None], "message": "m", "self": {"a": 0.5}}
+    error = cls("what is, and what to do", **fields)
+
+    for found in (decode_error(encode_error(error)), pickle.loads(pickle.dumps(error))):
+        assert type(found) is cls
+        assert str(found) == "what is, and what to do"
+        assert found.fields == fields
+
+
+def test_the_metadata_key_is_binary() -> None:
+    """Metadata of gRPC takes bytes only under keys that end in -bin, and only lower case."""
+    assert ERROR_METADATA_KEY.endswith("-bin")
+    assert ERROR_METADATA_KEY.islower()
+
+
+def test_an_unknown_code_is_the_base_class() -> None:
+    """A newer server's error is still an error with its sentence and fields."""
+    data = error_pb2.Error(code="from_the_future", message="m", fields='{"a": 1}')
+
+    found = decode_error(data.SerializeToString())
+
+    assert type(found) is PenstockError
+    assert (str(found), found.fields) == ("m", {"a": 1})
+
+
+def test_a_long_traceback_costs_neither_code_nor_sentence() -> None:
+    """It is cut to its last lines, which say what was raised; the other fields stay whole."""
+    lines = [f"  File data.py, line {n}, in decode" for n in range(10_000)]
+    traceback = "\n".join([*lines, "ValueError: not an image"])
+
+    found = decode_error(
+        encode_error(BadItem("item 3 fails", item=["s", 3, 0], traceback=traceback))
+    )
+
+    assert type(found) is BadItem
+    assert str(found) == "item 3 fails"
+    assert found.fields["item"] == ["s", 3, 0]
+    assert found.fields["traceback"].endswith("in decode\nValueError: not an image")
+    assert found.fields["traceback"].startswith("...")
+
+
+wild = st.text(max_size=50) | st.text(min_size=1, max_size=9).map(lambda text: text * 2000)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | wild | st.builds(object),
+    lambda inner: st.lists(inner, max_size=30) | st.dictionaries(wild, inner, max_size=5),
+    max_leaves=20,
+)
+
+
+@settings(deadline=None)
+@given(
+    st.text(st.characters()) | wild,
+    st.dictionaries(st.text(min_size=1, max_size=9), values, max_size=40),
+)
+def test_no_error_outgrows_the_metadata(message: str, fields: dict[str, Any]) -> None:
+    """In base64, beside the sentence once more, any error stays below what HTTP/2 peers accept."""
+    data = encode_error(StaleGeneration(message, **fields))
+
+    assert len(data) * 4 / 3 < 6 << 10
+    found = decode_error(data)
+    assert type(found) is StaleGeneration
+    sent = message.encode("utf-8", "backslashreplace").decode()
+    assert sent.startswith(str(found))
+    assert str(found) == sent or len(str(found).encode()) > 1490
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff",
+        error_pb2.Error(code="bad_item", fields="{").SerializeToString(),
+        error_pb2.Error(code="bad_item", fields="[" * 100_000).SerializeToString(),
+    ],
+)
+def test_an_error_that_cannot_be_read_is_a_bad_frame(data: bytes) -> None:
+    """Metadata that something has damaged does not hide that there was an error."""
+    found = decode_error(data)
+
+    assert type(found) is BadFrame
+    assert "log" in str(found)
+
+
+def test_fields_that_are_no_object_are_left_out() -> None:
+    """The class and the sentence are worth more than fields nobody can name."""
+    found = decode_error(
+        error_pb2.Error(code="bad_item", message="m", fields="[1]").SerializeToString()
+    )
+
+    assert type(found) is BadItem
+    assert (str(found), found.fields) == ("m", {})
+
+
+def test_every_error_class_is_raised_under_its_name_alone() -> None:
+    """The table stands in one file: no other file of the wire defines an error."""
+    folder = Path(errors.__file__).parent
+
+    definitions = [
+        path.name
+        for path in sorted(folder.glob("*.py"))
+        if re.search(r"^class \w+\((\w*Error|Exception)\)", path.read_text(), re.MULTILINE)
+    ]
+
+    assert definitions == ["errors.py"]
