@@ -60,12 +60,11 @@ class HfSource(Source):
     ) -> None:
         datasets = require("datasets")
         self._builder = _builder_name(path, data_files)
+        self.split: str | None
         with _quietly(datasets, path):
             if self._builder is None and _is_saved(path):
                 saved = datasets.load_from_disk(path)
-                splits = list(saved) if isinstance(saved, datasets.DatasetDict) else []
-                self.split = _choose(path, split, splits) if splits else split
-                dataset = saved[self.split] if splits else saved
+                self.split, dataset = _saved_split(datasets, path, saved, split)
                 self._files = [Path(file["filename"]) for file in dataset.cache_files]
                 self._root = Path(path)
             else:
@@ -75,11 +74,10 @@ class HfSource(Source):
                     data_files=_plain(data_files),
                     **(options or {}),
                 )
-                by_split = builder.config.data_files or {}
-                self.split = _choose(path, split, list(by_split))
-                base = re.split(r"\W", self.split)[0]
-                chosen = by_split.get(base) or [one for many in by_split.values() for one in many]
-                self._files = [Path(file) for file in chosen]
+                found = builder.config.data_files or {}
+                by_split = {str(key): list(files) for key, files in found.items()}
+                self.split, chosen = _choose(path, split, list(by_split))
+                self._files = [_local(file) for key in chosen for file in by_split[key]]
                 self._root = Path(os.path.commonpath([file.parent for file in self._files]))
                 builder.download_and_prepare()
                 dataset = builder.as_dataset(self.split)
@@ -215,20 +213,50 @@ def _is_saved(path: str) -> bool:
     return (Path(path) / "state.json").exists() or (Path(path) / "dataset_dict.json").exists()
 
 
-def _choose(path: str, split: str | None, splits: Sequence[str]) -> str:
+def _saved_split(datasets: Any, path: str, saved: Any, split: str | None) -> tuple[Any, Any]:
+    """Return the name of a saved split, None where there are none, and its dataset."""
+    if not isinstance(saved, datasets.DatasetDict):
+        if split is not None:
+            raise InvalidJob(
+                f"{path!r} holds one dataset without splits: leave split out", key="source.split"
+            )
+        return None, saved
+    splits = [*map(str, saved)]
+    if split is not None and split not in splits:
+        raise InvalidJob(
+            f"{path!r} has no split {split!r}: it has {', '.join(splits)}", key="source.split"
+        )
+    name, _ = _choose(path, split, splits)
+    return name, saved[name]
+
+
+def _choose(path: str, split: str | None, splits: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the split to read, and which of the dataset's splits it is made of."""
     if split is None:
         if len(splits) != 1:
             raise InvalidJob(
                 f"{path!r} has the splits {', '.join(splits)}: choose one with split",
                 key="source.split",
             )
-        return splits[0]
-    base = re.split(r"\W", split)[0]
-    if base not in (*splits, "all"):
+        return splits[0], [*splits]
+    # `train`, `train[:10%]`, `train[:100]+test`, `all`: the names before the brackets.
+    named = re.findall(r"[^\W\d][\w.-]*", re.sub(r"\[[^]]*\]|\([^)]*\)", "", split))
+    unknown = [name for name in named if name not in (*splits, "all")]
+    if unknown or not named:
         raise InvalidJob(
             f"{path!r} has no split {split!r}: it has {', '.join(splits)}", key="source.split"
         )
-    return split
+    return split, [name for name in splits if name in named or "all" in named]
+
+
+def _local(file: str) -> Path:
+    if "://" in file:
+        raise InvalidJob(
+            f"{file!r} is not a local file: this source reads local files; for remote Parquet there is "
+            "type: parquet",
+            key="source.data_files",
+        )
+    return Path(file)
 
 
 def _plain(data_files: DataFiles | None) -> Any:

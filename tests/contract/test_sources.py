@@ -1,0 +1,320 @@
+"""What every source promises: items by index, blocks that add up, an identity of content alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.server.roles.base import Source
+from penstock.server.sources import (
+    BUILTIN_SOURCES,
+    HfSource,
+    ItemsSource,
+    ParquetSource,
+    TorchDatasetSource,
+)
+
+TEXTS = ["alpha", "needle", "", "gamma delta", "épsilon", "zeta", "eta"]
+ROWS = [{"text": text, "number": number} for number, text in enumerate(TEXTS)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind of source over files that hold the same seven rows.
+
+    Attributes:
+        write: Writes its files into an empty folder.
+        open: Opens them.
+        items: What it gives.
+    """
+
+    write: Callable[[Path], None]
+    open: Callable[[Path], Source]
+    items: list[Any]
+
+
+def write_parquet(folder: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for name, rows in (("a/part-0", ROWS[:3]), ("a/part-1", ROWS[3:4]), ("b", ROWS[4:])):
+        path = folder / f"{name}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=2, compression="none")
+
+
+def write_jsonl(folder: Path) -> None:
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
+    (folder / "rows.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def write_csv(folder: Path) -> None:
+    lines = [f'"{row["text"]}",{row["number"]}\n' for row in ROWS]
+    (folder / "rows.csv").write_text("".join(["text,number\n", *lines]), encoding="utf-8")
+
+
+def write_text(folder: Path) -> None:
+    (folder / "rows.txt").write_text("".join(f"{text}\n" for text in TEXTS), encoding="utf-8")
+
+
+def write_arrow(folder: Path) -> None:
+    import pyarrow as pa
+
+    table = pa.Table.from_pylist(ROWS)
+    path = str(folder / "rows.arrow")
+    with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def write_tar(folder: Path) -> None:
+    with tarfile.open(folder / "rows.tar", "w") as archive:
+        for number, text in enumerate(TEXTS):
+            for suffix, data in (
+                ("txt", text.encode()),
+                ("json", json.dumps({"number": number}).encode()),
+                ("jpg", b"\xff\xd8 no image %d" % number),
+            ):
+                entry = tarfile.TarInfo(f"row-{number}.{suffix}")
+                entry.size = len(data)
+                archive.addfile(entry, io.BytesIO(data))
+
+
+def write_saved(folder: Path) -> None:
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_list(ROWS).save_to_disk(folder / "saved", num_shards=2)
+
+
+def write_saved_splits(folder: Path) -> None:
+    import datasets
+
+    datasets.disable_progress_bars()
+    splits = {"train": ROWS, "test": ROWS[:1]}
+    datasets.DatasetDict(
+        {name: datasets.Dataset.from_list(rows) for name, rows in splits.items()}
+    ).save_to_disk(folder / "saved")
+
+
+def write_module(folder: Path) -> None:
+    (folder / "data.py").write_text(
+        f"""
+class Rows:
+    def __init__(self, start=0):
+        self.rows = {ROWS!r}[start:]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+""",
+        encoding="utf-8",
+    )
+
+
+def hf(builder: str, pattern: str, **more: Any) -> Callable[[Path], Source]:
+    return lambda folder: HfSource(builder, data_files=str(folder / pattern), **more)
+
+
+CASES = {
+    "parquet": Case(
+        write_parquet, lambda folder: ParquetSource(str(folder / "**/*.parquet")), ROWS
+    ),
+    "parquet of two patterns": Case(
+        write_parquet,
+        lambda folder: ParquetSource([str(folder / "b.parquet"), str(folder / "a")], ["text"]),
+        [{"text": row["text"]} for row in ROWS],
+    ),
+    "hf json": Case(write_jsonl, hf("json", "rows.jsonl"), ROWS),
+    "hf csv": Case(write_csv, hf("csv", "*.csv", options={"keep_default_na": False}), ROWS),
+    "hf text": Case(write_text, hf("text", "rows.txt"), [{"text": text} for text in TEXTS]),
+    "hf arrow": Case(write_arrow, hf("arrow", "*.arrow", columns=["number", "text"]), ROWS),
+    "hf parquet": Case(write_parquet, hf("parquet", "**/*.parquet"), ROWS),
+    "hf webdataset": Case(
+        write_tar,
+        hf("webdataset", "*.tar"),
+        [
+            {
+                "txt": row["text"],
+                "json": {"number": row["number"]},
+                "jpg": {
+                    "bytes": b"\xff\xd8 no image %d" % row["number"],
+                    "path": f"row-{row['number']}.jpg",
+                },
+                "__key__": f"row-{row['number']}",
+                "__url__": "rows.tar",
+            }
+            for row in ROWS
+        ],
+    ),
+    "hf folder": Case(write_jsonl, lambda folder: HfSource(str(folder)), ROWS),
+    "hf saved": Case(write_saved, lambda folder: HfSource(str(folder / "saved")), ROWS),
+    "hf saved splits": Case(
+        write_saved_splits, lambda folder: HfSource(str(folder / "saved"), split="train"), ROWS
+    ),
+    "torch": Case(write_module, lambda folder: TorchDatasetSource(f"{folder}/data.py:Rows"), ROWS),
+    "torch with arguments": Case(
+        write_module,
+        lambda folder: TorchDatasetSource(f"{folder}/data.py:Rows", start=1),
+        ROWS[1:],
+    ),
+    "items": Case(
+        write_jsonl,
+        lambda folder: ItemsSource(
+            [json.loads(line) for line in (folder / "rows.jsonl").read_bytes().splitlines()]
+        ),
+        ROWS,
+    ),
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hf_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what `datasets` converts out of the user's cache, and the hub out of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        import datasets
+
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("hf"))
+        yield
+
+
+@pytest.fixture(params=CASES.values(), ids=CASES.keys())
+def case(request: pytest.FixtureRequest) -> Case:
+    """Each kind of source."""
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def folder(case: Case, tmp_path: Path) -> Path:
+    """A folder with the case's files."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    case.write(folder)
+    return folder
+
+
+def identity(case: Case, folder: Path) -> str:
+    source = case.open(folder)
+    try:
+        return json.dumps(source.identity(), sort_keys=True)
+    finally:
+        source.close()
+
+
+def test_every_builtin_source_keeps_this_contract() -> None:
+    """No built-in is left out of the cases above."""
+    kinds = {name.split()[0] for name in CASES}
+
+    assert kinds == set(BUILTIN_SOURCES)
+    assert all(source.type_name == name for name, source in BUILTIN_SOURCES.items())
+
+
+def test_items_come_by_index_in_the_order_asked(case: Case, folder: Path) -> None:
+    """All items, backwards, with repeats, one at a time: always the item of that index."""
+    source = case.open(folder)
+    every = range(len(case.items))
+
+    assert len(source) == len(case.items)
+    assert source.fetch(every) == case.items
+    assert source.fetch([*reversed(every), 0, 3, 3]) == [
+        *reversed(case.items),
+        case.items[0],
+        case.items[3],
+        case.items[3],
+    ]
+    assert [source.fetch([index]) for index in every] == [[item] for item in case.items]
+    source.close()
+
+
+def test_fetching_nothing_gives_nothing(case: Case, folder: Path) -> None:
+    """An empty request is no special case for the caller."""
+    assert case.open(folder).fetch([]) == []
+
+
+@pytest.mark.parametrize("index", [-1, 7, 10**12])
+def test_an_index_outside_is_refused_in_words(case: Case, folder: Path, index: int) -> None:
+    """No wrapping around: an index that no item has is an IndexError that names it."""
+    source = case.open(folder)
+
+    with pytest.raises(IndexError, match=rf"no item {index}: .* {len(case.items)} items"):
+        source.fetch([0, index])
+
+
+def test_blocks_add_up_to_the_length(case: Case, folder: Path) -> None:
+    """Where a source has blocks, none is empty and their sizes sum to its length."""
+    source = case.open(folder)
+
+    blocks = source.blocks()
+
+    assert blocks is None or (sum(blocks) == len(source) and min(blocks) > 0)
+
+
+def test_what_a_caller_does_to_an_item_does_not_come_back(case: Case, folder: Path) -> None:
+    """A processor may change what it is given: the next epoch gets the item anew."""
+    if isinstance(case.open(folder), TorchDatasetSource):
+        pytest.skip("a Dataset's own items are its own affair")
+    source = case.open(folder)
+
+    [item, twin] = source.fetch([3, 3])
+    item.clear()
+
+    assert twin == case.items[3]
+    assert source.fetch([3]) == [case.items[3]]
+
+
+def test_the_identity_does_not_know_the_place(case: Case, folder: Path, tmp_path: Path) -> None:
+    """Copied elsewhere, the same files are the same source, and no path is in its identity."""
+    elsewhere = tmp_path / "there" / "deep"
+    shutil.copytree(folder, elsewhere)
+
+    ours, theirs = identity(case, folder), identity(case, elsewhere)
+
+    assert ours == theirs
+    assert str(tmp_path) not in ours
+
+
+def test_the_identity_does_not_know_the_time(case: Case, folder: Path) -> None:
+    """Files that are touched stay the same source."""
+    before = identity(case, folder)
+
+    for path in folder.rglob("*"):
+        os.utime(path, (10**9, 10**9))
+
+    assert identity(case, folder) == before
+
+
+def test_one_changed_byte_changes_the_identity(case: Case, folder: Path) -> None:
+    """Same names, same sizes, same times, one other byte: another source."""
+    before = identity(case, folder)
+    [path] = [path for path in folder.rglob("*") if path.is_file() and contains_needle(path)]
+    status = path.stat()
+
+    path.write_bytes(path.read_bytes().replace(b"needle", b"noedle", 1))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    assert identity(case, folder) != before
+
+
+def contains_needle(path: Path) -> bool:
+    return b"needle" in path.read_bytes()
+
+
+def test_read_bytes_counts_since_the_last_call(case: Case, folder: Path) -> None:
+    """The metric never falls below zero and is taken by reading it."""
+    source = case.open(folder)
+
+    source.fetch(range(len(source)))
+
+    assert source.read_bytes() >= 0
+    assert source.read_bytes() == 0
