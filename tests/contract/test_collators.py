@@ -365,11 +365,12 @@ def test_padded_keeps_an_attention_mask_of_the_samples() -> None:
     assert list(values) == ["input_ids", "attention_mask", "labels"]
 
 
-def test_padded_stacks_class_labels() -> None:
+def test_padded_stacks_class_labels_on_request() -> None:
     """One label per sample is a class: it is neither padded nor counted as loss tokens."""
+    rows: Rows = [[tokens(1, 2, labels=5)], [tokens(3, labels=6)]]
     told = context()
 
-    values = PaddedCollator().collate([[tokens(1, 2, labels=5)], [tokens(3, labels=6)]], told)
+    values = PaddedCollator(make_labels=False).collate(rows, told)
 
     assert values["labels"].tolist() == [5, 6]
     assert "loss_tokens" not in told.counts
@@ -377,9 +378,15 @@ def test_padded_stacks_class_labels() -> None:
 
 def test_padded_makes_no_labels_where_none_are_wanted() -> None:
     """With make_labels off only samples that bring labels have them."""
-    values = PaddedCollator(make_labels=False).collate([[tokens(1, 2)]], context())
+    collator = PaddedCollator(make_labels=False)
 
-    assert list(values) == ["input_ids", "attention_mask"]
+    without = collator.collate([[tokens(1, 2)]], context())
+    brought = collator.collate(
+        [[tokens(1, 2, labels=[-100, 2])], [tokens(3, labels=[3])]], context()
+    )
+
+    assert list(without) == ["input_ids", "attention_mask"]
+    assert brought["labels"].tolist() == [[-100, 2], [3, -100]]
 
 
 @pytest.mark.parametrize(
@@ -389,6 +396,8 @@ def test_padded_makes_no_labels_where_none_are_wanted() -> None:
         ([{"ids": [1]}], ["'input_ids'", "'ids'"]),
         ([tokens(1), tokens(2, 3, labels=[1])], ["'labels'", "sample 1", "(1,)", "2 tokens"]),
         ([tokens(1, attention_mask=[1]), tokens(2)], ["'attention_mask'", "sample 1", "missing"]),
+        ([tokens(1, labels=[0.5])], ["'labels'", "float64"]),
+        ([tokens(1, labels=5)], ["'labels'", "sample 0", "make_labels: false"]),
         ([{"input_ids": [0.5]}], ["'input_ids'", "float64"]),
         ([{"input_ids": np.ones((1, 2), int)}], ["'input_ids'", "(1, 2)"]),
         ([{"input_ids": "ab"}], ["'input_ids'", "str"]),
@@ -410,7 +419,11 @@ def test_padded_names_what_does_not_fit(samples: list[Sample], words: list[str])
     ("parameters", "key"),
     [
         ({"pad_to": 0}, "pad_to"),
+        ({"pad_to": "8"}, "pad_to"),
+        ({"pad_to": True}, "pad_to"),
         ({"pad_to_multiple_of": -1}, "pad_to_multiple_of"),
+        ({"pad_value": -1}, "pad_value"),
+        ({"label_pad": "ignore"}, "label_pad"),
         ({"pad_to": 10, "pad_to_multiple_of": 4}, "pad_to"),
         ({"sequences": "speech"}, "sequences"),
     ],

@@ -92,6 +92,7 @@ def test_the_suite_covers_every_built_in(tokenizer: Path) -> None:
 def test_the_same_item_gives_the_same_samples(make: Make, raw: Any, tokenizer: Path) -> None:
     """What was processed before, set up or not, cloned or pickled: the item decides alone."""
     processor = make(tokenizer)
+    processor.setup()
     fresh, copied, sent = (
         processor.clone(),
         processor.clone(),

@@ -326,7 +326,9 @@ def test_what_does_not_fit_is_named(
     ("parameters", "key"),
     [
         ({"pad_to": 0}, "pad_to"),
+        ({"pad_to": "8192"}, "pad_to"),
         ({"document_multiple": 0}, "document_multiple"),
+        ({"pad_value": None}, "pad_value"),
         ({"max_documents": -1}, "max_documents"),
         ({"pad_to": 10, "document_multiple": 4}, "pad_to"),
         ({"labels": "moved"}, "labels"),

@@ -15,6 +15,7 @@ from penstock.server.roles.collators.arrays import (
     masked,
     token_ids,
     token_row,
+    whole_number,
 )
 from penstock.wire.errors import InvalidJob
 
@@ -93,8 +94,9 @@ class PackedCollator(BatchCollator):
             ("document_multiple", document_multiple),
             ("max_documents", max_documents),
         ):
-            if value is not None and value < 1:
-                raise InvalidJob(f"{name} is {value}; give at least 1 or leave it out", key=name)
+            if value is not None:
+                whole_number(name, value, least=1)
+        whole_number("pad_value", pad_value, least=0)
         if pad_to is not None and pad_to % (document_multiple or 1):
             raise InvalidJob(
                 f"pad_to is {pad_to}, which is not a multiple of document_multiple "

@@ -15,6 +15,8 @@ from penstock.server.roles.collators.arrays import (
     bad_batch,
     masked,
     token_ids,
+    token_row,
+    whole_number,
 )
 from penstock.server.roles.collators.default import stack_samples
 from penstock.wire.errors import InvalidJob
@@ -31,8 +33,7 @@ class PaddedCollator(BatchCollator):
     * `input_ids`: int64 (B, T).
     * `attention_mask`: int64 (B, T), 1 on tokens and 0 on padding; a sample's own is kept.
     * `labels`: int64 (B, T), a sample's own or a copy of its `input_ids`; `label_pad` on padding.
-      Unshifted: models of `transformers` shift by themselves. Labels that are one number per sample
-      (classes) are stacked, (B,).
+      Unshifted: models of `transformers` shift by themselves.
     * `token_type_ids`, `position_ids`, `special_tokens_mask` and the keys of `sequences`, where the
       samples have them: padded with 0 along the first axis, in their own dtype.
     * All other keys: as `DefaultBatchCollator` stacks them.
@@ -47,7 +48,8 @@ class PaddedCollator(BatchCollator):
         pad_value: The id on padding in `input_ids`.
         label_pad: The label on padding.
         sequences: Further keys with one entry per token.
-        make_labels: False = only samples that bring `labels` have them.
+        make_labels: False = there are `labels` only where the samples bring them, and those that
+            are one value per sample (classes) are stacked, (B,).
 
     Raises:
         InvalidJob: A parameter has a value that cannot be.
@@ -66,17 +68,19 @@ class PaddedCollator(BatchCollator):
         make_labels: bool = True,
     ) -> None:
         for name, value in (("pad_to", pad_to), ("pad_to_multiple_of", pad_to_multiple_of)):
-            if value is not None and value < 1:
-                raise InvalidJob(f"{name} is {value}; give at least 1 or leave it out", key=name)
+            if value is not None:
+                whole_number(name, value, least=1)
+        whole_number("pad_value", pad_value, least=0)
+        whole_number("label_pad", label_pad, least=IGNORE_INDEX)
         if pad_to is not None and pad_to_multiple_of is not None and pad_to % pad_to_multiple_of:
             raise InvalidJob(
                 f"pad_to is {pad_to}, which is not a multiple of pad_to_multiple_of "
                 f"{pad_to_multiple_of}; give one of the two",
                 key="pad_to",
             )
-        if isinstance(sequences, str):
+        if not isinstance(sequences, list | tuple):
             raise InvalidJob(
-                f"sequences is {sequences!r}; give a list: [{sequences}]", key="sequences"
+                f"sequences is {sequences!r}; give a list of keys: [{sequences}]", key="sequences"
             )
         self.pad_to = pad_to
         self.pad_to_multiple_of = pad_to_multiple_of
@@ -109,15 +113,10 @@ class PaddedCollator(BatchCollator):
         else:
             on_tokens = np.arange(width) < np.array(lengths or [0] * height)[:, None]
             values["attention_mask"] = on_tokens.astype(np.int64)
-        classes = "labels" in present and all(_is_class(sample.get("labels")) for sample in samples)
-        if not classes and (self.make_labels or "labels" in present):
-            labels = [
-                ids[number]
-                if "labels" not in sample and self.make_labels
-                else _aligned(sample, "labels", number, lengths[number], context)
-                for number, sample in enumerate(samples)
-            ]
+        if self.make_labels or not all(_is_class(sample.get("labels")) for sample in samples):
+            labels = self._labels(samples, ids, context)
             values["labels"] = _pad(labels, (height, width), self.label_pad, np.dtype(np.int64))
+            context.count("loss_tokens", int(np.count_nonzero(values["labels"] != self.label_pad)))
         for name in (*_ALIGNED[1:], *self.sequences):
             if name in present and name not in values:
                 values[name] = self._sequence(name, samples, lengths, width, context)
@@ -126,8 +125,6 @@ class PaddedCollator(BatchCollator):
         context.count("samples", len(samples))
         context.count("tokens", sum(lengths))
         context.count("padding_tokens", height * width - sum(lengths))
-        if "labels" in values and not classes:
-            context.count("loss_tokens", int(np.count_nonzero(values["labels"] != self.label_pad)))
         return values
 
     def blank(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -153,6 +150,24 @@ class PaddedCollator(BatchCollator):
                 f"cut samples in the processor (max_length: {self.pad_to}) or raise pad_to",
             )
         return self.pad_to
+
+    def _labels(
+        self, samples: Sequence[Sample], ids: list[Array], context: CollateContext
+    ) -> list[Array]:
+        labels = []
+        for number, (sample, tokens) in enumerate(zip(samples, ids, strict=True)):
+            if "labels" not in sample and self.make_labels:
+                labels.append(tokens)
+                continue
+            if self.make_labels and _is_class(sample["labels"]):
+                raise bad_batch(
+                    context,
+                    f"'labels' of sample {number} is one value for the whole sample; give one per "
+                    "token, or set make_labels: false to have such labels stacked",
+                )
+            own = _aligned(sample, "labels", number, len(tokens), context)
+            labels.append(token_row(own, "labels", context))
+        return labels
 
     def _sequence(
         self,

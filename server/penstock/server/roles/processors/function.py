@@ -105,6 +105,10 @@ class FunctionProcessor(RawItemProcessor):
             "leave the item out, or a list of dicts"
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out how to call: that is made of the function again, where this one arrives."""
+        return {**vars(self), "_call": None}
+
     def _find(self) -> SampleFunction:
         if not isinstance(self.function, str):
             return self.function
