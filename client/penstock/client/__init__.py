@@ -1,0 +1,26 @@
+"""Read a job's batches in a training loop.
+
+```python
+from penstock.client import Loader
+
+loader = Loader("dns:///penstock:50051", job="code", group="run-7", device="cuda")
+for step in loader.steps():                       # or: for batch in loader
+    n = step.total("loss_tokens")                 # over all ranks and micro batches
+    for batch in step:                            # a dict of tensors; batch.position, batch.is_last
+        (loss_sum(model(**batch)) * world / n).backward()
+    if step.index % 1000 == 999:
+        save({"model": ..., "data": loader.state_dict()})
+        loader.commit()                           # after the model checkpoint is durable
+```
+
+The package is light: grpcio, protobuf, numpy. torch is imported when the first batch is made, where
+it is installed. The path of a batch: `feed` (the stream, in a background thread) ->
+`penstock.wire.frame` -> `values` -> `loader` -> `steps`.
+"""
+
+from penstock.client.loader import Loader
+from penstock.client.malloc import keep_memory
+from penstock.client.steps import Batch, BatchInfo, Step
+from penstock.wire import errors
+
+__all__ = ["Batch", "BatchInfo", "Loader", "Step", "errors", "keep_memory"]

@@ -1,0 +1,216 @@
+"""Everything but the stream: short calls, safe to repeat, and repeated until a deadline."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from penstock.client.backoff import Backoff
+from penstock.wire import PROTOCOL
+from penstock.wire.errors import (
+    BadFrame,
+    PenstockError,
+    ProtocolMismatch,
+    StoreUnavailable,
+    Unreachable,
+)
+from penstock.wire.transport import Transport
+from penstock.wire.v1 import cursors_pb2, feed_pb2
+
+CALL_S = 30.0
+"""One try of one call, in seconds: none of them waits for data."""
+
+ReplyT = TypeVar("ReplyT", bound=Message)
+
+
+class Control:
+    """The calls of one client about one job.
+
+    Args:
+        transport: The way to the node.
+        job: The job's name.
+        target: Where the node is, for messages.
+        deadline_s: How long an unreachable node is called again.
+    """
+
+    def __init__(self, transport: Transport, job: str, target: str, deadline_s: float) -> None:
+        self._transport, self.job, self._target = transport, job, target
+        self._deadline_s = deadline_s
+
+    def describe(self) -> feed_pb2.DescribeReply:
+        """Return what the job is.
+
+        Raises:
+            UnknownJob: The node has no such job.
+            ProtocolMismatch: The node speaks another version of the wire.
+            Unreachable: No answer within the deadline.
+        """
+        request = feed_pb2.DescribeRequest(protocol=PROTOCOL, job=self.job)
+        reply = self.call("Feed/Describe", request, feed_pb2.DescribeReply)
+        check_protocol(reply, self._target)
+        return reply
+
+    def begin(
+        self,
+        group: str,
+        token: str,
+        rank: int,
+        world_size: int,
+        *,
+        batches_per_step: int | None,
+        start_step: int | None,
+        store: str,
+    ) -> cursors_pb2.BeginReply:
+        """Start or join an attempt of a group.
+
+        Raises:
+            StaleGeneration, WorldSizeMismatch, StepSizeMismatch, JobChanged, OtherStore: See there.
+            Unreachable: No answer within the deadline.
+        """
+        request = cursors_pb2.BeginRequest(
+            protocol=PROTOCOL,
+            job=self.job,
+            group=group,
+            token=token,
+            rank=rank,
+            world_size=world_size,
+            batches_per_step=batches_per_step or 0,
+            start_step=start_step,
+            owner=owner(),
+            store=store,
+        )
+        return self.call("Cursors/Begin", request, cursors_pb2.BeginReply)
+
+    def commit(
+        self, group: str, token: str, generation: int, rank: int, step: int, *, all_rows: bool
+    ) -> cursors_pb2.CommitReply:
+        """Move this rank's row, or every row, to `step`.
+
+        Raises:
+            StaleGeneration: A newer attempt has taken over.
+            Unreachable: No answer within the deadline; the commit may or may not have happened.
+        """
+        request = cursors_pb2.CommitRequest(
+            job=self.job,
+            group=group,
+            token=token,
+            generation=generation,
+            rank=rank,
+            step=step,
+            all_rows=all_rows,
+        )
+        return self.call("Cursors/Commit", request, cursors_pb2.CommitReply)
+
+    def checkpoint(self, group: str, name: str, step: int | None) -> cursors_pb2.CheckpointReply:
+        """Name a step for good; None = the group's cursor.
+
+        Raises:
+            CheckpointExists: The name stands at another step.
+            UnknownGroup: There is no such group.
+        """
+        request = cursors_pb2.CheckpointRequest(job=self.job, group=group, name=name, step=step)
+        return self.call("Cursors/Checkpoint", request, cursors_pb2.CheckpointReply)
+
+    def restore(self, group: str, name: str, request_id: str) -> cursors_pb2.MoveReply:
+        """Go to a checkpoint: a new generation, which fences whoever reads the group now.
+
+        Raises:
+            UnknownGroup, UnknownCheckpoint: There is no such group or name.
+        """
+        request = cursors_pb2.RestoreRequest(
+            job=self.job, group=group, name=name, request_id=request_id, owner=owner()
+        )
+        return self.call("Cursors/Restore", request, cursors_pb2.MoveReply)
+
+    def seek(self, group: str, step: int, request_id: str) -> cursors_pb2.MoveReply:
+        """Go to a step: a new generation, which fences whoever reads the group now.
+
+        Raises:
+            UnknownGroup: There is no such group.
+        """
+        request = cursors_pb2.SeekRequest(
+            job=self.job, group=group, step=step, request_id=request_id, owner=owner()
+        )
+        return self.call("Cursors/Seek", request, cursors_pb2.MoveReply)
+
+    def groups(self, group: str | None = None) -> list[cursors_pb2.Group]:
+        """Return one group, or every group of the job.
+
+        Raises:
+            UnknownGroup: There is no such group.
+        """
+        request = cursors_pb2.ListRequest(job=self.job, group=group or "")
+        return list(self.call("Cursors/List", request, cursors_pb2.ListReply).groups)
+
+    def status(self) -> dict[str, Any]:
+        """Return what the node is doing now: the JSON object of `Feed.Status`."""
+        reply = self.call("Feed/Status", feed_pb2.StatusRequest(), feed_pb2.StatusReply)
+        try:
+            status: dict[str, Any] = json.loads(reply.json)
+        except ValueError as error:
+            raise BadFrame(f"{self._target} sent a status that is no JSON: {error}") from error
+        return status
+
+    def call(self, method: str, request: Message, reply: type[ReplyT]) -> ReplyT:
+        """Call one method, again while the node cannot be reached.
+
+        Raises:
+            PenstockError: What the server says is wrong.
+            Unreachable: No answer within the deadline.
+        """
+        began = time.monotonic()
+        backoff = Backoff()
+        payload = request.SerializeToString()
+        while True:
+            left = self._deadline_s - (time.monotonic() - began)
+            try:
+                answer = self._transport.unary(method, payload, max(0.1, min(CALL_S, left)))
+                return reply.FromString(answer)
+            except (Unreachable, StoreUnavailable) as error:
+                wait = backoff.next_s()
+                waited = time.monotonic() - began
+                if waited + wait >= self._deadline_s:
+                    raise _gave_up(error, self._target, method, waited) from None
+                time.sleep(wait)
+            except DecodeError as error:
+                raise BadFrame(
+                    f"{self._target} answered {method} with what is no {reply.__name__}: {error}"
+                ) from error
+
+
+def _gave_up(error: PenstockError, target: str, method: str, waited: float) -> PenstockError:
+    if not isinstance(error, Unreachable):
+        return error
+    tried = f", tried for {waited:.0f} s" if waited >= 1 else ""
+    return Unreachable(
+        f"{error.message} ({method}{tried})", target=target, waited_s=round(waited, 3)
+    )
+
+
+def check_protocol(reply: feed_pb2.DescribeReply, target: str) -> None:
+    """Refuse a node of another version.
+
+    Raises:
+        ProtocolMismatch: It speaks another version of the wire.
+    """
+    if reply.protocol != PROTOCOL:
+        raise ProtocolMismatch(
+            f"{target} (penstock {reply.server_version}) speaks version {reply.protocol} of the "
+            f"wire "
+            f"and this client version {PROTOCOL}: install the same penstock on both sides",
+            client=PROTOCOL,
+            server=reply.protocol,
+        )
+
+
+def owner() -> str:
+    """Return who is asking, for people: host and process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+__all__ = ["Control", "check_protocol", "owner"]

@@ -1,0 +1,484 @@
+"""One rank's stream: a background thread keeps the next batches ready, in order, whatever breaks.
+
+The thread reads `Feed/Read`; the consumer takes from it. Between them stand **slots by position**:
+the horizon ("I accept my positions below H") is the consumer's next position plus `prefetch` own
+positions, so memory is bounded, and a late position always has its slot. When a stream breaks, the
+next one opens at the first position that is missing; later ones that have arrived are kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.client.backoff import Backoff
+from penstock.client.buffers import BufferPool
+from penstock.wire import PROTOCOL, frame
+from penstock.wire.errors import (
+    BadFrame,
+    ChecksumMismatch,
+    DataTimeout,
+    JobChanged,
+    PenstockError,
+    Unreachable,
+)
+from penstock.wire.order import Share
+from penstock.wire.transport import ReadCall, Transport
+from penstock.wire.v1 import feed_pb2
+
+logger = logging.getLogger("penstock")
+
+LOG_EVERY_S = 30.0
+"""A waiting consumer says so, with the reason, this often."""
+
+MAX_REREADS = 2
+"""How often one position is read again after its checksum was wrong."""
+
+JOIN_S = 5.0
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What every stream of one reader opens with.
+
+    Attributes:
+        target: Where the node is, for messages.
+        job: The job's name.
+        log_id: The log that the reader expects, 32 bytes.
+        group: Empty = ephemeral.
+        token: The attempt; empty = look only.
+        generation: What Begin gave.
+        tail_pad: Fill the last step, or leave it out.
+        lineage: Ask for sample refs.
+    """
+
+    target: str
+    job: str
+    log_id: bytes
+    group: str = ""
+    token: str = ""
+    generation: int = 0
+    tail_pad: bool = True
+    lineage: bool = False
+
+
+class Delivery(NamedTuple):
+    """A whole batch, checked.
+
+    Attributes:
+        header: Its header; `header.position` says which it is.
+        body: uint8 (nbytes,), a lease of the pool.
+    """
+
+    header: feed_pb2.BatchHeader
+    body: NDArray[np.uint8]
+
+
+@dataclass
+class _Assembly:
+    """A batch whose chunks are arriving; `body` is None where it is a copy of one that is there."""
+
+    header: feed_pb2.BatchHeader
+    body: NDArray[np.uint8] | None
+    filled: int = 0
+
+
+class Requests:
+    """The requests of one stream: gRPC's own thread takes what others put."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def put(self, message: bytes) -> None:
+        """Send a serialized `ReadRequest`."""
+        self._queue.put(message)
+
+    def close(self) -> None:
+        """End the iteration, so that the thread that waits in it can go."""
+        self._queue.put(None)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        message = self._queue.get()
+        if message is None:
+            raise StopIteration
+        return message
+
+
+class Feed:
+    """Delivers a rank's own positions from `start` on, in order.
+
+    One thread takes; `close` may be called from any. The background thread starts at once.
+
+    Args:
+        transport: The way to the node.
+        opening: What streams open with.
+        share: Which positions are the rank's own.
+        start: The first position that is wanted.
+        stop: No position from here on is wanted; None = until the log ends.
+        prefetch: How many own positions may be ready beyond the next to be taken.
+        max_body_bytes: A batch that announces more is refused before anything is allocated.
+        pool: Where bodies land.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        opening: Opening,
+        share: Share,
+        start: int,
+        *,
+        stop: int | None,
+        prefetch: int,
+        max_body_bytes: int,
+        pool: BufferPool,
+    ) -> None:
+        self._transport, self._opening, self._share = transport, opening, share
+        self._prefetch, self._max_body_bytes, self._pool = prefetch, max_body_bytes, pool
+        self.finished_step = share.step(start)
+        # Everything below is guarded by this condition, which is notified at every change.
+        self._changed = threading.Condition()
+        self._next = share.at_or_after(start)  # the next position to be taken
+        self._end = stop  # the first position that will not come
+        self._ready: dict[int, Delivery] = {}
+        self._ready_bytes = 0
+        self._requests: Requests | None = None
+        self._sent_horizon = 0
+        self._call: ReadCall | None = None
+        self._error: BaseException | None = None
+        self._broken: PenstockError | None = None  # why there is no stream now
+        self._reason = f"connecting to {opening.target}"
+        self._closed = threading.Event()
+        self.reconnects = 0
+        self.wait_s = 0.0
+        # The background thread's own.
+        self._assembling: dict[tuple[int, int], _Assembly] = {}
+        self._rereads: dict[int, int] = {}
+        self._backoff = Backoff()
+        self._thread = threading.Thread(target=self._run, name="penstock-feed", daemon=True)
+        self._thread.start()
+
+    # --- the consumer ---
+
+    def take(self, deadline_s: float) -> Delivery | None:
+        """Return the next own batch, or None past the end.
+
+        Raises:
+            DataTimeout: It did not come within `deadline_s`; says what the server waits for.
+            Unreachable: No server could be reached within `deadline_s`.
+            PenstockError: What the server says is wrong.
+        """
+        with self._changed:
+            if self._next not in self._ready:
+                self._wait(deadline_s)
+            delivery = self._ready.pop(self._next, None)
+            if delivery is None:
+                return None
+            self._ready_bytes -= delivery.body.nbytes
+            self._next = self._share.nth_after(self._next, 1)
+            self._send_horizon(at_least=max(1, self._prefetch // 2))
+            return delivery
+
+    def statistics(self) -> dict[str, int]:
+        """Return what is ready: `buffered_batches`, `buffer_bytes`."""
+        with self._changed:
+            return {"buffered_batches": len(self._ready), "buffer_bytes": self._ready_bytes}
+
+    def close(self) -> None:
+        """End the stream and the thread; idempotent."""
+        self._closed.set()
+        with self._changed:
+            call = self._call
+            self._changed.notify_all()
+        if call is not None:
+            call.cancel()
+        if self._thread is not threading.current_thread():
+            self._thread.join(JOIN_S)
+
+    def _wait(self, deadline_s: float) -> None:
+        began = time.monotonic()
+        log_at = LOG_EVERY_S
+        try:
+            while self._next not in self._ready:
+                if self._end is not None and self._next >= self._end:
+                    return
+                if self._error is not None:
+                    raise _again(self._error)
+                if self._closed.is_set():
+                    raise PenstockError("the Loader was closed while a batch was waited for")
+                # Nobody moves the horizon while the only consumer waits: send what was held back.
+                self._send_horizon(at_least=1)
+                waited = time.monotonic() - began
+                if waited >= deadline_s:
+                    raise self._timeout(waited)
+                if waited >= log_at:
+                    log_at += LOG_EVERY_S
+                    logger.warning(
+                        "job %r: waiting %.0f s for the batch at position %d: %s",
+                        self._opening.job,
+                        waited,
+                        self._next,
+                        self._reason,
+                    )
+                # Short, so that a signal handler of the trainer runs soon on every platform.
+                self._changed.wait(min(0.5, deadline_s - waited))
+        finally:
+            self.wait_s += time.monotonic() - began
+
+    def _timeout(self, waited: float) -> PenstockError:
+        target, broken = self._opening.target, self._broken
+        if isinstance(broken, Unreachable):
+            return Unreachable(
+                f"no data from {target} for {waited:.0f} s: {broken.message}; "
+                "reading goes on at the same position when it is back (deadline_s= waits longer)",
+                target=target,
+                waited_s=round(waited, 3),
+            )
+        if broken is not None:
+            return broken
+        return DataTimeout(
+            f"the batch at position {self._next} of job {self._opening.job!r} did not come within "
+            f"{waited:.0f} s: {self._reason}; raise deadline_s= if that is to be expected",
+            position=self._next,
+            waited_s=round(waited, 3),
+            reason=self._reason,
+        )
+
+    def _send_horizon(self, at_least: int) -> None:
+        """Tell the server how far we accept, if that moved by `at_least` own positions."""
+        horizon = self._horizon()
+        moved = horizon - self._sent_horizon
+        if self._requests is None or moved < at_least * self._share.world_size:
+            return
+        self._sent_horizon = horizon
+        message = feed_pb2.Horizon(horizon=horizon, finished_step=self.finished_step)
+        self._requests.put(feed_pb2.ReadRequest(horizon=message).SerializeToString())
+
+    def _horizon(self) -> int:
+        horizon = self._share.nth_after(self._next, self._prefetch)
+        return horizon if self._end is None else min(horizon, self._end)
+
+    def _first_missing(self) -> int:
+        position = self._next
+        while position in self._ready:
+            position = self._share.nth_after(position, 1)
+        return position
+
+    def _complete(self) -> bool:
+        with self._changed:
+            return self._end is not None and self._first_missing() >= self._end
+
+    # --- the background thread ---
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set() and not self._complete():
+                try:
+                    self._read()
+                except PenstockError as error:
+                    if self._closed.is_set():
+                        return
+                    if not self._may_retry(error):
+                        raise
+                    self._note_break(error)
+                    self._closed.wait(self._backoff.next_s())
+        except BaseException as error:  # the edge of the thread: the consumer raises it
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _may_retry(self, error: PenstockError) -> bool:
+        if isinstance(error, ChecksumMismatch):
+            position = int(error.fields.get("position", -1))
+            self._rereads[position] = self._rereads.get(position, 0) + 1
+            return self._rereads[position] <= MAX_REREADS
+        return error.status == "UNAVAILABLE"
+
+    def _note_break(self, error: PenstockError) -> None:
+        with self._changed:
+            first = self._broken is None
+            self._broken = error
+            self._reason = error.message
+            self.reconnects += 1
+            position = self._first_missing()
+        if first:
+            logger.info("job %r: %s; going on at position %d", self._opening.job, error, position)
+
+    def _read(self) -> None:
+        """Read one stream until it ends; return when nothing more is to come."""
+        requests = Requests()
+        self._assembling.clear()
+        with self._changed:
+            self._sent_horizon = self._horizon()
+            requests.put(self._open_message(self._first_missing(), self._sent_horizon))
+            self._requests = requests
+        call = self._transport.read(requests)
+        with self._changed:
+            self._call = call
+        try:
+            if self._closed.is_set():
+                return
+            for message in call:
+                if self._handle(frame.parse_reply(message)) and self._complete():
+                    return
+        finally:
+            with self._changed:
+                self._call = self._requests = None
+            requests.close()
+            call.cancel()
+        if not self._complete():
+            raise Unreachable(
+                f"{self._opening.target} closed the stream", target=self._opening.target
+            )
+
+    def _open_message(self, start: int, horizon: int) -> bytes:
+        opening, share = self._opening, self._share
+        message = feed_pb2.Open(
+            protocol=PROTOCOL,
+            job=opening.job,
+            log_id=opening.log_id,
+            group=opening.group,
+            token=opening.token,
+            generation=opening.generation,
+            rank=share.rank,
+            world_size=share.world_size,
+            batches_per_step=share.batches_per_step,
+            start=start,
+            tail=feed_pb2.TAIL_PAD if opening.tail_pad else feed_pb2.TAIL_DROP,
+            lineage=opening.lineage,
+            horizon=horizon,
+        )
+        return feed_pb2.ReadRequest(open=message).SerializeToString()
+
+    def _handle(self, reply: frame.Reply) -> bool:
+        """Take in one message; tell whether it could have completed the reading."""
+        if reply.kind == "batch":
+            return self._handle_batch(reply)
+        message: Any = reply.message
+        if reply.kind == "opened":
+            self._opened(message)
+        elif reply.kind == "waiting":
+            self._say(_describe_waiting(message))
+        elif reply.kind == "draining":
+            self._say(f"{self._opening.target} is shutting down: {message.detail}")
+            logger.info("job %r: %s", self._opening.job, self._reason)
+        else:
+            with self._changed:
+                end = message.steps * self._share.batches_per_step
+                self._end = end if self._end is None else min(self._end, end)
+                self._changed.notify_all()
+            if message.dropped_batches:
+                logger.info(
+                    "job %r: the last %d of %d batches fill no step and were left out "
+                    "(tail='drop')",
+                    self._opening.job,
+                    message.dropped_batches,
+                    message.batches,
+                )
+        return reply.kind == "end"
+
+    def _opened(self, message: feed_pb2.Opened) -> None:
+        if message.log_id != self._opening.log_id:
+            raise JobChanged(
+                f"job {self._opening.job!r} at {self._opening.target} is another log than the one "
+                f"that was being read: {message.log_id.hex()[:12]}, not "
+                f"{self._opening.log_id.hex()[:12]}; serve the job as it was, or start a new group",
+                log_id=message.log_id.hex(),
+                expected=self._opening.log_id.hex(),
+            )
+        with self._changed:
+            self._broken = None
+            self._reason = f"{self._opening.target} has opened the stream and sent nothing yet"
+
+    def _say(self, reason: str) -> None:
+        with self._changed:
+            self._reason = reason
+
+    def _handle_batch(self, reply: frame.Reply) -> bool:
+        header, chunk = reply.header, reply.chunk
+        if header is not None:
+            assembly = self._begin(header)
+            if header.body_bytes == 0 and chunk is None:
+                return self._finish(assembly)
+        if chunk is None:
+            return False
+        found = self._assembling.get((chunk.lane, chunk.offset))
+        if found is None:
+            raise BadFrame(
+                f"lane {chunk.lane}, offset {chunk.offset} sent a part of a batch without its "
+                "header; check that client and server are of the same version"
+            )
+        after = frame.check_chunk(found.header, chunk, found.filled)
+        if found.body is not None:
+            # An array over the message's bytes: slices of ndarrays copy at memory speed.
+            found.body[found.filled : after] = np.frombuffer(chunk.data, np.uint8)
+        found.filled = after
+        return after == found.header.body_bytes and self._finish(found)
+
+    def _begin(self, header: feed_pb2.BatchHeader) -> _Assembly:
+        frame.check_header(header, max_body_bytes=self._max_body_bytes)
+        position = header.position
+        if header.log_id != self._opening.log_id:
+            raise BadFrame(
+                f"the batch at position {position} is of log {header.log_id.hex()[:12]}, and the "
+                f"stream of {self._opening.log_id.hex()[:12]}: the node mixed up two jobs",
+                position=position,
+            )
+        with self._changed:
+            known = position < self._next or position in self._ready
+            horizon = self._sent_horizon
+        if not self._share.owns(position) or position >= horizon:
+            raise BadFrame(
+                f"position {position} was sent to rank {self._share.rank} of "
+                f"{self._share.world_size}, which did not ask for it (horizon {horizon}); check "
+                "that client and server are of the same version",
+                position=position,
+            )
+        body = None if known else self._pool.lease(header.body_bytes)
+        assembly = _Assembly(header, body)
+        self._assembling[header.lane, header.offset] = assembly
+        return assembly
+
+    def _finish(self, assembly: _Assembly) -> bool:
+        header, body = assembly.header, assembly.body
+        del self._assembling[header.lane, header.offset]
+        if body is None:
+            return False
+        frame.check_crc(header, body)
+        self._backoff.reset()
+        with self._changed:
+            self._ready[header.position] = Delivery(header, body)
+            self._ready_bytes += body.nbytes
+            self._reason = "the server has sent nothing since the last batch"
+            self._changed.notify_all()
+        self._rereads.pop(header.position, None)
+        return True
+
+
+def _describe_waiting(message: feed_pb2.Waiting) -> str:
+    item = f", item {message.item}" if message.item else ""
+    detail = f" ({message.detail})" if message.detail else ""
+    return (
+        f"lane {message.lane}, offset {message.offset} is {message.stage} "
+        f"for {message.since_s:.0f} s{item}{detail}"
+    )
+
+
+def _again(error: BaseException) -> BaseException:
+    """Return a fresh error to raise: the traceback of one would grow with every call."""
+    if isinstance(error, PenstockError):
+        return type(error)(error.message, **error.fields)
+    return RuntimeError(f"the feed's thread failed: {error!r}").with_traceback(error.__traceback__)
+
+
+__all__ = ["LOG_EVERY_S", "MAX_REREADS", "Delivery", "Feed", "Opening", "Requests"]

@@ -1,0 +1,53 @@
+"""A Loader belongs to the process that made it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from penstock.wire.errors import ForkedLoader
+
+
+class ProcessGuard:
+    """Remembers the process that made it and refuses to be used in any other.
+
+    gRPC does not survive a fork: a child that used the connection would hang for ever.
+    """
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+
+    @property
+    def at_home(self) -> bool:
+        """Tell whether this is the process that made the Loader."""
+        return os.getpid() == self.pid
+
+    def check(self) -> None:
+        """Refuse another process.
+
+        Raises:
+            ForkedLoader: This is a fork, or a worker of a torch DataLoader.
+        """
+        if in_dataloader_worker():
+            raise ForkedLoader(
+                "a penstock Loader was used inside a worker of a torch DataLoader: it prefetches "
+                "in "
+                "the background itself, so iterate it directly, or pass num_workers=0"
+            )
+        if not self.at_home:
+            raise ForkedLoader(
+                f"this Loader was opened in process {self.pid} and is used in its fork "
+                f"{os.getpid()}, where its connection does not work: make the Loader after the "
+                f"fork",
+                opened=self.pid,
+                used=os.getpid(),
+            )
+
+
+def in_dataloader_worker() -> bool:
+    """Tell whether this process is a worker of a torch DataLoader; never imports torch."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
+
+
+__all__ = ["ProcessGuard", "in_dataloader_worker"]

@@ -1,0 +1,846 @@
+"""The Loader: what a training loop talks to."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, NoReturn
+
+from penstock.client.attempt import attempt_token
+from penstock.client.buffers import BufferPool
+from penstock.client.control import Control
+from penstock.client.feed import Delivery, Feed, Opening
+from penstock.client.guard import ProcessGuard
+from penstock.client.ranks import Place, discover, log_place, mesh_dimensions
+from penstock.client.state import State
+from penstock.client.stats import Stats
+from penstock.client.steps import Batch, BatchInfo, Step
+from penstock.client.transport import open_transport, pretty
+from penstock.client.values import Decoder, make_decoder, position_value
+from penstock.wire.errors import (
+    BadState,
+    InvalidRequest,
+    JobChanged,
+    NoGroup,
+    NotStarted,
+    OtherStore,
+    PastEnd,
+    PenstockError,
+)
+from penstock.wire.order import MAX_POSITION, Share, Tail
+from penstock.wire.transport import Transport
+from penstock.wire.v1 import cursors_pb2, feed_pb2
+
+logger = logging.getLogger("penstock")
+
+DEADLINE_S = 540.0
+"""Below NCCL's default of 600 s: the reason must come before the collective's abort."""
+
+MAX_BODY_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class _Session:
+    """What is settled at the first batch."""
+
+    share: Share
+    log_id: bytes
+    store: str
+    batches: int | None
+    token: str
+    generation: int
+
+
+class _Resources:
+    """What must be let go of, apart from the Loader: its finalizer must not keep it alive."""
+
+    def __init__(self) -> None:
+        self.guard = ProcessGuard()
+        self.lock = threading.Lock()
+        self.transport: Transport | None = None
+        self.feed: Feed | None = None
+
+    def close_feed(self) -> None:
+        with self.lock:
+            feed, self.feed = self.feed, None
+        if feed is not None and self.guard.at_home:
+            feed.close()
+
+    def close(self) -> None:
+        self.close_feed()
+        with self.lock:
+            transport, self.transport = self.transport, None
+        # In a fork the connection is the parent's: it is left alone.
+        if transport is not None and self.guard.at_home:
+            transport.close()
+
+
+class Loader:
+    """Reads a job's batches as one data-parallel rank. Used by one thread.
+
+    Nothing is contacted before it is needed: the first batch, `len`, or a call that says so.
+
+    Args:
+        target: Where the node is: `host:port`, `dns:///name:port`, `unix:/path`, `local:FILE` (in
+            this process), `spawn:FILE` (a node of our own); or an open `Transport`.
+        job: The job's name.
+        group: The training run that reads, all its ranks; None = ephemeral: nothing is stored,
+            reading starts at step 0.
+        batches_per_step: G, the global batch in batches; default: the group's, else the job file's,
+            else the world size. The world size must divide it.
+        rank: The data-parallel rank; default: from `mesh`, torch.distributed, RANK, SLURM_PROCID.
+        world_size: How many data-parallel ranks; given together with `rank`.
+        mesh: A torch DeviceMesh; ranks that differ only in other dimensions read the same.
+        dp: The names of its data-parallel dimensions; default: those that contain "dp".
+        cp: The names of its context-parallel dimensions, checked against the mesh.
+        tp: The names of its tensor-parallel dimensions, checked against the mesh.
+        pp: The names of its pipeline-parallel dimensions, checked against the mesh.
+        start: `"cursor"` (where the group stands), a step, or `"state"` (wait for load_state_dict).
+        mode: `"stream"`: iter() again goes on where it stood. `"eval"`: every iter() is one whole
+            pass from step 0; ephemeral.
+        device: Where tensors go, in one copy per batch; None = they stay on the host.
+        attempt: A token that all ranks of this start of the run share and no other start has;
+            default: drawn and shared by torch.distributed, or made of the launcher's variables.
+        prefetch: How many batches may be ready beyond the one in use.
+        deadline_s: How long to wait for a batch, or for a server, before an error says why.
+        tail: The last step of a finite job: `"pad"` fills it with blanked batches, `"drop"` leaves
+            a step that is not full out.
+        lineage: Ask for sample refs: `batch.samples`.
+        meta: Put `penstock_position` (int64, no dimensions) among the values.
+        max_steps: With `mode="eval"`: a pass ends after this many steps.
+        as_numpy: True = NumPy arrays, False = tensors; default: tensors where torch is installed.
+        max_body_bytes: A batch that announces more is refused before memory is taken for it.
+
+    Attributes:
+        last: The metadata of the batch last yielded, for frameworks that rebuild dicts; None
+            before.
+
+    Raises:
+        InvalidRequest: Arguments that cannot be, or do not go together.
+    """
+
+    def __init__(
+        self,
+        target: str | Sequence[str] | Transport,
+        job: str,
+        *,
+        group: str | None = None,
+        batches_per_step: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: Any = None,
+        dp: str | Sequence[str] | None = None,
+        cp: str | Sequence[str] | None = None,
+        tp: str | Sequence[str] | None = None,
+        pp: str | Sequence[str] | None = None,
+        start: Literal["cursor", "state"] | int = "cursor",
+        mode: Literal["stream", "eval"] = "stream",
+        device: Any = None,
+        attempt: str | None = None,
+        prefetch: int = 4,
+        deadline_s: float = DEADLINE_S,
+        tail: Literal["pad", "drop"] = "pad",
+        lineage: bool = False,
+        meta: bool = False,
+        max_steps: int | None = None,
+        as_numpy: bool | None = None,
+        max_body_bytes: int = MAX_BODY_BYTES,
+    ) -> None:
+        self._resources = _Resources()
+        self._resources.guard.check()
+        _check_arguments(locals())
+        self.target, self.job, self.group = target, job, group
+        self._batches_per_step = batches_per_step
+        self._rank, self._world_size = rank, world_size
+        self._mesh, self._dp = mesh, dp
+        self._peers = {"cp": cp, "tp": tp, "pp": pp}
+        self._start_at, self._mode = start, mode
+        self._device, self._as_numpy, self._meta = device, as_numpy, meta
+        self._attempt, self._prefetch, self._deadline_s = attempt, prefetch, deadline_s
+        self._tail_pad, self._lineage, self._max_steps = tail == "pad", lineage, max_steps
+        self._max_body_bytes = max_body_bytes
+        if rank is not None or mesh is not None:
+            self._find_place()
+
+        self.last: BatchInfo | None = None
+        self._closed = False
+        self._place: Place | None = None
+        self._control_: Control | None = None
+        self._info: feed_pb2.DescribeReply | None = None
+        self._session: _Session | None = None
+        self._decoder: Decoder | None = None
+        self._stats = Stats()
+        self._pool = BufferPool(keep=prefetch + 2)
+        self._token: str | None = None
+        self._moves = 0  # restarts of this Loader: each is an attempt of its own
+        self._resume: State | None = None  # from load_state_dict or seek, until the session starts
+        self._resume_position: int | None = None  # from seek(position=)
+        self._next = 0  # the own position to be yielded next
+        self._marked: int | None = None  # the own position that `mark` has named last
+        self._held: deque[Delivery] = deque()  # taken from the feed, not yielded yet
+        # At interpreter exit too: a gRPC thread that is still reading could keep the process from
+        # ending.
+        self._finalizer = weakref.finalize(self, self._resources.close)
+
+    # --- reading ---
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield this rank's batches in order.
+
+        Raises:
+            PenstockError: See `Feed.take`; what was yielded before stays counted.
+        """
+        self._begin_pass()
+        while (batch := self._yield_next()) is not None:
+            yield batch
+
+    def steps(self) -> Iterator[Step]:
+        """Yield the global steps; each is iterated for this rank's micro batches of it.
+
+        Batches of a step that were not taken when the next step is asked for are skipped, and
+        counted as skipped.
+
+        Raises:
+            PenstockError: As iterating the Loader.
+        """
+        self._begin_pass()
+        while self._peek() is not None:
+            share = self._started().share
+            index = share.step(self._next)
+            own = share.positions(index)
+            remaining = (own.stop - 1 - self._next) // share.world_size + 1
+            yield Step(self, index, remaining, is_whole=self._next == own.start)
+            self._skip_rest(index)
+
+    def __len__(self) -> int:
+        """Return how many batches this rank reads of the whole job; asks the server once.
+
+        Raises:
+            TypeError: The job is endless.
+        """
+        info = self._contact()
+        if not info.HasField("batches") and self._max_steps is None:
+            raise TypeError(f"job {self.job!r} is endless, so its Loader has no len()")
+        share = self._started().share
+        steps = self._steps()
+        assert steps is not None
+        return steps * share.batches_per_rank
+
+    @property
+    def place(self) -> Place:
+        """Which data-parallel rank this is, of how many, and from where that is known."""
+        if self._place is None:
+            self._place = self._find_place()
+            log_place(self._place, self.job)
+        return self._place
+
+    @property
+    def batches_per_step(self) -> int:
+        """G, the batches of a step over all ranks; contacts the server if it is not settled yet."""
+        return self._started().share.batches_per_step
+
+    def mark(self, position: Any) -> None:
+        """Say that everything up to `position` has been trained on, and no more.
+
+        For frameworks that hold a batch ahead: from the first call on, `state_dict` and `commit`
+        count what was marked, not what was yielded.
+
+        Args:
+            position: `batch.position`, or the `penstock_position` of a batch.
+
+        Raises:
+            InvalidRequest: This rank has not been given that position.
+        """
+        self._check()
+        marked = int(position)
+        session = self._session
+        if session is None or not session.share.owns(marked) or not 0 <= marked < self._next:
+            raise InvalidRequest(
+                f"mark({marked}): this Loader has not yielded that position; pass the position of "
+                f"a "
+                "batch that came out of it",
+                position=marked,
+            )
+        self._marked = marked
+
+    # --- cursors ---
+
+    def commit(self, step: int | None = None) -> int:
+        """Make it durable that every step before this one is finished; return the group's cursor.
+
+        Call it after the model's checkpoint is durable. Without `step` this rank's row moves to the
+        first step that it has not finished; every rank calls it. With `step` all rows move: one
+        rank calls it, after a barrier.
+
+        Raises:
+            NoGroup: The Loader is ephemeral.
+            StaleGeneration: A newer attempt of the group has taken over; nothing was written.
+            Unreachable: No answer within the deadline; committing again is safe.
+        """
+        group = self._need_group("commit")
+        session = self._started()
+        if step is not None and step < 0:
+            raise InvalidRequest(f"commit(step={step}): steps go from 0")
+        reply = self._control().commit(
+            group,
+            session.token,
+            session.generation,
+            session.share.rank,
+            session.share.step(self._counted()) if step is None else step,
+            all_rows=step is not None,
+        )
+        return int(reply.cursor)
+
+    def checkpoint(self, name: str, step: int | None = None) -> int:
+        """Name a step of the group for good and return it; None = the group's cursor.
+
+        Raises:
+            NoGroup: The Loader is ephemeral.
+            CheckpointExists: The name stands at another step.
+        """
+        group = self._need_group("checkpoint")
+        return int(self._control().checkpoint(group, name, step).step)
+
+    def seek(self, step: int | None = None, *, position: int | None = None) -> None:
+        """Go to a step; with a group that is a new generation, so every rank calls it.
+
+        Args:
+            step: The next step to be read.
+            position: Instead of a step, for ephemeral Loaders: the next position.
+
+        Raises:
+            InvalidRequest: Neither or both are given, or they are negative.
+            PastEnd: The job ends before it.
+            StaleGeneration: A newer attempt of the group has taken over.
+        """
+        self._check()
+        if (step is None) == (position is None):
+            raise InvalidRequest("seek() takes a step, or position= for an ephemeral Loader")
+        target = step if step is not None else position
+        assert target is not None
+        if not 0 <= target <= MAX_POSITION:
+            raise InvalidRequest(f"seek({target}): steps and positions go from 0", step=target)
+        if position is not None and self.group is not None:
+            raise InvalidRequest(
+                f"seek(position={position}): group {self.group!r} stands at steps; pass step=, or "
+                "read with group=None"
+            )
+        self._refuse_eval("seek")
+        info = self._contact()
+        self._restart()
+        if position is not None:
+            self._resume_position = position
+        else:
+            assert step is not None
+            self._resume = State(
+                job=self.job,
+                log_id=info.log_id.hex(),
+                store=info.store,
+                group=self.group,
+                batches_per_step=self._batches_per_step or 0,
+                step=step,
+            )
+        self._started()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this Loader stands, for the training checkpoint.
+
+        It counts what was yielded (or marked), not what was prefetched. At a step's boundary it is
+        the same on every rank and loads at any world size. After the first batch it does no I/O.
+
+        Raises:
+            NotStarted: start="state", and no state was loaded.
+            Unreachable: Before the first batch: the server is needed to know where reading starts.
+        """
+        session = self._started()
+        share = session.share
+        counted = self._counted()
+        step = share.step(counted)
+        consumed = (counted - share.positions(step).start) // share.world_size
+        return State(
+            job=self.job,
+            log_id=session.log_id.hex(),
+            store=session.store,
+            group=self.group,
+            batches_per_step=share.batches_per_step,
+            step=step,
+            consumed=consumed,
+            world_size=share.world_size if consumed else None,
+        ).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to where `state_dict` was taken; with a group that is a new generation.
+
+        Raises:
+            BadState: It is no state, of another job or step size, or from within a step at another
+                world size.
+            JobChanged: The job is another log now.
+            OtherStore: It comes from another store than the server's, and start= names no step.
+        """
+        self._check()
+        self._refuse_eval("load_state_dict")
+        found = State.from_dict(state)
+        if found.job != self.job:
+            raise BadState(
+                f"the state is of job {found.job!r} and this Loader reads {self.job!r}: load it "
+                f"into "
+                "the Loader of its job",
+                job=found.job,
+            )
+        wanted = self._batches_per_step
+        if wanted is not None and wanted != found.batches_per_step:
+            raise BadState(
+                f"the state counts steps of {found.batches_per_step} batches and this Loader was "
+                f"given "
+                f"batches_per_step={wanted}: leave it out, or start a new group at the right step",
+                batches_per_step=found.batches_per_step,
+            )
+        found.check_world_size(self.place.world_size)
+        info = self._contact()
+        if found.log_id != info.log_id.hex():
+            raise JobChanged(
+                f"the state is of log {found.log_id[:12]} of job {self.job!r}, and the server has "
+                f"{info.log_id.hex()[:12]} now: serve the job as it was, or start a new group at "
+                "start=0",
+                log_id=info.log_id.hex(),
+                expected=found.log_id,
+            )
+        if self.group is not None and found.store != info.store:
+            if not isinstance(self._start_at, int):
+                raise OtherStore(
+                    f"the state comes from store {found.store}, and the server has store "
+                    f"{info.store}: "
+                    "give the server its store back, or say with start=<step> that this one is to "
+                    "be "
+                    f"used (the state stands at step {found.step})",
+                    expected=found.store,
+                    store=info.store,
+                )
+            logger.warning(
+                "group %r of job %r: the state comes from store %s; going on in store %s",
+                self.group,
+                self.job,
+                found.store,
+                info.store,
+            )
+        self._restart()
+        self._resume = found
+
+    # --- looking and ending ---
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts and rates: batches, bytes, tokens, wait_share, reconnects, buffers.
+
+        `wait_share` is the share of the time since the first batch that training waited for data.
+        """
+        feed = self._resources.feed
+        ready = feed.statistics() if feed else {"buffered_batches": 0, "buffer_bytes": 0}
+        ready["buffered_batches"] += len(self._held)
+        ready["buffer_bytes"] += sum(delivery.body.nbytes for delivery in self._held)
+        found = self._stats.to_dict()
+        found["reconnects"] += feed.reconnects if feed else 0
+        position = self.last.position if self.last else None
+        return (
+            found
+            | ready
+            | {f"pool_{k}": v for k, v in self._pool.statistics().items()}
+            | {
+                "position": position,
+                "next_position": self._next if self._session else None,
+            }
+        )
+
+    def close(self) -> None:
+        """End the stream, the connection, and a node that was spawned; idempotent."""
+        self._closed = True
+        self._held.clear()
+        self._finalizer()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a penstock Loader cannot be copied or sent to another process: it holds a connection "
+            "and "
+            "prefetches in the background itself; with a torch DataLoader pass num_workers=0"
+        )
+
+    # --- what a Step needs ---
+
+    def next_in_step(self, index: int) -> Batch | None:
+        """Return the next batch if it belongs to step `index`; for `Step`."""
+        if self._peek() is None or self._started().share.step(self._next) != index:
+            return None
+        return self._yield_next()
+
+    def counts_ahead(self, index: int) -> list[Mapping[str, int]]:
+        """Wait until the rest of step `index` is here and return its counts; for `Step`."""
+        share = self._started().share
+        missing = [p for p in share.positions(index) if p >= self._next][len(self._held) :]
+        for _ in missing:
+            if not self._pull():
+                break
+        return [
+            _counts(held.header) for held in self._held if share.step(held.header.position) == index
+        ]
+
+    def dp_process_group(self) -> Any:
+        """Return the mesh's data-parallel process group; None = all processes; for `Step`."""
+        if self._mesh is None:
+            return None
+        names = mesh_dimensions(self._mesh, self._dp)
+        if len(names) > 1:
+            raise InvalidRequest(
+                f"total() over the mesh dimensions {', '.join(names)} needs a process group of "
+                f"them: "
+                "pass process_group="
+            )
+        return self._mesh.get_group(names[0])
+
+    # --- inside: starting ---
+
+    def _check(self) -> None:
+        self._resources.guard.check()
+        if self._closed:
+            raise InvalidRequest("this Loader is closed: make a new one")
+
+    def _find_place(self) -> Place:
+        return discover(
+            self._rank, self._world_size, mesh=self._mesh, dp=self._dp, peers=self._peers
+        )
+
+    def _control(self) -> Control:
+        self._check()
+        if self._control_ is None:
+            transport = open_transport(self.target)
+            self._resources.transport = transport
+            self._control_ = Control(transport, self.job, pretty(self.target), self._deadline_s)
+        return self._control_
+
+    def _contact(self) -> feed_pb2.DescribeReply:
+        if self._info is None:
+            self._info = self._control().describe()
+        return self._info
+
+    def _started(self) -> _Session:
+        """Return the session; settle rank, step size and position if that is still to be done."""
+        self._check()
+        if self._session is not None:
+            return self._session
+        if self._start_at == "state" and self._resume is None and self._resume_position is None:
+            raise NotStarted(
+                'start="state" waits for a state: call load_state_dict() or seek() before the '
+                "first "
+                'batch, or use start="cursor"'
+            )
+        place, info, resume = self.place, self._contact(), self._resume
+        wanted = self._batches_per_step or (resume.batches_per_step if resume else 0) or None
+        start = (
+            resume.step if resume else self._start_at if isinstance(self._start_at, int) else None
+        )
+        token, generation = "", 0
+        if self.group is None:
+            step_size = wanted or info.batches_per_step or place.world_size
+            first_step = start or 0
+        else:
+            token = self._attempt_token(place)
+            begun = self._begin(self.group, token, place, wanted, start, resume)
+            generation, step_size = begun.generation, int(begun.batches_per_step)
+            # Rows only move forward, but the trainer's checkpoint is the truth.
+            first_step = resume.step if resume else int(begun.start_step)
+        share = Share(step_size, place.rank, place.world_size)
+        batches = info.batches if info.HasField("batches") else None
+        session = _Session(share, info.log_id, info.store, batches, token, generation)
+        if self._resume_position is not None:
+            first = share.at_or_after(self._resume_position)
+        else:
+            first = first_step * step_size + place.rank
+            first += (resume.consumed if resume else 0) * place.world_size
+        self._check_end(session, first)
+        self._next, self._session = first, session
+        if self.group is None:
+            logger.info(
+                "job %r: reading from step %s, %d batches per step",
+                self.job,
+                f"{share.step(first):,}",
+                step_size,
+            )
+        return session
+
+    def _attempt_token(self, place: Place) -> str:
+        if self._token is None:
+            self._token = attempt_token(self._attempt, place)
+        # A move is an attempt of its own, named alike on all ranks.
+        return f"{self._token}#{self._moves}" if self._moves else self._token
+
+    def _begin(
+        self,
+        group: str,
+        token: str,
+        place: Place,
+        batches_per_step: int | None,
+        start: int | None,
+        resume: State | None,
+    ) -> cursors_pb2.BeginReply:
+        info = self._contact()
+        of_other_store = isinstance(self._start_at, int)
+        begun = self._control().begin(
+            group,
+            token,
+            place.rank,
+            place.world_size,
+            batches_per_step=batches_per_step,
+            start_step=start,
+            store=resume.store if resume and not of_other_store else "",
+        )
+        if begun.log_id != info.log_id:
+            raise JobChanged(
+                f"job {self.job!r} became another log between two calls "
+                f"({info.log_id.hex()[:12]}, then {begun.log_id.hex()[:12]}): start again",
+                log_id=begun.log_id.hex(),
+                expected=info.log_id.hex(),
+            )
+        logger.info("%s", _resuming(self.job, group, begun, resume))
+        return begun
+
+    def _check_end(self, session: _Session, first: int) -> None:
+        if session.batches is None:
+            return
+        end = Tail(session.batches, session.share.batches_per_step, self._tail_pad).end
+        if first > end + session.share.rank:
+            step_size = session.share.batches_per_step
+            raise PastEnd(
+                f"step {session.share.step(first)} lies past the end: job {self.job!r} holds "
+                f"{session.batches} batches, {end // step_size} steps of {step_size}",
+                position=first,
+                batches=session.batches,
+            )
+
+    def _steps(self) -> int | None:
+        """How many steps a whole pass has; None = endless."""
+        session = self._started()
+        if session.batches is None:
+            return self._max_steps
+        steps = Tail(session.batches, session.share.batches_per_step, self._tail_pad).steps
+        return steps if self._max_steps is None else min(steps, self._max_steps)
+
+    def _restart(self) -> None:
+        """Forget where reading stood: the next batch starts a session."""
+        if self._session is not None:
+            self._moves += 1
+        self._drop_feed()
+        self._session = self._resume = self._resume_position = None
+
+    def _drop_feed(self) -> None:
+        if self._resources.feed is not None:
+            self._stats.reconnects += self._resources.feed.reconnects
+        self._resources.close_feed()
+        self._held.clear()
+        self._marked = None
+
+    def _begin_pass(self) -> None:
+        session = self._started()
+        if self._mode != "eval":
+            return
+        if session.batches is None and self._max_steps is None:
+            raise InvalidRequest(
+                f'job {self.job!r} is endless, and mode="eval" reads whole passes: pass '
+                f"max_steps=, or "
+                "give the job epochs: 1"
+            )
+        self._drop_feed()
+        self._next = session.share.rank
+
+    # --- inside: reading ---
+
+    def _feed(self) -> Feed:
+        feed = self._resources.feed
+        if feed is not None:
+            return feed
+        session = self._started()
+        steps = self._steps()
+        stop = None if steps is None else steps * session.share.batches_per_step
+        transport = self._resources.transport
+        assert transport is not None  # _started has made contact
+        opening = Opening(
+            target=pretty(self.target),
+            job=self.job,
+            log_id=session.log_id,
+            group=self.group or "",
+            token=session.token,
+            generation=session.generation,
+            tail_pad=self._tail_pad,
+            lineage=self._lineage,
+        )
+        feed = self._resources.feed = Feed(
+            transport,
+            opening,
+            session.share,
+            self._next,
+            stop=stop,
+            prefetch=self._prefetch,
+            max_body_bytes=self._max_body_bytes,
+            pool=self._pool,
+        )
+        return feed
+
+    def _pull(self) -> bool:
+        """Take one batch from the feed into `_held`; False past the end."""
+        self._check()
+        feed = self._feed()
+        waited = feed.wait_s
+        delivery = feed.take(self._deadline_s)
+        self._stats.waited(feed.wait_s - waited)
+        if delivery is not None:
+            self._held.append(delivery)
+        return delivery is not None
+
+    def _peek(self) -> Delivery | None:
+        self._started()
+        if not self._held and not self._pull():
+            return None
+        return self._held[0]
+
+    def _yield_next(self) -> Batch | None:
+        delivery = self._peek()
+        if delivery is None:
+            return None
+        if self._decoder is None:
+            self._decoder = make_decoder(self._device, self._as_numpy)
+        values = self._decoder(delivery)
+        self._held.popleft()
+        info = self._describe(delivery)
+        if self._meta:
+            values["penstock_position"] = position_value(self._decoder.makes_tensors, info.position)
+        self._advance(info.position)
+        self.last = info
+        self._stats.yielded(info.nbytes, info.counts, info.is_padding)
+        return Batch(values, info=info)
+
+    def _describe(self, delivery: Delivery) -> BatchInfo:
+        share, header = self._started().share, delivery.header
+        position = header.position
+        if position != self._next:
+            raise PenstockError(f"the feed gave position {position} where {self._next} was due")
+        step = share.step(position)
+        micro = (position - step * share.batches_per_step) // share.world_size
+        return BatchInfo(
+            position=position,
+            step=step,
+            lane=header.lane,
+            offset=header.offset,
+            micro=micro,
+            is_last=micro == share.batches_per_rank - 1,
+            counts=_counts(header),
+            is_padding=header.padding,
+            nbytes=header.body_bytes,
+            header=header,
+            body=delivery.body if self._device is None else None,
+        )
+
+    def _advance(self, position: int) -> None:
+        share = self._started().share
+        self._next = share.nth_after(position, 1)
+        feed = self._resources.feed
+        if feed is not None:
+            feed.finished_step = share.step(self._counted())
+
+    def _counted(self) -> int:
+        """The first own position that is not counted as trained on."""
+        share = self._started().share
+        return self._next if self._marked is None else share.nth_after(self._marked, 1)
+
+    def _skip_rest(self, index: int) -> None:
+        share = self._started().share
+        skipped = 0
+        while share.step(self._next) == index and self._peek() is not None:
+            self._advance(self._held.popleft().header.position)
+            skipped += 1
+        if skipped:
+            self._stats.skipped_batches += skipped
+            logger.warning(
+                "job %r: the training loop left %d batches of step %d untaken: skipped",
+                self.job,
+                skipped,
+                index,
+            )
+
+    def _need_group(self, what: str) -> str:
+        self._check()
+        if self.group is None:
+            raise NoGroup(f"{what}() needs a group: this Loader is ephemeral; pass group=")
+        return self.group
+
+    def _refuse_eval(self, what: str) -> None:
+        if self._mode == "eval":
+            raise InvalidRequest(f'{what}(): with mode="eval" every iter() starts at step 0')
+
+
+def _counts(header: feed_pb2.BatchHeader) -> dict[str, int]:
+    return {count.name: count.value for count in header.counts}
+
+
+def _resuming(job: str, group: str, begun: cursors_pb2.BeginReply, resume: State | None) -> str:
+    who = f"group {group!r} of job {job!r}"
+    origin = begun.batches_per_step_from or "server"
+    size = f"{begun.batches_per_step} batches per step (from {origin})"
+    attempt = f"generation {begun.generation}, {size}"
+    if begun.committed_at:
+        at = begun.committed_at.replace("T", " ")[:16]
+        committed = f"committed {at} by generation {begun.committed_by}"
+    else:
+        committed = "nothing committed yet"
+    if resume is not None:
+        return f"{who}: going to step {resume.step:,} as loaded; {committed}; {attempt}"
+    verb = "resuming" if begun.start_step or begun.joined else "starting"
+    return f"{who}: {verb} at step {begun.start_step:,}, {committed}; {attempt}"
+
+
+def _check_arguments(given: Mapping[str, Any]) -> None:
+    """Refuse arguments that cannot be, with the value and the remedy."""
+
+    def refuse(sentence: str) -> NoReturn:
+        raise InvalidRequest(sentence)
+
+    for name, choices in (("mode", ("stream", "eval")), ("tail", ("pad", "drop"))):
+        if given[name] not in choices:
+            refuse(f"{name}={given[name]!r}: use {' or '.join(map(repr, choices))}")
+    start = given["start"]
+    if start not in ("cursor", "state") and (
+        isinstance(start, bool) or not isinstance(start, int) or start < 0
+    ):
+        refuse(f'start={start!r}: use "cursor", "state" or a step from 0')
+    for name in ("batches_per_step", "prefetch", "max_steps", "max_body_bytes"):
+        value = given[name]
+        if value is not None and (isinstance(value, bool) or int(value) != value or value < 1):
+            refuse(f"{name}={value!r}: use an integer of at least 1")
+    if given["deadline_s"] <= 0:
+        refuse(f"deadline_s={given['deadline_s']!r}: use seconds above 0")
+    if not given["job"] or not isinstance(given["job"], str):
+        refuse(f"job={given['job']!r}: pass the name of a job of the server")
+    if given["group"] == "":
+        refuse('group="": pass a name, or None for an ephemeral reader')
+    if given["mode"] == "eval":
+        if given["group"] is not None:
+            refuse(f'group={given["group"]!r}: mode="eval" is ephemeral; leave group out')
+        if start not in ("cursor", 0):
+            refuse(f'start={start!r}: with mode="eval" every pass starts at step 0; leave it out')
+    elif given["max_steps"] is not None:
+        refuse(f'max_steps={given["max_steps"]}: it cuts passes of mode="eval"; leave it out')
+
+
+__all__ = ["DEADLINE_S", "MAX_BODY_BYTES", "Loader"]

@@ -1,0 +1,207 @@
+"""Which data-parallel rank this process is, and of how many: said once, with where it was found.
+
+Tensor-, context- and pipeline-parallel peers must read the same batches: they are replicas of one
+data-parallel rank. With a mesh that follows from its dimensions; without one it cannot be known, so
+the log says what was chosen.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.wire.errors import InvalidRequest, RankOutOfRange
+
+logger = logging.getLogger("penstock")
+
+_LAUNCHERS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
+
+
+@dataclass(frozen=True)
+class Place:
+    """A data-parallel rank.
+
+    Attributes:
+        rank: Below `world_size`.
+        world_size: W.
+        source: Where the numbers come from: arguments, mesh, torch.distributed, variables, single.
+    """
+
+    rank: int
+    world_size: int
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+            raise RankOutOfRange(
+                f"rank {self.rank} is not one of {self.world_size} ranks ({self.source}): "
+                "ranks go from 0 to world_size - 1",
+                rank=self.rank,
+                world_size=self.world_size,
+            )
+
+
+def discover(
+    rank: int | None = None,
+    world_size: int | None = None,
+    *,
+    mesh: Any = None,
+    dp: str | Sequence[str] | None = None,
+    peers: Mapping[str, str | Sequence[str] | None] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Place:
+    """Return this process's place: from arguments, mesh, torch.distributed, variables, or alone.
+
+    Args:
+        rank: The data-parallel rank; only together with `world_size`.
+        world_size: The number of data-parallel ranks.
+        mesh: A torch DeviceMesh.
+        dp: The names of its data-parallel dimensions; default: those whose name contains "dp".
+        peers: Names of the other dimensions by what they are (`cp`, `tp`, `pp`): only checked.
+        environ: The environment; default: the process's.
+
+    Raises:
+        InvalidRequest: Half of a pair is given, a variable is no number, the mesh has no such
+            dimension, or dimensions are named without a mesh.
+        RankOutOfRange: The rank is not below the world size.
+    """
+    others: dict[str, str | Sequence[str]] = {
+        kind: names for kind, names in (peers or {}).items() if names is not None
+    }
+    if (rank is None) != (world_size is None):
+        given, missing = ("rank", "world_size") if world_size is None else ("world_size", "rank")
+        raise InvalidRequest(f"{given}= is given without {missing}=: pass both, or neither")
+    if rank is not None and world_size is not None:
+        return Place(rank, world_size, "arguments")
+    if mesh is not None:
+        return _from_mesh(mesh, dp, others)
+    if dp is not None or others:
+        raise InvalidRequest(
+            f"{', '.join(f'{name}=' for name in (*(['dp'] if dp else []), *others))} name "
+            f"dimensions "
+            "of a mesh: pass mesh= too"
+        )
+    return (_from_torch() or _from_launcher(os.environ if environ is None else environ)) or Place(
+        0, 1, "single process"
+    )
+
+
+def log_place(place: Place, job: str) -> None:
+    """Say once which rank was chosen and why."""
+    hint = ""
+    if place.source == "torch.distributed" and place.world_size > 1:
+        hint = (
+            "; with tensor, context or pipeline parallelism pass mesh= so that peers read the same"
+        )
+    logger.info(
+        "job %r: data-parallel rank %d of %d (from %s%s)",
+        job,
+        place.rank,
+        place.world_size,
+        place.source,
+        hint,
+    )
+
+
+def mesh_dimensions(mesh: Any, dp: str | Sequence[str] | None) -> list[str]:
+    """Return the names of the mesh's data-parallel dimensions, in the mesh's order.
+
+    Raises:
+        InvalidRequest: The mesh has no names, lacks one that is given, or none contains "dp".
+    """
+    names = list(mesh.mesh_dim_names or ())
+    if not names:
+        raise InvalidRequest("mesh= has no dimension names: make it with mesh_dim_names=")
+    wanted = [name for name in names if "dp" in name] if dp is None else _names(dp)
+    if missing := [name for name in wanted if name not in names]:
+        raise InvalidRequest(
+            f"mesh= has no dimension {missing[0]!r}: it has {', '.join(names)}", dp=wanted
+        )
+    if not wanted:
+        raise InvalidRequest(
+            f"none of the mesh's dimensions {', '.join(names)} is named like data parallelism: "
+            "pass dp= with the names of those that are"
+        )
+    return [name for name in names if name in wanted]
+
+
+def _from_mesh(
+    mesh: Any, dp: str | Sequence[str] | None, peers: Mapping[str, str | Sequence[str]]
+) -> Place:
+    dimensions = mesh_dimensions(mesh, dp)
+    names = list(mesh.mesh_dim_names)
+    for kind, given in peers.items():
+        for name in _names(given):
+            if name not in names:
+                raise InvalidRequest(
+                    f"{kind}={name!r}: mesh= has no such dimension, it has {', '.join(names)}"
+                )
+            if name in dimensions:
+                raise InvalidRequest(
+                    f"dimension {name!r} is given as {kind}= and counts as data-parallel: "
+                    "pass dp= with the names of those that are"
+                )
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise InvalidRequest("this process is not in mesh=: make the Loader where the mesh is used")
+    rank, world_size = 0, 1
+    for name in dimensions:  # row-major over the data-parallel dimensions
+        axis = names.index(name)
+        size = int(mesh.size(axis))
+        rank = rank * size + int(coordinate[axis])
+        world_size *= size
+    return Place(rank, world_size, f"mesh dimensions {', '.join(dimensions)}")
+
+
+def _names(given: str | Sequence[str]) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _from_torch() -> Place | None:
+    dist = torch_distributed()
+    return (
+        None if dist is None else Place(dist.get_rank(), dist.get_world_size(), "torch.distributed")
+    )
+
+
+def torch_distributed() -> Any:
+    """Return `torch.distributed` where it is initialised, else None; never imports torch."""
+    if "torch" not in sys.modules:
+        return None
+    import torch.distributed as dist
+
+    return dist if dist.is_available() and dist.is_initialized() else None
+
+
+def _from_launcher(environ: Mapping[str, str]) -> Place | None:
+    for rank_name, size_name in _LAUNCHERS:
+        if rank_name not in environ:
+            continue
+        if size_name not in environ:
+            raise InvalidRequest(
+                f"{rank_name} is set to {environ[rank_name]!r} and {size_name} is not: set both, "
+                f"or "
+                "pass rank= and world_size="
+            )
+        rank, size = (_number(environ, name) for name in (rank_name, size_name))
+        return Place(rank, size, f"{rank_name}/{size_name}")
+    return None
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environ[name])
+    except ValueError:
+        raise InvalidRequest(
+            f"the environment variable {name} is {environ[name]!r}, which is no number: correct "
+            f"it, "
+            "or pass rank= and world_size=",
+            variable=name,
+        ) from None
+
+
+__all__ = ["Place", "discover", "log_place", "mesh_dimensions", "torch_distributed"]

@@ -1,0 +1,198 @@
+"""What the training loop gets: batches that know where they stand, steps that know their totals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+from numpy.typing import NDArray
+
+from penstock.client.ranks import Place, torch_distributed
+from penstock.wire.errors import BadState, InvalidRequest
+from penstock.wire.v1 import feed_pb2
+
+
+@dataclass(frozen=True)
+class BatchInfo:
+    """Where a batch stands and what it counts.
+
+    Attributes:
+        position: Its number in the whole job.
+        step: The step that holds it.
+        lane: Its lane.
+        offset: How many batches of the lane come before it.
+        micro: Which of this rank's micro batches of the step it is, from 0.
+        is_last: It is this rank's last of the step: time for the optimizer.
+        counts: Integers that travel with it: tokens, loss_tokens, samples, ...
+        is_padding: A blanked copy that fills the last step of a finite pass: weight 0.
+        nbytes: The length of its body in bytes.
+        header: The message that came over the wire.
+        body: uint8 (nbytes,), the bytes that its tensors on the host view.
+    """
+
+    position: int
+    step: int
+    lane: int
+    offset: int
+    micro: int
+    is_last: bool
+    counts: Mapping[str, int]
+    is_padding: bool
+    nbytes: int
+    header: feed_pb2.BatchHeader
+    body: NDArray[Any] | None
+
+    @property
+    def samples(self) -> list[tuple[str, int, int]]:
+        """Which items it was made of, with `lineage=True`: (source, index, epoch) each."""
+        return [(ref.source, ref.index, ref.epoch) for ref in self.header.samples]
+
+
+class Batch(dict[str, Any]):
+    """Named values, for `model(**batch)`, with the metadata of `BatchInfo` as attributes.
+
+    A framework that rebuilds the dict drops the metadata: `loader.last` still has it, and
+    `meta=True` puts the position among the values.
+    """
+
+    info: BatchInfo | None
+
+    def __init__(self, *values: Any, info: BatchInfo | None = None, **more: Any) -> None:
+        super().__init__(*values, **more)
+        self.info = info
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only where the dict has no such attribute.
+        if name.startswith("_") or name not in _BATCH_ATTRIBUTES:
+            raise AttributeError(f"a Batch has no attribute {name!r}")
+        info = self.__dict__.get("info")
+        if info is None:
+            raise AttributeError(
+                f"this Batch was rebuilt without its metadata, so it has no {name}: read "
+                f"loader.last.{name}, or pass meta=True"
+            )
+        return getattr(info, name)
+
+
+_BATCH_ATTRIBUTES = (*BatchInfo.__dataclass_fields__, "samples")
+
+
+class StepSource(Protocol):
+    """What a Step needs of its Loader."""
+
+    @property
+    def place(self) -> Place:
+        """Which data-parallel rank this is, of how many."""
+        ...
+
+    def next_in_step(self, index: int) -> Batch | None:
+        """Return the next batch if it belongs to step `index`."""
+        ...
+
+    def counts_ahead(self, index: int) -> list[Mapping[str, int]]:
+        """Wait until the rest of step `index` is here, and return its counts, batch by batch."""
+        ...
+
+    def dp_process_group(self) -> Any:
+        """Return the process group of the data-parallel ranks; None = all processes."""
+        ...
+
+
+class Step:
+    """One global step, as this rank sees it: iterate it once, for its micro batches.
+
+    Attributes:
+        index: Its number; step `index` holds the same batches for any number of ranks.
+    """
+
+    def __init__(self, source: StepSource, index: int, remaining: int, is_whole: bool) -> None:
+        self.index = index
+        self._source, self._remaining, self._is_whole = source, remaining, is_whole
+        self._seen: list[Mapping[str, int]] = []
+        self._totals: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        """Return how many micro batches this rank gets of it, from where the Loader stood."""
+        return self._remaining
+
+    def __iter__(self) -> Iterator[Batch]:
+        while (batch := self._source.next_in_step(self.index)) is not None:
+            self._seen.append(batch.counts)
+            yield batch
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What this rank's micro batches of the step count together; waits until they are here.
+
+        Raises:
+            BadState: Reading began within this step, so its first batches are not here.
+        """
+        if not self._is_whole:
+            raise BadState(
+                f"reading began within step {self.index}, so the counts of its first batches are "
+                "not here: totals are right again from the next step on",
+                step=self.index,
+            )
+        sums: dict[str, int] = {}
+        for counts in (*self._seen, *self._source.counts_ahead(self.index)):
+            for key, value in counts.items():
+                sums[key] = sums.get(key, 0) + value
+        return sums
+
+    def total(self, key: str, process_group: Any = None) -> int:
+        """Return one count over all ranks and micro batches of the step.
+
+        A collective where there are several ranks: every rank calls it, in the same order. It waits
+        until this rank's batches of the step are here, so it may stand before the first backward.
+
+        Args:
+            key: A name in `counts`; where no batch has it the total is 0.
+            process_group: The data-parallel ranks; default: the mesh's, else all processes.
+
+        Raises:
+            InvalidRequest: There are several ranks and no process group of just them.
+            BadState: Reading began within this step.
+        """
+        if key not in self._totals:
+            self._totals[key] = self._reduce(self.counts.get(key, 0), process_group)
+        return self._totals[key]
+
+    def _reduce(self, value: int, process_group: Any) -> int:
+        world_size = self._source.place.world_size
+        if world_size == 1:
+            return value
+        dist = torch_distributed()
+        if dist is None:
+            _refuse(
+                f"total() over {world_size} ranks needs torch.distributed, which is not "
+                f"initialised: "
+                "call init_process_group first and pass process_group= where it holds more than "
+                "the "
+                "data-parallel ranks, or sum step.counts yourself"
+            )
+        group = process_group if process_group is not None else self._source.dp_process_group()
+        size = dist.get_world_size(group)
+        if size != world_size:
+            _refuse(
+                f"total() would sum over {size} processes where {world_size} data-parallel ranks "
+                f"read: "
+                "pass process_group= with exactly those ranks"
+            )
+        import torch
+
+        # Where gloo is there the sum stays on the host; NCCL alone needs a tensor on the device.
+        on_host = "nccl" not in str(dist.get_backend(group)) or "gloo" in str(
+            dist.get_backend(group)
+        )
+        device = "cpu" if on_host else torch.device("cuda", torch.cuda.current_device())
+        tensor = torch.tensor([value], dtype=torch.int64, device=device)
+        dist.all_reduce(tensor, group=group)
+        return int(tensor.item())
+
+
+def _refuse(sentence: str) -> NoReturn:
+    raise InvalidRequest(sentence)
+
+
+__all__ = ["Batch", "BatchInfo", "Step", "StepSource"]
