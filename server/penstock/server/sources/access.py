@@ -63,9 +63,9 @@ def check_columns(columns: Any, existing: Sequence[str], where: str) -> list[str
     for column in columns:
         if column not in existing:
             near = difflib.get_close_matches(column, existing, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = f"did you mean {near[0]!r}? It" if near else "it"
             raise InvalidJob(
-                f"{where} has no column {column!r}: {hint}It has {', '.join(existing)}",
+                f"{where} has no column {column!r}: {hint} has {', '.join(existing)}",
                 key="source.columns",
             )
     return list(dict.fromkeys(columns))

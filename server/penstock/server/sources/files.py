@@ -22,13 +22,11 @@ class DataFile:
         name: Its logical name: the path below the common root of the patterns, with `/`.
         path: Where its filesystem finds it.
         size: Bytes.
-        stamp: What the filesystem said of its version when the source was opened.
     """
 
     name: str
     path: str
     size: int
-    stamp: str
 
 
 class FileSet:
@@ -89,6 +87,7 @@ class FileSet:
                 )
             roots.append(root)
             found.update(matches)
+        self._stamps: dict[str, str] = {}
         common = posixpath.commonpath(roots) if all(roots) else ""
         self.files = sorted(
             (
@@ -96,7 +95,6 @@ class FileSet:
                     posixpath.relpath(path, common) if common else path,
                     path,
                     int(info["size"]),
-                    _stamp(info),
                 )
                 for path, info in found.items()
             ),
@@ -114,15 +112,24 @@ class FileSet:
         # Readers ask for exact ranges: a read-ahead would fetch megabytes that nobody asked for.
         return self.fs.open(file.path, "rb", **({} if self.is_local else {"cache_type": "none"}))
 
+    def watch(self, file: DataFile) -> None:
+        """Remember which version of a file is there now, for `check`.
+
+        Raises:
+            OSError: It cannot be looked at.
+        """
+        # Asked by info, not taken from the listing: some filesystems tell times there otherwise.
+        self._stamps[file.path] = _stamp(self.fs.info(file.path))
+
     def check(self, file: DataFile) -> None:
-        """Refuse a file that is not the one that was opened.
+        """Refuse a file that is not the one that `watch` saw.
 
         Raises:
             SourceChanged: Its size or its filesystem's stamp is another.
             OSError: It cannot be looked at.
         """
         info = self.fs.info(file.path)
-        if int(info["size"]) != file.size or _stamp(info) != file.stamp:
+        if int(info["size"]) != file.size or _stamp(info) != self._stamps[file.path]:
             raise SourceChanged(
                 f"{file.path} changed under an open source ({file.size} bytes then, {info['size']} "
                 "now): data files are immutable; restart with the new files as a new job",

@@ -252,8 +252,8 @@ def _choose(path: str, split: str | None, splits: Sequence[str]) -> tuple[str, l
 def _local(file: str) -> Path:
     if "://" in file:
         raise InvalidJob(
-            f"{file!r} is not a local file: this source reads local files; for remote Parquet there is "
-            "type: parquet",
+            f"{file!r} is not a local file: this source reads local files; for remote Parquet "
+            "there is type: parquet",
             key="source.data_files",
         )
     return Path(file)

@@ -227,6 +227,7 @@ class ParquetSource(Source):
     def _read_footer(self, file: DataFile) -> _Footer:
         pa = require("pyarrow")
         try:
+            self._set.watch(file)
             with self._set.open(file) as stream:
                 read_at = _read_at(stream)
                 tail = read_at(max(0, file.size - _TAIL_BYTES), file.size)
@@ -238,14 +239,15 @@ class ParquetSource(Source):
                 length = int.from_bytes(tail[-8:-4], "little") + 8
                 if len(tail) < length <= file.size:
                     tail = read_at(file.size - length, file.size)
-            metadata = self._pq.read_metadata(pa.BufferReader(tail))
         except (FileNotFoundError, PermissionError) as error:
             raise InvalidJob(
                 f"{file.path} cannot be read: {error.strerror or error}", key="source.files"
             ) from error
         except OSError as error:
             raise _unavailable(file, error, file.name) from error
-        except pa.ArrowException as error:
+        try:
+            metadata = self._pq.read_metadata(pa.BufferReader(tail))
+        except (OSError, pa.ArrowException) as error:  # the bytes are here: they make no sense
             raise InvalidJob(
                 f"{file.path} has no readable Parquet footer: {error}", key="source.files"
             ) from None
