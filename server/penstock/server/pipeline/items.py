@@ -20,7 +20,7 @@ from penstock.server.core.frames import user_traceback
 from penstock.server.core.refs import ItemRef, Verdict
 from penstock.server.job import Job
 from penstock.server.roles.base import ProcessContext, RawItem, Sample, item_key
-from penstock.wire.errors import BadItem, PenstockError, SourceUnavailable
+from penstock.wire.errors import BadItem, InvalidJob, PenstockError, SourceUnavailable
 
 RETRY_DEADLINE_S = 60.0
 """How long a source may be unavailable before this node gives up on an item."""
@@ -221,13 +221,13 @@ class Items:
         self.progress("process", item)
         try:
             return self._retried(process, item)
-        except (SourceUnavailable, KeyboardInterrupt):
+        except (SourceUnavailable, InvalidJob):
             raise
         except Exception:
             pass  # once may be chance; the same bytes twice are a property of the bytes
         try:
             return self._retried(process, item)
-        except SourceUnavailable:
+        except (SourceUnavailable, InvalidJob):
             raise
         except Exception as error:
             return self._judge(stage, item, self._bad(stage, item, error), content_hash(raw))

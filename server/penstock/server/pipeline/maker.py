@@ -175,7 +175,7 @@ class Maker:
             if collator.uses_global_rng:
                 seed_globals(batch_key(self.job.seed, plan.lane, plan.offset))
             values = collator.collate(rows, context)
-        except SourceUnavailable:
+        except (SourceUnavailable, BadBatch):
             raise
         except Exception as error:
             text = (

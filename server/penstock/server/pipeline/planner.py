@@ -177,7 +177,7 @@ class Planner:
             for one, raw in zip(items, self.items.raws(items), strict=True):
                 self._ahead[one] = self.job.processor.size(raw)
         size = self._ahead.pop(item)
-        if not isinstance(size, int):
+        if not isinstance(size, int) or size < 0:
             raise BadItem(
                 f"{type(self.job.processor).__name__}.size() gave {size!r} for item {item}: a processor "
                 "that overrides size() must know it for every item",

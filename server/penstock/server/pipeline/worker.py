@@ -316,7 +316,10 @@ def main(argv: list[str]) -> None:
     _die_with_parent()
     if os.getppid() != parent:
         return  # the parent died before prctl took effect
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
+    # Ctrl-C reaches the whole terminal, and service managers send SIGTERM to every process of a service:
+    # both are the server's to handle, which ends its workers by closing their sockets.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     keep_memory()
     sock = socket.socket(fileno=fd)
     try:

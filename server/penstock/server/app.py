@@ -1,0 +1,150 @@
+"""The composition root of a loader node: everything is made here, started in order, and ended in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import signal
+import time
+
+import structlog
+
+from penstock.server.config import Config
+from penstock.server.core.malloc import keep_memory
+from penstock.server.http import HttpEdge
+from penstock.server.logs import configure
+from penstock.server.metrics import Metrics
+from penstock.server.pipeline.node import Node
+from penstock.server.rpc.opening import VERSION
+from penstock.server.rpc.service import Service
+from penstock.server.store import open_store
+
+log = structlog.get_logger("penstock")
+
+LAST_READER_GRACE_S = 10.0
+"""With `exit_with_last_reader`: how long a node without streams waits for the next one."""
+
+
+def run(config: Config, *, exit_with_last_reader: bool = False) -> int:
+    """Serve until SIGTERM or SIGINT, then drain; return the exit status.
+
+    Args:
+        config: The settings and the jobs.
+        exit_with_last_reader: End when the last stream has ended: for a node that a Loader started.
+
+    Raises:
+        PenstockError: What keeps it from starting, in one sentence.
+    """
+    configure(config.server.log_format, config.server.log_level)
+    keep_memory()
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(config, exit_with_last_reader))
+    return asyncio.run(_serve(config, exit_with_last_reader))
+
+
+async def _serve(config: Config, exit_with_last_reader: bool) -> int:
+    settings = config.server
+    stop, at_once = asyncio.Event(), asyncio.Event()
+    _on_signals(stop, at_once)
+    jobs = {name: config.jobs[name] for name in config.jobs}
+    store = open_store(settings.store, config.base)
+    metrics = Metrics(VERSION)
+    async with contextlib.AsyncExitStack() as stack:
+        await store.open()
+        stack.push_async_callback(store.close)
+        node = Node(
+            config.target,
+            jobs,
+            store,
+            workers=settings.worker_count,
+            bound_bytes=settings.ready_limit_bytes,
+            snapshot_seconds=settings.snapshot_seconds,
+            observer=metrics,
+        )
+        # Workers are started before gRPC exists in this process.
+        stack.push_async_callback(node.close)
+        await node.start()
+        service = Service(node, store, metrics)
+        metrics.watch(service.status)
+        http_address = None
+        if settings.metrics is not None:
+            http = HttpEdge(metrics, lambda: not service.draining.is_set())
+            http_address = await http.start(settings.metrics)
+            stack.push_async_callback(http.stop)
+        address = await service.start(settings.listen)
+        stack.push_async_callback(service.stop, 0.5)
+        _warn_if_open(address)
+        log.info(
+            "ready",
+            address=address,
+            metrics=http_address,
+            store=settings.store,
+            workers=settings.worker_count,
+            jobs={name: job.log_id.hex()[:12] for name, job in jobs.items()},
+            version=VERSION,
+        )
+        if exit_with_last_reader:
+            asyncio.get_running_loop().create_task(_end_when_alone(service, stop))
+        await stop.wait()
+        log.info("draining", streams=len(service.streams), grace_s=settings.drain_seconds)
+        metrics.draining.set(1)
+        drain = asyncio.ensure_future(_drain(node, service, settings.drain_seconds))
+        hurried = asyncio.ensure_future(at_once.wait())
+        await asyncio.wait((drain, hurried), return_when=asyncio.FIRST_COMPLETED)
+        for task in (drain, hurried):
+            task.cancel()
+        await asyncio.gather(drain, hurried, return_exceptions=True)
+    log.info("stopped")
+    return 0
+
+
+async def _drain(node: Node, service: Service, grace_s: float) -> None:
+    start = time.monotonic()
+    await service.drain(grace_s)
+    await node.drain(max(0.5, grace_s - (time.monotonic() - start)))
+
+
+def _on_signals(stop: asyncio.Event, at_once: asyncio.Event) -> None:
+    """The first SIGTERM or SIGINT drains; the second ends at once."""
+
+    def handle() -> None:
+        if stop.is_set():
+            at_once.set()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, handle)
+
+
+async def _end_when_alone(service: Service, stop: asyncio.Event) -> None:
+    alone_since = time.monotonic()
+    while not stop.is_set():
+        if service.streams:
+            alone_since = time.monotonic()
+        elif time.monotonic() - alone_since > LAST_READER_GRACE_S:
+            stop.set()
+        await asyncio.sleep(0.2)
+
+
+def _warn_if_open(address: str) -> None:
+    """Say so when anybody in the network may connect: there is no TLS and no token in this version."""
+    if address.startswith("unix:"):
+        return
+    host = address.rpartition(":")[0].strip("[]")
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return
+    if host != "localhost":
+        log.warning(
+            "listening beyond this machine without TLS and without a token: whoever reaches the port can "
+            "read every job and move every cursor; keep it inside a trusted network",
+            address=address,
+        )
+
+
+__all__ = ["LAST_READER_GRACE_S", "run"]

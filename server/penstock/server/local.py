@@ -1,0 +1,237 @@
+"""`local:FILE`: a job in this very process, by the same messages as a server sends.
+
+For a notebook, for tests, and for whoever wants to check what a server sent: the bytes are the same. The
+store is opened only where a group is used, so a running server keeps its own to itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Awaitable, Iterable, Iterator
+from typing import Any
+
+from penstock.server.config import Config, load
+from penstock.server.job import Job
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.line import Computed, Line, compute
+from penstock.server.rpc.cursors import Cursors
+from penstock.server.rpc.opening import Opening, describe, ended, open_read, opened, parse_request
+from penstock.server.store import open_store
+from penstock.server.store.base import Store
+from penstock.wire import frame
+from penstock.wire.errors import BadFrame, InvalidRequest
+from penstock.wire.v1 import feed_pb2
+
+
+class LocalLoader:
+    """Computes batches of one job in this process.
+
+    Args:
+        job: The job.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._items = Items(job)
+        self._lines: dict[int, Line] = {}
+
+    def batch(self, position: int, opening: Opening | None = None) -> Computed:
+        """Return the batch at a position; going on upwards is cheap, going back starts a lane again.
+
+        Raises:
+            PastEnd, PositionFar: There is no such position, or it is too far.
+        """
+        tail = opening.tail if opening is not None else None
+        source = tail.blanked(position) if tail is not None else None
+        lane, offset = self.job.order.address(position if source is None else source)
+        line = self._lines.get(lane)
+        if line is None or line.offset > offset:
+            # A lane whose batch failed is started again, too: its state may be in the middle of something.
+            line = Line(self.job, lane, self._items)
+        self._lines.pop(lane, None)
+        computed = compute(self.job, position, tail, line)
+        self._lines[lane] = line
+        return computed
+
+
+class LocalTransport:
+    """A `penstock.wire.transport.Transport` over jobs in this process.
+
+    Args:
+        config: The job file.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._node = f"local-{uuid.uuid4().hex[:8]}"
+        self._runner: asyncio.Runner | None = None
+        self._store: Store | None = None
+        self._lock = threading.Lock()
+
+    def unary(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        """Answer `Feed/Describe`, `Feed/Status` or a method of `Cursors`."""
+        service, _, name = method.partition("/")
+        if service == "Cursors":
+            with self._lock:
+                return self._run(self._cursors_call(name, request))
+        if name == "Describe":
+            reply = describe(
+                self._config.jobs,
+                feed_pb2.DescribeRequest.FromString(request),
+                node=self._node,
+                store=self._store.uuid if self._store is not None else "",
+            )
+            return reply.SerializeToString()
+        if name == "Status":
+            return feed_pb2.StatusReply(json="{}").SerializeToString()
+        raise InvalidRequest(f"there is no method {method!r}", method=method)
+
+    def read(self, requests: Iterable[bytes]) -> LocalRead:
+        """Open `Feed/Read`: batches are computed by whoever iterates."""
+        return LocalRead(self, requests)
+
+    def check_token(self, request: feed_pb2.Open) -> None:
+        """Refuse a reader of an older attempt."""
+        if request.group and request.token:
+            with self._lock:
+                store = self._open_store()
+                self._run(
+                    store.check_token(request.job, request.group, request.token, request.generation)
+                )
+
+    @property
+    def node(self) -> str:
+        """Return the name of this incarnation."""
+        return self._node
+
+    @property
+    def jobs(self) -> Any:
+        """Return the jobs by name."""
+        return self._config.jobs
+
+    def close(self) -> None:
+        """Let go of the store."""
+        with self._lock:
+            if self._store is not None:
+                self._run(self._store.close())
+                self._store = None
+            if self._runner is not None:
+                self._runner.close()
+                self._runner = None
+
+    async def _cursors_call(self, name: str, request: bytes) -> bytes:
+        store = self._store
+        if store is None:
+            store = open_store(self._config.server.store, self._config.base)
+            await store.open()
+            self._store = store
+        return await Cursors(self._config.jobs, store).call(name, request)
+
+    def _open_store(self) -> Store:
+        if self._store is None:
+            store = open_store(self._config.server.store, self._config.base)
+            self._run(store.open())
+            self._store = store
+        return self._store
+
+    def _run(self, awaitable: Awaitable[Any]) -> Any:
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+
+        async def wait() -> Any:
+            return await awaitable
+
+        return self._runner.run(wait())
+
+
+class LocalRead:
+    """One Read in this process: an iterator of serialized `ReadReply` messages.
+
+    Batches are computed one at a time, when asked for, and never beyond the reader's horizon.
+    """
+
+    def __init__(self, transport: LocalTransport, requests: Iterable[bytes]) -> None:
+        self._transport = transport
+        self._requests = iter(requests)
+        self._moved = threading.Condition()
+        self._horizon = 0
+        self._hung_up = False
+        self._failed: BaseException | None = None
+        self._messages = self._stream()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        return next(self._messages)
+
+    def cancel(self) -> None:
+        """End the iteration from any thread."""
+        with self._moved:
+            self._hung_up = True
+            self._moved.notify_all()
+
+    def _stream(self) -> Iterator[bytes]:
+        first = next(self._requests, None)
+        if first is None:
+            return
+        message = parse_request(first)
+        if message.WhichOneof("kind") != "open":
+            raise BadFrame("the first message of a Read must be `open`")
+        opening = open_read(self._transport.jobs, message.open)
+        self._transport.check_token(message.open)
+        self._horizon = message.open.horizon
+        listener = threading.Thread(target=self._listen, name="penstock-local-horizon", daemon=True)
+        listener.start()
+        yield opened(opening, self._transport.node).SerializeToString()
+        loader = LocalLoader(opening.job)
+        end = opening.tail.end if opening.tail is not None else None
+        for position in opening.share.walk(opening.start):
+            if end is not None and position >= end:
+                assert opening.tail is not None
+                yield ended(opening.tail).SerializeToString()
+                return
+            lane = opening.job.order.address(_source(opening, position)).lane
+            if opening.lanes is not None and lane not in opening.lanes:
+                continue
+            if not self._wait_for(position):
+                return
+            computed = loader.batch(position, opening)
+            header = feed_pb2.BatchHeader.FromString(computed.header)
+            yield from frame.batch_messages(
+                computed.header, header.lane, header.offset, computed.body
+            )
+
+    def _wait_for(self, position: int) -> bool:
+        with self._moved:
+            self._moved.wait_for(lambda: self._horizon > position or self._hung_up)
+            return not self._hung_up
+
+    def _listen(self) -> None:
+        for data in self._requests:
+            message = parse_request(data)
+            with self._moved:
+                self._horizon = max(self._horizon, message.horizon.horizon)
+                self._moved.notify_all()
+                if self._hung_up:
+                    return
+        self.cancel()
+
+
+def _source(opening: Opening, position: int) -> int:
+    source = opening.tail.blanked(position) if opening.tail is not None else None
+    return position if source is None else source
+
+
+def open_transport(rest: str) -> LocalTransport:
+    """Return the transport of `local:FILE`; found through the entry point group `penstock.transports`.
+
+    Raises:
+        InvalidJob: The file is no job file.
+    """
+    return LocalTransport(load(rest))
+
+
+__all__ = ["LocalLoader", "LocalRead", "LocalTransport", "open_transport"]

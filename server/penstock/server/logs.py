@@ -1,0 +1,43 @@
+"""Structured logs on standard error: coloured lines for people, JSON for collectors."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+
+def configure(log_format: str, level: str) -> None:
+    """Set up logging for the whole process.
+
+    Args:
+        log_format: `console`, `json`, or `auto`: console on a terminal.
+        level: `debug`, `info`, `warning` or `error`.
+    """
+    console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        if console
+        else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.dict_tracebacks if not console else _keep,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+
+
+def _keep(_logger: Any, _name: str, event: Any) -> Any:
+    return event
+
+
+__all__ = ["configure"]

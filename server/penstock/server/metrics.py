@@ -1,0 +1,213 @@
+"""Prometheus metrics of a loader node: one registry, labels that stay few for any number of ranks.
+
+What happens is counted where it happens; what *is* (ready bytes, readers) is asked at each scrape. Ranks
+never get a series each: a group shows its ranks' sums, and its slowest ranks by number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from penstock.server.pipeline.node import Observer
+
+SLOWEST_RANKS = 8
+
+_WAIT_BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300)
+_CALL_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)
+
+
+class Metrics(Observer):
+    """The metrics of one node.
+
+    Args:
+        version: The package's version, for `penstock_build_info`.
+    """
+
+    def __init__(self, version: str) -> None:
+        self.registry = registry = CollectorRegistry()
+        info = Info("penstock_build", "Versions of this node.", registry=registry)
+        info.info({"version": version, "python": platform.python_version()})
+        job = ("job",)
+        self._batches = Counter(
+            "penstock_batches_produced_total", "Batches made.", job, registry=registry
+        )
+        self._bytes = Counter(
+            "penstock_produced_bytes_total", "Bytes of batches made.", job, registry=registry
+        )
+        self._tokens = Counter(
+            "penstock_tokens_packed_total", "Tokens in the batches made.", job, registry=registry
+        )
+        self._fill = Histogram(
+            "penstock_packing_fill_ratio",
+            "Tokens of a batch divided by its tokens and padding.",
+            job,
+            buckets=(0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 1.0),
+            registry=registry,
+        )
+        self._sent = Counter(
+            "penstock_batches_sent_total", "Batches sent to readers.", job, registry=registry
+        )
+        self._sent_bytes = Counter(
+            "penstock_sent_bytes_total", "Bytes of batches sent.", job, registry=registry
+        )
+        self._wait = Histogram(
+            "penstock_consumer_wait_seconds",
+            "How long a reader with room waited for its next batch, for each wait.",
+            job,
+            buckets=_WAIT_BUCKETS,
+            registry=registry,
+        )
+        self._skipped = Counter(
+            "penstock_samples_skipped_total",
+            "Items and samples left out, by reason: filtered, dropped, quarantined.",
+            ("job", "reason"),
+            registry=registry,
+        )
+        self._failed = Counter(
+            "penstock_batch_errors_total",
+            "Batches that could not be made, by error code.",
+            ("job", "code"),
+            registry=registry,
+        )
+        self._restarts = Counter(
+            "penstock_worker_restarts_total", "Workers that died and were replaced.", registry=registry
+        )
+        self.streams = Gauge("penstock_streams", "Open Read streams.", registry=registry)
+        self.fenced = Counter(
+            "penstock_cursor_fenced_total",
+            "Calls and streams refused because a newer attempt has taken over.",
+            registry=registry,
+        )
+        self._cursor = Histogram(
+            "penstock_cursor_call_duration_seconds",
+            "Time of a call to the store's cursors.",
+            ("method",),
+            buckets=_CALL_BUCKETS,
+            registry=registry,
+        )
+        self.draining = Gauge("penstock_draining", "1 while this node drains.", registry=registry)
+        self._seen: dict[tuple[str, int], dict[str, int]] = {}
+
+    # --- what the node tells ---
+
+    def produced(self, job: str, nbytes: int, counts: Mapping[str, int]) -> None:
+        """A batch was made."""
+        self._batches.labels(job).inc()
+        self._bytes.labels(job).inc(nbytes)
+        tokens, padding = counts.get("tokens", 0), counts.get("padding_tokens", 0)
+        if tokens:
+            self._tokens.labels(job).inc(tokens)
+            self._fill.labels(job).observe(tokens / (tokens + padding))
+
+    def counted(self, job: str, lane: int, counters: Mapping[str, int]) -> None:
+        """The counters of a lane's line: what is new since the last time is added."""
+        before = self._seen.get((job, lane), {})
+        for reason, count in counters.items():
+            if reason == "drawn":
+                continue
+            # A line that restarts from a snapshot counts from there again: only growth is new.
+            if count > before.get(reason, 0):
+                self._skipped.labels(job, reason).inc(count - before.get(reason, 0))
+        self._seen[job, lane] = {k: max(v, before.get(k, 0)) for k, v in counters.items()}
+
+    def worker_died(self) -> None:
+        """A worker process ended unasked."""
+        self._restarts.inc()
+
+    def failed(self, job: str, code: str) -> None:
+        """A batch could not be made."""
+        self._failed.labels(job, code).inc()
+
+    # --- what the edge tells ---
+
+    def sent(self, job: str, nbytes: int) -> None:
+        """A batch has gone out to a reader."""
+        self._sent.labels(job).inc()
+        self._sent_bytes.labels(job).inc(nbytes)
+
+    def waited(self, job: str, seconds: float) -> None:
+        """A reader had waited for so long."""
+        self._wait.labels(job).observe(seconds)
+
+    @contextlib.contextmanager
+    def cursor_call(self, method: str) -> Iterator[None]:
+        """Time a call to the cursors."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._cursor.labels(method).observe(time.perf_counter() - start)
+
+    def watch(self, status: Callable[[], dict[str, Any]]) -> None:
+        """Ask for the node's status at each scrape."""
+        self.registry.register(_StatusCollector(status))
+
+
+class _StatusCollector(Collector):
+    """Gauges made of a node's status at the moment of a scrape."""
+
+    def __init__(self, status: Callable[[], dict[str, Any]]) -> None:
+        self._status = status
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: names need no check against a status that is not there yet."""
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the gauges."""
+        status = self._status()
+        yield GaugeMetricFamily(
+            "penstock_workers_ready",
+            "Worker processes that are ready.",
+            value=sum(worker["ready"] for worker in status["workers"]),
+        )
+        job = ["job"]
+        ready = GaugeMetricFamily(
+            "penstock_ready_batches", "Batches made and not yet taken.", labels=job
+        )
+        size = GaugeMetricFamily(
+            "penstock_ready_bytes", "Bytes of batches made and not yet taken.", labels=job
+        )
+        again = GaugeMetricFamily(
+            "penstock_recomputed_batches", "Batches made more than once since the start.", labels=job
+        )
+        group = ["job", "group"]
+        readers = GaugeMetricFamily("penstock_group_readers", "Open readers of a group.", labels=group)
+        first = GaugeMetricFamily(
+            "penstock_group_next_position", "The lowest position still to be sent.", labels=group
+        )
+        waits = GaugeMetricFamily(
+            "penstock_group_waiting_seconds",
+            "How long the slowest readers of a group have waited since they opened.",
+            labels=["job", "group", "rank"],
+        )
+        for one in status["jobs"]:
+            ready.add_metric([one["name"]], one["ready_batches"])
+            size.add_metric([one["name"]], one["ready_bytes"])
+            again.add_metric([one["name"]], one["recomputed"])
+            groups: dict[str, list[dict[str, Any]]] = {}
+            for stream in one["groups"]:
+                groups.setdefault(stream["group"], []).append(stream)
+            for name, streams in sorted(groups.items()):
+                labels = [one["name"], name]
+                readers.add_metric(labels, len(streams))
+                first.add_metric(labels, min(stream["next"] for stream in streams))
+                by_rank: dict[str, float] = {}
+                for stream in streams:
+                    rank = str(stream["rank"])
+                    by_rank[rank] = max(by_rank.get(rank, 0.0), stream["waiting_s"])
+                slowest = sorted(by_rank.items(), key=lambda pair: -pair[1])[:SLOWEST_RANKS]
+                for rank, waited in slowest:
+                    waits.add_metric([*labels, rank], waited)
+        yield from (ready, size, again, readers, first, waits)
+
+
+__all__ = ["SLOWEST_RANKS", "Metrics"]

@@ -1,0 +1,207 @@
+"""What every way to a job checks and answers before the first batch: Describe, and the opening of Read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from typing import NamedTuple
+
+from penstock.server.job import Job
+from penstock.wire import PROTOCOL
+from penstock.wire.errors import (
+    BadFrame,
+    InvalidRequest,
+    JobChanged,
+    PastEnd,
+    ProtocolMismatch,
+    UnknownJob,
+)
+from penstock.wire.order import MAX_POSITION, Share, Tail
+from penstock.wire.v1 import feed_pb2
+
+VERSION = version("penstock")
+
+_PLACES = {"device": feed_pb2.PLACE_DEVICE, "host": feed_pb2.PLACE_HOST}
+
+
+def find_job(jobs: Mapping[str, Job], name: str) -> Job:
+    """Return a job by name.
+
+    Raises:
+        UnknownJob: There is none; names those there are.
+    """
+    if name not in jobs:
+        known = ", ".join(sorted(jobs)) or "none"
+        raise UnknownJob(
+            f"there is no job {name!r} here; there are: {known}", job=name, jobs=sorted(jobs)
+        )
+    return jobs[name]
+
+
+def check_protocol(client: int) -> None:
+    """Refuse a peer of another version of the wire.
+
+    Raises:
+        ProtocolMismatch: With both versions.
+    """
+    if client != PROTOCOL:
+        raise ProtocolMismatch(
+            f"the client speaks version {client} of the wire and this server version {PROTOCOL} (penstock "
+            f"{VERSION}); install the same penstock on both sides",
+            client=client,
+            server=PROTOCOL,
+        )
+
+
+def describe(
+    jobs: Mapping[str, Job],
+    request: feed_pb2.DescribeRequest,
+    *,
+    node: str,
+    store: str,
+    max_body_bytes: int = 0,
+) -> feed_pb2.DescribeReply:
+    """Answer Describe, from the plan alone: it never waits for data.
+
+    Raises:
+        ProtocolMismatch, UnknownJob: As they say.
+    """
+    check_protocol(request.protocol)
+    reply = feed_pb2.DescribeReply(
+        protocol=PROTOCOL, server_version=VERSION, node=node, store=store, jobs=sorted(jobs)
+    )
+    if not request.job and len(jobs) != 1:
+        return reply
+    name = request.job or next(iter(jobs))
+    job = find_job(jobs, name)
+    reply.job, reply.log_id, reply.lanes = name, job.log_id, job.lanes
+    reply.batches_per_step = job.batches_per_step or 0
+    reply.max_body_bytes = max_body_bytes
+    if job.order.batches is not None:
+        reply.batches = job.order.batches
+    for spec in job.collator.specs():
+        reply.keys.add(
+            name=spec.name,
+            kind=spec.kind,
+            dtype=spec.dtype,
+            shape=spec.shape,
+            optional=spec.optional,
+            place=_PLACES[spec.place],
+        )
+    return reply
+
+
+class Opening(NamedTuple):
+    """An opened Read: what it wants, checked.
+
+    Attributes:
+        job: The job.
+        share: The rank's positions.
+        tail: Where a finite log ends for this reader; None = endless.
+        start: No position below this is sent.
+        lanes: Lanes wanted from this node; None = all.
+    """
+
+    job: Job
+    share: Share
+    tail: Tail | None
+    start: int
+    lanes: frozenset[int] | None
+
+
+def open_read(jobs: Mapping[str, Job], request: feed_pb2.Open) -> Opening:
+    """Check the first message of a Read.
+
+    Raises:
+        ProtocolMismatch, UnknownJob, RankOutOfRange, UnevenStep, InvalidRequest: As they say.
+        JobChanged: The consumer expects another log.
+        PastEnd: It starts past the end.
+    """
+    check_protocol(request.protocol)
+    job = find_job(jobs, request.job)
+    if request.log_id and request.log_id != job.log_id:
+        raise JobChanged(
+            f"job {request.job!r} is now log {job.log_id.hex()[:12]}, and the reader expects log "
+            f"{request.log_id.hex()[:12]}: the job's plan or its data changed; read under another group "
+            "name, or put the old job back",
+            job=request.job,
+            differences=["log id"],
+        )
+    world_size = request.world_size or 1
+    share = Share(
+        request.batches_per_step or job.batches_per_step or world_size, request.rank, world_size
+    )
+    if not max(request.start, request.horizon, share.batches_per_step) <= MAX_POSITION:
+        raise InvalidRequest(
+            f"start {request.start}, horizon {request.horizon}, batches_per_step "
+            f"{share.batches_per_step}: positions go up to {MAX_POSITION}",
+            start=request.start,
+        )
+    tail = None
+    if job.order.batches is not None:
+        pad = request.tail == feed_pb2.TAIL_PAD
+        tail = Tail(job.order.batches, share.batches_per_step, pad)
+        if request.start > tail.end:
+            raise PastEnd(
+                f"position {request.start} lies past the end: job {request.job!r} holds "
+                f"{job.order.batches} batches, {tail.steps} steps of {share.batches_per_step}",
+                position=request.start,
+                batches=job.order.batches,
+                steps=tail.steps,
+            )
+    return Opening(job, share, tail, request.start, _lanes(job, request.lanes))
+
+
+def opened(opening: Opening, node: str) -> feed_pb2.ReadReply:
+    """Return the message that answers an opening."""
+    message = feed_pb2.Opened(
+        log_id=opening.job.log_id,
+        lanes=opening.job.lanes,
+        batches_per_step=opening.share.batches_per_step,
+        node=node,
+    )
+    if opening.tail is not None:
+        message.batches = opening.tail.batches
+    return feed_pb2.ReadReply(opened=message)
+
+
+def ended(tail: Tail) -> feed_pb2.ReadReply:
+    """Return the message that ends a finite log."""
+    return feed_pb2.ReadReply(
+        end=feed_pb2.End(batches=tail.batches, steps=tail.steps, dropped_batches=tail.dropped)
+    )
+
+
+def parse_request(data: bytes) -> feed_pb2.ReadRequest:
+    """Return a message from a consumer.
+
+    Raises:
+        BadFrame: It is no `ReadRequest`.
+    """
+    try:
+        return feed_pb2.ReadRequest.FromString(data)
+    except Exception as error:  # protobuf's DecodeError has no one home over its versions
+        raise BadFrame(f"a message of {len(data)} bytes is no ReadRequest: {error}") from error
+
+
+def _lanes(job: Job, lanes: Iterable[int]) -> frozenset[int] | None:
+    wanted = frozenset(lanes)
+    if wanted and max(wanted) >= job.lanes:
+        raise InvalidRequest(
+            f"lane {max(wanted)} is not one of the {job.lanes} lanes of job {job.name!r}",
+            lane=max(wanted),
+        )
+    return wanted or None
+
+
+__all__ = [
+    "VERSION",
+    "Opening",
+    "check_protocol",
+    "describe",
+    "ended",
+    "find_job",
+    "open_read",
+    "opened",
+    "parse_request",
+]

@@ -1,0 +1,443 @@
+"""The gRPC server of a loader node: Feed, Cursors, health and reflection, on one port.
+
+Read speaks raw bytes: its messages are made and read by `penstock.wire.frame`, one copy on each side, and
+are exactly what the `.proto` describes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from penstock.server.metrics import Metrics
+from penstock.server.pipeline.node import Node
+from penstock.server.pipeline.scheduler import Reader
+from penstock.server.rpc.cursors import Cursors
+from penstock.server.rpc.opening import (
+    VERSION,
+    Opening,
+    describe,
+    ended,
+    open_read,
+    opened,
+    parse_request,
+)
+from penstock.server.store.base import Store
+from penstock.wire import MAX_MESSAGE_BYTES, frame
+from penstock.wire.errors import (
+    ERROR_METADATA_KEY,
+    BadFrame,
+    Internal,
+    InvalidRequest,
+    PenstockError,
+    PortInUse,
+    StaleGeneration,
+    StoreUnavailable,
+    encode_error,
+)
+from penstock.wire.v1 import feed_pb2
+
+log = structlog.get_logger("penstock.rpc")
+
+WAITING_EVERY_S = 5.0
+
+FEED, CURSORS = "penstock.wire.v1.Feed", "penstock.wire.v1.Cursors"
+
+OPTIONS = [
+    # grpc binds with SO_REUSEPORT by default: a second server on the port would silently take half.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.http2.max_frame_size", 16777215),
+    ("grpc.http2.write_buffer_size", 8 << 20),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Else a client's pings every 30 s earn GOAWAY too_many_pings: the default minimum is 5 minutes.
+    ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 20_000),
+]
+
+
+class Stream:
+    """One open Read, as operators see it."""
+
+    def __init__(self, request: feed_pb2.Open, reader: Reader, wake: asyncio.Event) -> None:
+        self.request, self.reader, self.wake = request, reader, wake
+        self.error: PenstockError | None = None
+        self.finished_step = 0
+        self.waiting_since: float | None = None
+        self.waited_s = 0.0
+
+    def waiting_s(self) -> float:
+        """Return for how long the consumer has waited for its next batch, all waits together."""
+        now = time.monotonic()
+        return self.waited_s + (now - self.waiting_since if self.waiting_since is not None else 0.0)
+
+    def waits(self, waiting: bool) -> float | None:
+        """Note that the consumer waits, or not; return the length of a wait that ends now, in seconds."""
+        now = time.monotonic()
+        if waiting and self.waiting_since is None:
+            self.waiting_since = now
+        elif not waiting and self.waiting_since is not None:
+            length, self.waiting_since = now - self.waiting_since, None
+            self.waited_s += length
+            return length
+        return None
+
+
+class Service:
+    """The gRPC side of a node.
+
+    Args:
+        node: The node, started.
+        store: Its store, open.
+        metrics: Where streams and commits are counted.
+    """
+
+    def __init__(self, node: Node, store: Store, metrics: Metrics) -> None:
+        self.node, self.store, self.metrics = node, store, metrics
+        self.streams: dict[int, Stream] = {}
+        self.cursors = Cursors(node.jobs, store, self._moved)
+        self.health = HealthServicer()
+        self.draining = asyncio.Event()
+        self._numbers = itertools.count(1)
+        self._server: grpc.aio.Server | None = None
+
+    # --- life ---
+
+    async def start(self, listen: str) -> str:
+        """Listen, and return the address with the port that was taken.
+
+        Raises:
+            PortInUse: Another process listens there, or the address is not this machine's.
+        """
+        server = grpc.aio.server(options=OPTIONS)
+        server.add_generic_rpc_handlers((self._feed_handlers(), self._cursor_handlers()))
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
+        names = (FEED, CURSORS, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+        reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
+        _check_free(listen)
+        try:
+            port = server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise _in_use(listen) from error
+        if port == 0 and not listen.startswith("unix:"):
+            raise _in_use(listen)
+        await server.start()
+        self._server = server
+        for name in ("", FEED, CURSORS):
+            await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
+
+    async def drain(self, grace_s: float) -> None:
+        """Tell everybody to go: health first, then every stream, which sends what is ready and ends."""
+        await self.health.enter_graceful_shutdown()
+        self.draining.set()
+        for stream in self.streams.values():
+            stream.wake.set()
+        deadline = time.monotonic() + grace_s
+        while self.streams and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    async def stop(self, grace_s: float) -> None:
+        """Close the port."""
+        if self._server is not None:
+            await self._server.stop(grace_s)
+
+    # --- handlers ---
+
+    def _feed_handlers(self) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler(
+            FEED,
+            {
+                "Describe": grpc.unary_unary_rpc_method_handler(self._answering(self._describe)),
+                "Status": grpc.unary_unary_rpc_method_handler(self._answering(self._status)),
+                "Read": grpc.stream_stream_rpc_method_handler(self._read),
+            },
+        )
+
+    def _cursor_handlers(self) -> grpc.GenericRpcHandler:
+        def method(name: str) -> grpc.RpcMethodHandler:
+            async def handle(data: bytes) -> bytes:
+                with self.metrics.cursor_call(name):
+                    return await self.cursors.call(name, data)
+
+            return grpc.unary_unary_rpc_method_handler(self._answering(handle))
+
+        return grpc.method_handlers_generic_handler(
+            CURSORS, {name: method(name) for name in self.cursors.methods}
+        )
+
+    def _answering(
+        self, handle: Callable[[bytes], Awaitable[bytes]]
+    ) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        async def answer(data: bytes, context: Any) -> bytes:
+            try:
+                return await handle(data)
+            except Exception as error:
+                await self._abort(context, error)
+                raise AssertionError("abort raises") from error
+
+        return answer
+
+    async def _abort(self, context: Any, error: Exception) -> None:
+        """End a call with a status, the sentence, and the code and fields behind it."""
+        if not isinstance(error, PenstockError):
+            log.exception("a bug", exc_info=error)
+            error = Internal(f"a bug in the server: {type(error).__name__}: {error}; its log has more")
+        if isinstance(error, StaleGeneration):
+            self.metrics.fenced.inc()
+        metadata = ((ERROR_METADATA_KEY, encode_error(error)),)
+        # A header longer than the peer's limit would cost the whole answer.
+        await context.abort(grpc.StatusCode[error.status], error.message[:1024], metadata)
+
+    async def _describe(self, data: bytes) -> bytes:
+        request = _parse(feed_pb2.DescribeRequest, data)
+        one = self.node.logs.get(request.job)
+        reply = describe(
+            self.node.jobs,
+            request,
+            node=self.node.incarnation,
+            store=self.store.uuid,
+            max_body_bytes=one.largest_bytes if one is not None else 0,
+        )
+        return reply.SerializeToString()
+
+    async def _status(self, data: bytes) -> bytes:
+        return feed_pb2.StatusReply(json=json.dumps(self.status())).SerializeToString()
+
+    async def _read(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        try:
+            await self._stream(requests, context)
+        except Exception as error:
+            await self._abort(context, error)
+
+    async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        first = await context.read()
+        if first is grpc.aio.EOF:
+            return
+        message = parse_request(first)
+        if message.WhichOneof("kind") != "open":
+            raise BadFrame("the first message of a Read must be `open`")
+        request = message.open
+        opening = open_read(self.node.jobs, request)
+        await self._check_token(request)
+        wake = asyncio.Event()
+        reader = self.node.open(
+            request.job, opening.share, opening.tail, opening.start, opening.lanes, wake.set
+        )
+        stream, number = Stream(request, reader, wake), next(self._numbers)
+        self.streams[number] = stream
+        self.metrics.streams.inc()
+        listening = asyncio.ensure_future(self._listen(stream, context))
+        listening.add_done_callback(lambda _: wake.set())
+        try:
+            await context.write(opened(opening, self.node.incarnation).SerializeToString())
+            self.node.extend(reader, request.horizon)
+            await self._send(stream, opening, context, listening)
+        finally:
+            listening.cancel()
+            with contextlib.suppress(asyncio.CancelledError, PenstockError):
+                await listening
+            del self.streams[number]
+            self.node.leave(reader)
+            self.metrics.streams.dec()
+
+    async def _check_token(self, request: feed_pb2.Open) -> None:
+        if not request.group or not request.token:
+            return
+        try:
+            await self.store.check_token(
+                request.job, request.group, request.token, request.generation
+            )
+        except StoreUnavailable as error:
+            # Reading goes on without the store; commits will tell whether this attempt was fenced.
+            log.warning("a reader was not checked", group=request.group, error=str(error))
+
+    async def _listen(self, stream: Stream, context: Any) -> None:
+        """Take the consumer's horizons until it hangs up."""
+        while True:
+            data = await context.read()
+            if data is grpc.aio.EOF:
+                return
+            message = parse_request(data)
+            if message.WhichOneof("kind") != "horizon":
+                raise BadFrame("after `open` a consumer sends only `horizon`")
+            stream.finished_step = message.horizon.finished_step
+            self.node.extend(stream.reader, message.horizon.horizon)
+            stream.wake.set()
+
+    async def _send(
+        self, stream: Stream, opening: Opening, context: Any, listening: asyncio.Future[None]
+    ) -> None:
+        reader, wake = stream.reader, stream.wake
+        job = opening.job.name
+        while True:
+            wake.clear()
+            if stream.error is not None:
+                raise stream.error
+            if listening.done() and not listening.cancelled() and listening.exception():
+                raise listening.exception()  # type: ignore[misc]
+            if self.draining.is_set():
+                text = "this node is shutting down; read on from another, or from this one when it is back"
+                reply = feed_pb2.ReadReply(draining=feed_pb2.Draining(detail=text))
+                await context.write(reply.SerializeToString())
+                return
+            entry = reader.take()
+            if entry is not None:
+                length = stream.waits(False)
+                if length is not None:
+                    self.metrics.waited(job, length)
+                try:
+                    header = frame.with_position(entry.header, entry.key.position)
+                    body = entry.body if entry.body is not None else b""
+                    for message in frame.batch_messages(
+                        header, entry.key.lane, entry.key.offset, body
+                    ):
+                        await context.write(message)
+                finally:
+                    self.node.sent(reader, entry)
+                self.metrics.sent(job, entry.nbytes)
+                continue
+            if reader.finished:
+                assert opening.tail is not None
+                await context.write(ended(opening.tail).SerializeToString())
+                return
+            if listening.done() and not reader.pending:
+                return  # it hung up, and has all that it accepted
+            stream.waits(bool(reader.pending))
+            try:
+                await asyncio.wait_for(wake.wait(), WAITING_EVERY_S)
+            except TimeoutError:
+                if reader.pending:
+                    await context.write(self._waiting(stream).SerializeToString())
+
+    def _waiting(self, stream: Stream) -> feed_pb2.ReadReply:
+        lane, offset, stage, item = self.node.waiting_for(stream.reader)
+        since = time.monotonic() - (stream.waiting_since or time.monotonic())
+        return feed_pb2.ReadReply(
+            waiting=feed_pb2.Waiting(lane=lane, offset=offset, stage=stage, item=item, since_s=since)
+        )
+
+    def _moved(self, job: str, group: str, generation: int, reason: str) -> None:
+        """End the streams of a group's older attempts."""
+        for stream in self.streams.values():
+            request = stream.request
+            if (request.job, request.group) != (job, group) or not request.token:
+                continue
+            if request.generation < generation:
+                stream.error = StaleGeneration(
+                    f"group {group!r} of job {job!r} has moved on: {reason}; this reader belongs to "
+                    f"generation {request.generation}: stop it, or open it again",
+                    generation=request.generation,
+                    current=generation,
+                )
+                stream.wake.set()
+
+    # --- what operators see ---
+
+    def status(self) -> dict[str, Any]:
+        """Return what this node is doing, for `penstock top`; the keys are in docs/operate.md."""
+        jobs = []
+        for name, one in sorted(self.node.logs.items()):
+            groups = [
+                {
+                    "group": stream.request.group,
+                    "rank": stream.request.rank,
+                    "world_size": stream.request.world_size or 1,
+                    "generation": stream.request.generation,
+                    "next": stream.reader.head,
+                    "horizon": stream.reader.horizon,
+                    "finished_step": stream.finished_step,
+                    "sent_batches": stream.reader.sent_batches,
+                    "sent_bytes": stream.reader.sent_bytes,
+                    "waiting_s": round(stream.waiting_s(), 3),
+                }
+                for stream in self.streams.values()
+                if stream.request.job == name
+            ]
+            jobs.append(
+                {
+                    "name": name,
+                    "log_id": one.job.log_id.hex(),
+                    "lanes": one.job.lanes,
+                    "ready_batches": sum(1 for e in one.entries.values() if e.body is not None),
+                    "ready_bytes": one.ready_bytes,
+                    "kept_bytes": one.kept_bytes,
+                    "produced": one.produced,
+                    "recomputed": one.recomputed,
+                    "groups": groups,
+                }
+            )
+        return {
+            "version": VERSION,
+            "node": self.node.incarnation,
+            "uptime_s": round(time.monotonic() - self.node.started_at, 1),
+            "draining": self.draining.is_set(),
+            "bound_bytes": self.node.bound_bytes,
+            "workers": [
+                {
+                    "pid": worker.pid,
+                    "ready": worker.ready,
+                    "busy": bool(worker.tickets),
+                    "stage": worker.current()[1],
+                }
+                for worker in self.node.workers
+            ],
+            "jobs": jobs,
+        }
+
+
+def _parse(message: Any, data: bytes) -> Any:
+    try:
+        return message.FromString(data)
+    except Exception as error:
+        raise BadFrame(f"{len(data)} bytes are no {message.DESCRIPTOR.name}: {error}") from error
+
+
+def _in_use(listen: str) -> PortInUse:
+    return PortInUse(
+        f"cannot listen on {listen}: the port is in use, or the address is not this machine's; stop the "
+        "other process, or give another --listen",
+        address=listen,
+    )
+
+
+def _check_free(listen: str) -> None:
+    """Refuse a Unix socket that somebody listens on; remove one that a killed server left."""
+    if not listen.startswith("unix:"):
+        return
+    path = listen.removeprefix("unix:")
+    if len(path.encode()) > 100:
+        raise InvalidRequest(
+            f"the socket path {path!r} is longer than the 100 bytes that the system allows",
+            address=listen,
+        )
+    probe = socket.socket(socket.AF_UNIX)
+    try:
+        probe.connect(path)
+    except FileNotFoundError:
+        return
+    except ConnectionRefusedError:
+        os.unlink(path)
+    else:
+        raise _in_use(listen)
+    finally:
+        probe.close()
+
+
+__all__ = ["OPTIONS", "Service", "Stream"]

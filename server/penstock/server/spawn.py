@@ -1,0 +1,105 @@
+"""`spawn:FILE?workers=16`: a node on a Unix socket, started by the first reader on this machine.
+
+All processes of a user that name the same file and settings share one node: whoever comes first starts
+it, under a lock; it ends when the last reader has left.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+from penstock.wire.errors import InvalidRequest, Unreachable
+from penstock.wire.transport import Address
+
+START_DEADLINE_S = 120.0
+SETTINGS = {"workers": "--workers", "store": "--store", "metrics": "--metrics"}
+
+
+def open_transport(rest: str) -> Address:
+    """Return the address of a running node for `rest`, starting one if there is none.
+
+    Raises:
+        InvalidRequest: A setting is not known.
+        Unreachable: The node did not start; says where its output is.
+    """
+    file, _, query = rest.partition("?")
+    settings = dict(parse_qsl(query, keep_blank_values=True))
+    for key in settings:
+        if key not in SETTINGS:
+            raise InvalidRequest(
+                f"spawn: knows no setting {key!r}; it knows {', '.join(sorted(SETTINGS))}", key=key
+            )
+    path, _, attribute = file.partition(":")
+    target = str(Path(path).resolve()) + (f":{attribute}" if attribute else "")
+    folder = _folder()
+    name = hashlib.sha256("\0".join((target, repr(sorted(settings.items())))).encode()).hexdigest()[:16]
+    address, log_path = folder / f"{name}.sock", folder / f"{name}.log"
+    with open(folder / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _answers(address):
+            _start(target, settings, address, log_path)
+    # The node ends by itself some seconds after its last reader: there is nothing to close here.
+    return Address(f"unix:{address}", lambda: None)
+
+
+def _start(target: str, settings: dict[str, str], address: Path, log_path: Path) -> None:
+    command = [sys.executable, "-m", "penstock.server.cli", "serve", target, "--listen", f"unix:{address}"]
+    command += ["--exit-with-last-reader"]
+    for key, value in {"metrics": "off", **settings}.items():
+        command += [SETTINGS[key], value]
+    with open(log_path, "w") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            # Ctrl-C in the trainer's terminal must not take the node from under the other ranks.
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+    deadline = time.monotonic() + START_DEADLINE_S
+    while not _answers(address):
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            said = log_path.read_text(errors="replace").strip().splitlines()
+            why = said[-1] if said else f"it ended with status {process.wait()}"
+            raise Unreachable(
+                f"the node for {target} did not start: {why} (all of its output: {log_path})",
+                target=target,
+                log=str(log_path),
+            )
+        time.sleep(0.05)
+
+
+def _answers(address: Path) -> bool:
+    probe = socket.socket(socket.AF_UNIX)
+    try:
+        probe.connect(str(address))
+    except OSError:
+        return False
+    else:
+        return True
+    finally:
+        probe.close()
+
+
+def _folder() -> Path:
+    """Return a folder of this user alone, with a short path: socket paths have at most 107 bytes."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    folder = Path(base) / f"penstock-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise InvalidRequest(f"{folder} belongs to another user: set XDG_RUNTIME_DIR", folder=str(folder))
+    return folder
+
+
+__all__ = ["open_transport"]
