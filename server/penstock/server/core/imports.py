@@ -14,6 +14,9 @@ from typing import Any
 
 from penstock.wire.errors import InvalidJob
 
+SOURCE_HASH = "__penstock_source_sha256__"
+"""The attribute of a module from a file that holds the hash of the source that was run."""
+
 
 def load_attribute(spec: str) -> Any:
     """Return what `spec` names; the module is imported if it is not yet.
@@ -83,19 +86,22 @@ def _load_file(path: Path, place: str) -> ModuleType:
             "paths in a job file are relative to the job file",
             spec=place,
         ) from None
-    name = f"penstock_user_{path.stem}_{hashlib.sha256(source).hexdigest()[:16]}"
+    digest = hashlib.sha256(source).hexdigest()
+    name = f"penstock_user_{path.stem}_{digest[:16]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if spec is None:
         raise InvalidJob(f"{place} is no Python file: its name must end in .py", spec=place)
     module = importlib.util.module_from_spec(spec)
+    setattr(module, SOURCE_HASH, digest)
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.append(folder)
     sys.modules[name] = module  # before it runs: dataclasses and pickles look their module up there
     try:
-        spec.loader.exec_module(module)
+        # These bytes, not the import system's cache of them: that one trusts times and sizes.
+        exec(compile(source, str(path), "exec"), vars(module))
     except Exception as error:
         del sys.modules[name]
         raise _failed(place, error) from error
@@ -125,4 +131,4 @@ def _line(error: Exception) -> str:
     return (error.msg if isinstance(error, SyntaxError) else str(error)).partition("\n")[0]
 
 
-__all__ = ["is_file_spec", "load_attribute", "load_module"]
+__all__ = ["SOURCE_HASH", "is_file_spec", "load_attribute", "load_module"]

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from penstock.server.core.imports import SOURCE_HASH
 from penstock.server.core.refs import Group, ItemRef, Row, SampleRef
 from penstock.server.roles import state as role_state
 
@@ -114,6 +115,8 @@ def _construct(cls: type, arguments: Mapping[str, Any]) -> Any:
 def module_hash(thing: Any) -> str:
     """Return the SHA-256 of the source of the module that defines a class or function."""
     module = sys.modules.get(thing.__module__)
+    if (loaded := getattr(module, SOURCE_HASH, None)) is not None:
+        return str(loaded)  # what was run: the file may have been edited since
     path = getattr(module, "__file__", None)
     if path and Path(path).exists():
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
