@@ -1,7 +1,8 @@
 """Job files: what a node serves, read, checked and built.
 
-A target is a YAML or JSON job file, or `jobs.py:name`, where the name is a dict of `Job`s, a `Job`, or a
-function that returns one of these. Flags override PENSTOCK_* variables, which override the file.
+A target is a YAML or JSON job file, or `jobs.py:name`, where the name is a dict of `Job`s, a `Job`,
+or a function that returns one of these. Flags override PENSTOCK_* variables, which override the
+file.
 """
 
 from __future__ import annotations
@@ -103,11 +104,11 @@ def load(
 
     Args:
         target: A job file, or `jobs.py:name`.
-        overrides: Server settings that win over the file and the environment; None values are left out.
+        overrides: Server settings that win over file and environment; None values are left out.
         environ: The environment; default `os.environ`.
 
     Raises:
-        InvalidJob: The file cannot be read or is wrong; names file, line and key, and what to write.
+        InvalidJob: The file cannot be read or is wrong; names file, line and key.
         InvalidRequest: An override or a PENSTOCK_* variable has a value that cannot be.
     """
     environ = os.environ if environ is None else environ
@@ -125,14 +126,15 @@ def _load_file(
     path = Path(target).expanduser()
     if not path.exists():
         raise InvalidJob(
-            f"there is no job file {target!r}: name one, or write one with `penstockd init DATA...`",
+            f"there is no job file {target!r}: name one, or write one with: penstockd init DATA",
             key="",
             file=target,
         )
     data, place = yaml_file.read(path, target)
     if not isinstance(data, dict):
         raise place.error(
-            f"the job file holds {shown(data)} in place of keys and values: "
+            f"the job file holds {'nothing' if data is None else shown(data)} in place of keys and "
+            "values: "
             "it needs `jobs:` and, below it, at least one job"
         )
     # `x-...` keys are for YAML anchors that several jobs share.
@@ -215,8 +217,8 @@ def _load_python(
         found = {found.name: found}
     if not isinstance(found, Mapping) or not found:
         raise InvalidJob(
-            f"{target} is {shown(found)}: it must be a dict of names and Jobs, a Job, or a function "
-            "that returns one of these",
+            f"{target} is {shown(found)}: it must be a dict of names and Jobs, a Job, or a "
+            "function that returns one of these",
             key=name,
             file=str(path),
         )
@@ -234,7 +236,7 @@ def _load_python(
         target=spec,
         server=override(ServerSettings(), overrides, environ),
         jobs=Jobs(builders),
-        base=path.expanduser().resolve().parent,
+        base=path.expanduser().absolute().parent,
     )
 
 

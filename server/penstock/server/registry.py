@@ -112,16 +112,16 @@ def resolve(kind: Kind, name: str, place: Place) -> type[Role]:
             known=sorted(known),
         )
     if not (inspect.isclass(found) and issubclass(found, kind.base)):
-        what = (
-            f"the class {found.__name__}" if inspect.isclass(found) else f"a {type(found).__name__}"
-        )
+        what = f"a {type(found).__name__}"
+        if inspect.isclass(found):
+            what = f"the class {found.__name__}"
         remedy = f"derive it from penstock.server.roles.{kind.base.__name__}"
         if kind.name == "processor" and callable(found) and not inspect.isclass(found):
             remedy = f"write function: {name} in place of processor:"
         if kind.name == "source" and callable(found):
             remedy = (
-                f"for a Dataset with __len__ and __getitem__ write {{type: torch, factory: {name}}}, "
-                "else derive it from penstock.server.roles.Source"
+                f"for a Dataset with __len__ and __getitem__ write {{type: torch, factory: "
+                f"{name}}}, else derive it from penstock.server.roles.Source"
             )
         raise at.error(f"{name!r} is {what} and no {kind.name}: {remedy}")
     return found
@@ -156,14 +156,23 @@ def build(kind: Kind, spec: Mapping[str, Any], place: Place) -> Any:
             parameters[path_param] = absolute(parameters[path_param], place.base)
     try:
         role = cls(**parameters)
-        # A tokenizer that is none, a factory that is missing: found here, where the key is known.
-        role.content()
+        # A tokenizer that is none, a function that is missing: found here, where the key is
+        # known. A source's identity reads data, and is left to the log id.
+        _ = role.content() if isinstance(role, Source) else role.identity()
     except PenstockError as error:
         key = str(error.fields.get("key") or "").removeprefix(f"{kind.name}.")
+        if "spec" in error.fields:  # code that was not found: which parameter names it?
+            key = next((k for k, v in parameters.items() if v == error.fields["spec"]), key)
         at = place.at(key) if key in spec else place
         if not isinstance(error, InvalidJob):
             raise type(error)(f"{at.key}: {error.message}", **error.fields) from error
-        raise at.error(f"{at.key}: {error.message}", **_without_place(error)) from error
+        # Many messages begin with the parameter's name, which the path then completes.
+        sentence = (
+            f"{place.key}.{error.message}"
+            if error.message.startswith(f"{key} ") and at is not place
+            else f"{at.key}: {error.message}"
+        )
+        raise at.error(sentence, **_without_place(error)) from error
     except Exception as error:
         source = user_place(error)
         raise place.error(
@@ -175,13 +184,12 @@ def build(kind: Kind, spec: Mapping[str, Any], place: Place) -> Any:
 
 
 def _without_place(error: PenstockError) -> dict[str, Any]:
-    return {
-        name: value for name, value in error.fields.items() if name not in ("key", "file", "line")
-    }
+    """The fields of an error that its new place does not replace."""
+    return {k: v for k, v in error.fields.items() if k not in ("key", "file", "line")}
 
 
 def _check_names(cls: type[Role], parameters: Mapping[str, Any], place: Place) -> None:
-    """Refuse parameters that the constructor does not have, and name required ones that are not given."""
+    """Refuse parameters that the constructor lacks; name required ones that are not given."""
     signature = inspect.signature(cls.__init__)
     accepted = dict(list(signature.parameters.items())[1:])
     named = {
@@ -266,7 +274,7 @@ def describe_type(wanted: Any) -> str:
     return word
 
 
-# --- paths -------------------------------------------------------------------------------------------
+# --- paths ---
 
 _MODULE_ATTRIBUTE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 

@@ -9,7 +9,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def usable_cpus(cgroup: Path = _CGROUP) -> int:
-    """Return how many processors this process may use: its affinity, cut by the container's quota."""
+    """Return how many processors this process may use: affinity, cut by the container's quota."""
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
     else:
@@ -21,7 +21,7 @@ def usable_cpus(cgroup: Path = _CGROUP) -> int:
 
 
 def usable_memory_bytes(cgroup: Path = _CGROUP) -> int:
-    """Return the bytes of memory this process may use: the machine's, cut by the container's limit."""
+    """Return the bytes of memory this process may use: all, cut by the container's limit."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _read(cgroup / "memory.max")
     return min(total, int(limit)) if limit.isdigit() else total

@@ -120,7 +120,7 @@ class ServerSettings(_Section):
     )
     snapshot_seconds: Annotated[float, Field(ge=0)] = _key(
         5.0,
-        "Seconds between writes of snapshots; 0 writes each at once. Snapshots only speed up a restart.",
+        "Seconds between writes of snapshots; 0 writes each at once. They only speed up a restart.",
         "seconds of at least 0",
     )
     drain_seconds: Annotated[float, Field(ge=0)] = _key(
@@ -194,8 +194,8 @@ class JobSettings(_Section):
     )
     on_item_error: Literal["stop", "quarantine"] = _key(
         "stop",
-        "What happens when the same item fails twice: the lane stops, or the item is left out with a "
-        "verdict that every node obeys.",
+        "What happens when the same item fails twice: the lane stops, or the item is left out "
+        "with a verdict that every node obeys.",
         "stop or quarantine",
     )
     max_quarantined: Annotated[int, Field(ge=0)] = _key(

@@ -18,9 +18,14 @@ _SHOWN_CHARS = 80
 
 
 def shown(value: Any) -> str:
-    """Return a value as an error message shows it: its repr, cut where it is long."""
-    text = repr(value)
+    """Return a value as an error message shows it: as in the file, cut where it is long."""
+    text = {None: "null", True: "true", False: "false"}.get(value) if _is_constant(value) else None
+    text = text or repr(value)
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 4] + " ..."
+
+
+def _is_constant(value: Any) -> bool:
+    return value is None or isinstance(value, bool)
 
 
 def validate(model: type[Model], data: Any, place: Place, *, strict: bool = True) -> Model:
@@ -54,9 +59,9 @@ def _complaint(
     at = place.at(*keys)
     if kind == "extra_forbidden" and section is not None:
         above = place.at(*keys[:-1]).key
-        known = [name for name in section.model_fields]
+        known = list(section.model_fields)
         return at, f"{at.key} is no key of {_noun(section, above)}: {hint(str(keys[-1]), known)}"
-    expects = _expects(field)
+    expects = "a job: {source: ..., ...}" if section is JobSettings else _expects(field)
     if kind == "missing":
         return at, f"{at.key} is missing: give {expects}"
     return at, f"{at.key or 'the file'} is {shown(value)}: give {expects}"
@@ -79,7 +84,7 @@ def _descend(
             owner: type[BaseModel] | None = section
             section = {"server": ServerSettings}.get(str(part)) if model is JobFile else None
         elif model is JobFile and keys == ["jobs"]:
-            owner, section = None, JobSettings
+            owner, section, field = None, JobSettings, None
         else:
             break
         keys.append(part)

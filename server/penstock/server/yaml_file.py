@@ -1,7 +1,7 @@
-"""YAML as job files use it: the core schema of YAML 1.2, no repeated keys, and the line of each key.
+"""YAML as job files use it: YAML 1.2's core schema, no repeated keys, and the line of each key.
 
-PyYAML speaks YAML 1.1, where `no` is false, `1e-4` is a string, `12:30` is 750 and `2024-01-01` is a date:
-each of them would decide bytes behind the user's back. Here plain scalars are what JSON has.
+PyYAML speaks YAML 1.1, where `no` is false, `1e-4` is a string, `12:30` is 750 and `2024-01-01` is
+a date: each would decide bytes behind the user's back. Here plain scalars are what JSON has.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def read(path: Path, shown: str) -> tuple[Any, Place]:
     Raises:
         InvalidJob: The file cannot be read, is no YAML, or repeats a key; names the line.
     """
-    base = path.resolve().parent
+    # Not resolve(): a mounted ConfigMap is a link, and its store must not land behind it.
+    base = path.absolute().parent
     place = Place(shown, base)
     try:
         text = path.read_text(encoding="utf-8")

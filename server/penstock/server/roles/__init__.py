@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         TokenizeProcessor,
     )
 
-# Everything below the ABCs imports them through this package: the built-ins come when they are asked for.
+# Sources and built-ins import the ABCs through this package: they come when they are asked for.
 _BUILTINS = {
     "BestFitPackingBatcher": "batchers",
     "PoolPackingBatcher": "batchers",

@@ -1,0 +1,243 @@
+"""What a job costs and gives, from a few items and batches: times per role, packing, reading."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from penstock.server.commands import purity
+from penstock.server.commands.text import decoder, documents, render, summary
+from penstock.server.core.refs import ItemRef, SampleRef
+from penstock.server.job import Job
+from penstock.server.pipeline.items import Filtered, Items, Outcome, Quarantined
+from penstock.server.pipeline.line import Computed, Line
+from penstock.wire.v1.feed_pb2 import BatchHeader
+
+POOLS_PER_LANE = 4
+"""A lane with fewer items than this many pools meets itself: epochs mix in its pool."""
+
+
+class Stopwatch:
+    """Adds up seconds by stage: the `progress` of `Items`, told before each stage begins."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._clock = clock
+        self._stage, self._since = "", clock()
+
+    def __call__(self, stage: str, item: ItemRef | None = None) -> None:
+        """End the running stage and begin another."""
+        now = self._clock()
+        self.seconds[self._stage] += now - self._since
+        self._stage, self._since = stage, now
+
+
+@dataclass
+class Measured:
+    """What `penstockd check` found out about one job.
+
+    Attributes:
+        job: Its name.
+        log_id: Hex.
+        items: Raw items in the source.
+        lanes: Lanes.
+        batches: Batches in the log; None where it is endless.
+        items_run: Items that were processed.
+        batches_run: Batches that were made.
+        ms: Milliseconds by stage: fetch, process and batch per item, collate and encode per batch.
+        filtered: Items without a sample, by reason.
+        quarantined: Items that fail, by reason, where the job's policy is to leave them out.
+        counts: Sums of the batches' counts.
+        bytes_per_batch: Mean bytes of a body.
+        efficiency: tokens / (tokens + padding tokens), or None where the collator counts none.
+        read_amplification: Bytes read from storage per byte of the items, or None where unknown.
+        warnings: Sentences; nothing is wrong, but something may surprise.
+        sample: The first sample as text.
+    """
+
+    job: str
+    log_id: str
+    items: int
+    lanes: int
+    batches: int | None
+    items_run: int = 0
+    batches_run: int = 0
+    ms: dict[str, float] = field(default_factory=dict)
+    filtered: dict[str, int] = field(default_factory=dict)
+    quarantined: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    bytes_per_batch: int = 0
+    efficiency: float | None = None
+    read_amplification: float | None = None
+    warnings: list[str] = field(default_factory=list)
+    sample: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return asdict(self)
+
+
+def examine(
+    job: Job,
+    elsewhere: Callable[[], dict[str, Any]],
+    *,
+    item_count: int = 32,
+    batch_count: int = 4,
+) -> Measured:
+    """Run items and batches of a job here and elsewhere, compare, and measure.
+
+    Args:
+        job: The job, built.
+        elsewhere: Gives `purity.gather_backwards` of the same job from another process.
+        item_count: How many items.
+        batch_count: How many batches of one lane.
+
+    Raises:
+        LogDiverged: Something is not pure; names the first item or batch, and key.
+        BadItem: An item fails and the job's policy is to stop; carries the user's traceback.
+        PenstockError: Anything else that a server would stop with.
+    """
+    order = job.order
+    found = Measured(
+        job=job.name,
+        log_id=job.log_id.hex(),
+        items=sum(map(len, job.sources.values())),
+        lanes=job.lanes,
+        batches=order.batches,
+    )
+    watch = Stopwatch()
+    items = Items(job, progress=watch)
+    refs = purity.first_items(job, item_count)
+    outcomes = items.samples(refs, "draw")
+    watch("")
+    found.items_run = len(refs)
+    for stage in ("fetch", "process"):
+        found.ms[f"{stage} per item"] = 1000 * watch.seconds[stage] / max(1, len(refs))
+    _count_outcomes(found, outcomes)
+    found.ms["batch per item"] = 1000 * _batching_seconds(job, refs, outcomes) / max(1, len(refs))
+    found.read_amplification = _amplification(job, items, refs)
+    found.sample = _sample_text(job, outcomes)
+
+    watch = Stopwatch()
+    batches = purity.first_batches(
+        Line(job, purity.first_lane(job), Items(job, progress=watch)), batch_count
+    )
+    watch("")
+    for stage in ("collate", "encode"):
+        found.ms[f"{stage} per batch"] = 1000 * watch.seconds[stage] / max(1, len(batches))
+    _count_batches(found, batches)
+    found.warnings = _warnings(job, found)
+
+    ours = {
+        "items": {
+            str(ref): purity.item_facts(out) for ref, out in zip(refs, outcomes, strict=True)
+        },
+        "batches": [purity.batch_facts(batch) for batch in batches],
+    }
+    purity.compare(job, ours, elsewhere())
+    return found
+
+
+def _count_outcomes(found: Measured, outcomes: Sequence[Outcome]) -> None:
+    for outcome in outcomes:
+        if isinstance(outcome, Filtered):
+            found.filtered[outcome.reason] = found.filtered.get(outcome.reason, 0) + 1
+        elif isinstance(outcome, Quarantined):
+            reason = outcome.verdict.reason
+            found.quarantined[reason] = found.quarantined.get(reason, 0) + 1
+
+
+def _batching_seconds(job: Job, refs: Sequence[ItemRef], outcomes: Sequence[Outcome]) -> float:
+    """Return what the batcher alone takes for these samples."""
+    batcher = job.batcher.clone()
+    begin = time.perf_counter()
+    for ref, outcome in zip(refs, outcomes, strict=True):
+        if isinstance(outcome, Filtered | Quarantined):
+            continue
+        for part, sample in enumerate(outcome):
+            size = batcher.size_of(sample) if batcher.needs_sizes else 0
+            batcher.add(SampleRef(ref, part, size), sample if batcher.needs_content else None)
+    return time.perf_counter() - begin
+
+
+def _count_batches(found: Measured, batches: Sequence[Computed]) -> None:
+    found.batches_run = len(batches)
+    counts: Counter[str] = Counter()
+    for batch in batches:
+        header = BatchHeader.FromString(batch.header)
+        counts.update({count.name: count.value for count in header.counts})
+    found.counts = dict(counts)
+    if batches:
+        found.bytes_per_batch = sum(len(batch.body) for batch in batches) // len(batches)
+    tokens, padding = counts.get("tokens", 0), counts.get("padding_tokens")
+    if padding is not None and tokens + padding > 0:
+        found.efficiency = tokens / (tokens + padding)
+
+
+def _amplification(job: Job, items: Items, refs: Sequence[ItemRef]) -> float | None:
+    """Return bytes read per byte of the items: 1 is ideal, the rows of a row group the worst.
+
+    The items are in a source's cache by now: what was read for them has been counted, once.
+    """
+    read = sum(source.read_bytes() for source in job.sources.values())
+    wanted = sum(map(raw_bytes, items.raws(refs)))
+    return read / wanted if read and wanted else None
+
+
+def raw_bytes(raw: Any) -> int:
+    """Return about how many bytes a raw item holds."""
+    if isinstance(raw, dict):
+        return sum(map(raw_bytes, raw.values()))
+    if isinstance(raw, list | tuple):
+        return sum(map(raw_bytes, raw))
+    if isinstance(raw, str):
+        return len(raw.encode(errors="surrogatepass"))
+    if isinstance(raw, bytes | bytearray | memoryview):
+        return len(raw)
+    nbytes = getattr(raw, "nbytes", None)
+    return int(nbytes) if isinstance(nbytes, int) else 8
+
+
+def _sample_text(job: Job, outcomes: Sequence[Outcome]) -> str:
+    """Return the first sample as people read it."""
+    for outcome in outcomes:
+        if isinstance(outcome, Filtered | Quarantined):
+            continue
+        sample = outcome[0]
+        found = documents(sample)
+        if found and (decode := decoder(job)) is not None:
+            return render(found[0][1], decode)
+        return "\n".join(f"{name}: {summary(value)}" for name, value in sample.items())
+    return ""
+
+
+def _warnings(job: Job, found: Measured) -> list[str]:
+    warnings: list[str] = []
+    pool = getattr(job.batcher, "pool_size", None)
+    if isinstance(pool, int) and found.items / job.lanes < POOLS_PER_LANE * pool:
+        lanes = max(1, found.items // (POOLS_PER_LANE * pool))
+        warnings.append(
+            f"{found.items:,} items over {job.lanes} lanes are {found.items / job.lanes:.1f} per "
+            f"lane, fewer than {POOLS_PER_LANE} pools of {pool}: epochs mix in a pool; "
+            f"lanes: {lanes} or a smaller pool_size suits this data"
+        )
+    elif found.items < job.lanes:
+        warnings.append(
+            f"{found.items:,} items over {job.lanes} lanes: some lanes have none in an epoch; "
+            f"lanes: {max(1, found.items // 4)} suits this data"
+        )
+    for what, reasons in (("give no sample", found.filtered), ("fail", found.quarantined)):
+        for reason, count in reasons.items():
+            warnings.append(f"{count} of {found.items_run} items {what}: {reason}")
+    if found.efficiency is not None and found.efficiency < 0.9:
+        warnings.append(
+            f"{1 - found.efficiency:.0%} of the tokens are padding: a packing batcher (best_fit) "
+            "or a larger pool_size wastes less"
+        )
+    return warnings
+
+
+__all__ = ["Measured", "Stopwatch", "examine", "raw_bytes"]

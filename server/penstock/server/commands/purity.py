@@ -1,0 +1,211 @@
+"""Are a job's roles pure? The same items and batches again, in another order and another process.
+
+What is compared are digests of every value, so the first one that differs can be named. Run as a
+module, this file is the other process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from penstock.server.core.refs import ItemRef
+from penstock.server.job import Job
+from penstock.server.pipeline.items import Filtered, Items, Outcome, Quarantined, content_hash
+from penstock.server.pipeline.line import Computed, Line
+from penstock.wire import frame
+from penstock.wire.errors import LogDiverged, PastEnd, PenstockError, decode_error, encode_error
+from penstock.wire.v1.feed_pb2 import BatchHeader
+
+Facts = dict[str, str]
+"""Name of a value -> its digest."""
+
+OTHER_HASH_SEED = "4711"
+"""PYTHONHASHSEED of the other process: whatever depends on the order of a set shows."""
+
+
+def first_items(job: Job, count: int) -> list[ItemRef]:
+    """Return the first `count` draws of a job, lanes in turn; fewer where it ends before."""
+    found: dict[ItemRef, None] = {}
+    ended: set[int] = set()
+    k = 0
+    while len(found) < count and len(ended) < job.lanes:
+        for lane in range(job.lanes):
+            item = None if lane in ended else job.distributor.draw(lane, job.lanes, k)
+            if item is None:
+                ended.add(lane)
+            elif len(found) < count:
+                found[item] = None
+        k += 1
+        if k > 2 * job.distributor.epoch_draws(job.lanes):  # a small job has fewer items than count
+            break
+    return list(islice(found, count))
+
+
+def item_facts(outcome: Outcome) -> Facts:
+    """Return the digests of what processing one item gave."""
+    if isinstance(outcome, Filtered):
+        return {"filtered": outcome.reason}
+    if isinstance(outcome, Quarantined):
+        return {"quarantined": outcome.verdict.reason}
+    if len(outcome) == 1:
+        return {key: content_hash(value) for key, value in outcome[0].items()}
+    return {
+        f"{key} of sample {part}": content_hash(value)
+        for part, sample in enumerate(outcome)
+        for key, value in sample.items()
+    }
+
+
+def batch_facts(computed: Computed) -> Facts:
+    """Return the digests of the values of one batch, and of its counts."""
+    header = BatchHeader.FromString(computed.header)
+    values = frame.decode_values(header, computed.body)
+    facts = {name: content_hash(value) for name, value in values.items()}
+    facts["counts"] = content_hash({count.name: count.value for count in header.counts})
+    facts["items"] = content_hash([[s.source, s.index, s.epoch] for s in header.samples])
+    return facts
+
+
+def first_batches(line: Line, count: int) -> list[Computed]:
+    """Return the next `count` batches of a line; fewer where the lane ends before."""
+    found: list[Computed] = []
+    order = line.job.order
+    while len(found) < count:
+        offset = line.offset
+        try:
+            made = line.make(line.advance())
+        except PastEnd:
+            break
+        body = bytearray(made.nbytes)
+        header = made.write(memoryview(body))
+        found.append(Computed(frame.with_position(header, order.position(line.lane, offset)), body))
+    return found
+
+
+def first_lane(job: Job) -> int:
+    """Return the lane of position 0: in a small finite job lane 0 may be empty."""
+    return job.order.address(0).lane
+
+
+def gather_backwards(job: Job, item_count: int, batch_count: int) -> dict[str, Any]:
+    """Return the facts of items, one by one from the last to the first, and of batches."""
+    items = Items(job)
+    facts = {
+        str(item): item_facts(items.samples([item], "draw")[0])
+        for item in reversed(first_items(job, item_count))
+    }
+    batches = first_batches(Line(job, first_lane(job)), batch_count)
+    return {"items": facts, "batches": [batch_facts(batch) for batch in batches]}
+
+
+def gather_elsewhere(target: str, job: str, item_count: int, batch_count: int) -> dict[str, Any]:
+    """Return `gather_backwards` of a job, from another process with another hash seed.
+
+    Args:
+        target: What `penstock.server.config.load` takes.
+        job: The job's name.
+        item_count: How many items.
+        batch_count: How many batches.
+
+    Raises:
+        PenstockError: What went wrong over there.
+        LogDiverged: The other process died: what worked here does not work there.
+    """
+    with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
+        answer = Path(folder) / "answer"
+        # The answer goes by a file: a user's code may print.
+        command = [sys.executable, "-m", "penstock.server.commands.purity", target, job]
+        command += [str(item_count), str(batch_count), str(answer)]
+        environment = {**os.environ, "PYTHONHASHSEED": OTHER_HASH_SEED}
+        done = subprocess.run(command, env=environment, capture_output=True, check=False)
+        failure = answer.with_suffix(".error")
+        if failure.exists():
+            raise decode_error(failure.read_bytes())
+        if done.returncode != 0 or not answer.exists():
+            last = (done.stderr.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
+            raise LogDiverged(
+                f"job {job!r} works in this process, and ended with status {done.returncode} in "
+                f"another one: {last}",
+                what=job,
+                traceback=done.stderr.decode(errors="replace"),
+            )
+        found: dict[str, Any] = json.loads(answer.read_bytes())
+        return found
+
+
+def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Find the first value that differs.
+
+    Args:
+        job: The job, for its name and those of its roles.
+        ours: `{"items": {item: facts}, "batches": [facts]}` from this process.
+        theirs: The same from the other one.
+
+    Raises:
+        LogDiverged: Names the item or batch, the key, and what to do.
+    """
+    processor, collator = type(job.processor).__name__, type(job.collator).__name__
+    for item, facts in ours["items"].items():
+        if key := _difference(facts, theirs["items"].get(item, {})):
+            raise LogDiverged(
+                f"job {job.name!r} is not pure: {processor} gives item {item} another {key!r} in "
+                "another order and process; take what is random from context.rng, and leave out "
+                "clocks, hashes of strings, orders of sets and what earlier items left behind",
+                what=f"{item} {key}",
+                ours=facts.get(key),
+                theirs=theirs["items"].get(item, {}).get(key),
+            )
+    for number, facts in enumerate(ours["batches"]):
+        other = theirs["batches"][number] if number < len(theirs["batches"]) else {}
+        if key := _difference(facts, other):
+            raise LogDiverged(
+                f"job {job.name!r} is not pure: its items are the same, and batch {number} of lane "
+                f"{first_lane(job)} has another {key!r} in another process; look at "
+                f"{type(job.batcher).__name__} and {collator}, and take what is random from "
+                "context.rng",
+                what=f"batch {number} {key}",
+                ours=facts.get(key),
+                theirs=other.get(key),
+            )
+
+
+def _difference(ours: Facts, theirs: Facts) -> str | None:
+    for key in [*ours, *theirs]:
+        if ours.get(key) != theirs.get(key):
+            return key
+    return None
+
+
+def _main(target: str, job: str, item_count: str, batch_count: str, answer: str) -> None:
+    from penstock.server.config import load
+
+    path = Path(answer)
+    try:
+        facts = gather_backwards(load(target).job(job), int(item_count), int(batch_count))
+    except PenstockError as error:
+        path.with_suffix(".error").write_bytes(encode_error(error))
+    else:
+        path.write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
+
+
+__all__ = [
+    "batch_facts",
+    "compare",
+    "first_batches",
+    "first_items",
+    "first_lane",
+    "gather_backwards",
+    "gather_elsewhere",
+    "item_facts",
+]

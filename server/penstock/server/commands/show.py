@@ -1,0 +1,141 @@
+"""`penstockd show`: exactly the batches at a position or of a step, without a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import click
+
+from penstock.server.commands.text import Decode, batch_text, decoder
+from penstock.server.config import load
+from penstock.server.job import Job
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.line import Computed, Line, compute
+from penstock.wire import frame
+from penstock.wire.errors import PastEnd
+from penstock.wire.order import Share, Tail
+from penstock.wire.v1.feed_pb2 import BatchHeader
+
+
+@click.command()
+@click.argument("file")
+@click.argument("job")
+@click.option("--position", type=click.IntRange(min=0), help="The batch at this position.")
+@click.option("--step", type=click.IntRange(min=0), help="The batches of this step.")
+@click.option(
+    "--batches-per-step",
+    type=click.IntRange(min=1),
+    metavar="G",
+    help="Batches in a step; default: what the job says, else the world size.",
+)
+@click.option("--rank", type=click.IntRange(min=0), default=0, help="Whose batches; default 0.")
+@click.option(
+    "--world-size", type=click.IntRange(min=1), default=1, help="How many ranks read; default 1."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per batch, for scripts.")
+@click.option("--text", "as_text", is_flag=True, help="The documents, with their seams.")
+def show(
+    file: str,
+    job: str,
+    position: int | None,
+    step: int | None,
+    batches_per_step: int | None,
+    rank: int,
+    world_size: int,
+    as_json: bool,
+    as_text: bool,
+) -> None:
+    """Show batches of JOB in FILE, computed here: no server, no cursor, no trace.
+
+    What is shown is byte for byte what any loader node sends for that position. `--json` prints
+    what `penstock cat --json` prints.
+
+    \b
+    Examples:
+      penstockd show penstock.yaml main --position 41 --text
+      penstockd show penstock.yaml main --step 12000 --batches-per-step 64 --rank 3 --world-size 8
+    """  # noqa: D301 - \b is for click
+    if (position is None) == (step is None):
+        raise click.UsageError("give either --position or --step, for example --position 0")
+    if as_json and as_text:
+        raise click.UsageError("give --json or --text, not both")
+    one = load(file).job(job)
+    size = batches_per_step or one.batches_per_step or world_size
+    share = Share(size, rank, world_size)
+    positions = (
+        range(position, position + 1) if position is not None else share.positions(step or 0)
+    )
+    decode = decoder(one) if as_text else None
+    for computed in computed_batches(one, positions, size, by_step=step is not None):
+        click.echo(
+            _record(computed, size) if as_json else _readable(computed, size, decode, as_text)
+        )
+
+
+def computed_batches(
+    job: Job, positions: range, batches_per_step: int, *, by_step: bool
+) -> Iterator[Computed]:
+    """Yield the batches at ascending positions; one line per lane goes on from batch to batch.
+
+    Args:
+        job: The job.
+        positions: Which.
+        batches_per_step: G.
+        by_step: A finite log's last step is filled up with padding batches, as ranks get them.
+
+    Raises:
+        PastEnd: The log holds no such position or step.
+        PositionFar: Too many batches would have to be planned first.
+    """
+    order = job.order
+    tail = None
+    if by_step and order.batches is not None:
+        tail = Tail(order.batches, batches_per_step)
+        if positions.start >= tail.end:
+            raise PastEnd(
+                f"step {positions.start // batches_per_step} lies past the end: the log holds "
+                f"{order.batches} batches, {tail.steps} steps of {batches_per_step}",
+                steps=tail.steps,
+                batches=order.batches,
+            )
+    items = Items(job)
+    lines: dict[int, Line] = {}
+    for position in positions:
+        source = tail.blanked(position) if tail is not None else None
+        lane = order.address(position if source is None else source).lane
+        line = lines.setdefault(lane, Line(job, lane, items))
+        yield compute(job, position, tail, line)
+
+
+def _record(computed: Computed, batches_per_step: int) -> str:
+    header = BatchHeader.FromString(computed.header)
+    step = header.position // batches_per_step
+    return json.dumps(frame.batch_record(header, computed.body, step))
+
+
+def _readable(
+    computed: Computed, batches_per_step: int, decode: Decode | None, as_text: bool
+) -> str:
+    header = BatchHeader.FromString(computed.header)
+    record = frame.batch_record(header, computed.body, header.position // batches_per_step)
+    counts = ", ".join(f"{name} {value:,}" for name, value in record["counts"].items())
+    head = (
+        f"position {record['position']} (step {record['step']}, lane {record['lane']}, "
+        f"offset {record['offset']}): {record['bytes']:,} bytes, {counts}"
+        + (", padding" if header.padding else "")
+    )
+    values = frame.decode_values(header, computed.body)
+    if as_text:
+        return f"=== {head}\n{batch_text(values, decode)}"
+    lines = [head, f"  digest {record['digest']}"]
+    for name, value in record["values"].items():
+        shape = f"{value['dtype']}{value['shape']}" if value["kind"] == "tensor" else value["kind"]
+        lines.append(f"  {name}: {shape}")
+    drawn = [f"{source}[{index}]@{epoch}" for source, index, epoch in record["items"]]
+    more = f" and {len(drawn) - 8} more" if len(drawn) > 8 else ""
+    lines.append(f"  items (source[index]@epoch): {', '.join(drawn[:8])}{more}")
+    return "\n".join(lines)
+
+
+__all__ = ["computed_batches", "show"]
