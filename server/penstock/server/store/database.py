@@ -161,12 +161,17 @@ class Database:
 
     def _named(self, error: Exception) -> Exception:
         """Return the named error for what SQLite raised; anything else is its own name."""
+        if isinstance(error, UnicodeDecodeError):
+            # SQLite quotes damaged bytes in a message, and Python cannot read that.
+            named: Exception = self._corrupt("is damaged (unreadable text)")
+            named.__cause__ = error
+            return named
         if not isinstance(error, sqlite3.Error):
             return error
         code = getattr(error, "sqlite_errorcode", None)
         primary = None if code is None else code & 0xFF
         if primary in _PASSING:
-            named: Exception = self._unavailable(str(error))
+            named = self._unavailable(str(error))
         elif primary in _DAMAGE or (
             primary is None and isinstance(error, sqlite3.OperationalError)
         ):
@@ -194,6 +199,8 @@ class Database:
             if code is not None and code & 0xFF in _PASSING:
                 raise self._unavailable(str(error)) from error
             raise self._corrupt(f"is damaged ({error})") from error
+        except UnicodeDecodeError as error:
+            raise self._named(error) from error
         except OSError as error:
             raise self._unavailable(str(error)) from error
 

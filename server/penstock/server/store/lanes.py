@@ -167,8 +167,8 @@ def _put(db: sqlite3.Connection, snapshot: SnapshotRecord) -> None:
         raise LogDiverged(
             f"the snapshot of lane {snapshot.lane} at offset {snapshot.offset} of log "
             f"{snapshot.log_id.hex()[:12]}... has the content {checksum.hex()[:12]}..., and "
-            f"another ({row[0].hex()[:12]}...) was stored before: a role is impure, or nodes differ; run "
-            "`penstockd check` on both nodes",
+            f"another ({row[0].hex()[:12]}...) was stored before: a role is impure, or "
+            "nodes differ; run `penstockd check` on both nodes",
             what=f"snapshot of lane {snapshot.lane} at offset {snapshot.offset}",
             ours=checksum.hex(),
             theirs=row[0].hex(),

@@ -1,0 +1,175 @@
+"""A store whose process is killed at any moment holds everything that it had answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.server.store import SqliteStore
+from penstock.server.store.base import BeginRequest, JobRecord, SnapshotRecord
+from penstock.wire.errors import StoreLocked
+
+pytestmark = pytest.mark.fault
+
+LOG = bytes(32)
+JOB = JobRecord("code", LOG, {"lanes": 2})
+
+# Tells every answer on a line of its own, unbuffered, the moment it has it.
+CHILD = """
+import asyncio, json, os, sys
+from pathlib import Path
+from penstock.server.store import SqliteStore
+from penstock.server.store.base import BeginRequest, JobRecord, SnapshotRecord
+
+JOB = JobRecord("code", bytes(32), {"lanes": 2})
+
+def tell(*answer):
+    os.write(1, json.dumps(answer).encode() + b"\\n")
+
+async def main(path, token):
+    store = SqliteStore(path)
+    await store.open()
+    tell("open", store.uuid)
+    begun = await store.begin(BeginRequest(JOB, "run", token, 0, 2))
+    step = begun.start_step
+    tell("cursor", step)
+    while True:
+        step += 1
+        await asyncio.gather(*(
+            store.commit("code", "run", token, begun.generation, rank, step) for rank in (0, 1)
+        ))
+        tell("cursor", step)
+        if step % 7 == 0:
+            await store.checkpoint("code", "run", f"at-{step}", step)
+            tell("checkpoint", step)
+        if step % 5 == 0:
+            await store.put_snapshots([SnapshotRecord(bytes(32), 0, step, b"%d" % step * 3000)])
+            tell("snapshot", step)
+
+asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
+"""
+
+
+class Writer:
+    """The child process, and everything that it told."""
+
+    def __init__(self, path: Path, token: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(path), token], stdout=subprocess.PIPE, bufsize=0
+        )
+        assert self.process.stdout is not None
+        self.out = self.process.stdout
+        self.text = b""
+
+    def listen(self, lines: int, timeout_s: float) -> None:
+        """Read until so many lines have come, or the time is over."""
+        while self.text.count(b"\n") < lines:
+            ready, _, _ = select.select([self.out], [], [], timeout_s)
+            if not ready:
+                return
+            data = self.out.read(65536)
+            assert data, f"the writer ended by itself: {self.process.wait()}"
+            self.text += data
+
+    def kill(self) -> list[list[object]]:
+        """Kill it and return its answers; a line cut by the kill was not heard."""
+        self.process.send_signal(signal.SIGKILL)
+        rest = self.out.read
+        while data := rest(65536):
+            self.text += data
+        self.out.close()
+        assert self.process.wait() == -signal.SIGKILL
+        return [json.loads(line) for line in self.text.split(b"\n")[:-1]]
+
+
+async def check(path: Path, answers: list[list[object]]) -> int:
+    """Reopen at once and hold the store against every answer; return the cursor."""
+    store = SqliteStore(path)
+    await store.open()
+    try:
+        groups = await store.groups("code")
+        told = {kind: [value for k, value in answers if k == kind] for kind, _ in answers}
+        if "open" in told:
+            assert told["open"] == [store.uuid]
+        if not groups:
+            assert "cursor" not in told
+            return 0
+        (group,) = groups
+        steps = [step for step in told.get("cursor", []) if isinstance(step, int)]
+        assert group.cursor >= max(steps, default=0)
+        assert max(group.rows) - group.cursor <= 1, "no row moved without a commit"
+        named = {stands.name: stands.step for stands in group.checkpoints}
+        for step in told.get("checkpoint", []):
+            assert named[f"at-{step}"] == step
+        for step in told.get("snapshot", []):
+            assert isinstance(step, int)
+            found = await store.nearest_snapshot(LOG, 0, step)
+            assert found == SnapshotRecord(LOG, 0, step, b"%d" % step * 3000)
+        return group.cursor
+    finally:
+        await store.close()
+
+
+def test_answered_commits_survive_kills_at_any_moment(tmp_path: Path) -> None:
+    """30 kills of one store while it writes: the cursor never falls below an answer."""
+    path = tmp_path / "penstock.db"
+    cursor = 0
+    for seed in range(30):
+        rng = random.Random(seed)
+        writer = Writer(path, f"t{seed}")
+        writer.listen(rng.randrange(2, 200), timeout_s=60)
+
+        answers = writer.kill()
+
+        try:
+            after = asyncio.run(check(path, answers))
+        except AssertionError as error:
+            error.add_note(f"seed {seed}, last answers {answers[-3:]}")
+            raise
+        assert after >= cursor, f"seed {seed}"
+        cursor = after
+    assert cursor > 30
+
+
+def test_kills_while_opening_and_creating_leave_a_store(tmp_path: Path) -> None:
+    """12 kills of fresh stores around their creation: each opens afterwards, empty or right."""
+    for seed in range(12):
+        rng = random.Random(seed)
+        path = tmp_path / f"{seed}" / "penstock.db"
+        writer = Writer(path, "t")
+        # Not to wait for something: to die somewhere between the imports and the first commits.
+        writer.listen(rng.randrange(1, 4), timeout_s=rng.uniform(0.05, 0.6))
+
+        answers = writer.kill()
+
+        asyncio.run(check(path, answers))
+
+
+def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
+    """While it lives the store is refused with its pid; once it is dead the store is free."""
+    path = tmp_path / "penstock.db"
+    writer = Writer(path, "t")
+    writer.listen(3, timeout_s=60)
+    with pytest.raises(StoreLocked) as caught:
+        asyncio.run(SqliteStore(path).open())
+
+    pid = writer.process.pid
+    writer.kill()
+
+    async def take_over() -> int:
+        store = SqliteStore(path)
+        await store.open()
+        begun = await store.begin(BeginRequest(JOB, "run", "next", 0, 2))
+        await store.close()
+        return begun.generation
+
+    assert caught.value.fields["pid"] == pid
+    assert asyncio.run(take_over()) == 2

@@ -1,0 +1,374 @@
+"""What only a store in a file can meet: locks, damage, foreign files, full disks."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.server.core.refs import ItemRef, Verdict
+from penstock.server.store import SqliteStore
+from penstock.server.store.base import BeginRequest, JobRecord, SnapshotRecord
+from penstock.server.store.database import Database
+from penstock.wire.errors import StoreCorrupt, StoreLocked, StoreUnavailable
+
+LOG = bytes(range(32))
+JOB = JobRecord("code", LOG, {"seed": 7, "lanes": 2, "text": "plan " * 300})
+
+
+async def fill(path: Path) -> list[Any]:
+    """Make a store with something in every table, and return what it shows."""
+    store = SqliteStore(path)
+    await store.open()
+    for number in range(5):
+        await store.begin(BeginRequest(JOB, "run", f"t{number}", 0, 16))
+        await store.commit("code", "run", f"t{number}", number + 1, 3, 700 + number, all_rows=True)
+        await store.checkpoint("code", "run", f"c{number}", number)
+        await store.add_verdict(LOG, Verdict("draw", ItemRef("main", number, 0), "aa", "bad"))
+        await store.add_lane_end(LOG, number, 40 + number)
+    await store.put_snapshots(
+        [SnapshotRecord(LOG, 0, offset, b"%d" % offset * 900) for offset in range(40)]
+    )
+    shown = await show(store)
+    await store.close()
+    return shown
+
+
+async def show(store: SqliteStore) -> list[Any]:
+    return [
+        store.uuid,
+        await store.groups("code"),
+        await store.verdicts(LOG),
+        await store.lane_ends(LOG),
+        await store.nearest_snapshot(LOG, 0, 17),
+    ]
+
+
+# --- damage ---
+
+
+async def refused(path: Path, shown: list[Any]) -> bool:
+    """Open a damaged file: True = refused by name, False = every answer is right; else fail."""
+    store = SqliteStore(path)
+    try:
+        await store.open()
+        *facts, snapshot = await show(store)
+        assert facts == shown[:-1]
+        if snapshot != shown[-1]:  # a damaged one falls back to an older one: right, only slower
+            assert snapshot is not None
+            assert snapshot.offset < 17
+            assert snapshot.data == b"%d" % snapshot.offset * 900
+        assert await store.commit("code", "run", "t4", 5, 2, 900) == (704, 900)
+    except StoreCorrupt as caught:
+        error = caught
+    else:
+        return False
+    finally:
+        await store.close()
+    assert str(path) in error.message
+    assert error.fields == {"path": str(path)}
+    return True
+
+
+def put(path: Path, data: bytes) -> None:
+    """Write a store's file, without a journal of the one before."""
+    for leftover in path.parent.glob(path.name + "-*"):
+        leftover.unlink()
+    path.write_bytes(data)
+
+
+async def test_no_flipped_byte_gives_a_wrong_answer(tmp_path: Path) -> None:
+    """Every byte of the file's header, every page header, and 300 others: named or harmless."""
+    path = tmp_path / "penstock.db"
+    shown = await fill(path)
+    intact = path.read_bytes()
+    rng = random.Random(1)
+    places = {*range(100), *rng.sample(range(len(intact)), 300)}
+    places.update(page + byte for page in range(0, len(intact), 4096) for byte in (0, 1, 4, 6, 9))
+    count = 0
+
+    for place in sorted(places):
+        mask = rng.choice([1, 2, 128, 255])
+        damaged = bytearray(intact)
+        damaged[place] ^= mask
+        try:
+            put(path, bytes(damaged))
+            count += await refused(path, shown)
+        except BaseException as error:
+            error.add_note(f"byte {place} of {len(intact)} xor {mask}")
+            raise
+
+    assert count > len(places) // 4
+
+
+async def test_no_truncation_gives_a_wrong_answer(tmp_path: Path) -> None:
+    """A file that lacks a page is refused, also when it is cut to nothing."""
+    path = tmp_path / "penstock.db"
+    shown = await fill(path)
+    intact = path.read_bytes()
+    lengths = {0, 1, 15, 16, 99, 100, 512, *range(4096, len(intact), 4096)}
+    lengths.update(random.Random(2).sample(range(len(intact)), 20))
+
+    for length in sorted(lengths):
+        put(path, intact[:length])
+        # Within the last page nothing may be missing that anybody reads.
+        whole_pages = length >= len(intact) - 4096
+        assert await refused(path, shown) or whole_pages, f"cut to {length} bytes"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"jobs:\n  code: {}\n", b"PAR1" + bytes(5000), os.urandom(9000)]
+)
+async def test_a_file_of_another_kind_is_refused_untouched(tmp_path: Path, content: bytes) -> None:
+    """Nothing that is no store is ever overwritten."""
+    path = tmp_path / "penstock.db"
+    path.write_bytes(content)
+
+    with pytest.raises(StoreCorrupt, match=r"is empty|is not a SQLite file"):
+        await SqliteStore(path).open()
+
+    assert path.read_bytes() == content
+
+
+async def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
+    """A SQLite file without our mark is somebody else's."""
+    path = tmp_path / "penstock.db"
+    other = sqlite3.connect(path)
+    other.execute("CREATE TABLE t (x)")
+    other.commit()
+    other.close()
+
+    with pytest.raises(StoreCorrupt, match="not a penstock store"):
+        await SqliteStore(path).open()
+
+
+async def test_a_newer_format_names_the_remedy(tmp_path: Path) -> None:
+    """An older program does not guess at what a newer one wrote."""
+    path = tmp_path / "penstock.db"
+    await fill(path)
+    newer = sqlite3.connect(path)
+    newer.execute("PRAGMA user_version = 2")
+    newer.close()
+
+    with pytest.raises(StoreCorrupt, match=r"format 2.*knows format 1.*newer"):
+        await SqliteStore(path).open()
+
+
+async def test_a_folder_is_no_store(tmp_path: Path) -> None:
+    """The sentence says what it is."""
+    with pytest.raises(StoreCorrupt, match="is a folder"):
+        await SqliteStore(tmp_path).open()
+
+
+async def test_a_lost_file_with_a_journal_is_noticed(tmp_path: Path) -> None:
+    """The journal of a lost file must not be replayed into an empty new one."""
+    path = tmp_path / "penstock.db"
+    path.with_name("penstock.db-wal").write_bytes(b"journal")
+
+    with pytest.raises(StoreCorrupt, match="is gone, but its journal"):
+        await SqliteStore(path).open()
+
+    assert not path.exists()
+
+
+async def test_an_edited_row_is_noticed(tmp_path: Path) -> None:
+    """A cursor changed behind the store's back is damage, not a cursor."""
+    path = tmp_path / "penstock.db"
+    await fill(path)
+    editor = sqlite3.connect(path, isolation_level=None)
+    editor.create_function("seal", -1, lambda *columns: b"")
+    editor.execute("PRAGMA ignore_check_constraints = ON")
+    editor.execute("UPDATE cursors SET step = step + 1 WHERE rank = 3")
+    editor.close()
+
+    with pytest.raises(StoreCorrupt, match="CHECK constraint failed in cursors"):
+        await SqliteStore(path).open()
+
+
+async def test_a_damaged_snapshot_falls_back_to_an_older_one(tmp_path: Path) -> None:
+    """It is dropped, so that the good bytes can be put again."""
+    path = tmp_path / "penstock.db"
+    await fill(path)
+    editor = sqlite3.connect(path, isolation_level=None)
+    editor.execute("UPDATE bodies SET data = data || 'x' WHERE id = 18")
+    editor.execute("DELETE FROM bodies WHERE id = 17")
+    editor.close()
+    store = SqliteStore(path)
+    await store.open()
+
+    found = await store.nearest_snapshot(LOG, 0, 17)
+    good = SnapshotRecord(LOG, 0, 17, b"17" * 900)
+    await store.put_snapshots([good])
+
+    assert found == SnapshotRecord(LOG, 0, 15, b"15" * 900)
+    assert await store.nearest_snapshot(LOG, 0, 17) == good
+    await store.close()
+
+
+# --- the lock ---
+
+
+async def test_a_second_opener_is_refused_with_the_holder(tmp_path: Path) -> None:
+    """By either name of the file; and let in once the first has closed."""
+    path = tmp_path / "penstock.db"
+    alias = tmp_path / "alias.db"
+    first = SqliteStore(path)
+    await first.open()
+    alias.symlink_to(path)
+
+    for name in (path, alias):
+        second = SqliteStore(name)
+        with pytest.raises(StoreLocked, match=f"process {os.getpid()}") as caught:
+            await second.open()
+        assert caught.value.fields == {"path": str(path.resolve()), "pid": os.getpid()}
+        await second.close()
+    await first.begin(BeginRequest(JOB, "run", "t", 0, 1))
+    await first.close()
+
+    third = SqliteStore(alias)
+    await third.open()
+    assert len(await third.groups("code")) == 1
+    await third.close()
+
+
+async def test_a_refused_open_holds_nothing(tmp_path: Path) -> None:
+    """After a failed open the lock is free, and the same object can open once it is mended."""
+    path = tmp_path / "penstock.db"
+    path.write_bytes(b"not a store")
+    store = SqliteStore(path)
+    for _ in range(2):
+        with pytest.raises(StoreCorrupt):
+            await store.open()
+    path.unlink()
+
+    await store.open()
+
+    assert store.uuid
+    await store.close()
+
+
+async def test_a_missing_folder_is_made(tmp_path: Path) -> None:
+    """The operator named a place; there is nothing else that they can have meant."""
+    store = SqliteStore(tmp_path / "a" / "b" / "penstock.db")
+
+    await store.open()
+    await store.close()
+
+    assert (tmp_path / "a" / "b" / "penstock.db").exists()
+
+
+async def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    """A file stands where the folder should."""
+    (tmp_path / "a").write_text("")
+
+    with pytest.raises(StoreUnavailable, match="its folder cannot be made"):
+        await SqliteStore(tmp_path / "a" / "penstock.db").open()
+
+
+async def test_a_kill_while_creating_leaves_no_half_store(tmp_path: Path) -> None:
+    """A leftover of an interrupted creation is replaced."""
+    (tmp_path / "penstock.db.new").write_bytes(b"half")
+    store = SqliteStore(tmp_path / "penstock.db")
+
+    await store.open()
+    await store.close()
+
+    assert not (tmp_path / "penstock.db.new").exists()
+
+
+# --- the thread and its transactions ---
+
+
+async def test_a_full_disk_is_named_and_passes(tmp_path: Path) -> None:
+    """What did not fit had no effect; with room again the store goes on."""
+    store = Database(tmp_path / "penstock.db")
+    await store.open()
+
+    def pages(db: sqlite3.Connection) -> int:
+        return int(db.execute("PRAGMA page_count").fetchone()[0])
+
+    def limit(db: sqlite3.Connection, count: int) -> None:
+        db.execute(f"PRAGMA max_page_count = {count}")
+
+    def write(db: sqlite3.Connection) -> None:
+        db.execute("INSERT INTO bodies (data) VALUES (zeroblob(200000))")
+
+    def count(db: sqlite3.Connection) -> int:
+        return int(db.execute("SELECT count(*) FROM bodies").fetchone()[0])
+
+    full = await store.run(pages)
+    await store.run(lambda db: limit(db, full + 10))
+    with pytest.raises(StoreUnavailable, match="full"):
+        await store.run(write)
+    before = await store.run(count)
+    await store.run(lambda db: limit(db, full + 1000))
+    await store.run(write)
+
+    assert (before, await store.run(count)) == (0, 1)
+    await store.close()
+
+
+async def test_another_program_that_holds_the_file_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a deadline, then by name; afterwards the store goes on."""
+    monkeypatch.setattr("penstock.server.store.database.BUSY_TIMEOUT_S", 0.05)
+    path = tmp_path / "penstock.db"
+    store = SqliteStore(path)
+    await store.open()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+
+    with pytest.raises(StoreUnavailable, match="locked"):
+        await store.begin(BeginRequest(JOB, "run", "t", 0, 1))
+    other.execute("ROLLBACK")
+    other.close()
+
+    assert (await store.begin(BeginRequest(JOB, "run", "t", 0, 1))).generation == 1
+    await store.close()
+
+
+async def test_an_operation_that_raises_undoes_its_own_writes(tmp_path: Path) -> None:
+    """A bug rises as itself, and nothing of it is stored."""
+    store = Database(tmp_path / "penstock.db")
+    await store.open()
+
+    def broken(db: sqlite3.Connection) -> None:
+        db.execute("INSERT INTO bodies (data) VALUES (x'00')")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await store.run(broken)
+    with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
+        await store.run(lambda db: db.execute("INSERT INTO meta VALUES ('k', 'v', x'00')"))
+
+    rows = await store.run(lambda db: db.execute("SELECT * FROM bodies").fetchall())
+    assert rows == []
+    await store.close()
+
+
+async def test_old_history_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, tokens and unread plans with their snapshots: a long life does not grow the store."""
+    monkeypatch.setattr("penstock.server.store.groups.KEPT_ROWS", 4)
+    monkeypatch.setattr("penstock.server.store.groups.KEPT_TOKENS", 8)
+    path = tmp_path / "penstock.db"
+    store = SqliteStore(path)
+    await store.open()
+    for number in range(30):
+        await store.begin(BeginRequest(JOB, "run", f"t{number}", 0, 2))
+        log_id = number.to_bytes(32, "big")
+        await store.register_job(JobRecord("code", log_id, {"seed": number}))
+        await store.put_snapshots([SnapshotRecord(log_id, 0, 1, b"x")])
+    await store.close()
+
+    reader = sqlite3.connect(path)
+    counts = {
+        table: reader.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+        for table in ("cursors", "generations", "jobs", "snapshots", "bodies")
+    }
+    reader.close()
+    assert counts == {"cursors": 8, "generations": 8, "jobs": 17, "snapshots": 16, "bodies": 16}

@@ -1,0 +1,48 @@
+"""From a URL in a job file to a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.server.store import SqliteStore, open_store
+from penstock.wire.errors import InvalidJob
+
+
+def test_a_relative_path_starts_at_the_job_file(tmp_path: Path) -> None:
+    """So the same job file finds the same store from every working directory."""
+    store = open_store("sqlite:///state/penstock.db", tmp_path)
+
+    assert isinstance(store, SqliteStore)
+    assert store.path == tmp_path.resolve() / "state" / "penstock.db"
+
+
+def test_four_slashes_are_an_absolute_path(tmp_path: Path) -> None:
+    """As in every other tool that names SQLite files by URL."""
+    store = open_store("sqlite:////var/lib/penstock.db", tmp_path)
+
+    assert isinstance(store, SqliteStore)
+    assert store.path == Path("/var/lib/penstock.db").resolve()
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("penstock.db", "write sqlite:///penstock.db"),
+        ("", "write sqlite:///penstock.db"),
+        ("sqlite://penstock.db", "write sqlite:///penstock.db"),
+        ("sqlite:///", "write sqlite:///penstock.db"),
+        ("sqlite:///folder/", "names no file"),
+        ("redis://host/1", "no store is named 'redis'.*sqlite"),
+        ("postgresql://u:secret@host/db", "PostgreSQL store is not in this version"),
+        ("postgres://u:secret@host/db", "PostgreSQL store is not in this version"),
+    ],
+)
+def test_what_is_no_store_is_said_with_the_remedy(url: str, sentence: str, tmp_path: Path) -> None:
+    """One sentence at the job file's key, and never a password in it."""
+    with pytest.raises(InvalidJob, match=sentence) as caught:
+        open_store(url, tmp_path)
+
+    assert caught.value.fields == {"key": "server.store"}
+    assert "secret" not in caught.value.message
