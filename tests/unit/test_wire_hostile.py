@@ -251,6 +251,8 @@ def nested_group(depth: int) -> bytes:
         b"\x7a\xff\xff\xff\xff\x07",
         b"\x12\xff\xff\xff\x7f" + bytes(100),
         b"\x80" * 11,
+        b"\x30" + b"\x80" * 10 + b"\x00",
+        b"\xb0\x80\x80\x80\x80\x01\x00",
         b"\x00\x00",
         b"\x07",
         b"\x34",
@@ -266,10 +268,13 @@ def nested_group(depth: int) -> bytes:
 )
 def test_hostile_lengths_and_groups_cost_nothing(message: bytes) -> None:
     """Announced gigabytes are compared with what is there before anything is made for them."""
+    behind_a_batch = MESSAGE + message
     tracemalloc.start()
     try:
         with pytest.raises(BadFrame):
             parse_reply(message)
+        with pytest.raises(BadFrame):
+            parse_reply(behind_a_batch)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -7,7 +7,7 @@ import math
 import struct
 import subprocess
 import sys
-from enum import IntEnum, StrEnum
+from enum import Enum, IntEnum
 from typing import Any
 
 import ml_dtypes
@@ -186,7 +186,7 @@ def test_layout_in_memory_does_not_show(name: str) -> None:
         assert same(found[key], expected), key
 
 
-class Colour(StrEnum):
+class Colour(str, Enum):  # noqa: UP042 - its str() differs from its value, as in older code
     """A str that is more than one."""
 
     RED = "red"
@@ -341,6 +341,7 @@ class Refusing:
         (np.ma.masked_array([1], [True]), r"\.mask"),
         (torch.zeros(2).to_sparse(), r"\.to_dense\(\)"),
         (torch.zeros(2).to(torch.float8_e4m3fn), "torch.uint8"),
+        (torch.zeros(2, device="meta"), "meta"),
         (Refusing(), "lives on a device"),
         (1 + 2j, "send an array"),
         ({1, 2}, "send an array"),

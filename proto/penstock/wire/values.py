@@ -187,18 +187,20 @@ def _torch_array(value: Any, torch: Any, where: str) -> Array:
         raise _unsupported(
             where, value, "only dense tensors travel: call .to_dense() or .dequantize()"
         )
-    tensor = value.detach().cpu().resolve_conj().resolve_neg()
-    if tensor.dtype is torch.bfloat16:
-        return _bounded(BFLOAT16, tensor.view(torch.int16).numpy().view(np.uint16), where)
+    name = BFLOAT16 if value.dtype is torch.bfloat16 else None
     try:
-        data: NDArray = tensor.numpy()
-    except TypeError as error:
+        tensor = value.detach().cpu().resolve_conj().resolve_neg()
+        data: NDArray = (tensor.view(torch.int16) if name else tensor).numpy()
+    except (TypeError, RuntimeError) as error:
         raise _unsupported(
             where,
             value,
-            f"{value.dtype} has no form on the wire: call .view(torch.uint8) or .to(...)",
+            f"dtype {value.dtype} on device {value.device} has no form on the wire ({error}): "
+            "call .view(torch.uint8) or .to(...)",
             dtype=str(value.dtype),
         ) from error
+    if name:
+        return _bounded(name, data.view(np.uint16), where)
     return _bounded(_NAMES[data.dtype.kind, data.dtype.itemsize], data, where)
 
 
