@@ -78,6 +78,12 @@ class HfSource(Source):
                 by_split = {str(key): list(files) for key, files in found.items()}
                 self.split, chosen = _choose(path, split, list(by_split))
                 self._files = [_local(file) for key in chosen for file in by_split[key]]
+                if not self._files:
+                    raise InvalidJob(
+                        f"no file matches {data_files or path!r}: check the path; in a job file it "
+                        "is relative to the job file",
+                        key="source.data_files",
+                    )
                 self._root = Path(os.path.commonpath([file.parent for file in self._files]))
                 builder.download_and_prepare()
                 dataset = builder.as_dataset(self.split)
