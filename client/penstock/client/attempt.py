@@ -56,8 +56,7 @@ def attempt_token(
         return "slurm:" + ":".join([*(environ[name] for name in _SLURM), restarts])
     raise InvalidRequest(
         f"{place.world_size} ranks of one attempt need a token in common, and there is nothing to "
-        f"make "
-        "it of: pass attempt= (the same on all ranks, another for every start of the run), or "
+        "make it of: pass attempt= (the same on all ranks, another for every start of the run), or "
         "initialise torch.distributed before the first batch",
         world_size=place.world_size,
     )

@@ -201,8 +201,7 @@ def check_protocol(reply: feed_pb2.DescribeReply, target: str) -> None:
     if reply.protocol != PROTOCOL:
         raise ProtocolMismatch(
             f"{target} (penstock {reply.server_version}) speaks version {reply.protocol} of the "
-            f"wire "
-            f"and this client version {PROTOCOL}: install the same penstock on both sides",
+            f"wire and this client version {PROTOCOL}: install the same penstock on both sides",
             client=PROTOCOL,
             server=reply.protocol,
         )

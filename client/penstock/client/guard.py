@@ -31,14 +31,13 @@ class ProcessGuard:
         if in_dataloader_worker():
             raise ForkedLoader(
                 "a penstock Loader was used inside a worker of a torch DataLoader: it prefetches "
-                "in "
-                "the background itself, so iterate it directly, or pass num_workers=0"
+                "in the background itself, so iterate it directly, or pass num_workers=0"
             )
         if not self.at_home:
             raise ForkedLoader(
                 f"this Loader was opened in process {self.pid} and is used in its fork "
                 f"{os.getpid()}, where its connection does not work: make the Loader after the "
-                f"fork",
+                "fork",
                 opened=self.pid,
                 used=os.getpid(),
             )

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, NoReturn
 
-from penstock.client.attempt import attempt_token
 from penstock.client.buffers import BufferPool
-from penstock.client.control import Control
 from penstock.client.feed import Delivery, Feed, Opening
-from penstock.client.guard import ProcessGuard
-from penstock.client.ranks import Place, discover, log_place, mesh_dimensions
+from penstock.client.options import check_arguments
+from penstock.client.ranks import Place, mesh_dimensions
+from penstock.client.session import Opener, Resources, Session, Wish
 from penstock.client.state import State
 from penstock.client.stats import Stats
 from penstock.client.steps import Batch, BatchInfo, Step
-from penstock.client.transport import open_transport, pretty
 from penstock.client.values import Decoder, make_decoder, position_value
-from penstock.wire.errors import (
-    BadState,
-    InvalidRequest,
-    JobChanged,
-    NoGroup,
-    NotStarted,
-    OtherStore,
-    PastEnd,
-    PenstockError,
-)
-from penstock.wire.order import MAX_POSITION, Share, Tail
+from penstock.wire.errors import InvalidRequest, NoGroup, NotStarted, PenstockError
+from penstock.wire.order import MAX_POSITION
 from penstock.wire.transport import Transport
-from penstock.wire.v1 import cursors_pb2, feed_pb2
+from penstock.wire.v1 import feed_pb2
 
 logger = logging.getLogger("penstock")
 
@@ -42,42 +29,6 @@ DEADLINE_S = 540.0
 """Below NCCL's default of 600 s: the reason must come before the collective's abort."""
 
 MAX_BODY_BYTES = 4 << 30
-
-
-@dataclass(frozen=True)
-class _Session:
-    """What is settled at the first batch."""
-
-    share: Share
-    log_id: bytes
-    store: str
-    batches: int | None
-    token: str
-    generation: int
-
-
-class _Resources:
-    """What must be let go of, apart from the Loader: its finalizer must not keep it alive."""
-
-    def __init__(self) -> None:
-        self.guard = ProcessGuard()
-        self.lock = threading.Lock()
-        self.transport: Transport | None = None
-        self.feed: Feed | None = None
-
-    def close_feed(self) -> None:
-        with self.lock:
-            feed, self.feed = self.feed, None
-        if feed is not None and self.guard.at_home:
-            feed.close()
-
-    def close(self) -> None:
-        self.close_feed()
-        with self.lock:
-            transport, self.transport = self.transport, None
-        # In a fork the connection is the parent's: it is left alone.
-        if transport is not None and self.guard.at_home:
-            transport.close()
 
 
 class Loader:
@@ -151,35 +102,45 @@ class Loader:
         as_numpy: bool | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
-        self._resources = _Resources()
+        self._resources = Resources()
         self._resources.guard.check()
-        _check_arguments(locals())
+        check_arguments(locals())
         self.target, self.job, self.group = target, job, group
-        self._batches_per_step = batches_per_step
-        self._rank, self._world_size = rank, world_size
+        self._batches_per_step, self._start, self._mode = batches_per_step, start, mode
         self._mesh, self._dp = mesh, dp
-        self._peers = {"cp": cp, "tp": tp, "pp": pp}
-        self._start_at, self._mode = start, mode
         self._device, self._as_numpy, self._meta = device, as_numpy, meta
-        self._attempt, self._prefetch, self._deadline_s = attempt, prefetch, deadline_s
+        self._prefetch, self._deadline_s = prefetch, deadline_s
         self._tail_pad, self._lineage, self._max_steps = tail == "pad", lineage, max_steps
         self._max_body_bytes = max_body_bytes
-        if rank is not None or mesh is not None:
-            self._find_place()
+        ranks: dict[str, Any] = {
+            "rank": rank,
+            "world_size": world_size,
+            "mesh": mesh,
+            "dp": dp,
+            "peers": {"cp": cp, "tp": tp, "pp": pp},
+        }
+        self._opener = Opener(
+            self._resources,
+            target,
+            job,
+            group,
+            batches_per_step=batches_per_step,
+            ranks=ranks,
+            attempt=attempt,
+            any_store=isinstance(start, int),
+            tail_pad=self._tail_pad,
+            deadline_s=deadline_s,
+        )
+        if any(given is not None for given in (rank, world_size, mesh, dp, cp, tp, pp)):
+            _ = self._opener.place  # a mistake in them is best told here
 
         self.last: BatchInfo | None = None
         self._closed = False
-        self._place: Place | None = None
-        self._control_: Control | None = None
-        self._info: feed_pb2.DescribeReply | None = None
-        self._session: _Session | None = None
+        self._session: Session | None = None
+        self._wish = None if start == "state" else Wish(start if isinstance(start, int) else None)
         self._decoder: Decoder | None = None
         self._stats = Stats()
         self._pool = BufferPool(keep=prefetch + 2)
-        self._token: str | None = None
-        self._moves = 0  # restarts of this Loader: each is an attempt of its own
-        self._resume: State | None = None  # from load_state_dict or seek, until the session starts
-        self._resume_position: int | None = None  # from seek(position=)
         self._next = 0  # the own position to be yielded next
         self._marked: int | None = None  # the own position that `mark` has named last
         self._held: deque[Delivery] = deque()  # taken from the feed, not yielded yet
@@ -210,12 +171,14 @@ class Loader:
         """
         self._begin_pass()
         while self._peek() is not None:
-            share = self._started().share
+            session = self._started()
+            share = session.share
             index = share.step(self._next)
             own = share.positions(index)
             remaining = (own.stop - 1 - self._next) // share.world_size + 1
             yield Step(self, index, remaining, is_whole=self._next == own.start)
-            self._skip_rest(index)
+            if self._session is session:  # else the loop's body has moved to another place
+                self._skip_rest(index)
 
     def __len__(self) -> int:
         """Return how many batches this rank reads of the whole job; asks the server once.
@@ -223,21 +186,18 @@ class Loader:
         Raises:
             TypeError: The job is endless.
         """
-        info = self._contact()
-        if not info.HasField("batches") and self._max_steps is None:
+        self._check()
+        if not self._opener.info.HasField("batches") and self._max_steps is None:
             raise TypeError(f"job {self.job!r} is endless, so its Loader has no len()")
-        share = self._started().share
         steps = self._steps()
         assert steps is not None
-        return steps * share.batches_per_rank
+        return steps * self._started().share.batches_per_rank
 
     @property
     def place(self) -> Place:
         """Which data-parallel rank this is, of how many, and from where that is known."""
-        if self._place is None:
-            self._place = self._find_place()
-            log_place(self._place, self.job)
-        return self._place
+        self._check()
+        return self._opener.place
 
     @property
     def batches_per_step(self) -> int:
@@ -262,8 +222,7 @@ class Loader:
         if session is None or not session.share.owns(marked) or not 0 <= marked < self._next:
             raise InvalidRequest(
                 f"mark({marked}): this Loader has not yielded that position; pass the position of "
-                f"a "
-                "batch that came out of it",
+                "a batch that came out of it",
                 position=marked,
             )
         self._marked = marked
@@ -286,7 +245,7 @@ class Loader:
         session = self._started()
         if step is not None and step < 0:
             raise InvalidRequest(f"commit(step={step}): steps go from 0")
-        reply = self._control().commit(
+        reply = self._opener.control.commit(
             group,
             session.token,
             session.generation,
@@ -304,7 +263,7 @@ class Loader:
             CheckpointExists: The name stands at another step.
         """
         group = self._need_group("checkpoint")
-        return int(self._control().checkpoint(group, name, step).step)
+        return int(self._opener.control.checkpoint(group, name, step).step)
 
     def seek(self, step: int | None = None, *, position: int | None = None) -> None:
         """Go to a step; with a group that is a new generation, so every rank calls it.
@@ -331,20 +290,13 @@ class Loader:
                 "read with group=None"
             )
         self._refuse_eval("seek")
-        info = self._contact()
-        self._restart()
+        info = self._opener.info
         if position is not None:
-            self._resume_position = position
+            wish = Wish(position=position)
         else:
             assert step is not None
-            self._resume = State(
-                job=self.job,
-                log_id=info.log_id.hex(),
-                store=info.store,
-                group=self.group,
-                batches_per_step=self._batches_per_step or 0,
-                step=step,
-            )
+            wish = Wish(step, State(self.job, info.log_id.hex(), info.store, self.group, 0, step))
+        self._restart(wish)
         self._started()
 
     def state_dict(self) -> dict[str, Any]:
@@ -385,42 +337,11 @@ class Loader:
         self._check()
         self._refuse_eval("load_state_dict")
         found = State.from_dict(state)
-        if found.job != self.job:
-            raise BadState(
-                f"the state is of job {found.job!r} and this Loader reads {self.job!r}: load it "
-                f"into "
-                "the Loader of its job",
-                job=found.job,
-            )
-        wanted = self._batches_per_step
-        if wanted is not None and wanted != found.batches_per_step:
-            raise BadState(
-                f"the state counts steps of {found.batches_per_step} batches and this Loader was "
-                f"given "
-                f"batches_per_step={wanted}: leave it out, or start a new group at the right step",
-                batches_per_step=found.batches_per_step,
-            )
-        found.check_world_size(self.place.world_size)
-        info = self._contact()
-        if found.log_id != info.log_id.hex():
-            raise JobChanged(
-                f"the state is of log {found.log_id[:12]} of job {self.job!r}, and the server has "
-                f"{info.log_id.hex()[:12]} now: serve the job as it was, or start a new group at "
-                "start=0",
-                log_id=info.log_id.hex(),
-                expected=found.log_id,
-            )
+        found.check_loadable(self.job, self._batches_per_step, self.place.world_size)
+        info = self._opener.info
+        found.check_log(info.log_id.hex())
         if self.group is not None and found.store != info.store:
-            if not isinstance(self._start_at, int):
-                raise OtherStore(
-                    f"the state comes from store {found.store}, and the server has store "
-                    f"{info.store}: "
-                    "give the server its store back, or say with start=<step> that this one is to "
-                    "be "
-                    f"used (the state stands at step {found.step})",
-                    expected=found.store,
-                    store=info.store,
-                )
+            found.check_store(info.store, start_is_given=isinstance(self._start, int))
             logger.warning(
                 "group %r of job %r: the state comes from store %s; going on in store %s",
                 self.group,
@@ -428,8 +349,7 @@ class Loader:
                 found.store,
                 info.store,
             )
-        self._restart()
-        self._resume = found
+        self._restart(Wish(found.step, found))
 
     # --- looking and ending ---
 
@@ -475,8 +395,7 @@ class Loader:
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a penstock Loader cannot be copied or sent to another process: it holds a connection "
-            "and "
-            "prefetches in the background itself; with a torch DataLoader pass num_workers=0"
+            "and prefetches in the background itself; with a torch DataLoader pass num_workers=0"
         )
 
     # --- what a Step needs ---
@@ -506,8 +425,7 @@ class Loader:
         if len(names) > 1:
             raise InvalidRequest(
                 f"total() over the mesh dimensions {', '.join(names)} needs a process group of "
-                f"them: "
-                "pass process_group="
+                "them: pass process_group="
             )
         return self._mesh.get_group(names[0])
 
@@ -518,132 +436,33 @@ class Loader:
         if self._closed:
             raise InvalidRequest("this Loader is closed: make a new one")
 
-    def _find_place(self) -> Place:
-        return discover(
-            self._rank, self._world_size, mesh=self._mesh, dp=self._dp, peers=self._peers
-        )
-
-    def _control(self) -> Control:
-        self._check()
-        if self._control_ is None:
-            transport = open_transport(self.target)
-            self._resources.transport = transport
-            self._control_ = Control(transport, self.job, pretty(self.target), self._deadline_s)
-        return self._control_
-
-    def _contact(self) -> feed_pb2.DescribeReply:
-        if self._info is None:
-            self._info = self._control().describe()
-        return self._info
-
-    def _started(self) -> _Session:
+    def _started(self) -> Session:
         """Return the session; settle rank, step size and position if that is still to be done."""
         self._check()
         if self._session is not None:
             return self._session
-        if self._start_at == "state" and self._resume is None and self._resume_position is None:
+        if self._wish is None:
             raise NotStarted(
                 'start="state" waits for a state: call load_state_dict() or seek() before the '
-                "first "
-                'batch, or use start="cursor"'
+                'first batch, or use start="cursor"'
             )
-        place, info, resume = self.place, self._contact(), self._resume
-        wanted = self._batches_per_step or (resume.batches_per_step if resume else 0) or None
-        start = (
-            resume.step if resume else self._start_at if isinstance(self._start_at, int) else None
-        )
-        token, generation = "", 0
-        if self.group is None:
-            step_size = wanted or info.batches_per_step or place.world_size
-            first_step = start or 0
-        else:
-            token = self._attempt_token(place)
-            begun = self._begin(self.group, token, place, wanted, start, resume)
-            generation, step_size = begun.generation, int(begun.batches_per_step)
-            # Rows only move forward, but the trainer's checkpoint is the truth.
-            first_step = resume.step if resume else int(begun.start_step)
-        share = Share(step_size, place.rank, place.world_size)
-        batches = info.batches if info.HasField("batches") else None
-        session = _Session(share, info.log_id, info.store, batches, token, generation)
-        if self._resume_position is not None:
-            first = share.at_or_after(self._resume_position)
-        else:
-            first = first_step * step_size + place.rank
-            first += (resume.consumed if resume else 0) * place.world_size
-        self._check_end(session, first)
-        self._next, self._session = first, session
-        if self.group is None:
-            logger.info(
-                "job %r: reading from step %s, %d batches per step",
-                self.job,
-                f"{share.step(first):,}",
-                step_size,
-            )
-        return session
-
-    def _attempt_token(self, place: Place) -> str:
-        if self._token is None:
-            self._token = attempt_token(self._attempt, place)
-        # A move is an attempt of its own, named alike on all ranks.
-        return f"{self._token}#{self._moves}" if self._moves else self._token
-
-    def _begin(
-        self,
-        group: str,
-        token: str,
-        place: Place,
-        batches_per_step: int | None,
-        start: int | None,
-        resume: State | None,
-    ) -> cursors_pb2.BeginReply:
-        info = self._contact()
-        of_other_store = isinstance(self._start_at, int)
-        begun = self._control().begin(
-            group,
-            token,
-            place.rank,
-            place.world_size,
-            batches_per_step=batches_per_step,
-            start_step=start,
-            store=resume.store if resume and not of_other_store else "",
-        )
-        if begun.log_id != info.log_id:
-            raise JobChanged(
-                f"job {self.job!r} became another log between two calls "
-                f"({info.log_id.hex()[:12]}, then {begun.log_id.hex()[:12]}): start again",
-                log_id=begun.log_id.hex(),
-                expected=info.log_id.hex(),
-            )
-        logger.info("%s", _resuming(self.job, group, begun, resume))
-        return begun
-
-    def _check_end(self, session: _Session, first: int) -> None:
-        if session.batches is None:
-            return
-        end = Tail(session.batches, session.share.batches_per_step, self._tail_pad).end
-        if first > end + session.share.rank:
-            step_size = session.share.batches_per_step
-            raise PastEnd(
-                f"step {session.share.step(first)} lies past the end: job {self.job!r} holds "
-                f"{session.batches} batches, {end // step_size} steps of {step_size}",
-                position=first,
-                batches=session.batches,
-            )
+        self._session = self._opener.open(self._wish)
+        self._next = self._session.first
+        return self._session
 
     def _steps(self) -> int | None:
         """How many steps a whole pass has; None = endless."""
-        session = self._started()
-        if session.batches is None:
-            return self._max_steps
-        steps = Tail(session.batches, session.share.batches_per_step, self._tail_pad).steps
-        return steps if self._max_steps is None else min(steps, self._max_steps)
+        steps = self._started().steps(self._tail_pad)
+        if steps is None or self._max_steps is None:
+            return self._max_steps if steps is None else steps
+        return min(steps, self._max_steps)
 
-    def _restart(self) -> None:
-        """Forget where reading stood: the next batch starts a session."""
+    def _restart(self, wish: Wish) -> None:
+        """Forget where reading stood: the next batch begins at `wish`."""
         if self._session is not None:
-            self._moves += 1
+            self._opener.moved()
         self._drop_feed()
-        self._session = self._resume = self._resume_position = None
+        self._session, self._wish = None, wish
 
     def _drop_feed(self) -> None:
         if self._resources.feed is not None:
@@ -659,8 +478,7 @@ class Loader:
         if session.batches is None and self._max_steps is None:
             raise InvalidRequest(
                 f'job {self.job!r} is endless, and mode="eval" reads whole passes: pass '
-                f"max_steps=, or "
-                "give the job epochs: 1"
+                "max_steps=, or give the job epochs: 1"
             )
         self._drop_feed()
         self._next = session.share.rank
@@ -677,7 +495,7 @@ class Loader:
         transport = self._resources.transport
         assert transport is not None  # _started has made contact
         opening = Opening(
-            target=pretty(self.target),
+            target=self._opener.target,
             job=self.job,
             log_id=session.log_id,
             group=self.group or "",
@@ -792,55 +610,6 @@ class Loader:
 
 def _counts(header: feed_pb2.BatchHeader) -> dict[str, int]:
     return {count.name: count.value for count in header.counts}
-
-
-def _resuming(job: str, group: str, begun: cursors_pb2.BeginReply, resume: State | None) -> str:
-    who = f"group {group!r} of job {job!r}"
-    origin = begun.batches_per_step_from or "server"
-    size = f"{begun.batches_per_step} batches per step (from {origin})"
-    attempt = f"generation {begun.generation}, {size}"
-    if begun.committed_at:
-        at = begun.committed_at.replace("T", " ")[:16]
-        committed = f"committed {at} by generation {begun.committed_by}"
-    else:
-        committed = "nothing committed yet"
-    if resume is not None:
-        return f"{who}: going to step {resume.step:,} as loaded; {committed}; {attempt}"
-    verb = "resuming" if begun.start_step or begun.joined else "starting"
-    return f"{who}: {verb} at step {begun.start_step:,}, {committed}; {attempt}"
-
-
-def _check_arguments(given: Mapping[str, Any]) -> None:
-    """Refuse arguments that cannot be, with the value and the remedy."""
-
-    def refuse(sentence: str) -> NoReturn:
-        raise InvalidRequest(sentence)
-
-    for name, choices in (("mode", ("stream", "eval")), ("tail", ("pad", "drop"))):
-        if given[name] not in choices:
-            refuse(f"{name}={given[name]!r}: use {' or '.join(map(repr, choices))}")
-    start = given["start"]
-    if start not in ("cursor", "state") and (
-        isinstance(start, bool) or not isinstance(start, int) or start < 0
-    ):
-        refuse(f'start={start!r}: use "cursor", "state" or a step from 0')
-    for name in ("batches_per_step", "prefetch", "max_steps", "max_body_bytes"):
-        value = given[name]
-        if value is not None and (isinstance(value, bool) or int(value) != value or value < 1):
-            refuse(f"{name}={value!r}: use an integer of at least 1")
-    if given["deadline_s"] <= 0:
-        refuse(f"deadline_s={given['deadline_s']!r}: use seconds above 0")
-    if not given["job"] or not isinstance(given["job"], str):
-        refuse(f"job={given['job']!r}: pass the name of a job of the server")
-    if given["group"] == "":
-        refuse('group="": pass a name, or None for an ephemeral reader')
-    if given["mode"] == "eval":
-        if given["group"] is not None:
-            refuse(f'group={given["group"]!r}: mode="eval" is ephemeral; leave group out')
-        if start not in ("cursor", 0):
-            refuse(f'start={start!r}: with mode="eval" every pass starts at step 0; leave it out')
-    elif given["max_steps"] is not None:
-        refuse(f'max_steps={given["max_steps"]}: it cuts passes of mode="eval"; leave it out')
 
 
 __all__ = ["DEADLINE_S", "MAX_BODY_BYTES", "Loader"]

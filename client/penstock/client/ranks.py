@@ -82,8 +82,7 @@ def discover(
     if dp is not None or others:
         raise InvalidRequest(
             f"{', '.join(f'{name}=' for name in (*(['dp'] if dp else []), *others))} name "
-            f"dimensions "
-            "of a mesh: pass mesh= too"
+            "dimensions of a mesh: pass mesh= too"
         )
     return (_from_torch() or _from_launcher(os.environ if environ is None else environ)) or Place(
         0, 1, "single process"
@@ -184,8 +183,7 @@ def _from_launcher(environ: Mapping[str, str]) -> Place | None:
         if size_name not in environ:
             raise InvalidRequest(
                 f"{rank_name} is set to {environ[rank_name]!r} and {size_name} is not: set both, "
-                f"or "
-                "pass rank= and world_size="
+                "or pass rank= and world_size="
             )
         rank, size = (_number(environ, name) for name in (rank_name, size_name))
         return Place(rank, size, f"{rank_name}/{size_name}")
@@ -198,8 +196,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     except ValueError:
         raise InvalidRequest(
             f"the environment variable {name} is {environ[name]!r}, which is no number: correct "
-            f"it, "
-            "or pass rank= and world_size=",
+            "it, or pass rank= and world_size=",
             variable=name,
         ) from None
 

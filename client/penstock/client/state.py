@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.wire.errors import BadState
+from penstock.wire.errors import BadState, JobChanged, OtherStore
 
 FORMAT = 1
 
@@ -64,13 +64,12 @@ class State:
         if not isinstance(state, Mapping) or "format" not in state:
             raise BadState(
                 f"this is no state of a penstock Loader ({_short(state)}): pass what state_dict() "
-                f"gave"
+                "gave"
             )
         if state["format"] != FORMAT:
             raise BadState(
                 f"the state has format {state['format']!r} and this penstock reads {FORMAT}: load "
-                f"it "
-                "with the version that wrote it",
+                "it with the version that wrote it",
                 format=state["format"],
             )
         found = cls(
@@ -87,23 +86,69 @@ class State:
             raise BadState(f"the state holds numbers that cannot be: {_short(state)}")
         return found
 
-    def check_world_size(self, world_size: int) -> None:
-        """Refuse a state from within a step at another world size.
+    def check_loadable(self, job: str, batches_per_step: int | None, world_size: int) -> None:
+        """Refuse a state that is not for this reader.
+
+        Args:
+            job: The job that is read.
+            batches_per_step: What the reader was given; None = nothing.
+            world_size: How many ranks read.
 
         Raises:
-            BadState: Names the nearest steps, which load at any world size.
+            BadState: Another job or step size; or it was taken within a step at another world size:
+                then the nearest steps are named, which load at any.
         """
+        if self.job != job:
+            raise BadState(
+                f"the state is of job {self.job!r} and this Loader reads {job!r}: load it into the "
+                "Loader of its job",
+                job=self.job,
+            )
+        if batches_per_step is not None and batches_per_step != self.batches_per_step:
+            raise BadState(
+                f"the state counts steps of {self.batches_per_step} batches and this Loader was "
+                f"given batches_per_step={batches_per_step}: leave it out, or start a new group at "
+                "the right step",
+                batches_per_step=self.batches_per_step,
+            )
         if self.consumed and self.world_size != world_size:
             raise BadState(
                 f"the state was taken within step {self.step}, after {self.consumed} of each "
-                f"rank's "
-                f"batches, by {self.world_size} ranks, and there are {world_size} now: load it "
-                f"with "
-                f"{self.world_size} ranks, or go to the nearest boundary with "
+                f"rank's batches, by {self.world_size} ranks, and there are {world_size} now: load "
+                f"it with {self.world_size} ranks, or go to the nearest boundary with "
                 f"seek(step={self.step}) or seek(step={self.step + 1})",
                 step=self.step,
                 consumed=self.consumed,
                 world_size=self.world_size,
+            )
+
+    def check_log(self, log_id: str) -> None:
+        """Refuse a state of another log.
+
+        Raises:
+            JobChanged: The job is another log now.
+        """
+        if self.log_id != log_id:
+            raise JobChanged(
+                f"the state is of log {self.log_id[:12]} of job {self.job!r}, and the server has "
+                f"{log_id[:12]} now: serve the job as it was, or start a new group at start=0",
+                log_id=log_id,
+                expected=self.log_id,
+            )
+
+    def check_store(self, store: str, *, start_is_given: bool) -> None:
+        """Refuse a state of another store, unless the caller named a step to start at.
+
+        Raises:
+            OtherStore: An empty store must not be taken for a fresh start.
+        """
+        if self.store != store and not start_is_given:
+            raise OtherStore(
+                f"the state comes from store {self.store}, and the server has store {store}: give "
+                "the server its store back, or say with start=<step> that this one is to be used "
+                f"(the state stands at step {self.step})",
+                expected=self.store,
+                store=store,
             )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 from numpy.typing import NDArray
@@ -40,8 +40,8 @@ class BatchInfo:
     counts: Mapping[str, int]
     is_padding: bool
     nbytes: int
-    header: feed_pb2.BatchHeader
-    body: NDArray[Any] | None
+    header: feed_pb2.BatchHeader = field(repr=False)
+    body: NDArray[Any] | None = field(repr=False)
 
     @property
     def samples(self) -> list[tuple[str, int, int]]:
@@ -166,18 +166,15 @@ class Step:
         if dist is None:
             _refuse(
                 f"total() over {world_size} ranks needs torch.distributed, which is not "
-                f"initialised: "
-                "call init_process_group first and pass process_group= where it holds more than "
-                "the "
-                "data-parallel ranks, or sum step.counts yourself"
+                "initialised: call init_process_group first and pass process_group= where it holds "
+                "more than the data-parallel ranks, or sum step.counts yourself"
             )
         group = process_group if process_group is not None else self._source.dp_process_group()
         size = dist.get_world_size(group)
         if size != world_size:
             _refuse(
                 f"total() would sum over {size} processes where {world_size} data-parallel ranks "
-                f"read: "
-                "pass process_group= with exactly those ranks"
+                "read: pass process_group= with exactly those ranks"
             )
         import torch
 

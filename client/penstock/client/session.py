@@ -1,0 +1,260 @@
+"""How reading begins: which rank this is, what the job is, where the group stands."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.client.attempt import attempt_token
+from penstock.client.control import Control
+from penstock.client.feed import Feed
+from penstock.client.guard import ProcessGuard
+from penstock.client.ranks import Place, discover, log_place
+from penstock.client.state import State
+from penstock.client.transport import open_transport, pretty
+from penstock.wire.errors import JobChanged, PastEnd
+from penstock.wire.order import Share, Tail
+from penstock.wire.transport import Transport
+from penstock.wire.v1 import cursors_pb2, feed_pb2
+
+logger = logging.getLogger("penstock")
+
+
+class Resources:
+    """What must be let go of, apart from the Loader: its finalizer must not keep it alive."""
+
+    def __init__(self) -> None:
+        self.guard = ProcessGuard()
+        self.lock = threading.Lock()
+        self.transport: Transport | None = None
+        self.feed: Feed | None = None
+
+    def close_feed(self) -> None:
+        """End the stream; idempotent."""
+        with self.lock:
+            feed, self.feed = self.feed, None
+        if feed is not None and self.guard.at_home:
+            feed.close()
+
+    def close(self) -> None:
+        """End the stream and the connection; idempotent. In a fork they are left to the parent."""
+        self.close_feed()
+        with self.lock:
+            transport, self.transport = self.transport, None
+        if transport is not None and self.guard.at_home:
+            transport.close()
+
+
+@dataclass(frozen=True)
+class Session:
+    """What is settled when reading begins.
+
+    Attributes:
+        share: Which positions are this rank's.
+        log_id: The log that is read.
+        store: The UUID of the server's store.
+        batches: T of a finite log; None = endless.
+        token: The attempt; empty = ephemeral.
+        generation: What the store gave to it; 0 = ephemeral.
+        first: The own position that reading begins with.
+    """
+
+    share: Share
+    log_id: bytes
+    store: str
+    batches: int | None
+    token: str
+    generation: int
+    first: int
+
+    def steps(self, tail_pad: bool) -> int | None:
+        """Return how many steps a whole pass has; None = endless."""
+        if self.batches is None:
+            return None
+        return Tail(self.batches, self.share.batches_per_step, tail_pad).steps
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Where the next session is to begin.
+
+    Attributes:
+        step: A step, or None for the group's cursor (0 without a group).
+        state: From load_state_dict or seek; then `step` is its step.
+        position: A position, for ephemeral readers.
+    """
+
+    step: int | None = None
+    state: State | None = None
+    position: int | None = None
+
+
+class Opener:
+    """Settles, as late as possible and once, what a session needs.
+
+    Args:
+        resources: Where the connection is kept.
+        target: Where the node is.
+        job: The job's name.
+        group: None = ephemeral.
+        batches_per_step: What the caller asks for; None = the group's or the job's.
+        ranks: Arguments of `ranks.discover`.
+        attempt: The caller's token; None = draw or derive one.
+        any_store: A state of another store may be loaded: the caller named the step itself.
+        tail_pad: How the last step of a finite job is treated.
+        deadline_s: How long an unreachable node is called again.
+    """
+
+    def __init__(
+        self,
+        resources: Resources,
+        target: str | Sequence[str] | Transport,
+        job: str,
+        group: str | None,
+        *,
+        batches_per_step: int | None,
+        ranks: dict[str, Any],
+        attempt: str | None,
+        any_store: bool,
+        tail_pad: bool,
+        deadline_s: float,
+    ) -> None:
+        self.target = pretty(target)
+        self._resources, self._to, self._job, self._group = resources, target, job, group
+        self._batches_per_step, self._ranks, self._attempt = batches_per_step, ranks, attempt
+        self._any_store, self._tail_pad, self._deadline_s = any_store, tail_pad, deadline_s
+        self._control: Control | None = None
+        self._info: feed_pb2.DescribeReply | None = None
+        self._place: Place | None = None
+        self._token: str | None = None
+        self._moves = 0
+
+    @property
+    def place(self) -> Place:
+        """Which data-parallel rank this is; found and logged at the first look."""
+        if self._place is None:
+            self._place = discover(**self._ranks)
+            log_place(self._place, self._job)
+        return self._place
+
+    @property
+    def control(self) -> Control:
+        """The short calls; connects at the first look."""
+        if self._control is None:
+            transport = self._resources.transport = open_transport(self._to)
+            self._control = Control(transport, self._job, self.target, self._deadline_s)
+        return self._control
+
+    @property
+    def info(self) -> feed_pb2.DescribeReply:
+        """What the job is; asked once."""
+        if self._info is None:
+            self._info = self.control.describe()
+        return self._info
+
+    def moved(self) -> None:
+        """Say that the next session is an attempt of its own, which all ranks name alike."""
+        self._moves += 1
+
+    def open(self, wish: Wish) -> Session:
+        """Begin: with a group this starts or joins a generation.
+
+        Raises:
+            PenstockError: See `Control.describe` and `Control.begin`.
+            UnevenStep: The world size does not divide the step.
+            PastEnd: The job ends before the place that is wished for.
+        """
+        place, info, state = self.place, self.info, wish.state
+        # A state from seek names no step size: the group's stays.
+        wanted = self._batches_per_step or (state.batches_per_step if state else 0) or None
+        token, generation = "", 0
+        if self._group is None:
+            step_size = wanted or info.batches_per_step or place.world_size
+            first_step = wish.step or 0
+        else:
+            token = self._next_token(place)
+            begun = self._begin(self._group, token, wanted, wish)
+            generation, step_size = int(begun.generation), int(begun.batches_per_step)
+            # A joining rank's row may be ahead of the state, but the trainer's checkpoint is the
+            # truth.
+            first_step = state.step if state else int(begun.start_step)
+        share = Share(step_size, place.rank, place.world_size)
+        first = first_step * step_size + place.rank
+        if state is not None:
+            first += state.consumed * place.world_size
+        if wish.position is not None:
+            first = share.at_or_after(wish.position)
+        batches = info.batches if info.HasField("batches") else None
+        session = Session(share, info.log_id, info.store, batches, token, generation, first)
+        self._check_end(session)
+        if self._group is None:
+            logger.info(
+                "job %r: reading from step %s, %d batches per step",
+                self._job,
+                f"{share.step(first):,}",
+                step_size,
+            )
+        return session
+
+    def _next_token(self, place: Place) -> str:
+        if self._token is None:
+            self._token = attempt_token(self._attempt, place)
+        return f"{self._token}#{self._moves}" if self._moves else self._token
+
+    def _begin(
+        self, group: str, token: str, batches_per_step: int | None, wish: Wish
+    ) -> cursors_pb2.BeginReply:
+        begun = self.control.begin(
+            group,
+            token,
+            self.place.rank,
+            self.place.world_size,
+            batches_per_step=batches_per_step,
+            start_step=wish.step,
+            store="" if wish.state is None or self._any_store else wish.state.store,
+        )
+        if begun.log_id != self.info.log_id:
+            raise JobChanged(
+                f"job {self._job!r} became another log between two calls "
+                f"({self.info.log_id.hex()[:12]}, then {begun.log_id.hex()[:12]}): start again",
+                log_id=begun.log_id.hex(),
+                expected=self.info.log_id.hex(),
+            )
+        logger.info("%s", resuming(self._job, group, begun, wish))
+        return begun
+
+    def _check_end(self, session: Session) -> None:
+        steps = session.steps(self._tail_pad)
+        if steps is None:
+            return
+        step_size = session.share.batches_per_step
+        if session.first > steps * step_size + session.share.rank:
+            raise PastEnd(
+                f"step {session.share.step(session.first)} lies past the end: job {self._job!r} "
+                f"holds {session.batches} batches, {steps} steps of {step_size}",
+                position=session.first,
+                batches=session.batches,
+            )
+
+
+def resuming(job: str, group: str, begun: cursors_pb2.BeginReply, wish: Wish) -> str:
+    """Return the sentence that says where a group goes on, and who committed last."""
+    who = f"group {group!r} of job {job!r}"
+    origin = begun.batches_per_step_from or "server"
+    attempt = (
+        f"generation {begun.generation}, {begun.batches_per_step} batches per step (from {origin})"
+    )
+    committed = "nothing committed yet"
+    if begun.committed_at:
+        at = begun.committed_at.replace("T", " ")[:16]
+        committed = f"committed {at} by generation {begun.committed_by}"
+    if wish.state is not None:
+        return f"{who}: going to step {wish.state.step:,} as told; {committed}; {attempt}"
+    verb = "resuming" if begun.start_step or begun.joined else "starting"
+    return f"{who}: {verb} at step {begun.start_step:,}, {committed}; {attempt}"
+
+
+__all__ = ["Opener", "Resources", "Session", "Wish", "resuming"]

@@ -1,0 +1,400 @@
+"""What comes out of a Loader: the right batches, in order, as arrays or tensors, within bounds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from unit.fake_feed import FakeNode, values_of
+
+from penstock.client import Batch, Loader
+from penstock.wire.errors import (
+    BadFrame,
+    BadState,
+    InvalidRequest,
+    MissingExtra,
+    NoGroup,
+    PastEnd,
+    UnevenStep,
+    UnknownJob,
+)
+
+
+@pytest.fixture
+def node() -> Iterator[FakeNode]:
+    with FakeNode() as fake:
+        yield fake
+
+
+def alone(node: FakeNode, **options: Any) -> Loader:
+    """A Loader of one rank that gives arrays."""
+    return Loader(node.address, "code", **{"rank": 0, "world_size": 1, "as_numpy": True} | options)
+
+
+def take(loader: Loader, count: int) -> list[Batch]:
+    batches = []
+    for batch in loader:
+        batches.append(batch)
+        if len(batches) == count:
+            break
+    return batches
+
+
+@pytest.mark.parametrize(("step_size", "world"), [(1, 1), (2, 1), (2, 2), (6, 1), (6, 2), (6, 3)])
+def test_ranks_partition_every_step(node: FakeNode, step_size: int, world: int) -> None:
+    """The positions of all ranks, step by step, are the step's positions, each once, in order."""
+    seen: dict[int, list[int]] = {}
+    for rank in range(world):
+        with alone(node, rank=rank, world_size=world, batches_per_step=step_size) as loader:
+            for batch in take(loader, 3 * step_size // world):
+                seen.setdefault(batch.step, []).append(batch.position)
+                assert batch.position % step_size % world == rank
+                assert batch.micro == batch.position % step_size // world
+                assert batch.is_last == (batch.micro == step_size // world - 1)
+
+    assert {step: sorted(found) for step, found in seen.items()} == {
+        step: list(range(step * step_size, (step + 1) * step_size)) for step in range(3)
+    }
+
+
+def test_every_kind_of_value_arrives_as_an_array_or_a_plain_value(node: FakeNode) -> None:
+    with alone(node) as loader:
+        batches = take(loader, 2)
+
+    for position, batch in enumerate(batches):
+        wanted = values_of(position, node.nbytes)
+        assert list(batch) == list(wanted)
+        np.testing.assert_array_equal(batch["input_ids"], wanted["input_ids"])
+        assert batch["input_ids"].dtype == np.int64
+        assert batch["input_ids"].flags.writeable
+        assert batch["cut"] == position
+        assert type(batch["cut"]) is int
+        assert batch["name"] == f"batch {position}"
+        assert batch["extra"] == {"position": position}
+        part, nothing, three = batch["parts"]
+        assert (part.tolist(), nothing, three) == ([float(position)], None, 3)
+
+
+def test_bodies_of_many_chunks_arrive_whole() -> None:
+    with FakeNode(nbytes=10_000, chunk_bytes=512) as node, alone(node) as loader:
+        for batch in take(loader, 5):
+            wanted = values_of(batch.position, 10_000)["input_ids"]
+            np.testing.assert_array_equal(batch["input_ids"], wanted)
+
+
+DTYPES = [
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128", "bfloat16"),
+]
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_tensors_of_every_dtype_and_shape(node: FakeNode, device: str | None) -> None:
+    """Every dtype of the wire, 0-d, empty and 2-d, has its tensor, equal to what was sent."""
+    arrays = {}
+    for name in DTYPES:
+        dtype = ml_dtypes.bfloat16 if name == "bfloat16" else name
+        arrays[name] = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
+        arrays[f"{name}_0d"] = np.array(1).astype(dtype)
+        arrays[f"{name}_empty"] = np.zeros((0, 4)).astype(dtype)
+    node.dtype_values = arrays
+    node.host = ("int64",)
+
+    with alone(node, as_numpy=None, device=device) as loader:
+        (batch,) = take(loader, 1)
+
+    for key, array in arrays.items():
+        name = key.split("_")[0]
+        tensor = batch[key]
+        assert tensor.dtype == getattr(torch, name), key
+        assert tuple(tensor.shape) == array.shape, key
+        assert tensor.to(torch.complex128).tolist() == array.astype("complex128").tolist(), key
+
+
+def test_bfloat16_arrays_have_the_dtype_of_ml_dtypes(node: FakeNode) -> None:
+    node.dtype_values = {"x": np.array([1.5, -2.0], ml_dtypes.bfloat16)}
+
+    with alone(node) as loader:
+        (batch,) = take(loader, 1)
+
+    assert batch["x"].dtype == ml_dtypes.bfloat16
+    assert batch["x"].astype(np.float32).tolist() == [1.5, -2.0]
+
+
+def test_a_batch_of_no_tensors_arrives(node: FakeNode) -> None:
+    node.dtype_values = {"text": "hello", "n": 7}
+
+    with alone(node) as loader:
+        batches = take(loader, 3)
+
+    assert batches == [{"text": "hello", "n": 7}] * 3
+
+
+def test_metadata_survives_a_rebuilt_dict(node: FakeNode) -> None:
+    """`loader.last` and `meta=True` know the position when a framework has rebuilt the mapping."""
+    with alone(node, meta=True, lineage=True) as loader:
+        for batch in itertools.islice(loader, 2):
+            rebuilt = type(batch)({key: value for key, value in batch.items()})  # noqa: C416
+
+            assert loader.last is not None
+            assert loader.last.position == batch.position
+            assert int(batch["penstock_position"]) == batch.position
+            assert rebuilt["penstock_position"].dtype == np.int64
+            assert batch.samples == [("corpus", batch.position, 0)]
+            with pytest.raises(AttributeError, match=r"loader\.last\.position"):
+                _ = rebuilt.position
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = rebuilt.nonsense
+
+
+def test_never_more_than_the_prefetch_is_sent_ahead(node: FakeNode) -> None:
+    """A consumer that takes one batch and stops is sent no position at or above its horizon."""
+    with alone(node, prefetch=3) as loader:
+        for taken in range(1, 20):
+            take(loader, 1)
+            assert max(node.sent) < taken + 3
+            assert max([*node.horizons, 0]) <= taken + 3
+        assert loader.stats()["buffered_batches"] <= 3
+
+
+def test_a_second_iteration_of_a_stream_goes_on_where_it_stood(node: FakeNode) -> None:
+    with alone(node) as loader:
+        first, second = take(loader, 3), take(loader, 3)
+
+    assert [batch.position for batch in first + second] == list(range(6))
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_a_finite_job_ends_every_rank_at_the_same_step(world: int) -> None:
+    """10 batches in steps of 4 are 3 steps for every rank; the last is filled with padding."""
+    seen, padding = [], []
+    with FakeNode(batches=10) as node:
+        for rank in range(world):
+            with alone(node, rank=rank, world_size=world, batches_per_step=4) as loader:
+                batches = list(loader)
+                assert len(batches) == len(loader) == 12 // world
+                assert list(loader) == []
+                seen += [batch.position for batch in batches]
+                padding += [batch.position for batch in batches if batch.is_padding]
+                assert all(b.counts["tokens"] == 0 for b in batches if b.is_padding)
+
+    assert sorted(seen) == list(range(12))
+    assert sorted(padding) == [10, 11]
+
+
+def test_a_dropped_tail_is_left_out() -> None:
+    with FakeNode(batches=10) as node, alone(node, batches_per_step=4, tail="drop") as loader:
+        assert [batch.position for batch in loader] == list(range(8))
+
+
+def test_an_endless_job_has_no_length(node: FakeNode) -> None:
+    with alone(node) as loader, pytest.raises(TypeError, match="endless"):
+        len(loader)
+
+
+# --- steps ---
+
+
+def test_a_total_is_known_before_the_first_batch_of_the_step(node: FakeNode) -> None:
+    """The sum over all micro batches, though prefetch alone would not hold them; the batches follow."""
+    with alone(node, batches_per_step=6, prefetch=2) as loader:
+        for step, _ in zip(loader.steps(), range(3), strict=False):
+            positions = range(step.index * 6, step.index * 6 + 6)
+            total = step.total("tokens")
+
+            batches = list(step)
+
+            assert total == sum(10 + position for position in positions)
+            assert step.counts == {"tokens": total, "samples": 12}
+            assert step.total("nothing") == 0
+            assert len(step) == 6
+            assert [batch.position for batch in batches] == list(positions)
+            assert [batch.is_last for batch in batches] == [False] * 5 + [True]
+
+
+def test_counts_are_the_same_before_within_and_after_the_step(node: FakeNode) -> None:
+    with alone(node, batches_per_step=4) as loader:
+        step = next(loader.steps())
+        before = step.counts
+        batches = iter(step)
+        next(batches)
+        within = step.counts
+        list(batches)
+
+        assert before == within == step.counts == {"tokens": 46, "samples": 8}
+
+
+def test_batches_of_a_step_that_were_not_taken_are_skipped_and_counted(node: FakeNode) -> None:
+    with alone(node, batches_per_step=4) as loader:
+        steps = loader.steps()
+        step = next(steps)
+        first = next(iter(step))
+        after = next(next(steps).__iter__())
+
+        assert (first.position, after.position) == (0, 4)
+        assert loader.stats()["skipped_batches"] == 3
+
+
+def test_a_step_that_is_entered_in_the_middle_has_no_total(node: FakeNode) -> None:
+    with alone(node, batches_per_step=4) as loader:
+        take(loader, 2)
+        steps = loader.steps()
+        step = next(steps)
+
+        assert len(step) == 2
+        with pytest.raises(BadState, match="began within step 0"):
+            step.total("tokens")
+        assert [batch.position for batch in step] == [2, 3]
+        assert next(steps).total("tokens") == 10 * 4 + 4 + 5 + 6 + 7
+
+
+def test_a_total_over_ranks_needs_a_process_group(node: FakeNode) -> None:
+    with alone(node, world_size=2, batches_per_step=2) as loader:
+        step = next(loader.steps())
+
+        with pytest.raises(InvalidRequest, match="process_group="):
+            step.total("tokens")
+
+
+# --- eval ---
+
+
+def test_every_pass_of_an_evaluation_is_whole() -> None:
+    """iter() again, also after a break, starts at 0 and ends at the end; max_steps cuts."""
+    with FakeNode(batches=5) as node:
+        with alone(node, mode="eval", batches_per_step=2) as loader:
+            assert take(loader, 3)[-1].position == 2
+            for _ in range(2):
+                assert [batch.position for batch in loader] == list(range(6))
+            assert len(loader) == 6
+        with alone(node, mode="eval", batches_per_step=2, max_steps=2) as loader:
+            for _ in range(2):
+                assert [step.index for step in loader.steps()] == [0, 1]
+            assert len(loader) == 4
+            assert max(node.sent[-4:]) == 3
+
+
+def test_an_evaluation_of_an_endless_job_needs_max_steps(node: FakeNode) -> None:
+    with alone(node, mode="eval") as loader, pytest.raises(InvalidRequest, match="max_steps="):
+        next(iter(loader))
+    with alone(node, mode="eval", max_steps=2) as loader:
+        assert [batch.position for batch in loader] == [0, 1]
+        assert [batch.position for batch in loader] == [0, 1]
+
+
+# --- mistakes ---
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"mode": "train"}, "mode='train'"),
+        ({"tail": "keep"}, "tail='keep'"),
+        ({"start": -1}, "start=-1"),
+        ({"start": "begin"}, "start='begin'"),
+        ({"prefetch": 0}, "prefetch=0"),
+        ({"batches_per_step": 0}, "batches_per_step=0"),
+        ({"deadline_s": 0}, "deadline_s=0"),
+        ({"group": ""}, 'group=""'),
+        ({"mode": "eval", "group": "run"}, "ephemeral"),
+        ({"mode": "eval", "start": 3}, "starts at step 0"),
+        ({"max_steps": 3}, "max_steps=3"),
+        ({"world_size": None}, "without world_size="),
+        ({"dp": "dp", "rank": None, "world_size": None}, "pass mesh= too"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused_by_name(
+    options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=sentence):
+        Loader("127.0.0.1:1", "code", **{"rank": 0, "world_size": 1} | options)
+
+
+def test_arrays_on_a_device_are_refused(node: FakeNode) -> None:
+    with alone(node, device="cpu") as loader, pytest.raises(InvalidRequest, match="as_numpy"):
+        next(iter(loader))
+    with (
+        alone(node, as_numpy=None, device="nowhere") as loader,
+        pytest.raises(InvalidRequest, match="no device of torch"),
+    ):
+        next(iter(loader))
+
+
+def test_a_device_without_torch_names_what_is_missing(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with (
+        alone(node, as_numpy=None, device="cuda") as loader,
+        pytest.raises(MissingExtra, match="needs torch"),
+    ):
+        next(iter(loader))
+    with alone(node, as_numpy=None) as loader:
+        assert isinstance(next(iter(loader))["input_ids"], np.ndarray)
+
+
+def test_the_servers_errors_arrive_as_their_class(node: FakeNode) -> None:
+    with (
+        Loader(node.address, "cod", rank=0, world_size=1) as loader,
+        pytest.raises(UnknownJob, match="this node has code"),
+    ):
+        next(iter(loader))
+
+
+def test_a_step_that_ranks_cannot_share_names_the_values_that_work(node: FakeNode) -> None:
+    with (
+        alone(node, world_size=4, batches_per_step=6) as loader,
+        pytest.raises(UnevenStep, match="batches_per_step 4 or 8"),
+    ):
+        next(iter(loader))
+
+
+def test_a_start_past_the_end_is_refused() -> None:
+    with FakeNode(batches=10) as node:
+        with alone(node, start=11) as loader, pytest.raises(PastEnd, match="holds 10 batches"):
+            next(iter(loader))
+        with alone(node, start=10) as loader:
+            assert list(loader) == []
+
+
+def test_an_ephemeral_loader_has_no_cursor(node: FakeNode) -> None:
+    with alone(node) as loader:
+        with pytest.raises(NoGroup, match="pass group="):
+            loader.commit()
+        with pytest.raises(NoGroup, match="pass group="):
+            loader.checkpoint("x")
+
+
+def test_a_body_above_the_limit_is_refused_before_memory_is_taken() -> None:
+    with FakeNode(nbytes=1 << 20) as node, alone(node, max_body_bytes=1 << 16) as loader:
+        with pytest.raises(BadFrame, match="at most 65536"):
+            next(iter(loader))
+        assert loader.stats()["pool_leased_bytes"] == 0
+
+
+def test_a_closed_loader_says_so(node: FakeNode) -> None:
+    loader = alone(node)
+    take(loader, 1)
+    loader.close()
+    loader.close()
+
+    with pytest.raises(InvalidRequest, match="closed"):
+        next(iter(loader))
+
+
+def test_stats_count_what_was_yielded(node: FakeNode) -> None:
+    with alone(node, batches_per_step=2) as loader:
+        batches = take(loader, 4)
+        stats = loader.stats()
+
+    assert stats["batches"] == 4
+    assert stats["bytes"] == sum(batch.nbytes for batch in batches)
+    assert stats["tokens"] == 10 + 11 + 12 + 13
+    assert stats["position"] == 3
+    assert 0 <= stats["wait_share"] <= 1
+    assert stats["batches_per_s"] > 0
