@@ -116,3 +116,15 @@ def test_mistakes_are_one_sentence_with_the_users_frames_alone(tmp_path: Path) -
         frames = caught.value.fields.get("traceback", "")
         assert "importlib" not in frames
         assert "core/imports.py" not in frames
+
+
+def test_sources_are_imported_without_what_they_read_with() -> None:
+    """A worker that reads a list pays for neither pyarrow, datasets, fsspec nor torch."""
+    program = (
+        "import sys; import penstock.server.sources, penstock.server.roles.distributors;"
+        "print({'pyarrow', 'datasets', 'fsspec', 'torch', 'pandas'} & set(sys.modules))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert done.stdout.strip() == "set()", done.stderr

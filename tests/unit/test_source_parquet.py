@@ -292,7 +292,7 @@ def test_a_filesystem_without_its_package_says_which(monkeypatch: pytest.MonkeyP
     """A URL whose package is not installed names the package to install."""
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
 
-    with pytest.raises(MissingExtra, match="s3fs"):
+    with pytest.raises(MissingExtra, match="pip install s3fs"):
         ParquetSource("s3://bucket/a.parquet")
 
 

@@ -141,8 +141,11 @@ class FileSet:
         try:
             fs, path = fsspec.url_to_fs(pattern, **options)
         except ImportError as error:  # the filesystem's own package: s3fs, gcsfs, adlfs
+            package = getattr(error.__cause__, "name", None) or pattern.partition(":")[0]
             raise MissingExtra(
-                f"{pattern!r} cannot be read: {error}", package=str(error.name)
+                f"{pattern!r} needs a package that is not installed: pip install {package} ({error})",
+                package=package,
+                extra="",
             ) from None
         except ValueError as error:
             raise InvalidJob(f"{pattern!r} cannot be read: {error}", key=self._key) from None

@@ -61,7 +61,7 @@ class HfSource(Source):
         datasets = require("datasets")
         self._builder = _builder_name(path, data_files)
         self.split: str | None
-        with _quietly(datasets, path):
+        with _quietly(datasets, repr(path) if data_files is None else f"{path}: {data_files!r}"):
             if self._builder is None and _is_saved(path):
                 saved = datasets.load_from_disk(path)
                 self.split, dataset = _saved_split(datasets, path, saved, split)
@@ -279,7 +279,7 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _quietly(datasets: Any, path: str) -> Iterator[None]:
+def _quietly(datasets: Any, what: str) -> Iterator[None]:
     """Open without progress bars, and turn what `datasets` raises into one sentence."""
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
@@ -294,7 +294,7 @@ def _quietly(datasets: Any, path: str) -> Iterator[None]:
             deep = deep.__cause__
         lines = str(deep).strip().splitlines() or [""]
         raise InvalidJob(
-            f"datasets cannot open {path!r}: {type(deep).__name__}: {lines[0]}", key="source.path"
+            f"datasets cannot open {what}: {type(deep).__name__}: {lines[0]}", key="source.path"
         ) from error
     finally:
         if shown:
