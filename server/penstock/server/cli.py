@@ -67,3 +67,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 __all__ = ["cli", "main", "run"]
+
+if __name__ == "__main__":
+    main()

@@ -18,7 +18,12 @@ from penstock.server.config import load
 @click.option("--ready-bytes", metavar="BYTES", help="Bound on ready batches, such as '2 GiB'.")
 @click.option("--log-format", metavar="FORMAT", help="auto, console or json.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
-def serve(file: str, **flags: str | None) -> int:
+@click.option(
+    "--exit-with-last-reader",
+    is_flag=True,
+    help="End when the last reader has left, as the node that `spawn:` starts does.",
+)
+def serve(file: str, exit_with_last_reader: bool, **flags: str | None) -> int:
     """Serve the jobs of FILE until SIGTERM or Ctrl-C.
 
     FILE is a job file, or jobs.py:NAME for jobs that are built in Python. The node is ready when it
@@ -36,7 +41,7 @@ def serve(file: str, **flags: str | None) -> int:
     # Here and not above: the other commands need no gRPC, and start faster without.
     from penstock.server.app import run
 
-    return run(config)
+    return run(config, exit_with_last_reader=exit_with_last_reader)
 
 
 __all__ = ["serve"]

@@ -1,0 +1,29 @@
+"""Roles whose batches cost nothing to make: what is measured is the way from a worker to the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.server.roles import BatchCollator
+from penstock.server.roles.base import CollateContext, Sample
+
+
+class Constant(BatchCollator):
+    """Gives the same array for every batch.
+
+    Args:
+        nbytes: How large it is; uint8 of shape (nbytes,).
+    """
+
+    version = 1
+    uses_global_rng = False
+
+    def __init__(self, nbytes: int) -> None:
+        self.array = np.arange(nbytes, dtype=np.uint8)
+
+    def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
+        """Return the array under the name `data`."""
+        return {"data": self.array}

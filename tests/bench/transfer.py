@@ -1,0 +1,84 @@
+"""Ready batches from the server to arrays in the client, over TCP on one machine.
+
+A penstock worker copies a ready array into shared memory, the server streams it, the client has it as
+an array. Beside it: a torch DataLoader's worker that hands a ready tensor to its parent, and Arrow
+Flight's DoGet of the same bytes, which is C++ on both sides and produces nothing: the ceiling.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from support import HERE, best, free_port, in_child, interleaved, serving, table, write_job
+
+SIZES = {"8 MB": (8_000_000, 300, 30), "200 KB": (200_000, 6_000, 300)}
+ROUNDS = 3
+
+
+def run() -> None:
+    """Print the table."""
+    rows = []
+    for label, (size, count, warm) in SIZES.items():
+        results = measure(size, count, warm)
+        loader = best(results["dataloader"], "gb_per_s")
+        for way in ("penstock", "dataloader", "flight"):
+            one = best(results[way], "gb_per_s")
+            rows.append(
+                (
+                    f"{label}  {way}",
+                    f"{one['batches_per_s']:,.0f}",
+                    f"{one['gb_per_s']:.2f}",
+                    f"{one['gb_per_s'] / loader['gb_per_s']:.2f}x",
+                    f"{one['cpu_s_per_gb']:.2f}",
+                )
+            )
+    table(
+        f"Ready batches over TCP, best of {ROUNDS} interleaved rounds "
+        "(goal: 8 MB at least 1.2x, 200 KB at least 2.5x; client CPU at 8 MB at most 0.5 s/GB)",
+        ("batch", "batches/s", "GB/s", "of DataLoader", "client CPU s/GB"),
+        rows,
+    )
+
+
+def measure(size: int, count: int, warm: int) -> dict[str, list[dict[str, float]]]:
+    """Return each way's rounds."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = {
+            "lanes": 8,
+            "source": {"type": "items", "items": [{"x": 1}] * 8},
+            "batcher": {"type": "simple", "batch_size": 1},
+            "collator": {"type": f"{HERE / 'roles.py'}:Constant", "nbytes": size},
+        }
+        job_file = write_job(Path(folder), {"data": job})
+        port = free_port()
+        flight = subprocess.Popen(
+            [sys.executable, str(HERE / "flight_server.py"), str(port), str(size)],
+            stdout=subprocess.PIPE,
+        )
+        assert flight.stdout is not None
+        flight.stdout.readline()
+        numbers = (str(count), str(warm))
+        try:
+            with serving(job_file, "--workers", "1") as (address, _):
+                return interleaved(
+                    ROUNDS,
+                    {
+                        "penstock": lambda: in_child("transfer_client", "penstock", address, *numbers),
+                        "dataloader": lambda: in_child(
+                            "transfer_client", "dataloader", str(size), *numbers
+                        ),
+                        "flight": lambda: in_child(
+                            "transfer_client", "flight", f"127.0.0.1:{port}", *numbers
+                        ),
+                    },
+                )
+        finally:
+            flight.kill()
+            flight.wait()
+
+
+if __name__ == "__main__":
+    run()
