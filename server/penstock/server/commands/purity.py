@@ -26,8 +26,8 @@ from penstock.wire.v1.feed_pb2 import BatchHeader
 Facts = dict[str, str]
 """Name of a value -> its digest."""
 
-OTHER_HASH_SEED = "4711"
-"""PYTHONHASHSEED of the other process: whatever depends on the order of a set shows."""
+HASH_SEEDS = ("4711", "4712")
+"""PYTHONHASHSEED of the other process, one that is not ours: what depends on a set's order shows."""
 
 
 def first_items(job: Job, count: int) -> list[ItemRef]:
@@ -123,7 +123,8 @@ def gather_elsewhere(target: str, job: str, item_count: int, batch_count: int) -
         # The answer goes by a file: a user's code may print.
         command = [sys.executable, "-m", "penstock.server.commands.purity", target, job]
         command += [str(item_count), str(batch_count), str(answer)]
-        environment = {**os.environ, "PYTHONHASHSEED": OTHER_HASH_SEED}
+        hash_seed = next(s for s in HASH_SEEDS if s != os.environ.get("PYTHONHASHSEED"))
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         done = subprocess.run(command, env=environment, capture_output=True, check=False)
         failure = answer.with_suffix(".error")
         if failure.exists():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,12 +51,12 @@ class Role:
     arguments: dict[str, Any]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Record the constructor's arguments: they are the role's parameters, in a file or in Python."""
+        """Record the constructor's arguments: the role's parameters, in a file or in Python."""
         self = super().__new__(cls)
         try:
             bound = inspect.signature(cls.__init__).bind(self, *args, **kwargs)
         except TypeError:
-            self.arguments = {}  # __init__ itself raises right after this, with Python's own sentence
+            self.arguments = {}  # __init__ itself raises right after this, in Python's own words
         else:
             arguments = dict(list(bound.arguments.items())[1:])
             for parameter in bound.signature.parameters.values():
@@ -65,7 +66,7 @@ class Role:
         return self
 
     def clone(self) -> Any:
-        """Return a fresh role with the same parameters: batchers hold state, so every lane has its own."""
+        """Return a fresh role with the same parameters: every lane has a batcher of its own."""
         return _construct(type(self), self.arguments)
 
     def parameters(self) -> dict[str, Any]:
@@ -78,21 +79,32 @@ class Role:
             name: value
             for name, value in self.arguments.items()
             if name not in self.path_params
-            and not (defaults.get(name, inspect.Parameter.empty) is value or _same(defaults.get(name), value))
+            and not (
+                defaults.get(name, inspect.Parameter.empty) is value
+                or _same(defaults.get(name), value)
+            )
         }
 
     def content(self) -> dict[str, str]:
-        """Return hashes of the content behind `path_params`, by parameter: part of the identity."""
-        return {}
+        """Return hashes of the content behind `path_params`, by parameter: part of the identity.
+
+        By default, of a user's class, the local files that these parameters name: whole up to 64 MiB,
+        else sampled. Folders, globs and URLs are the class's own to hash.
+        """
+        if _is_builtin(type(self)):
+            return {}
+        named = {name: self.arguments.get(name) for name in self.path_params}
+        return {name: digest for name, path in named.items() if (digest := _file_hash(path))}
 
     def identity(self) -> dict[str, Any]:
         """Return what of this role decides bytes, as JSON-able values: a part of the log id."""
         cls = type(self)
-        identity: dict[str, Any] = {"type": cls.type_name or f"{cls.__module__}:{cls.__qualname__}"}
+        # A user's class goes by its own name: its module's depends on where and how it was loaded,
+        # and a `type_name` that it inherits would make it the built-in.
+        identity: dict[str, Any] = {"type": cls.type_name if _is_builtin(cls) else cls.__qualname__}
         if cls.version is not None:
             identity["version"] = cls.version
-        if not cls.__module__.startswith("penstock.server.") and "version" not in vars(cls):
-            identity["type"] = cls.__qualname__
+        if not _is_builtin(cls) and "version" not in vars(cls):
             identity["source"] = module_hash(cls)
         if parameters := self.parameters():
             identity["parameters"] = parameters
@@ -101,7 +113,26 @@ class Role:
         return identity
 
 
-def _construct(cls: type, arguments: Mapping[str, Any]) -> Any:
+def _is_builtin(cls: type[Any]) -> bool:
+    return cls.__module__.startswith("penstock.server.")
+
+
+def _file_hash(path: Any) -> str | None:
+    if not isinstance(path, str | os.PathLike) or not Path(path).is_file():
+        return None
+    from penstock.server.sources.content import WHOLE_BYTES, content_hash
+
+    size = Path(path).stat().st_size
+    with Path(path).open("rb") as stream:
+
+        def read_at(start: int, stop: int) -> bytes:
+            stream.seek(start)
+            return stream.read(stop - start)
+
+        return content_hash(read_at, size, whole=size <= WHOLE_BYTES)
+
+
+def _construct(cls: type[Any], arguments: Mapping[str, Any]) -> Any:
     positional: list[Any] = []
     keywords = dict(arguments)
     for name, parameter in list(inspect.signature(cls.__init__).parameters.items())[1:]:
@@ -130,15 +161,15 @@ def _same(default: Any, value: Any) -> bool:
     return type(default) is type(value) and not isinstance(value, np.ndarray) and default == value
 
 
-# --- the source -----------------------------------------------------------------------------------------
+# --- the source -----------------------------------------------------------------------------------
 
 
 class Source(Role, ABC):
     """Raw records by index. Its data is immutable for as long as a job lives.
 
-    Class attribute `uses_global_rng`: True says that `fetch` may draw from the generators of random,
-    numpy or torch (a Dataset that augments in `__getitem__`); then items are fetched one by one, with
-    these generators seeded before each.
+    Class attribute `uses_global_rng`: True says that `fetch` may draw from the generators of
+    random, numpy or torch (a Dataset that augments in `__getitem__`); then items are fetched one by
+    one, with these generators seeded before each.
     """
 
     uses_global_rng: ClassVar[bool] = False
@@ -149,7 +180,7 @@ class Source(Role, ABC):
 
     @abstractmethod
     def fetch(self, indices: Sequence[int]) -> list[RawItem]:
-        """Return the items at `indices`, in that order; reads are coalesced, duplicates are allowed.
+        """Return the items at `indices`, in that order; reads are coalesced, duplicates allowed.
 
         Raises:
             SourceUnavailable: The bytes cannot be read here and now (OSError, timeout, 5xx).
@@ -157,11 +188,11 @@ class Source(Role, ABC):
         """
 
     def blocks(self) -> Sequence[int] | None:
-        """Return how many items each storage block holds, in index order; None = random access is cheap."""
+        """Return each storage block's item count, in index order; None = random access is cheap."""
         return None
 
     def fingerprint(self) -> Any:
-        """Return what identifies the content, JSON-able: names, sizes, hashes, never times or places."""
+        """Return what identifies the content, JSON-able: names, sizes, hashes; no times or places."""
         return {"length": len(self)}
 
     def identity(self) -> dict[str, Any]:
@@ -172,11 +203,11 @@ class Source(Role, ABC):
         """Return how many bytes were read from storage since the last call: a metric."""
         return 0
 
-    def close(self) -> None:  # noqa: B027 - most sources hold nothing
+    def close(self) -> None:  # most sources hold nothing
         """Let go of files and connections."""
 
 
-# --- the distributor --------------------------------------------------------------------------------------
+# --- the distributor ------------------------------------------------------------------------------
 
 
 class DataDistributor(Role, ABC):
@@ -192,18 +223,18 @@ class DataDistributor(Role, ABC):
 
     @abstractmethod
     def draw(self, lane: int, lanes: int, k: int) -> ItemRef | None:
-        """Return the k-th draw of a lane, a pure function of its arguments; None = the lane is over."""
+        """Return the k-th draw of a lane, purely from the arguments; None = the lane is over."""
 
     def draws(self, lane: int, lanes: int) -> int | None:
-        """Return how many draws a lane has, where that is known by arithmetic; None = endless or unknown."""
+        """Return how many draws a lane has, by arithmetic; None = endless or unknown."""
         return None
 
     def open(self, lane: int, lanes: int) -> LaneDraws:
-        """Return the draws of one lane as a stream with a state. Most distributors keep this one."""
+        """Return the draws of one lane as a stream with a state; most distributors keep this."""
         return LaneDraws(self, lane, lanes)
 
     def epoch_draws(self, lanes: int) -> int:
-        """Return about how many draws of one lane make one epoch: the bound after which it is starved."""
+        """Return about how many draws of a lane make an epoch: past these it is starved."""
         total = sum(len(source) for source in self.sources.values())
         return max(1, -(-total // lanes))
 
@@ -241,7 +272,7 @@ class LaneDraws:
         self.k = int(state["k"])
 
 
-# --- the processor ------------------------------------------------------------------------------------------
+# --- the processor --------------------------------------------------------------------------------
 
 
 class ProcessContext:
@@ -288,17 +319,18 @@ class RawItemProcessor(Role, ABC):
 
     Class attributes:
         one_to_one: True promises exactly one sample for every item, never a filter. Then, where the
-            batcher needs no sizes or `size` knows them, batches are planned from refs alone and items
-            are processed only when they leave the pool, by any worker.
-        uses_global_rng: The generators of random, numpy and torch are seeded before each item, so that
-            existing augmentation code is reproducible unedited; False promises not to use them.
+            batcher needs no sizes or `size` knows them, batches are planned from refs alone and
+            items are processed only when they leave the pool, by any worker.
+        uses_global_rng: The generators of random, numpy and torch are seeded before each item, so
+            that existing augmentation code is reproducible unedited; False promises not to use
+            them.
     """
 
     one_to_one: ClassVar[bool] = False
     uses_global_rng: ClassVar[bool] = True
 
     @abstractmethod
-    def process(self, raw: RawItem, context: ProcessContext) -> Sample | None | Sequence[Sample]:
+    def process(self, raw: RawItem, context: ProcessContext) -> Sample | Sequence[Sample] | None:
         """Return the sample of an item, several samples, or None to filter it.
 
         Raises:
@@ -308,7 +340,7 @@ class RawItemProcessor(Role, ABC):
 
     def process_batch(
         self, raws: Sequence[RawItem], contexts: Sequence[ProcessContext]
-    ) -> list[Sample | None | Sequence[Sample]]:
+    ) -> list[Sample | Sequence[Sample] | None]:
         """Return what `process` gives for each item; override where many at once are cheaper."""
         return [self.process(raw, context) for raw, context in zip(raws, contexts, strict=True)]
 
@@ -320,14 +352,14 @@ class RawItemProcessor(Role, ABC):
         """Tell whether `size` gives an answer: by default whether a subclass overrides it."""
         return type(self).size is not RawItemProcessor.size
 
-    def setup(self) -> None:  # noqa: B027 - optional
+    def setup(self) -> None:  # optional
         """Load what processing needs; called once in each worker before the first item."""
 
     def cut(self, sample: Sample, start: int, stop: int, size: int) -> Sample:
         """Return elements `[start, stop)` of a sample of `size` elements.
 
-        By default every one-dimensional value of exactly `size` elements is sliced and all others are
-        kept whole.
+        By default every one-dimensional value of exactly `size` elements is sliced and all others
+        are kept whole.
         """
         return {
             name: value[start:stop] if _length(value) == size else value
@@ -344,11 +376,11 @@ def _length(value: Any) -> int | None:
     return int(shape[0]) if shape is not None and len(shape) == 1 else None
 
 
-# --- the batcher ------------------------------------------------------------------------------------------------
+# --- the batcher ----------------------------------------------------------------------------------
 
 
 class SampleBatcher(Role, ABC):
-    """Forms groups of samples from a stream of them. One per lane; sequential; works on refs and sizes.
+    """Forms groups of samples from a stream of them: one per lane, sequential, on refs and sizes.
 
     What it holds between calls must be plain: numbers, strings, lists, tuples, deques, dicts and
     `SampleRef`s in attributes. `state` and `restore` carry exactly these; samples themselves never.
@@ -363,7 +395,7 @@ class SampleBatcher(Role, ABC):
 
     @abstractmethod
     def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
-        """Take one sample (its size is `ref.size`); return the groups that this finished, in order."""
+        """Take one sample (its size is `ref.size`); return the groups it finished, in order."""
 
     def flush(self) -> list[Group]:
         """Return what is left when the lane is over."""
@@ -383,11 +415,11 @@ class SampleBatcher(Role, ABC):
         return {}
 
     def batches(self, draws: int) -> int | None:
-        """Return how many groups `draws` samples make, flush included; None = not known by arithmetic."""
+        """Return how many groups `draws` samples make, flush included; None = unknown."""
         return None
 
     def draws_before(self, offset: int) -> int | None:
-        """Return how many samples precede group `offset`, if nothing is ever held across that border.
+        """Return how many samples precede group `offset`, if nothing is held across that border.
 
         Where this is known a lane starts at any offset in O(1).
         """
@@ -402,7 +434,7 @@ class SampleBatcher(Role, ABC):
         role_state.restore(self, state)
 
 
-# --- the collator --------------------------------------------------------------------------------------------------
+# --- the collator ---------------------------------------------------------------------------------
 
 
 class CollateContext:
@@ -429,15 +461,15 @@ class CollateContext:
         return self._rng
 
     def count(self, name: str, value: int) -> None:
-        """Set an integer that travels with the batch: tokens, loss_tokens, padding_tokens, your own."""
+        """Set an integer that travels with the batch: tokens, loss_tokens, or one of your own."""
         self.counts[name] = int(value)
 
 
 class BatchCollator(Role, ABC):
     """Turns rows of samples into named values. Pure; fixes names, dtypes, order and layout.
 
-    Class attribute `uses_global_rng`: the generators of random, numpy and torch are seeded before each
-    batch; False promises not to use them.
+    Class attribute `uses_global_rng`: the generators of random, numpy and torch are seeded before
+    each batch; False promises not to use them.
     """
 
     uses_global_rng: ClassVar[bool] = True
@@ -447,8 +479,8 @@ class BatchCollator(Role, ABC):
         """Return the values of one batch.
 
         Args:
-            rows: The rows of the batch, each a list of samples. Rows may be empty where every item of
-                a group was quarantined: then return a batch of padding.
+            rows: The rows of the batch, each a list of samples. Rows may be empty where every item
+                of a group was quarantined: then return a batch of padding.
             context: Lane, offset, random generator, counts.
         """
 
