@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from penstock.server.core.nearest import hint
 from penstock.wire.errors import InvalidJob
 
 SOURCE_HASH = "__penstock_source_sha256__"
@@ -37,16 +37,17 @@ def load_attribute(spec: str) -> Any:
         raise InvalidJob(
             f"{spec!r} names no code: write ./file.py:name or package.module:name", spec=spec
         )
-    module = load_module(place)
-    value: Any = module
+    try:
+        value: Any = load_module(place)
+    except InvalidJob as error:
+        error.fields["spec"] = spec  # as the caller wrote it
+        raise
     for part in name.split("."):
         try:
             value = getattr(value, part)
         except AttributeError:
             known = sorted(key for key in vars(value) if not key.startswith("_"))
-            near = difflib.get_close_matches(part, known, n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known)}"
-            raise InvalidJob(f"{place} has no {name!r}; {hint}", spec=spec) from None
+            raise InvalidJob(f"{place} has no {name!r}: {hint(part, known)}", spec=spec) from None
     return value
 
 

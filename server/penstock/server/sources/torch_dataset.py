@@ -10,7 +10,7 @@ from penstock.server.core.imports import is_file_spec, load_attribute
 from penstock.server.roles.base import RawItem, Source, module_hash
 from penstock.server.sources.access import check_indices
 from penstock.server.sources.seeding import seeded_globals
-from penstock.wire.errors import BadItem, InvalidJob, PenstockError, SourceUnavailable
+from penstock.wire.errors import InvalidJob, PenstockError
 
 
 class TorchDatasetSource(Source):
@@ -20,9 +20,9 @@ class TorchDatasetSource(Source):
     and arguments, and, where the dataset has a method `fingerprint()`, what that returns
     (JSON-able: give one where the data behind the dataset can change).
 
-    `__getitem__` runs with the global generators of random, numpy and torch seeded from the index:
-    an item is the same on every node and in every epoch. Augmentation that should differ from epoch
-    to epoch belongs in a processor.
+    `__getitem__` is called with the global generators of random, numpy and torch seeded from (seed,
+    epoch, item), so augmentation in it is reproducible as it is, and new in every epoch; the
+    factory is called with them seeded alike on every node.
 
     Args:
         factory: `./file.py:name` or `package.module:name`: a Dataset class, or a function that
@@ -38,6 +38,7 @@ class TorchDatasetSource(Source):
     type_name: ClassVar[str] = "torch"
     version: ClassVar[int | str | None] = 1
     path_params: ClassVar[tuple[str, ...]] = ("factory",)
+    uses_global_rng: ClassVar[bool] = True
 
     def __init__(
         self, factory: str | None = None, *, dataset: Any = None, **arguments: Any
@@ -70,11 +71,11 @@ class TorchDatasetSource(Source):
 
         Raises:
             IndexError: An index is negative or not below the length.
-            SourceUnavailable: `__getitem__` raised an OSError of the system, or a timeout.
-            BadItem: `__getitem__` raised anything else.
+            Exception: Whatever `__getitem__` raises. An OSError of the system is retried; what an
+                item raises twice makes it a `BadItem`.
         """
         check_indices(indices, len(self))
-        return [self._item(index) for index in indices]
+        return [self.dataset[index] for index in indices]
 
     def parameters(self) -> dict[str, Any]:
         """Return the factory's arguments."""
@@ -118,33 +119,6 @@ class TorchDatasetSource(Source):
                 key="source.factory",
                 traceback=traceback.format_exc(),
             ) from error
-
-    def _item(self, index: int) -> RawItem:
-        try:
-            with seeded_globals(f"penstock torch item\0{index}"):
-                return self.dataset[index]
-        except PenstockError:
-            raise
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            if isinstance(error, (OSError, TimeoutError)) and not _is_decoding(error):
-                raise SourceUnavailable(
-                    f"item {index} cannot be read here and now: {reason}", item=index
-                ) from error
-            raise BadItem(
-                f"item {index} of {type(self.dataset).__name__} fails: {reason}",
-                item=index,
-                stage="fetch",
-                reason=reason,
-                traceback=traceback.format_exc(),
-            ) from error
-
-
-def _is_decoding(error: OSError) -> bool:
-    """Tell Pillow's OSErrors about broken images from the system's: they are facts of the bytes."""
-    frames = traceback.walk_tb(error.__traceback__)
-    modules = [frame.f_globals.get("__name__", "") for frame, _ in frames]
-    return error.errno is None and modules[-1].partition(".")[0] == "PIL"
 
 
 __all__ = ["TorchDatasetSource"]
