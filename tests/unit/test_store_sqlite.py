@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import sqlite3
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -330,6 +333,49 @@ async def test_another_program_that_holds_the_file_is_waited_for(
 
     assert (await store.begin(BeginRequest(JOB, "run", "t", 0, 1))).generation == 1
     await store.close()
+
+
+async def test_a_file_that_became_read_only_is_named(tmp_path: Path) -> None:
+    """A file system that was remounted read-only is not a bug of ours."""
+    store = Database(tmp_path / "penstock.db")
+    await store.open()
+    await store.run(lambda db: db.execute("PRAGMA query_only = ON"))
+
+    with pytest.raises(StoreUnavailable, match="readonly"):
+        await store.run(lambda db: db.execute("DELETE FROM bodies"))
+
+    await store.close()
+
+
+async def test_who_waits_together_shares_one_transaction(tmp_path: Path) -> None:
+    """50 callers behind a slow one cost one commit, and a cancelled one among them never runs."""
+    store = Database(tmp_path / "penstock.db")
+    await store.open()
+    begun, go = threading.Event(), threading.Event()
+    statements: list[str] = []
+    ran: list[int] = []
+
+    def slow(db: sqlite3.Connection) -> None:
+        db.set_trace_callback(statements.append)
+        begun.set()
+        assert go.wait(60)
+
+    def append(number: int) -> Callable[[sqlite3.Connection], None]:
+        return lambda _: ran.append(number)
+
+    first = asyncio.ensure_future(store.run(slow))
+    assert await asyncio.to_thread(begun.wait, 60)
+    waiting = [asyncio.ensure_future(store.run(append(number))) for number in range(50)]
+    await asyncio.sleep(0)  # all have asked
+
+    waiting[7].cancel()
+    await asyncio.gather(waiting[7], return_exceptions=True)
+    go.set()
+    await asyncio.gather(first, *waiting, return_exceptions=True)
+
+    await store.close()
+    assert ran == [number for number in range(50) if number != 7]
+    assert statements.count("COMMIT") == 2
 
 
 async def test_an_operation_that_raises_undoes_its_own_writes(tmp_path: Path) -> None:
