@@ -100,8 +100,8 @@ def test_mistakes_are_one_sentence_with_the_users_frames_alone(tmp_path: Path) -
         (":make", "':make' names no code"),
         ("mine:", "'mine:' names no code"),
         ("./nowhere/mine.py:make", r"cannot be read \(No such file or directory\).*nowhere"),
-        (f"{tmp_path}/mine.py:make_dta", "has no 'make_dta': did you mean make_data"),
-        (f"{tmp_path}/mine.py:zzz", "has no 'zzz': known are make_data"),
+        (f"{tmp_path}/mine.py:make_dta", "has no 'make_dta'; did you mean make_data"),
+        (f"{tmp_path}/mine.py:zzz", "has no 'zzz'; it has make_data"),
         (f"{tmp_path}/syntax.py:x", r"SyntaxError: .*syntax\.py, line 2"),
         (
             f"{tmp_path}/broken.py:f",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -11,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from penstock.server.core.nearest import hint
 from penstock.wire.errors import InvalidJob
 
 SOURCE_HASH = "__penstock_source_sha256__"
@@ -47,7 +47,9 @@ def load_attribute(spec: str) -> Any:
             value = getattr(value, part)
         except AttributeError:
             known = sorted(key for key in vars(value) if not key.startswith("_"))
-            raise InvalidJob(f"{place} has no {name!r}: {hint(part, known)}", spec=spec) from None
+            near = difflib.get_close_matches(part, known, n=3)  # Python's names: their case counts
+            hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known)}"
+            raise InvalidJob(f"{place} has no {name!r}; {hint}", spec=spec) from None
     return value
 
 
