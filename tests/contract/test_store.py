@@ -452,6 +452,23 @@ class StoreContract(ABC):
         with pytest.raises(errors.InvalidRequest):
             await store.checkpoint("code", "run", "x", step)
 
+    async def test_names_that_are_no_text_are_refused(self, store: Store) -> None:
+        """A lone surrogate from a command line is a caller's mistake, wherever it comes in."""
+        await store.begin(ask())
+        calls: list[Callable[[], Any]] = [
+            lambda: store.groups("code", "\udcff"),
+            lambda: store.seek("code", "run", 1, "\udcff", "ada"),
+            lambda: store.seek("code", "run", 1, "r", "\udcff"),
+            lambda: store.checkpoint("code", "run", "\udcff", 1),
+            lambda: store.checkpoint("code", "run", "", 1),
+        ]
+
+        for call in calls:
+            with pytest.raises(errors.InvalidRequest, match=r"not Unicode|is empty"):
+                await call()
+
+        assert (await store.groups("code"))[0].generation == 1
+
     async def test_an_unknown_name_lists_those_there_are(self, store: Store) -> None:
         """Groups and checkpoints alike."""
         await store.begin(ask())

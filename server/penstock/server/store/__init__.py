@@ -1,7 +1,8 @@
 """Where cursors, checkpoints, snapshots and verdicts outlive every process.
 
 `base` is the contract. `sqlite` is the embedded store of one node: `database` (the file, its
-thread, its errors), `schema` (sealed rows), and the transactions in `groups`, `jobs` and `lanes`.
+thread, its errors), `schema` (sealed rows), and the transactions: `attempts` (begin, commit),
+`moves` (checkpoint, restore, seek), `groups`, `jobs` and `lanes`.
 """
 
 from __future__ import annotations

@@ -16,6 +16,10 @@ MAX_WORLD_SIZE = 1 << 20
 """Ranks have a row each: a mistyped number must not write for hours."""
 
 
+MOVED = "moved:"
+"""How the token of a seek's or restore's generation begins: no rank may present it."""
+
+
 def check_begin(request: BeginRequest) -> None:
     """Refuse a request that makes no sense for any state of the store.
 
@@ -27,9 +31,9 @@ def check_begin(request: BeginRequest) -> None:
     check_name("group", request.group)
     check_name("attempt token", request.token)
     check_text("owner", request.owner)
-    if request.token.startswith("moved:"):
+    if request.token.startswith(MOVED):
         raise InvalidRequest(
-            f"the attempt token {request.token!r} begins with 'moved:', which seeks and restores "
+            f"the attempt token {request.token!r} begins with {MOVED!r}, which seeks and restores "
             "keep for themselves: choose another",
             token=request.token,
         )
@@ -90,4 +94,13 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-__all__ = ["MAX_NAME", "MAX_STEP", "check_begin", "check_name", "check_step", "check_text", "clean"]
+__all__ = [
+    "MAX_NAME",
+    "MAX_STEP",
+    "MOVED",
+    "check_begin",
+    "check_name",
+    "check_step",
+    "check_text",
+    "clean",
+]

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from penstock.server.core.refs import Verdict
-from penstock.server.store import groups, lanes
+from penstock.server.store import attempts, groups, lanes, moves
 from penstock.server.store.base import (
     BeginRequest,
     Begun,
@@ -27,8 +27,8 @@ from penstock.wire.errors import OtherStore
 class SqliteStore(Store):
     """One file, one writer: WAL, synchronous=FULL, and a lock that other processes meet by name.
 
-    What was answered is on disk. The bodies of the transactions stand in `groups`, `lanes` and
-    `jobs`; the thread, the commits and the errors in `database`.
+    What was answered is on disk. The bodies of the transactions stand in `attempts`, `moves`,
+    `groups`, `lanes` and `jobs`; the thread, the commits and the errors in `database`.
 
     Args:
         path: The file; it and its folder are created where absent.
@@ -66,12 +66,12 @@ class SqliteStore(Store):
                 expected=request.store,
                 store=self.uuid,
             )
-        return await self._database.run(lambda db: groups.begin(db, request))
+        return await self._database.run(lambda db: attempts.begin(db, request))
 
     async def check_token(  # noqa: D102
         self, job: str, group: str, token: str, generation: int
     ) -> None:
-        await self._database.run(lambda db: groups.check_token(db, job, group, token, generation))
+        await self._database.run(lambda db: attempts.check_token(db, job, group, token, generation))
 
     async def commit(  # noqa: D102
         self,
@@ -85,7 +85,7 @@ class SqliteStore(Store):
         all_rows: bool = False,
     ) -> Committed:
         return await self._database.run(
-            lambda db: groups.commit(
+            lambda db: attempts.commit(
                 db, job, group, token, generation, rank, step, all_rows=all_rows
             )
         )
@@ -93,20 +93,20 @@ class SqliteStore(Store):
     async def checkpoint(  # noqa: D102
         self, job: str, group: str, name: str, step: int | None
     ) -> CheckpointRecord:
-        return await self._database.run(lambda db: groups.checkpoint(db, job, group, name, step))
+        return await self._database.run(lambda db: moves.checkpoint(db, job, group, name, step))
 
     async def restore(  # noqa: D102
         self, job: str, group: str, name: str, request_id: str, owner: str
     ) -> Moved:
         return await self._database.run(
-            lambda db: groups.restore(db, job, group, name, request_id, owner)
+            lambda db: moves.restore(db, job, group, name, request_id, owner)
         )
 
     async def seek(  # noqa: D102
         self, job: str, group: str, step: int, request_id: str, owner: str
     ) -> Moved:
         return await self._database.run(
-            lambda db: groups.seek(db, job, group, step, request_id, owner)
+            lambda db: moves.seek(db, job, group, step, request_id, owner)
         )
 
     async def groups(self, job: str, group: str | None = None) -> list[GroupRecord]:  # noqa: D102
