@@ -1,0 +1,106 @@
+"""Snapshots: canonical bytes; whatever is damaged or foreign is refused by name."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+
+import pytest
+
+from penstock.server.pipeline import snapshot
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.planner import Planner
+from penstock.wire.errors import BadSnapshot
+from resume.plans import make_job
+
+LOG = bytes(range(32))
+
+
+@pytest.fixture(scope="module")
+def real() -> tuple[Planner, bytes]:
+    """A planner in the middle of a packer's work, and its snapshot."""
+    job = make_job("best_fit_split", "full", "choosy", 3)
+    planner = Planner(job, 1, Items(job))
+    for _ in range(7):
+        planner.next()
+    return planner, planner.snapshot()
+
+
+def test_decode_gives_back_what_encode_took() -> None:
+    """Offset and state survive, whatever characters they hold."""
+    state = {"b": [1, {"ü": None}], "a": "\u2028 ✓", "f": 0.1}
+
+    data = snapshot.encode(LOG, 2, 77, state)
+
+    assert snapshot.decode(data, LOG, 2) == (77, state)
+
+
+def test_the_order_of_keys_decides_no_byte() -> None:
+    """Two nodes that filled a dict in another order write the same snapshot."""
+    pairs = [("drawn", 3), ("filtered:x", 1), ("quarantined:draw", 2)]
+
+    written = {
+        snapshot.encode(LOG, 0, 1, {"counters": dict(order)})
+        for order in itertools.permutations(pairs)
+    }
+
+    assert len(written) == 1
+
+
+def test_every_flipped_bit_is_noticed(real: tuple[Planner, bytes]) -> None:
+    """One bit anywhere, in the head or in the text, makes it a bad snapshot."""
+    planner, data = real
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(BadSnapshot):
+            snapshot.decode(bytes(damaged), planner.job.log_id, 1)
+
+
+def test_every_truncation_is_noticed(real: tuple[Planner, bytes]) -> None:
+    """A snapshot cut anywhere is bad."""
+    planner, data = real
+    for length in range(len(data)):
+        with pytest.raises(BadSnapshot):
+            planner.restore(data[:length])
+
+
+def test_the_snapshot_of_another_lane_or_log_is_refused(real: tuple[Planner, bytes]) -> None:
+    """It says whose it is, and for whom it was given."""
+    planner, data = real
+    job = planner.job
+
+    with pytest.raises(BadSnapshot, match=r"lane 1 of log .* given for lane 2"):
+        Planner(job, 2, Items(job)).restore(data)
+    other = make_job("best_fit_split", "full", "sized", 3)
+    with pytest.raises(BadSnapshot, match=f"given for lane 1 of log {other.log_id.hex()[:12]}"):
+        Planner(other, 1, Items(other)).restore(data)
+
+
+def test_a_state_of_another_form_is_refused(real: tuple[Planner, bytes]) -> None:
+    """A checksum that fits does not make a state: what is missing or of another type is named."""
+    planner, data = real
+    job = planner.job
+    _, state = snapshot.decode(data, job.log_id, 1)
+    for key in state:
+        for wrong in ("absent", None, 7, "text", [[1]], {"draws": 1}):
+            changed = {k: v for k, v in state.items() if k != key}
+            if wrong != "absent":
+                changed[key] = wrong
+            forged = snapshot.encode(job.log_id, 1, 7, changed)
+            fresh = Planner(job, 1, Items(job))
+            with contextlib.suppress(BadSnapshot):
+                fresh.restore(forged)
+                # What is accepted must be a state: its own snapshot is canonical again.
+                assert json.loads(fresh.snapshot()[10:])["offset"] == 7
+
+
+def test_a_foreign_format_is_refused() -> None:
+    """Another version, another magic: each named."""
+    data = snapshot.encode(LOG, 0, 1, {})
+
+    with pytest.raises(BadSnapshot, match=r"format 2; this version reads 1"):
+        snapshot.decode(data[:4] + b"\2\0" + data[6:], LOG, 0)
+    with pytest.raises(BadSnapshot, match="starts with b'SQLi'"):
+        snapshot.decode(b"SQLi" + data[4:], LOG, 0)
