@@ -1,0 +1,150 @@
+"""`penstock demo`: see the main job work, with everything killed once."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from penstock.client.demo.corpus import Input, own, standard_library
+from penstock.client.demo.display import open_display
+from penstock.client.demo.play import Play
+from penstock.client.demo.verdict import Verdict, report
+from penstock.wire.errors import InvalidRequest
+
+STEPS, MIN_STEPS = 48, 3
+
+DESCRIPTION = """\
+Serve a job with 2 workers, read it with 2 trainer ranks, kill the server with SIGKILL in the middle
+and start it again, kill the ranks and go on with 3 from the server's cursor. Then compute every
+batch once more with local: and compare: exits with 0 only if all are identical, none is lost and
+none repeated.
+
+Without FILE it reads the .py files of this Python's standard library, which are packed into rows of
+8,192 tokens. They are written as Parquet below the user's cache folder once, with a tokenizer."""
+
+EPILOG = """\
+examples:
+  penstock demo
+  penstock demo --steps 12 --keep
+  penstock demo penstock.yaml main      the same with a job of your own, if it is endless
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="see it work on real input, with everything killed once",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", nargs="?", metavar="FILE", help="a job file of your own")
+    parser.add_argument("job", nargs="?", metavar="JOB", help="the job in it")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=STEPS,
+        metavar="N",
+        help=f"steps of 12 batches to read; default {STEPS}, at least {MIN_STEPS}",
+    )
+    parser.add_argument(
+        "--data", metavar="DIR", help="where the corpus is kept; default: the user's cache folder"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the records, the logs and the store of this run"
+    )
+    parser.add_argument("--plain", action="store_true", help="lines instead of the live panel")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo; 0 if every batch is identical and none is lost or repeated, else 1."""
+    if args.steps < MIN_STEPS:
+        raise InvalidRequest(
+            f"--steps {args.steps}: each of server and ranks is killed within a step of its own, "
+            f"so at least {MIN_STEPS} are needed",
+            steps=args.steps,
+        )
+    # `kill` and a closed terminal end the children too: finally blocks run.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _exit)
+    if args.file is not None:
+        source = own(args.file, args.job)
+    else:
+        print("the corpus: this Python's standard library, written once ...", flush=True)
+        source = standard_library(Path(args.data) if args.data is not None else None)
+        print(f"  {source.title}\n  in {source.job_file.parent}\n", flush=True)
+    folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
+    is_good = False
+    try:
+        with open_display(args.plain) as display:
+            play = Play(source, args.steps, folder, display)
+            try:
+                verdict = play.run()
+            finally:
+                play.close()
+        is_good = verdict.is_good
+        _say(verdict)
+        if is_good:
+            _next_steps(source)
+    finally:
+        if args.keep or not is_good:
+            print(f"\nrecords, logs and the store of this run: {folder}")
+            print(
+                f"  judge it again:  {_python()} -m penstock.client.demo.verdict {folder}",
+                flush=True,
+            )
+        else:
+            shutil.rmtree(folder)
+    return 0 if is_good else 1
+
+
+def _exit(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _say(verdict: Verdict) -> None:
+    print("\n" + "\n".join(report(verdict)))
+    print("\nPASSED" if verdict.is_good else "\nFAILED", flush=True)
+
+
+def _next_steps(source: Input) -> None:
+    job_file, job = _short(source.job_file), source.job
+    penstockd, penstock = _command("penstockd"), _command("penstock")
+    lines = [
+        ("look at the job file, and check it", f"{penstockd} check {job_file}"),
+        ("one batch as text", f"{penstockd} show {job_file} {job} --position 0 --text"),
+        ("serve it", f"{penstockd} serve {job_file}"),
+        ("and in another terminal read it", f"{penstock} cat 127.0.0.1:50051 {job} --count 12"),
+        ("your own data", f"{penstockd} init FILES... && {penstockd} check penstock.yaml"),
+    ]
+    print("\nWhat to type next:")
+    for meaning, command in lines:
+        print(f"  # {meaning}\n  {command}")
+
+
+def _command(name: str) -> str:
+    """Return how this installation's command is called from here."""
+    path = Path(sys.executable).with_name(name)
+    if not path.exists() or shutil.which(name) == str(path):
+        return name
+    return _short(path)
+
+
+def _python() -> str:
+    return _short(Path(sys.executable))
+
+
+def _short(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+__all__ = ["add_parser", "run"]

@@ -1,0 +1,116 @@
+"""What is known about a run while it runs: one place, which the play writes and displays read."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+WINDOW_S = 3.0
+"""Rates are of this last stretch of time."""
+
+QUIET_S = 0.7
+"""A rank that has said nothing for this long is shown as waiting."""
+
+
+@dataclass
+class RankRow:
+    """One rank process, as it is shown."""
+
+    rank: int
+    world_size: int
+    pid: int
+    step: int = 0
+    batches: int = 0
+    tokens_per_s: float = 0.0
+    wait_share: float = 0.0
+    reconnects: int = 0
+    heard_at: float = 0.0
+    state: str = "starting"
+
+
+@dataclass
+class ServerRow:
+    """The loader node, as it is shown."""
+
+    address: str = ""
+    pid: int = 0
+    state: str = "not started"
+    starts: int = 0
+    workers: int = 0
+    busy: int = 0
+    ready_batches: int = 0
+    ready_bytes: int = 0
+
+
+@dataclass
+class Board:
+    """A run in numbers.
+
+    Attributes:
+        title: What is read.
+        until_step: How many steps the run has.
+        batches_per_step: G.
+    """
+
+    title: str
+    until_step: int
+    batches_per_step: int
+    server: ServerRow = field(default_factory=ServerRow)
+    ranks: list[RankRow] = field(default_factory=list)
+    finished_steps: int = 0
+    batches: int = 0
+    tokens: int = 0
+    padding: int = 0
+    compared: int = 0
+    phase: str = ""
+    story: list[tuple[float, str]] = field(default_factory=list)
+    began_at: float = field(default_factory=time.monotonic)
+    _recent: deque[tuple[float, int]] = field(default_factory=deque)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the demo began."""
+        return time.monotonic() - self.began_at
+
+    @property
+    def efficiency(self) -> float | None:
+        """Tokens over all places in the rows, so far."""
+        places = self.tokens + self.padding
+        return self.tokens / places if places else None
+
+    @property
+    def wanted(self) -> int:
+        """How many batches the run has."""
+        return self.until_step * self.batches_per_step
+
+    def tokens_per_s(self) -> float:
+        """Return the rate of the last seconds, over all ranks."""
+        now = time.monotonic()
+        while self._recent and now - self._recent[0][0] > WINDOW_S:
+            self._recent.popleft()
+        span = min(WINDOW_S, now - self._recent[0][0]) if self._recent else 0.0
+        return sum(tokens for _, tokens in self._recent) / max(span, 0.25)
+
+    def batch(self, row: RankRow, record: Any) -> None:
+        """Take in a batch that a rank has got."""
+        tokens = int(record["counts"].get("tokens", 0))
+        self.batches += 1
+        self.tokens += tokens
+        self.padding += int(record["counts"].get("padding_tokens", 0))
+        now = time.monotonic()
+        self._recent.append((now, tokens))
+        row.batches += 1
+        row.step, row.heard_at, row.state = int(record["step"]), now, "reading"
+        row.tokens_per_s = float(record["tokens_per_s"])
+        row.wait_share, row.reconnects = float(record["wait_share"]), int(record["reconnects"])
+
+    def rank_state(self, row: RankRow) -> str:
+        """Return what a rank is doing, as far as one can tell from outside."""
+        if row.state == "reading" and time.monotonic() - row.heard_at > QUIET_S:
+            return "waiting for the server" if self.server.state != "serving" else "waiting"
+        return row.state
+
+
+__all__ = ["Board", "RankRow", "ServerRow"]

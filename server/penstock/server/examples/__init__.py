@@ -1,0 +1,5 @@
+"""Data that every machine has, and the job files that read it.
+
+`stdlib` makes a corpus of the running Python's own standard library: real text, real sizes, no
+download. `penstock demo` and the benchmarks read it; nothing in it is special to them.
+"""
