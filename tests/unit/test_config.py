@@ -153,7 +153,7 @@ def test_a_file_that_is_no_job_file_is_refused(
 
 def test_a_missing_file_says_how_to_get_one(tmp_path: Path) -> None:
     """The first mistake of all: a wrong name."""
-    with pytest.raises(InvalidJob, match="there is no job file .*penstockd init"):
+    with pytest.raises(InvalidJob, match=r"there is no job file .*penstockd init"):
         load(str(tmp_path / "none.yaml"), environ={})
 
 
@@ -266,7 +266,7 @@ def test_defaults_of_file_and_python_are_the_same() -> None:
 
 def test_an_unknown_job_names_the_nearest(tmp_path: Path) -> None:
     """The commands' most frequent typing mistake."""
-    with pytest.raises(UnknownJob, match="there is no job 'cod': did you mean code?"):
+    with pytest.raises(UnknownJob, match=r"there is no job 'cod': did you mean code\?"):
         read(tmp_path, GOOD).job("cod")
 
 
@@ -275,7 +275,8 @@ from penstock.server.job import Job
 from penstock.server.sources import ItemsSource
 
 def make():
-    return Job(source=ItemsSource(items=[{"x": 1}, {"x": 2}, {"x": 3}]), batch_size=2, seed=7, lanes=4)
+    source = ItemsSource(items=[{"x": 1}, {"x": 2}, {"x": 3}])
+    return Job(source=source, batch_size=2, seed=7, lanes=4)
 
 jobs = {"code": make(), "lazy": make}
 one = make()
@@ -312,7 +313,7 @@ def test_python_jobs_may_be_one_job_or_functions(tmp_path: Path) -> None:
     [
         ("number", "must be a dict of names and Jobs"),
         ("wrong", "the job 'code' is 7 and no Job"),
-        ("broken", r"broken raises ZeroDivisionError: division by zero \(.*jobs\.py:12\)"),
+        ("broken", r"broken raises ZeroDivisionError: division by zero \(.*jobs\.py:13\)"),
         ("job", "has no 'job'; did you mean jobs"),
     ],
 )

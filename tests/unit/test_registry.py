@@ -207,7 +207,7 @@ def test_an_entry_point_that_fails_to_import_is_told(
             "processor",
             {"type": "./my_roles.py:NoRole"},
             "processor.type",
-            "the class NoRole and no processor: derive it from penstock.server.roles.RawItemProcessor",
+            "the class NoRole and no processor: derive it from penstock.server.roles.Raw",
         ),
         (
             "processor",
@@ -224,6 +224,7 @@ def test_an_entry_point_that_fails_to_import_is_told(
             "did you mean factor",
         ),
         ("processor", {"type": "./my_roles.py:Picky"}, "processor", "needs size"),
+        ("processor", {"type": "identity", "x": 1}, "processor.x", "no parameter of Identity"),
         ("processor", {"function": "./my_roles.py:no"}, "processor.function", "has no 'no'"),
         (
             "processor",
@@ -328,8 +329,15 @@ def test_importing_the_registry_needs_no_heavy_package() -> None:
 
     code = (
         "import sys, penstock.server.registry\n"
-        "print([m for m in ('torch', 'datasets', 'pyarrow', 'tokenizers', 'grpc') if m in sys.modules])"
+        "heavy = ('torch', 'datasets', 'pyarrow', 'tokenizers', 'grpc')\n"
+        "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"
+
+
+def test_a_role_without_a_constructor_takes_no_parameters() -> None:
+    """Python itself would take them silently, and they would be in the log id."""
+    with pytest.raises(TypeError, match=r"IdentityProcessor\(\) takes no parameters"):
+        roles.IdentityProcessor(column="text")

@@ -115,7 +115,9 @@ def guess(paths: Sequence[str], base: Path, tokenizer: str | None = None) -> Gue
     if tokens < 128 * found.max_tokens:
         found.max_tokens = 1024
     if found.ids_column is None:
-        path = _find_tokenizer(tokenizer, folders, base)
+        given = [Path(path).expanduser().absolute() for path in paths]
+        near = [*folders, *(path for path in given if path.is_dir())]
+        path = _find_tokenizer(tokenizer, near, base)
         if path is not None:
             found.tokenizer, found.end_token = _named(path, base), _end_token(path)
     packs = found.ids_column is not None or found.tokenizer is not None

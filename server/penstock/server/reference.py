@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from penstock.server.registry import KINDS, Kind
+from penstock.server.registry import KINDS, Kind, constructor_parameters
 from penstock.server.roles.base import Role
 from penstock.server.roles.processors import FunctionProcessor
 from penstock.server.settings import JobFile, JobSettings, ServerSettings
@@ -83,8 +83,16 @@ def _role_schema(kind: Kind) -> dict[str, Any]:
 
 
 def _takes_any(cls: type[Role]) -> bool:
-    parameters = inspect.signature(cls.__init__).parameters.values()
+    parameters = constructor_parameters(cls).values()
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _further(cls: type[Role]) -> Iterator[Row]:
+    """Yield a row for `**arguments`, where the constructor takes any."""
+    for parameter in constructor_parameters(cls).values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            meaning = argument_docs(inspect.getdoc(cls) or "").get(parameter.name, "")
+            yield Row("...", "none", f"Any other parameter: {meaning}")
 
 
 def setting_rows(model: type[BaseModel]) -> Iterator[Row]:
@@ -98,7 +106,7 @@ def setting_rows(model: type[BaseModel]) -> Iterator[Row]:
 def parameter_rows(cls: type[Role]) -> Iterator[Row]:
     """Yield the parameters of a role, described by its docstring."""
     meanings = argument_docs(inspect.getdoc(cls) or "")
-    for name, parameter in list(inspect.signature(cls.__init__).parameters.items())[1:]:
+    for name, parameter in constructor_parameters(cls).items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         required = parameter.default is parameter.empty
@@ -136,7 +144,7 @@ def markdown() -> str:
     for kind in KINDS.values():
         for name, cls in kind.builtins.items():
             parts += ["", f"### `{kind.name}: {{type: {name}}}`", "", _first_sentence(cls), ""]
-            rows = list(parameter_rows(cls))
+            rows = [*parameter_rows(cls), *_further(cls)]
             parts += _table("Parameter", iter(rows)) if rows else ["It has no parameters."]
     parts += ["", "### `processor: {function: ...}`", "", _first_sentence(FunctionProcessor), ""]
     parts += _table("Parameter", parameter_rows(FunctionProcessor))

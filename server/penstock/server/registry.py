@@ -188,10 +188,16 @@ def _without_place(error: PenstockError) -> dict[str, Any]:
     return {k: v for k, v in error.fields.items() if k not in ("key", "file", "line")}
 
 
+def constructor_parameters(cls: type[Role]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a class's constructor by name, `self` left out."""
+    if cls.__init__ is object.__init__:  # its signature would promise to take anything
+        return {}
+    return dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
+
+
 def _check_names(cls: type[Role], parameters: Mapping[str, Any], place: Place) -> None:
     """Refuse parameters that the constructor lacks; name required ones that are not given."""
-    signature = inspect.signature(cls.__init__)
-    accepted = dict(list(signature.parameters.items())[1:])
+    accepted = constructor_parameters(cls)
     named = {
         name: parameter
         for name, parameter in accepted.items()
@@ -305,4 +311,13 @@ def absolute(value: Any, base: Path) -> Any:
     return value
 
 
-__all__ = ["KINDS", "Kind", "absolute", "build", "describe_type", "resolve", "resolve_path"]
+__all__ = [
+    "KINDS",
+    "Kind",
+    "absolute",
+    "build",
+    "constructor_parameters",
+    "describe_type",
+    "resolve",
+    "resolve_path",
+]

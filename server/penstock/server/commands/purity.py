@@ -27,7 +27,7 @@ Facts = dict[str, str]
 """Name of a value -> its digest."""
 
 HASH_SEEDS = ("4711", "4712")
-"""PYTHONHASHSEED of the other process, one that is not ours: what depends on a set's order shows."""
+"""PYTHONHASHSEED of the other process, not ours: what depends on a set's order shows."""
 
 
 def first_items(job: Job, count: int) -> list[ItemRef]:

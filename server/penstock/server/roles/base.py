@@ -52,6 +52,8 @@ class Role:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Record the constructor's arguments: the role's parameters, in a file or in Python."""
+        if cls.__init__ is object.__init__ and (args or kwargs):  # which would take them silently
+            raise TypeError(f"{cls.__name__}() takes no parameters")
         self = super().__new__(cls)
         try:
             bound = inspect.signature(cls.__init__).bind(self, *args, **kwargs)
@@ -88,8 +90,8 @@ class Role:
     def content(self) -> dict[str, str]:
         """Return hashes of the content behind `path_params`, by parameter: part of the identity.
 
-        By default, of a user's class, the local files that these parameters name: whole up to 64 MiB,
-        else sampled. Folders, globs and URLs are the class's own to hash.
+        By default, of a user's class, the local files that these parameters name: whole up to
+        64 MiB, else sampled. Folders, globs and URLs are the class's own to hash.
         """
         if _is_builtin(type(self)):
             return {}

@@ -1,0 +1,487 @@
+"""The operator's commands on real data: a first job file, its check, its batches."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.server.cli import cli, run
+from penstock.server.commands.show import computed_batches
+from penstock.server.config import load
+from penstock.wire import frame
+from penstock.wire.v1.feed_pb2 import BatchHeader
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+TEXTS = [f"document number {number} says hello to the world\n" * 5 for number in range(60)]
+
+
+def write_parquet(folder: Path) -> list[str]:
+    for part in range(2):
+        rows = TEXTS[part::2]
+        table = pa.table({"id": [str(number) for number in range(len(rows))], "text": rows})
+        pq.write_table(table, folder / f"part{part}.parquet", row_group_size=10)
+    return [str(folder / f"part{part}.parquet") for part in range(2)]
+
+
+def write_jsonl(folder: Path) -> list[str]:
+    lines = [json.dumps({"id": number, "body": text}) for number, text in enumerate(TEXTS)]
+    (folder / "notes.jsonl").write_text("\n".join(lines))
+    return [str(folder / "notes.jsonl")]
+
+
+def write_csv(folder: Path) -> list[str]:
+    with (folder / "table.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["x", "y"])
+        writer.writerows([number, number / 3] for number in range(60))
+    return [str(folder / "table.csv")]
+
+
+def write_text(folder: Path) -> list[str]:
+    (folder / "poem.txt").write_text("\n".join(text.splitlines()[0] for text in TEXTS))
+    return [str(folder / "poem.txt")]
+
+
+def write_folder(folder: Path) -> list[str]:
+    inner = folder / "texts" / "deep"
+    inner.mkdir(parents=True)
+    for number, text in enumerate(TEXTS):
+        (inner / f"{number}.txt").write_text(text)
+    (inner / "README").write_text("not one of them")
+    return [str(folder / "texts")]
+
+
+def write_tokenized(folder: Path) -> list[str]:
+    ids = [list(range(1, 2 + number % 7)) for number in range(60)]
+    pq.write_table(pa.table({"input_ids": ids}), folder / "ids.parquet")
+    return [str(folder / "ids.parquet")]
+
+
+KINDS = {
+    "parquet": (write_parquet, "parquet", "text"),
+    "jsonl": (write_jsonl, "hf", "body"),
+    "csv": (write_csv, "hf", None),
+    "text": (write_text, "hf", "text"),
+    "folder": (write_folder, "hf", "text"),
+    "tokenized": (write_tokenized, "parquet", None),
+}
+
+
+def write_tokenizer(path: Path) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {chr(code): code for code in range(128)}
+    vocabulary["<eos>"] = 128
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=" "))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.save(str(path))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory and a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `penstockd` as a user does: in a process of its own."""
+    code = "from penstock.server.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("tokenizer", [False, True], ids=["without", "with tokenizer"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_init_writes_passes_check(
+    kind: str, tokenizer: bool, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On every kind of data, with and without a tokenizer beside it, unedited."""
+    write, source_type, column = KINDS[kind]
+    (home / "data").mkdir()
+    files = write(home / "data")
+    if tokenizer:
+        write_tokenizer(home / "data" / "tokenizer.json")
+
+    assert run(["init", *files]) == 0
+    assert run(["check", "penstock.yaml", "--json", "--items", "8", "--batches", "1"]) == 0
+
+    out = capsys.readouterr().out
+    result = json.loads(out.splitlines()[-1])
+    [job] = result["jobs"]
+    assert result["ok"]
+    assert job["items"] == 60
+    assert job["batches_run"] == 1
+    text = (home / "penstock.yaml").read_text()
+    assert f"type: {source_type}" in text
+    assert str(home) not in text, "paths below the job file are relative"
+    if tokenizer and column is not None:
+        assert f"column: {column}" in text
+        assert 'append: "<eos>"' in text
+        assert job["efficiency"] > 0.5
+    if kind == "tokenized":
+        assert job["efficiency"] is not None
+
+
+def test_init_names_files_by_their_glob(home: Path) -> None:
+    """Files that are all of their kind in a folder are named as one pattern."""
+    (home / "data").mkdir()
+    files = write_parquet(home / "data")
+
+    assert run(["init", *files]) == 0
+
+    assert 'files: "data/*.parquet"' in (home / "penstock.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["init", "none.parquet"], "there is no file or folder 'none.parquet'"),
+        (["init", "data"], "holds no files"),
+        (["init", "a.jsonl", "b.csv"], "of several kinds (1 json, 1 csv)"),
+        (["init", "bytes.bin"], "neither text nor a known kind"),
+        (["init", "a.jsonl", "--tokenizer", "none.json"], "there is no tokenizer 'none.json'"),
+        (["init", "a.jsonl", "--tokenizer", "b.csv"], "is not a tokenizer"),
+        (["init", "a.jsonl", "--output", "there.yaml"], "replace it with --force"),
+        (["init", "a.jsonl", "--output", "no/where.yaml"], "there is no folder"),
+        (["init"], "Missing argument 'FILES...'"),
+        (["check", "none.yaml"], "there is no job file 'none.yaml'"),
+        (["check", "good.yaml", "jb"], "there is no job 'jb'"),
+        (["show", "good.yaml", "job"], "give either --position or --step"),
+        (["show", "good.yaml", "job", "--position", "99"], "position 99 lies past the end"),
+        (["show", "good.yaml", "job", "--step", "99"], "step 99 lies past the end"),
+        (
+            ["show", "good.yaml", "job", "--step", "0", "--rank", "2", "--world-size", "2"],
+            "rank 2 is not one of 2 ranks",
+        ),
+        (
+            ["show", "good.yaml", "job", "--step=0", "--batches-per-step=3", "--world-size=2"],
+            "cannot be shared evenly by 2 ranks",
+        ),
+        (["show", "good.yaml", "job", "--position", "0", "--json", "--text"], "not both"),
+        (["serve", "good.yaml", "--workers", "many"], "--workers is 'many'"),
+        (["serv", "good.yaml"], "No such command 'serv'"),
+    ],
+)
+def test_a_users_mistake_is_one_sentence_and_status_2(
+    arguments: list[str], says: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On stderr, with what to do and a stable code; no traceback."""
+    (home / "data").mkdir()
+    (home / "a.jsonl").write_text('{"x": "y"}\n')
+    (home / "b.csv").write_text("x\n1\n")
+    (home / "bytes.bin").write_bytes(b"\xff\xfe\x00\x01" * 10)
+    (home / "there.yaml").write_text("")
+    (home / "good.yaml").write_text(
+        "jobs: {job: {source: {type: items, items: [1, 2]}, batch_size: 1, epochs: 1}}\n"
+    )
+
+    status = run(arguments)
+
+    err = capsys.readouterr().err
+    assert status == 2
+    assert says in err
+    assert err.startswith("penstockd: error: ")
+    assert "Traceback" not in err
+
+
+ROLES = """\
+import os, random, time
+import numpy as np
+from penstock.server.roles import BatchCollator, RawItemProcessor
+
+class Clock(RawItemProcessor):
+    def process(self, raw, context):
+        return {"x": raw["x"], "now": time.time_ns()}
+
+class Order(RawItemProcessor):
+    def __init__(self):
+        self.seen = 0
+    def process(self, raw, context):
+        self.seen += 1
+        return {"x": raw["x"], "seen": self.seen}
+
+class Hash(RawItemProcessor):
+    def process(self, raw, context):
+        return {"x": raw["x"], "hash": hash(str(raw))}
+
+class Pure(RawItemProcessor):
+    def process(self, raw, context):
+        values = [context.rng.random(), random.random(), np.random.rand()]
+        return {"x": raw["x"], "r": np.array(values)}
+
+class Raises(RawItemProcessor):
+    def process(self, raw, context):
+        return helper(raw)
+
+def helper(raw):
+    raise ValueError("not this one")
+
+class Dies(RawItemProcessor):
+    def process(self, raw, context):
+        if os.environ.get("PYTHONHASHSEED", "random") in ("4711", "4712"):
+            os._exit(7)
+        return {"x": raw["x"]}
+
+class Stamped(BatchCollator):
+    def collate(self, rows, context):
+        return {"pid": np.array([os.getpid()])}
+"""
+
+
+def check_role(home: Path, section: str) -> subprocess.CompletedProcess[str]:
+    (home / "roles.py").write_text(ROLES)
+    (home / "job.yaml").write_text(
+        "jobs:\n  job:\n    lanes: 2\n"
+        "    source: {type: items, items: [{x: 1}, {x: 2}, {x: 3}, {x: 4}]}\n    " + section + "\n"
+    )
+    return command("check", "job.yaml", "job", "--batches", "1")
+
+
+@pytest.mark.parametrize(("role", "key"), [("Clock", "now"), ("Order", "seen"), ("Hash", "hash")])
+def test_check_names_what_is_impure(home: Path, role: str, key: str) -> None:
+    """Clocks, memory of earlier items, and hash randomisation: item and key are named."""
+    done = check_role(home, f"batch_size: 2\n    processor: ./roles.py:{role}")
+
+    assert done.returncode == 2
+    assert f"is not pure: {role} gives item main[" in done.stderr
+    assert f"another '{key}'" in done.stderr
+    assert "[log_diverged]" in done.stderr
+
+
+def test_check_names_an_impure_collator(home: Path) -> None:
+    """Pure items in an impure batch."""
+    done = check_role(
+        home, "batcher: {type: simple, batch_size: 2}\n    collator: ./roles.py:Stamped"
+    )
+
+    assert done.returncode == 2
+    assert "another 'pid'" in done.stderr
+    assert "Stamped" in done.stderr
+
+
+def test_check_passes_seeded_randomness(home: Path) -> None:
+    """The item's own generator and the seeded global ones are pure, in any order and process."""
+    done = check_role(home, "batch_size: 2\n    processor: ./roles.py:Pure")
+
+    assert done.returncode == 0, done.stderr
+    assert "twice, in another order and process: the same" in done.stdout
+
+
+def test_check_shows_a_users_exception_with_the_users_frames(home: Path) -> None:
+    """The traceback begins in the user's file; the sentence names the item."""
+    done = check_role(home, "batch_size: 2\n    processor: ./roles.py:Raises")
+
+    assert done.returncode == 2
+    frames = [line for line in done.stderr.splitlines() if line.strip().startswith("File ")]
+    assert len(frames) == 2
+    assert all("roles.py" in frame for frame in frames)
+    assert "fails in Raises with ValueError: not this one" in done.stderr
+    assert "[bad_item]" in done.stderr
+
+
+def test_check_tells_of_a_death_elsewhere(home: Path) -> None:
+    """A role that kills its process only there is not mistaken for a pure one."""
+    done = check_role(home, "batch_size: 2\n    processor: ./roles.py:Dies")
+
+    assert done.returncode == 2
+    assert "ended with status 7 in another one" in done.stderr
+
+
+def test_check_goes_on_to_the_other_jobs(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One broken job does not hide what is known of another; the status says that one is broken."""
+    (home / "two.yaml").write_text(
+        "jobs:\n"
+        "  bad: {source: {type: parquet, files: none.parquet}, batch_size: 1}\n"
+        "  good: {source: {type: items, items: [1, 2, 3]}, batch_size: 1, lanes: 1}\n"
+    )
+
+    status = run(["check", "two.yaml", "--json"])
+
+    out = json.loads(capsys.readouterr().out)
+    assert status == 2
+    assert [(job["job"], job["ok"]) for job in out["jobs"]] == [("bad", False), ("good", True)]
+    assert out["jobs"][0]["error"]["key"] == "jobs.bad.source.files"
+
+
+def test_check_warns_of_few_items_per_lane(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fewer items in a lane than four pools: epochs mix, and the note says which lanes suit."""
+    (home / "ids.yaml").write_text(
+        "jobs:\n  job:\n    lanes: 8\n"
+        f"    source: {{type: items, items: {[{'input_ids': [1, 2, 3]}] * 64}}}\n"
+        "    batcher: {type: best_fit, max_tokens: 8, pool_size: 8}\n"
+        "    collator: {type: packed, pad_to: 8}\n"
+    )
+
+    assert run(["check", "ids.yaml", "--json"]) == 0
+
+    [job] = json.loads(capsys.readouterr().out)["jobs"]
+    assert any("lanes: 2 or a smaller pool_size" in warning for warning in job["warnings"])
+    assert job["efficiency"] == pytest.approx(6 / 8)
+
+
+def records(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    assert run(["show", *arguments, "--json"]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.fixture
+def finite(home: Path) -> str:
+    """Ten batches in 3 lanes, 4 to a step: the last step is filled up."""
+    items = [{"x": number} for number in range(10)]
+    (home / "finite.yaml").write_text(
+        "jobs:\n  job:\n    lanes: 3\n    epochs: 1\n    batches_per_step: 4\n    batch_size: 1\n"
+        f"    source: {{type: items, items: {json.dumps(items)}}}\n"
+    )
+    return "finite.yaml"
+
+
+def test_the_ranks_of_a_step_share_its_positions(
+    finite: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For every world size the ranks' batches are the step's, and those are the positions'."""
+    alone = [records(capsys, finite, "job", "--position", str(p))[0] for p in range(8)]
+
+    for world_size in (1, 2, 4):
+        for step in (0, 1):
+            found = [
+                record
+                for rank in range(world_size)
+                for record in records(
+                    capsys,
+                    *f"{finite} job --step {step} --rank {rank} --world-size {world_size}".split(),
+                )
+            ]
+            ordered = sorted(found, key=lambda record: record["position"])
+            assert ordered == alone[4 * step : 4 * step + 4]
+
+
+def test_the_last_step_is_filled_with_padding(finite: str, home: Path) -> None:
+    """Positions past the end are blanked batches that no item counts in."""
+    job = load(finite).job("job")
+
+    headers = [
+        BatchHeader.FromString(batch.header)
+        for batch in computed_batches(job, range(8, 12), 4, by_step=True)
+    ]
+
+    assert [header.padding for header in headers] == [False, False, True, True]
+    assert [header.position for header in headers] == [8, 9, 10, 11]
+
+
+def test_show_is_the_same_in_another_process(home: Path) -> None:
+    """The record, digest included, does not depend on the process that computes it."""
+    write_parquet(home)
+    write_tokenizer(home / "tokenizer.json")
+    assert run(["init", *sorted(str(path) for path in home.glob("*.parquet"))]) == 0
+
+    here = [
+        json.dumps(frame.batch_record(BatchHeader.FromString(batch.header), batch.body, 3))
+        for batch in computed_batches(
+            load("penstock.yaml").job("main"), range(3, 4), 1, by_step=False
+        )
+    ]
+    there = command("show", "penstock.yaml", "main", "--position", "3", "--json")
+
+    assert there.stdout.splitlines() == here
+
+
+def test_show_text_decodes_documents_with_their_seams(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first thing that anyone asks of a packer: what lies behind what."""
+    write_parquet(home)
+    write_tokenizer(home / "tokenizer.json")
+    assert run(["init", "part0.parquet", "part1.parquet"]) == 0
+    capsys.readouterr()
+
+    assert run(["show", "penstock.yaml", "main", "--position", "0", "--text"]) == 0
+
+    out = capsys.readouterr().out
+    assert out.startswith("=== position 0 (step 0, lane 0, offset 0)")
+    assert "--- row 0, document 0, " in out
+    assert "--- row 0, document 1, " in out
+    assert "h e l l o" in out or "hello" in out
+
+
+def test_every_command_has_help_with_an_example_or_a_choice(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A newcomer finds the way from --help alone."""
+    assert run(["--help"]) == 0
+    top = capsys.readouterr().out
+    for name in cli.commands:
+        assert f"  {name} " in top
+        assert run([name, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert f"penstockd {name} " in text
+        for parameter in cli.commands[name].params:
+            assert parameter.param_type_name == "argument" or getattr(parameter, "help", None)
+
+
+def test_schema_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """Editors read it."""
+    assert run(["schema"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["title"] == "penstock job file"
+
+
+def doc_files(page: str) -> dict[str, str]:
+    import re
+
+    found = re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", (DOCS / page).read_text(), re.S)
+    return dict(found)
+
+
+def test_from_a_dataset_class_to_batches_in_8_lines(home: Path) -> None:
+    """The page's own files: the Dataset unedited, and at most 8 lines around it."""
+    files = doc_files("roles.md")
+    for name, text in files.items():
+        (home / name).write_text(text)
+    lines = [
+        line
+        for name in ("penstock.yaml", "train.py")
+        for line in files[name].splitlines()
+        if line.strip()
+    ]
+
+    assert len(lines) <= 8
+    assert "penstock" not in files["data.py"]
+    [batch] = computed_batches(load("penstock.yaml").job("digits"), range(5, 6), 1, by_step=False)
+    values = frame.decode_values(BatchHeader.FromString(batch.header), batch.body)
+    assert values["image"].shape == (32, 28, 28)
+    assert values["label"].shape == (32,)
+    assert command("check", "penstock.yaml").returncode == 0
+
+
+def test_the_pages_own_roles_pass_check(home: Path) -> None:
+    """The function, the batcher and the collator that docs/roles.md shows are right and pure."""
+    for name, text in doc_files("roles.md").items():
+        (home / name).write_text(text)
+    (home / "roles.yaml").write_text(
+        "jobs:\n  job:\n    lanes: 2\n"
+        "    source: {type: torch, factory: ./data.py:Digits}\n"
+        "    function: ./augment.py:to_sample\n"
+        "    batcher: {type: ./my_roles.py:Pairs, labels: 10}\n"
+        "    collator: ./my_roles.py:Stack\n"
+    )
+
+    done = command("check", "roles.yaml", "--json")
+
+    assert done.returncode == 0, done.stderr
+    [job] = json.loads(done.stdout)["jobs"]
+    assert job["filtered"].keys() <= {"no sevens"}
+    assert os.path.basename(job["job"]) == "job"

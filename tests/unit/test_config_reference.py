@@ -1,0 +1,101 @@
+"""The docs and the JSON Schema say what the code does."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.server.config import load
+from penstock.server.reference import argument_docs, json_schema, markdown, parameter_rows
+from penstock.server.registry import KINDS
+from penstock.server.settings import JobSettings, ServerSettings
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def blocks(page: str) -> dict[str, str]:
+    """Return the code blocks of a page that are marked as files, by file name."""
+    found = re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", (DOCS / page).read_text(), re.S)
+    return dict(found)
+
+
+def test_the_page_of_job_files_has_the_tables_of_the_models() -> None:
+    """Every key with its default and meaning; `penstockd schema --markdown` writes them anew."""
+    assert markdown() in (DOCS / "jobs.md").read_text()
+
+
+def test_every_key_and_parameter_has_a_meaning() -> None:
+    """A table without a sentence in it helps nobody."""
+    for model in (ServerSettings, JobSettings):
+        for name, field in model.model_fields.items():
+            assert field.description, name
+    for kind in KINDS.values():
+        for cls in kind.builtins.values():
+            for row in parameter_rows(cls):
+                assert row.meaning, f"{cls.__name__}.{row.name}"
+
+
+def test_the_example_of_the_page_is_a_valid_job_file(tmp_path: Path) -> None:
+    """What the page shows first passes the check of keys."""
+    [example] = re.findall(r"```yaml\n(server:.*?)```", (DOCS / "jobs.md").read_text(), re.S)
+    (tmp_path / "penstock.yaml").write_text(example)
+
+    config = load(str(tmp_path / "penstock.yaml"), environ={})
+
+    assert list(config.jobs) == ["code"]
+
+
+def test_the_python_example_of_the_page_gives_jobs(tmp_path: Path) -> None:
+    """`jobs.py:jobs` as the page shows it."""
+    (tmp_path / "jobs.py").write_text(blocks("jobs.md")["jobs.py"])
+
+    config = load(f"{tmp_path}/jobs.py:jobs", environ={})
+
+    assert len(config.job("numbers").log_id) == 32
+
+
+def resolve(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" in node:
+        found: dict[str, Any] = schema["$defs"][node["$ref"].rpartition("/")[2]]
+        return found
+    return node
+
+
+def test_the_schema_knows_every_key_and_no_other() -> None:
+    """An editor completes what the loader accepts and underlines what it refuses."""
+    schema = json_schema()
+    job = schema["$defs"]["JobSettings"]
+    server = resolve(schema, schema["properties"]["server"])
+
+    assert set(job["properties"]) == set(JobSettings.model_fields)
+    assert set(server["properties"]) == set(ServerSettings.model_fields)
+    assert job["additionalProperties"] is server["additionalProperties"] is False
+    assert job["required"] == ["source"]
+    json.dumps(schema)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_schema_knows_the_parameters_of_builtins(kind: str) -> None:
+    """For a built-in type the parameters are known, and which of them are required."""
+    schema = json_schema()
+    role = resolve(schema, schema["$defs"]["JobSettings"]["properties"][kind])
+    cases = role["anyOf"][2]["allOf"]
+    known = {case["if"]["properties"]["type"]["const"]: case["then"] for case in cases}
+
+    assert set(known) == set(KINDS[kind].builtins)
+    for name, cls in KINDS[kind].builtins.items():
+        rows = list(parameter_rows(cls))
+        assert set(known[name]["properties"]) == {"type", *(row.name for row in rows)}
+        assert known[name]["required"] == [row.name for row in rows if row.default == "required"]
+
+
+def test_argument_docs_reads_google_sections() -> None:
+    """Continuation lines are joined, and the next section ends it."""
+    doc = "First.\n\nArgs:\n    a: One\n        and more.\n    b: Two.\n\nRaises:\n    c: No.\n"
+
+    assert argument_docs(doc) == {"a": "One and more.", "b": "Two."}
+    assert argument_docs("No arguments.") == {}

@@ -1,0 +1,116 @@
+"""A job in Python: what holds together, what does not, how many batches there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.server.job import Job, canonical
+from penstock.server.roles import (
+    BestFitPackingBatcher,
+    DefaultBatchCollator,
+    PackedCollator,
+    RawItemProcessor,
+    SimpleBatcher,
+)
+from penstock.server.sources import ItemsSource
+from penstock.wire.errors import InvalidJob
+
+
+def items(count: int) -> ItemsSource:
+    return ItemsSource(items=[{"x": number} for number in range(count)])
+
+
+class Weighted(RawItemProcessor):
+    """A user's processor with a parameter that is no plain value."""
+
+    def __init__(self, weights: Any) -> None:
+        self.weights = weights
+
+    def process(self, raw: Any, context: Any) -> Any:
+        """Return the item as it is."""
+        return raw
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "says"),
+    [
+        ({}, "batcher", "neither batcher nor batch_size is given"),
+        ({"batch_size": 1, "batcher": SimpleBatcher(1)}, "batch_size", "batcher are both given"),
+        (
+            {"batch_size": 1, "collator": DefaultBatchCollator()},
+            "batch_size",
+            "collator are both given",
+        ),
+        ({"batch_size": 1, "lanes": 0}, "lanes", "lanes is 0"),
+        ({"batch_size": 1, "epochs": 0}, "epochs", "epochs is 0"),
+        ({"batch_size": 1, "on_item_error": "skip"}, "on_item_error", "stop or quarantine"),
+        ({"batch_size": 0}, "batch_size", "batch_size is 0"),
+    ],
+)
+def test_a_plan_that_does_not_hold_together_is_refused(
+    arguments: dict[str, Any], key: str, says: str
+) -> None:
+    """Each contradiction is one sentence with the key."""
+    with pytest.raises(InvalidJob, match=says) as caught:
+        Job(items(3), **arguments)
+
+    assert caught.value.fields["key"] == key
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+@pytest.mark.parametrize("lanes", range(1, 6))
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_finite_job_knows_its_batches(
+    count: int, lanes: int, batch_size: int, epochs: int
+) -> None:
+    """Lane by lane, the draws of all epochs over the batch size, rounded up."""
+    job = Job(items(count), batch_size=batch_size, lanes=lanes, epochs=epochs)
+    draws = [len(range(lane, count * epochs, lanes)) for lane in range(lanes)]
+
+    assert job.order.ends == tuple(-(-drawn // batch_size) for drawn in draws)
+
+
+def test_an_endless_job_has_no_end() -> None:
+    """Epochs None goes on."""
+    assert Job(items(3), batch_size=1, lanes=2).order.batches is None
+
+
+def test_a_finite_job_of_a_packer_is_refused_by_name() -> None:
+    """Its batch count is not known by arithmetic, and the error says what to do."""
+    job = Job(items(3), batcher=BestFitPackingBatcher(8), collator=PackedCollator(), epochs=1)
+
+    with pytest.raises(InvalidJob, match=r"BestFitPackingBatcher does not give one: .*epochs"):
+        _ = job.order
+
+
+def test_a_parameter_without_a_json_form_is_named() -> None:
+    """A role's parameters make the log id, so each must have one canonical form."""
+    job = Job(items(3), processor=Weighted(np.ones(3)), batch_size=1)
+
+    with pytest.raises(InvalidJob, match=r"processor\.parameters\.weights is a ndarray"):
+        _ = job.log_id
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"b": 1, "a": [True, None, 1.5]}, b'{"a":[true,null,1.5],"b":1}'),
+        ({"k": (1, 2)}, b'{"k":[1,2]}'),
+        ({"k": "ü"}, '{"k":"ü"}'.encode()),
+        ({"k": 10**30}, b'{"k":1000000000000000000000000000000}'),
+    ],
+)
+def test_a_plan_has_one_canonical_text(value: Any, text: bytes) -> None:
+    """Golden: it never changes, for log ids are stored."""
+    assert canonical(value) == text
+
+
+def test_the_log_id_is_pinned() -> None:
+    """Golden: the same job has the same log id in every version of this order format."""
+    job = Job(items(3), batch_size=2, seed=7, lanes=4)
+
+    assert job.log_id.hex() == ("9477fa1f1d6dfe93ff85e89ded00cbb83865f393014411eec10a5cb221b6e34f")
