@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - the methods of the services are documented in their .proto
 """A small loader node for the client's tests: a real gRPC server on a real socket.
 
 It serves synthetic batches, obeys the horizon, and keeps cursors in memory by the rules of the

@@ -10,7 +10,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from unit.fake_feed import FakeNode, values_of
 
 from penstock.client import Batch, Loader
 from penstock.wire.errors import (
@@ -23,6 +22,7 @@ from penstock.wire.errors import (
     UnevenStep,
     UnknownJob,
 )
+from unit.fake_feed import FakeNode, values_of
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_an_endless_job_has_no_length(node: FakeNode) -> None:
 
 
 def test_a_total_is_known_before_the_first_batch_of_the_step(node: FakeNode) -> None:
-    """The sum over all micro batches, though prefetch alone would not hold them; the batches follow."""
+    """The sum over all micro batches, more than prefetch holds; then the batches follow."""
     with alone(node, batches_per_step=6, prefetch=2) as loader:
         for step, _ in zip(loader.steps(), range(3), strict=False):
             positions = range(step.index * 6, step.index * 6 + 6)

@@ -8,6 +8,7 @@ next one opens at the first position that is missing; later ones that have arriv
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -329,7 +330,12 @@ class Feed:
             if self._closed.is_set():
                 return
             for message in call:
-                if self._handle(frame.parse_reply(message)) and self._complete():
+                replies = frame.parse_replies(message)
+                # The lock is held over a bundle, so that its first batch does not wake the consumer
+                # to fight for the interpreter with those behind it.
+                with self._changed if len(replies) > 1 else contextlib.nullcontext():
+                    done = any([self._handle(reply) for reply in replies])
+                if done and self._complete():
                     return
         finally:
             with self._changed:
@@ -357,6 +363,7 @@ class Feed:
             tail=feed_pb2.TAIL_PAD if opening.tail_pad else feed_pb2.TAIL_DROP,
             lineage=opening.lineage,
             horizon=horizon,
+            bundles=True,
         )
         return feed_pb2.ReadRequest(open=message).SerializeToString()
 

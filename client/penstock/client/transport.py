@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from penstock.wire import MAX_MESSAGE_BYTES
 from penstock.wire.errors import (
     ERROR_METADATA_KEY,
@@ -123,10 +121,7 @@ def error_from_rpc(error: Any, target: str) -> PenstockError:
     """Return the PenstockError that a gRPC error carries, or the one that its status amounts to."""
     for key, value in error.trailing_metadata() or ():
         if key == ERROR_METADATA_KEY:
-            try:
-                return decode_error(value)
-            except (DecodeError, ValueError, TypeError):
-                break  # not written by penstock: the status below still tells what happened
+            return decode_error(value)
     code, details = error.code(), error.details() or ""
     if code in _BROKEN or _is_reset(code, details):
         return Unreachable(

@@ -1,0 +1,91 @@
+"""The `penstock` command: look at a job, its cursors and its node from the reader's side."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from penstock.client.malloc import keep_memory
+from penstock.wire.errors import PenstockError
+
+COMMANDS = ("ping", "cat", "cursors", "top", "demo", "bench")
+"""In the order of the help; each is a module of `penstock.client.commands`."""
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+DESCRIPTION = """\
+Look at training data the way a trainer sees it.
+
+TARGET is where a loader node listens: host:port, dns:///name:port or unix:/path; or a job file to
+be read without a server: local:FILE (in this process) or spawn:FILE (a node of our own)."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit status: 0, 1 = it failed, 2 = a mistake in the call."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    logging.basicConfig(
+        level=logging.INFO if args.verbose else logging.WARNING,
+        format="penstock: %(message)s",
+        stream=sys.stderr,
+    )
+    keep_memory()
+    try:
+        status = int(args.run(args))
+        sys.stdout.flush()
+        return status
+    except PenstockError as error:
+        print(f"penstock: error: {_one_line(error.message)} [{error.code}]", file=sys.stderr)
+        return EXIT_USAGE if error.status == "INVALID_ARGUMENT" else EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has enough. Python would complain at exit when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command."""
+    parser = argparse.ArgumentParser(
+        prog="penstock",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"penstock {installed_version()}")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="say more on stderr: ranks, cursors, breaks"
+    )
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        module_name = f"penstock.client.commands.{name}"
+        if importlib.util.find_spec(module_name) is not None:
+            module = importlib.import_module(module_name)
+            module.add_parser(subparsers)
+    return parser
+
+
+def installed_version() -> str:
+    """Return the version of the installed distribution."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("penstock")
+    except metadata.PackageNotFoundError:  # run from a source tree that was never installed
+        return "(not installed)"
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+
+__all__ = ["main"]

@@ -1,0 +1,196 @@
+"""`penstock cat`: the batches of a job, one line each."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from penstock.client.commands.common import (
+    add_target,
+    add_timeout,
+    connected,
+    natural,
+    positive,
+    print_json,
+)
+from penstock.client.commands.text import load_decoder, render_text
+from penstock.client.loader import DEADLINE_S, Loader
+from penstock.client.steps import Batch
+from penstock.wire.errors import InvalidRequest
+from penstock.wire.frame import batch_record
+
+Show = Callable[[Batch], None]
+
+EPILOG = """\
+examples:
+  the first three batches of a job:
+    penstock cat 127.0.0.1:50051 code --count 3
+  the same without a server, with its documents:
+    penstock cat local:penstock.yaml code --count 3 --text
+  what the run run-7 reads next, without disturbing it:
+    penstock cat 127.0.0.1:50051 code --group run-7 --steps 1 --json"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "cat",
+        help="print the batches that a rank reads",
+        description="Print the batches that one rank of a training run reads, one line per batch. "
+        "Without --group nothing is stored and reading starts at step 0; with --group and "
+        "without --from-* it starts at the group's cursor. It only looks, unless --commit is "
+        "given.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_target(parser)
+    parser.add_argument("job", metavar="JOB", help="the name of a job of the node")
+    who = parser.add_argument_group("who reads")
+    who.add_argument("--group", metavar="G", help="the training run (default: none, ephemeral)")
+    who.add_argument("--rank", type=natural, metavar="R", help="data-parallel rank (default: 0)")
+    who.add_argument("--world-size", type=positive, metavar="W", help="ranks (default: 1)")
+    who.add_argument(
+        "--batches-per-step",
+        type=positive,
+        metavar="G",
+        help="batches of a step over all ranks (default: the group's, the job's, or W)",
+    )
+    what = parser.add_argument_group("what is read")
+    start = what.add_mutually_exclusive_group()
+    start.add_argument("--from-step", type=natural, metavar="S", help="the first step")
+    start.add_argument("--from-position", type=natural, metavar="P", help="the first position")
+    length = what.add_mutually_exclusive_group()
+    length.add_argument("--steps", type=natural, metavar="N", help="end after N steps")
+    length.add_argument("--count", type=natural, metavar="N", help="end after N batches")
+    what.add_argument("--prefetch", type=positive, default=4, metavar="N", help=argparse.SUPPRESS)
+    cursor = parser.add_argument_group("the cursor")
+    cursor.add_argument(
+        "--commit",
+        action="store_true",
+        help="read as a new attempt of the group, which fences off the one before, and commit this "
+        "rank's row after every step that it has printed",
+    )
+    cursor.add_argument(
+        "--attempt",
+        metavar="TOKEN",
+        help="with --commit: the attempt to join; the same for all ranks of it",
+    )
+    shape = parser.add_argument_group("how it is printed").add_mutually_exclusive_group()
+    shape.add_argument("--json", action="store_true", help="one JSON object per line")
+    shape.add_argument("--text", action="store_true", help="documents with their seams")
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FILE",
+        help="with --text: a tokenizer.json to decode with",
+    )
+    add_timeout(parser, DEADLINE_S)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print batches until the asked number, or the job's end, is reached."""
+    _check(args)
+    show = _printer(args)
+    with _loader(args) as loader:
+        if args.steps == 0 or args.count == 0:
+            return 0
+        if args.count is not None and not args.commit:
+            for done, batch in enumerate(loader, 1):
+                show(batch)
+                if done == args.count:
+                    break
+            return 0
+        left = args.count
+        for done, step in enumerate(loader.steps(), 1):
+            for batch in step:
+                show(batch)
+                left = None if left is None else left - 1
+                if left == 0:
+                    break
+            if args.commit:
+                loader.commit()
+            if left == 0 or done == args.steps:
+                break
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    if (args.rank is None) != (args.world_size is None):
+        raise InvalidRequest("--rank and --world-size go together: give both, or neither")
+    if args.commit and args.group is None:
+        raise InvalidRequest("--commit needs a group: add --group G")
+    if args.attempt is not None and not args.commit:
+        raise InvalidRequest("--attempt names an attempt that commits: add --commit")
+    if args.commit and args.from_position is not None:
+        raise InvalidRequest("a group stands at steps: with --commit use --from-step")
+    if args.commit and (args.world_size or 1) > 1 and args.attempt is None:
+        raise InvalidRequest(
+            f"{args.world_size} ranks that commit belong to one attempt: add --attempt TOKEN, the "
+            "same for all of them and another for every start"
+        )
+    if args.tokenizer is not None and not args.text:
+        raise InvalidRequest("--tokenizer decodes what --text shows: add --text")
+
+
+def _loader(args: argparse.Namespace) -> Loader:
+    options: dict[str, Any] = {
+        "rank": args.rank or 0,
+        "world_size": args.world_size or 1,
+        "batches_per_step": args.batches_per_step,
+        "prefetch": args.prefetch,
+        "deadline_s": args.timeout,
+        "lineage": True,
+        "as_numpy": True,
+    }
+    start: Any = args.from_step
+    if args.commit:
+        return Loader(
+            args.target,
+            args.job,
+            group=args.group,
+            attempt=args.attempt,
+            start="cursor" if start is None else start,
+            **options,
+        )
+    if args.group is not None:
+        # To look is to read as nobody: a group's own readers are never disturbed.
+        with connected(args.target, args.job, args.timeout) as control:
+            (group,) = control.groups(args.group)
+        options["batches_per_step"] = args.batches_per_step or int(group.batches_per_step)
+        if start is None:
+            start = int(group.cursor)
+    loader = Loader(args.target, args.job, start=start or 0, **options)
+    if args.from_position is not None:
+        loader.seek(position=args.from_position)
+    return loader
+
+
+def _printer(args: argparse.Namespace) -> Show:
+    if args.json:
+        return _show_json
+    if args.text:
+        decode = None if args.tokenizer is None else load_decoder(args.tokenizer)
+        return lambda batch: print(f"{headline(batch)}\n{render_text(batch, decode)}", flush=True)
+    return lambda batch: print(headline(batch), flush=True)
+
+
+def _show_json(batch: Batch) -> None:
+    print_json(batch_record(batch.header, batch.body, batch.step))
+
+
+def headline(batch: Batch) -> str:
+    """Return one line about a batch, for people."""
+    record = batch_record(batch.header, batch.body, batch.step)
+    values = ", ".join(
+        f"{name} {spec['dtype']}{spec['shape']}" if spec["kind"] == "tensor" else name
+        for name, spec in record["values"].items()
+    )
+    counts = ", ".join(f"{value:,} {name}" for name, value in record["counts"].items())
+    padding = "  padding" if batch.is_padding else ""
+    return (
+        f"{record['position']}  step {record['step']}  lane {record['lane']}:{record['offset']}  "
+        f"{record['digest'][:16]}  {counts or 'no counts'}  ({values}){padding}"
+    )

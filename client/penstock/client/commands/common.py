@@ -1,0 +1,100 @@
+"""What several commands share: arguments, and a connection for short calls."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from penstock.client.control import Control
+from penstock.client.transport import open_transport
+
+TIMEOUT_S = 10.0
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """Add the TARGET argument."""
+    parser.add_argument(
+        "target", metavar="TARGET", help="host:port, dns:///name:port, unix:/path or local:FILE"
+    )
+
+
+def add_timeout(parser: argparse.ArgumentParser, default_s: float = TIMEOUT_S) -> None:
+    """Add --timeout."""
+    parser.add_argument(
+        "--timeout",
+        type=positive_seconds,
+        default=default_s,
+        metavar="SECONDS",
+        help="give up when there is no answer for this long (default: %(default)g)",
+    )
+
+
+def positive_seconds(text: str) -> float:
+    """Parse a number of seconds above 0, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds") from None
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
+    return value
+
+
+def natural(text: str) -> int:
+    """Parse an integer from 0, for argparse."""
+    return _at_least(0, text)
+
+
+def positive(text: str) -> int:
+    """Parse an integer from 1, for argparse."""
+    return _at_least(1, text)
+
+
+def _at_least(minimum: int, text: str) -> int:
+    try:
+        value = int(text.replace("_", "").replace(",", ""))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no integer") from None
+    if value < minimum:
+        raise argparse.ArgumentTypeError(f"{text} is below {minimum}")
+    return value
+
+
+@contextmanager
+def connected(target: str, job: str, timeout_s: float) -> Iterator[Control]:
+    """Give the short calls about `job` at `target`, and close the connection after."""
+    transport = open_transport(target)
+    try:
+        yield Control(transport, job, target, timeout_s)
+    finally:
+        transport.close()
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON value on one line, at once: scripts read line by line."""
+    print(json.dumps(value), flush=True)
+
+
+def table(rows: list[list[str]], right: frozenset[int] = frozenset()) -> str:
+    """Return rows as aligned columns; those in `right` are flush right."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def bytes_text(nbytes: float) -> str:
+    """Return a number of bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"

@@ -1,0 +1,367 @@
+"""Groups, states and moves: where reading begins, what a checkpoint holds, what a commit counts."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock.client import Loader
+from penstock.wire.errors import (
+    BadState,
+    CheckpointExists,
+    InvalidRequest,
+    JobChanged,
+    NotStarted,
+    OtherStore,
+    StaleGeneration,
+    StepSizeMismatch,
+    WorldSizeMismatch,
+)
+from unit.fake_feed import LOG_ID, STORE, FakeNode
+
+
+@pytest.fixture
+def node() -> Iterator[FakeNode]:
+    with FakeNode() as fake:
+        yield fake
+
+
+def reader(node: FakeNode, **options: Any) -> Loader:
+    given = {"rank": 0, "world_size": 1, "as_numpy": True, "group": "run", "deadline_s": 20.0}
+    return Loader(node.address, "code", **given | options)
+
+
+def positions(loader: Loader, count: int) -> list[int]:
+    return [batch.position for batch in itertools.islice(loader, count)]
+
+
+# --- groups and commits ---
+
+
+def test_a_group_goes_on_at_its_cursor_in_a_new_generation(node: FakeNode) -> None:
+    with reader(node, batches_per_step=2) as loader:
+        assert positions(loader, 5) == [0, 1, 2, 3, 4]
+        assert loader.commit() == 2
+
+    with reader(node) as loader:
+        assert positions(loader, 2) == [4, 5]
+
+    assert node.groups["run"].generation == 2
+    assert len({begin.token for begin in node.begins}) == 2
+
+
+def test_a_commit_counts_what_was_yielded_not_what_was_prefetched(node: FakeNode) -> None:
+    with reader(node, batches_per_step=2, prefetch=8) as loader:
+        cursors = [loader.commit() for _ in itertools.islice(loader, 6)]
+
+    assert cursors == [0, 1, 1, 2, 2, 3]
+
+
+def test_the_groups_cursor_is_the_slowest_ranks(node: FakeNode) -> None:
+    common: dict[str, Any] = {"world_size": 2, "batches_per_step": 4, "attempt": "a"}
+    with reader(node, rank=0, **common) as first, reader(node, rank=1, **common) as second:
+        positions(first, 4)
+        assert first.commit() == 0
+        positions(second, 2)
+        assert second.commit() == 1
+        assert first.commit(step=2) == 2
+        assert node.groups["run"].rows == [2, 2]
+
+
+def test_where_reading_resumes_is_logged_with_who_committed(
+    node: FakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    with reader(node) as loader:
+        positions(loader, 12)
+        loader.commit()
+    with caplog.at_level(logging.INFO, "penstock"), reader(node) as loader:
+        positions(loader, 1)
+
+    assert (
+        "group 'run' of job 'code': resuming at step 12, committed 2031-05-04 14:03 by generation 1"
+        in caplog.text
+    )
+
+
+def test_an_older_attempt_is_fenced(node: FakeNode) -> None:
+    with reader(node) as old, reader(node) as new:
+        positions(old, 2)
+        positions(new, 1)
+
+        with pytest.raises(StaleGeneration):
+            old.commit()
+        assert new.commit() == 1
+
+
+def test_two_world_sizes_in_one_attempt_are_refused(node: FakeNode) -> None:
+    with reader(node, attempt="a", batches_per_step=2) as first:
+        positions(first, 1)
+        with (
+            reader(node, attempt="a", world_size=2) as second,
+            pytest.raises(WorldSizeMismatch),
+        ):
+            positions(second, 1)
+
+
+def test_a_group_keeps_its_step_size(node: FakeNode) -> None:
+    with reader(node, batches_per_step=4) as loader:
+        assert loader.batches_per_step == 4
+    with reader(node, world_size=2, attempt="b") as loader:
+        assert loader.batches_per_step == 4
+    with reader(node, batches_per_step=3) as loader, pytest.raises(StepSizeMismatch):
+        positions(loader, 1)
+
+
+def test_a_checkpoint_names_exactly_the_step_that_is_given(node: FakeNode) -> None:
+    with reader(node) as loader:
+        positions(loader, 5)
+        loader.commit()
+        assert loader.checkpoint("step-3", step=3) == 3
+        assert loader.checkpoint("now") == 5
+        with pytest.raises(CheckpointExists):
+            loader.checkpoint("step-3", step=4)
+
+
+def test_commits_outlast_a_node_that_is_away_for_a_moment(node: FakeNode) -> None:
+    with reader(node) as loader:
+        positions(loader, 3)
+        node.faults.unavailable = 2
+        assert loader.commit() == 3
+
+
+# --- starts ---
+
+
+def test_a_start_at_a_step_is_a_new_generation_there(node: FakeNode) -> None:
+    with reader(node, batches_per_step=2) as loader:
+        positions(loader, 8)
+        loader.commit()
+    with reader(node, start=1) as loader:
+        assert positions(loader, 2) == [2, 3]
+    assert node.groups["run"].cursor == 1
+
+
+def test_a_start_from_the_state_waits_for_it(node: FakeNode) -> None:
+    with reader(node) as loader:
+        positions(loader, 3)
+        state = loader.state_dict()
+    with reader(node, start="state") as loader:
+        with pytest.raises(NotStarted, match="load_state_dict"):
+            next(iter(loader))
+        with pytest.raises(NotStarted):
+            loader.state_dict()
+        loader.load_state_dict(state)
+        assert positions(loader, 1) == [3]
+    with reader(node, start="state") as loader:
+        loader.seek(step=2)
+        assert positions(loader, 1) == [2]
+
+
+# --- states ---
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 6])
+@pytest.mark.parametrize("group", [None, "run"])
+def test_a_state_at_a_boundary_is_the_same_on_every_rank_and_loads_anywhere(
+    node: FakeNode, world: int, group: str | None
+) -> None:
+    states = []
+    for rank in range(world):
+        options = {"rank": rank, "world_size": world, "batches_per_step": 6, "attempt": "a"}
+        with reader(node, group=group, **options) as loader:
+            positions(loader, 2 * 6 // world)
+            states.append(loader.state_dict())
+
+    assert all(state == states[0] for state in states)
+    assert states[0]["step"] == 2
+    for other in (1, 2, 3):
+        seen = []
+        for rank in range(other):
+            options = {"rank": rank, "world_size": other, "attempt": f"b{other}"}
+            with reader(node, group=group, **options) as loader:
+                loader.load_state_dict(states[0])
+                seen += positions(loader, 6 // other)
+        assert sorted(seen) == list(range(12, 18))
+
+
+@pytest.mark.parametrize("taken", range(9))
+def test_a_state_taken_anywhere_loads_at_the_same_world_size(node: FakeNode, taken: int) -> None:
+    """Also within a step, also after a state was loaded before: the next batch is the next one."""
+    options: dict[str, Any] = {"rank": 1, "world_size": 2, "batches_per_step": 6}
+    own = list(range(1, 100, 2))
+    with reader(node, attempt="a", **options) as loader:
+        positions(loader, taken)
+        state = loader.state_dict()
+    with reader(node, attempt="b", **options) as loader:
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        assert positions(loader, 4) == own[taken : taken + 4]
+        loader.load_state_dict(state)
+        assert positions(loader, 4) == own[taken : taken + 4]
+
+
+def test_a_state_within_a_step_is_refused_at_another_world_size(node: FakeNode) -> None:
+    with reader(node, batches_per_step=6) as loader:
+        positions(loader, 8)
+        state = loader.state_dict()
+
+    assert (state["step"], state["consumed"], state["world_size"]) == (1, 2, 1)
+    with (
+        reader(node, world_size=2, attempt="b") as loader,
+        pytest.raises(BadState, match=r"seek\(step=1\) or seek\(step=2\)"),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_a_loaded_state_is_a_generation_of_its_own_with_a_token_alike_on_all_ranks(
+    node: FakeNode,
+) -> None:
+    """The cursor stands later; the trainer's checkpoint is the truth and moves it back."""
+    common: dict[str, Any] = {"world_size": 2, "batches_per_step": 2, "attempt": "a"}
+    with reader(node, rank=0, **common) as first, reader(node, rank=1, **common) as second:
+        positions(first, 3)
+        positions(second, 3)
+        state = second.state_dict()
+        positions(first, 2)
+        first.commit(step=5)
+
+        for loader, rank in ((first, 0), (second, 1)):
+            loader.load_state_dict(state)
+            assert positions(loader, 1) == [6 + rank]
+
+    assert node.groups["run"].token == "a#1"
+    assert node.groups["run"].generation == 2
+    assert node.groups["run"].cursor == 3
+
+
+def test_a_rank_that_joins_again_with_a_state_starts_at_the_state(node: FakeNode) -> None:
+    """Not at its row, which may be ahead of the model."""
+    with reader(node, attempt="a") as loader:
+        loader.seek(step=3)
+        positions(loader, 2)
+        state = loader.state_dict()
+        positions(loader, 4)
+        loader.commit()
+
+    with reader(node, attempt="a2") as loader:
+        loader.load_state_dict(state)
+        assert positions(loader, 1) == [5]
+
+
+def good_state(**changes: Any) -> dict[str, Any]:
+    state = {
+        "format": 1,
+        "job": "code",
+        "log_id": LOG_ID.hex(),
+        "store": STORE,
+        "group": "run",
+        "batches_per_step": 2,
+        "step": 3,
+    }
+    return state | changes
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "sentence"),
+    [
+        ({}, BadState, "no state"),
+        (None, BadState, "no state"),
+        (good_state(format=2), BadState, "format 2"),
+        (good_state(job="other"), BadState, "'other'"),
+        (good_state(batches_per_step=4), BadState, "steps of 4"),
+        (good_state(step="3"), BadState, "'step' is '3'"),
+        (good_state(step=-1), BadState, "cannot be"),
+        (good_state(log_id="ff" * 32), JobChanged, "ffffffffffff"),
+        (good_state(store="elsewhere"), OtherStore, "elsewhere"),
+    ],
+)
+def test_a_state_that_does_not_fit_says_what_differs(
+    node: FakeNode, state: Any, error: type[Exception], sentence: str
+) -> None:
+    with reader(node, batches_per_step=2) as loader, pytest.raises(error, match=sentence):
+        loader.load_state_dict(state)
+
+
+def test_a_state_of_another_store_loads_where_a_start_is_named(node: FakeNode) -> None:
+    with reader(node, start=3) as loader:
+        loader.load_state_dict(good_state(store="elsewhere"))
+        assert positions(loader, 1) == [6]
+    with reader(node, group=None) as loader:
+        loader.load_state_dict(good_state(store="elsewhere", group=None))
+        assert positions(loader, 1) == [6]
+
+
+def test_states_of_an_evaluation_are_not_loaded(node: FakeNode) -> None:
+    with reader(node, group=None, mode="eval", max_steps=2) as loader:
+        with pytest.raises(InvalidRequest, match="step 0"):
+            loader.load_state_dict(good_state())
+        with pytest.raises(InvalidRequest, match="step 0"):
+            loader.seek(step=1)
+
+
+# --- mark and seek ---
+
+
+def test_marks_correct_what_counts_for_frameworks_that_hold_a_batch_ahead(node: FakeNode) -> None:
+    with reader(node, batches_per_step=2) as loader:
+        batches = iter(loader)
+        ahead = next(batches)
+        for _ in range(5):
+            trained, ahead = ahead, next(batches)
+            loader.mark(trained.position)
+        assert ahead.position == 5
+        assert loader.state_dict()["step"] == 2
+        assert loader.state_dict()["consumed"] == 1
+        assert loader.commit() == 2
+        with pytest.raises(InvalidRequest, match=r"mark\(6\)"):
+            loader.mark(6)
+
+
+def test_a_mark_of_another_ranks_position_is_refused(node: FakeNode) -> None:
+    with reader(node, group=None, world_size=2, batches_per_step=2) as loader:
+        positions(loader, 3)
+        with pytest.raises(InvalidRequest, match=r"mark\(1\)"):
+            loader.mark(1)
+
+
+def test_a_seek_moves_the_group_at_once_and_reading_goes_on_there(node: FakeNode) -> None:
+    with reader(node, batches_per_step=2, attempt="a") as loader:
+        assert positions(loader, 5) == [0, 1, 2, 3, 4]
+        loader.seek(step=1)
+        assert node.groups["run"].cursor == 1
+        assert positions(loader, 3) == [2, 3, 4]
+        loader.seek(step=50)
+        assert positions(loader, 1) == [100]
+    assert [begin.token for begin in node.begins] == ["a", "a#1", "a#2"]
+
+
+def test_a_seek_inside_the_loop_is_followed_by_the_loop(node: FakeNode) -> None:
+    with reader(node, batches_per_step=2) as loader:
+        indices = []
+        for step in loader.steps():
+            indices.append(step.index)
+            if len(indices) == 2:
+                loader.seek(step=1)
+                continue
+            if len(indices) == 4:
+                break
+            list(step)
+
+    assert indices == [0, 1, 1, 2]
+
+
+def test_an_ephemeral_reader_seeks_to_any_position(node: FakeNode) -> None:
+    with reader(node, group=None, rank=1, world_size=2, batches_per_step=4) as loader:
+        loader.seek(position=6)
+        assert positions(loader, 2) == [7, 9]
+        loader.seek(step=1)
+        assert positions(loader, 2) == [5, 7]
+        for wrong in ({}, {"step": 1, "position": 2}, {"step": -1}):
+            with pytest.raises(InvalidRequest):
+                loader.seek(**wrong)
+    with reader(node) as loader, pytest.raises(InvalidRequest, match="stands at steps"):
+        loader.seek(position=3)

@@ -1,0 +1,232 @@
+"""Whatever breaks between client and node: each own position comes once, in order, intact."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.client import Batch, Loader
+from penstock.client.backoff import Backoff
+from penstock.client.feed import MAX_REREADS
+from penstock.wire.errors import (
+    BadItem,
+    ChecksumMismatch,
+    DataTimeout,
+    JobChanged,
+    ProtocolMismatch,
+    SourceUnavailable,
+    Unreachable,
+)
+from unit.fake_feed import FakeNode, values_of, wait_until
+
+
+def reader(node: FakeNode, **options: Any) -> Loader:
+    given = {"rank": 0, "world_size": 1, "as_numpy": True, "deadline_s": 20.0} | options
+    return Loader(node.address, "code", **given)
+
+
+def check(batches: list[Batch], node: FakeNode) -> None:
+    for batch in batches:
+        wanted = values_of(batch.position, node.nbytes)["input_ids"]
+        np.testing.assert_array_equal(batch["input_ids"], wanted)
+
+
+@pytest.mark.parametrize("how", ["break_after", "close_after", "drain_after"])
+@pytest.mark.parametrize("after", range(6))
+def test_a_stream_that_ends_anywhere_is_taken_up_at_the_first_missing_position(
+    how: str, after: int
+) -> None:
+    with FakeNode(batches=6) as node, reader(node) as loader:
+        getattr(node.faults, how).extend([after, 1])
+        batches = list(loader)
+
+        assert [batch.position for batch in batches] == list(range(6))
+        check(batches, node)
+        assert [open_.start for open_ in node.opens][:2] == [0, after]
+        assert loader.stats()["reconnects"] == len(node.opens) - 1
+        assert len(node.sent) == 6, "what had arrived was asked for again"
+
+
+def test_a_stream_that_breaks_inside_a_batch_sends_that_batch_again() -> None:
+    with FakeNode(batches=8, nbytes=4000, chunk_bytes=1000) as node, reader(node) as loader:
+        node.faults.cut_at.extend([0, 3, 7])
+        batches = list(loader)
+
+        assert [batch.position for batch in batches] == list(range(8))
+        check(batches, node)
+
+
+def test_a_server_that_is_restarted_is_read_on_at_the_same_position() -> None:
+    """Also by another incarnation, after a while in which nothing listens."""
+    with FakeNode() as node, reader(node, prefetch=1) as loader:
+        before = list(itertools.islice(loader, 3))
+        node.stop()
+        back = threading.Timer(0.3, node.start)
+        back.start()
+        after = list(itertools.islice(loader, 3))
+        back.join()
+
+        assert [batch.position for batch in before + after] == list(range(6))
+        check(before + after, node)
+
+
+def test_a_node_that_starts_late_is_waited_for() -> None:
+    with FakeNode() as node:
+        node.faults.unavailable = 3
+        with reader(node) as loader:
+            assert next(iter(loader)).position == 0
+
+
+def test_a_damaged_body_is_read_again() -> None:
+    with FakeNode(batches=5) as node, reader(node) as loader:
+        node.faults.corrupt[2] = MAX_REREADS
+        batches = list(loader)
+
+        assert [batch.position for batch in batches] == list(range(5))
+        check(batches, node)
+
+
+def test_a_body_that_stays_damaged_is_an_error_behind_the_good_ones() -> None:
+    with FakeNode(batches=5) as node, reader(node) as loader:
+        node.faults.corrupt[2] = MAX_REREADS + 1
+        batches = iter(loader)
+
+        assert [next(batches).position, next(batches).position] == [0, 1]
+        with pytest.raises(ChecksumMismatch, match="position 2"):
+            next(batches)
+        with pytest.raises(ChecksumMismatch, match="position 2"):
+            next(iter(loader))
+
+
+def test_another_log_behind_the_same_name_is_refused() -> None:
+    """Not one batch of a changed job is yielded to who read the old one."""
+    with FakeNode() as node, reader(node, prefetch=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        node.stop()
+        node.change_job()
+        node.start()
+
+        with pytest.raises(JobChanged, match="another log"):
+            list(itertools.islice(batches, 3))
+
+
+def test_what_the_server_says_is_wrong_is_raised_with_its_fields() -> None:
+    error = BadItem("corpus[17] cannot be decoded", item="corpus[17]", stage="draw")
+    with FakeNode() as node, reader(node) as loader:
+        node.faults.errors[1] = error
+        batches = iter(loader)
+        next(batches)
+
+        with pytest.raises(BadItem, match=r"corpus\[17\] cannot") as caught:
+            next(batches)
+        assert caught.value.fields == {"item": "corpus[17]", "stage": "draw"}
+
+
+def test_a_source_that_is_away_for_a_while_is_waited_for() -> None:
+    with FakeNode(batches=3) as node, reader(node) as loader:
+        node.faults.errors[1] = SourceUnavailable("the mount is away", item="corpus[3]")
+
+        assert [batch.position for batch in loader] == [0, 1, 2]
+
+
+def test_a_source_that_stays_away_is_named_at_the_deadline() -> None:
+    with FakeNode() as node, reader(node, deadline_s=0.5) as loader:
+        node.faults.errors.update({0: SourceUnavailable("the mount is away", item="corpus[3]")})
+        again = threading.Event()
+
+        class Always(dict[int, Any]):
+            def pop(self, key: int, default: Any = None) -> Any:
+                again.set()
+                return self.get(key, default)
+
+        node.faults.errors = Always(node.faults.errors)
+
+        with pytest.raises(SourceUnavailable, match="the mount is away"):
+            next(iter(loader))
+        assert again.is_set()
+
+
+def test_a_late_batch_is_an_error_with_the_servers_reason_and_reading_can_go_on() -> None:
+    with FakeNode() as node, reader(node, deadline_s=0.3) as loader:
+        node.faults.hold.add(1)
+        batches = iter(loader)
+        next(batches)
+
+        with pytest.raises(DataTimeout, match=r"lane 1, offset 2 is producing.*corpus\[17\]"):
+            next(batches)
+
+        node.faults.released.set()
+        wait_until(lambda: loader.stats()["buffered_batches"] > 0, "the batch arrives")
+        assert next(iter(loader)).position == 1
+
+
+def test_nobody_at_the_address_is_an_error_that_names_it() -> None:
+    with FakeNode() as node:
+        address = node.address
+    with (
+        Loader(address, "code", rank=0, world_size=1, deadline_s=0.3) as loader,
+        pytest.raises(Unreachable, match=address),
+    ):
+        next(iter(loader))
+
+
+def test_a_node_that_is_gone_for_good_is_an_error_at_the_deadline() -> None:
+    with FakeNode() as node, reader(node, prefetch=1, deadline_s=0.5) as loader:
+        next(iter(loader))
+        node.stop()
+
+        with pytest.raises(Unreachable, match="reading goes on at the same position"):
+            list(itertools.islice(loader, 3))
+
+
+def test_a_long_wait_is_logged_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.client.feed.LOG_EVERY_S", 0.05)
+    with FakeNode() as node, reader(node, deadline_s=1.2) as loader:
+        node.faults.hold.add(0)
+        with caplog.at_level(logging.WARNING, "penstock"), pytest.raises(DataTimeout):
+            next(iter(loader))
+
+    assert any("waiting" in r.message and "producing" in r.message for r in caplog.records)
+
+
+def test_a_node_of_another_version_is_refused() -> None:
+    with FakeNode() as node:
+        node.protocol = 99
+        with reader(node) as loader, pytest.raises(ProtocolMismatch, match="version 99"):
+            next(iter(loader))
+
+
+def test_positions_stay_exact_under_many_random_breaks() -> None:
+    """Two ranks, breaks at random places: every position once, in order."""
+    seed = random.randrange(1 << 32)
+    rng = random.Random(seed)
+    for rank in range(2):
+        with FakeNode(batches=60, nbytes=2000, chunk_bytes=500) as node:
+            node.faults.break_after = [rng.randrange(0, 5) for _ in range(15)]
+            node.faults.cut_at = sorted(rng.sample(range(60), 10))
+            with reader(node, rank=rank, world_size=2, batches_per_step=4) as loader:
+                batches = list(loader)
+
+            assert [b.position for b in batches] == list(range(rank, 60, 2)), f"seed {seed}"
+            check(batches, node)
+
+
+def test_waits_double_up_to_a_bound_with_jitter() -> None:
+    backoff = Backoff(first_s=0.1, longest_s=1.0, rng=random.Random(3))
+
+    waits = [backoff.next_s() for _ in range(8)]
+    bounds = [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0]
+
+    assert all(bound / 2 <= wait <= bound for wait, bound in zip(waits, bounds, strict=True))
+    assert len(set(waits)) == 8
+    backoff.reset()
+    assert backoff.next_s() <= 0.1

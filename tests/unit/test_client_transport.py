@@ -1,0 +1,184 @@
+# ruff: noqa: D102 - stand-ins have the methods of what they stand for
+"""Targets: one string for every way to a node, and a sentence for each that is none."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from penstock.client import Loader
+from penstock.client.transport import GrpcTransport, error_from_rpc, open_transport
+from penstock.wire.errors import (
+    ERROR_METADATA_KEY,
+    ERRORS,
+    Internal,
+    InvalidRequest,
+    MissingExtra,
+    PenstockError,
+    ProtocolMismatch,
+    Unreachable,
+    encode_error,
+)
+from penstock.wire.transport import Address
+from unit.fake_feed import FakeNode
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ("penstock", "write host:port"),
+        ("penstock:", "write host:port"),
+        ("penstock:http", "write host:port"),
+        ("penstock:70000", "write host:port"),
+        ("http://penstock:50051", "write host:port"),
+        ("", "write host:port"),
+        ("a:1,b:2", "reads from one"),
+        (["a:1", "b:2"], "reads from one"),
+        ([], "reads from one"),
+    ],
+)
+def test_a_target_that_is_none_is_refused_with_examples(target: Any, sentence: str) -> None:
+    with pytest.raises(InvalidRequest, match=sentence):
+        open_transport(target)
+
+
+@pytest.mark.parametrize(
+    "target", ["node:50051", "127.0.0.1:1", "[::1]:1", "dns:///n:1", "unix:/tmp/x", ["node:1"]]
+)
+def test_addresses_are_opened_without_contact(target: Any) -> None:
+    transport = open_transport(target)
+    transport.close()
+    transport.close()
+
+    assert isinstance(transport, GrpcTransport)
+
+
+class Entry:
+    """An installed entry point."""
+
+    def __init__(self, opener: Any) -> None:
+        self._opener = opener
+
+    def load(self) -> Any:
+        if isinstance(self._opener, Exception):
+            raise self._opener
+        return self._opener
+
+
+def offer(monkeypatch: pytest.MonkeyPatch, openers: dict[str, Any]) -> None:
+    def entry_points(*, group: str, name: str) -> list[Entry]:
+        assert group == "penstock.transports"
+        return [Entry(openers[name])] if name in openers else []
+
+    monkeypatch.setattr(metadata, "entry_points", entry_points)
+
+
+def test_a_node_that_was_started_for_us_is_read_and_ended_with_the_loader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An entry point may return an address: the Loader reads there and closes it once."""
+    with FakeNode(batches=2) as node:
+        asked, closed = [], []
+
+        def opener(rest: str) -> Address:
+            asked.append(rest)
+            return Address(node.address, lambda: closed.append(rest))
+
+        offer(monkeypatch, {"spawn": opener})
+        with Loader("spawn:job.yaml?workers=2", "code", rank=0, world_size=1) as loader:
+            assert [batch.position for batch in loader] == [0, 1]
+            assert closed == []
+        loader.close()
+
+    assert asked == ["job.yaml?workers=2"]
+    assert closed == ["job.yaml?workers=2"]
+
+
+def test_a_transport_of_another_package_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeNode(batches=2) as node:
+        transport = GrpcTransport(node.address)
+        offer(monkeypatch, {"local": lambda rest: transport})
+
+        with Loader("local:job.yaml", "code", rank=0, world_size=1) as loader:
+            assert len(list(loader)) == 2
+
+
+@pytest.mark.parametrize("openers", [{}, {"local": ModuleNotFoundError("no module aiohttp")}])
+def test_a_missing_server_half_is_named_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, openers: dict[str, Any]
+) -> None:
+    offer(monkeypatch, openers)
+
+    with pytest.raises(MissingExtra, match=r"penstock\[server\]"):
+        open_transport("local:job.yaml")
+
+
+def test_a_unix_socket_is_read(tmp_path: Path) -> None:
+    with FakeNode(batches=2) as node:
+        assert node._server is not None
+        # The same server on a second, named, address.
+        path = tmp_path / "node.sock"
+        node.stop()
+        import concurrent.futures
+
+        from penstock.wire.v1 import feed_pb2_grpc
+
+        server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
+        feed_pb2_grpc.add_FeedServicer_to_server(node, server)
+        server.add_insecure_port(f"unix:{path}")
+        server.start()
+        with Loader(f"unix:{path}", "code", rank=0, world_size=1) as loader:
+            assert len(list(loader)) == 2
+        server.stop(0).wait()
+
+
+class RpcError(grpc.RpcError):
+    """What gRPC raises: a status, its details, and what the server sent beside them."""
+
+    def __init__(self, code: grpc.StatusCode, details: str = "", trailing: Any = ()) -> None:
+        self._code, self._details, self._trailing = code, details, trailing
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+    def trailing_metadata(self) -> Any:
+        return self._trailing
+
+
+@pytest.mark.parametrize("cls", list(ERRORS.values()), ids=lambda cls: cls.code)
+def test_every_error_of_the_table_comes_back_as_itself(cls: type[PenstockError]) -> None:
+    status = grpc.StatusCode[cls.status]
+    trailing = [("other", "x"), (ERROR_METADATA_KEY, encode_error(cls("a sentence", rank=3)))]
+
+    found = error_from_rpc(RpcError(status, "", trailing), "node:1")
+
+    assert type(found) is cls
+    assert (found.message, found.fields) == ("a sentence", {"rank": 3})
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "cls"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "refused", Unreachable),
+        (grpc.StatusCode.CANCELLED, "", Unreachable),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "", Unreachable),
+        (grpc.StatusCode.UNKNOWN, "Stream removed", Unreachable),
+        (grpc.StatusCode.INTERNAL, "RST_STREAM closed stream", Unreachable),
+        (grpc.StatusCode.UNKNOWN, "Exception calling application", Internal),
+        (grpc.StatusCode.UNIMPLEMENTED, "unknown service", ProtocolMismatch),
+    ],
+)
+def test_a_bare_status_becomes_what_it_amounts_to(
+    code: grpc.StatusCode, details: str, cls: type[PenstockError]
+) -> None:
+    for trailing in (None, (), [("other", "x")]):
+        found = error_from_rpc(RpcError(code, details, trailing), "node:1")
+        assert type(found) is cls
+        assert "node:1" in found.message
