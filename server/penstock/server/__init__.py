@@ -1,0 +1,1 @@
+"""The server half: jobs, the pipeline that makes their batches, and the node that serves them."""

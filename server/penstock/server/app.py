@@ -1,4 +1,4 @@
-"""The composition root of a loader node: everything is made here, started in order, and ended in order."""
+"""The composition root of a loader node: everything is made, started and ended here, in order."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def _end_when_alone(service: Service, stop: asyncio.Event) -> None:
 
 
 def _warn_if_open(address: str) -> None:
-    """Say so when anybody in the network may connect: there is no TLS and no token in this version."""
+    """Warn when anybody in the network may connect: this version has no TLS and no token."""
     if address.startswith("unix:"):
         return
     host = address.rpartition(":")[0].strip("[]")
@@ -141,8 +141,8 @@ def _warn_if_open(address: str) -> None:
             return
     if host != "localhost":
         log.warning(
-            "listening beyond this machine without TLS and without a token: whoever reaches the port can "
-            "read every job and move every cursor; keep it inside a trusted network",
+            "listening beyond this machine without TLS and without a token: whoever reaches the "
+            "port can read every job and move every cursor; keep it inside a trusted network",
             address=address,
         )
 

@@ -16,8 +16,8 @@ class HttpEdge:
 
     Args:
         metrics: What `/metrics` shows.
-        ready: Whether `/readyz` says yes: after the start, and until the node drains. It does not ask the
-            store: an outage there must not take every node out of service at once.
+        ready: Whether `/readyz` says yes: after the start, and until the node drains. It does not
+            ask the store: an outage there must not take every node out of service at once.
     """
 
     def __init__(self, metrics: Metrics, ready: Callable[[], bool]) -> None:
@@ -47,8 +47,8 @@ class HttpEdge:
         except OSError as error:
             await runner.cleanup()
             raise PortInUse(
-                f"cannot serve metrics on {listen}: {error.strerror or error}; stop the other process, or "
-                "give another --metrics (off for none)",
+                f"cannot serve metrics on {listen}: {error.strerror or error}; stop the other "
+                "process, or give another --metrics (off for none)",
                 address=listen,
             ) from error
         self._runner = runner

@@ -23,7 +23,7 @@ from penstock.wire.errors import InvalidJob
 from penstock.wire.order import Order
 
 ORDER_FORMAT = 1
-"""Version of everything in penstock itself that decides bytes beside the roles: draws, planner, layout."""
+"""Version of all in penstock that decides bytes beside the roles: draws, planner, layout."""
 
 DEFAULT_LANES = 48
 """Divided by most world sizes, and enough to keep the lanes' planners from being the bottleneck."""
@@ -82,7 +82,9 @@ class Job:
             ("max_replay", max_replay, 1),
         ):
             if value is not None and (not isinstance(value, int) or value < least):
-                raise InvalidJob(f"{key} is {value!r}: give a whole number of at least {least}", key=key)
+                raise InvalidJob(
+                    f"{key} is {value!r}: give a whole number of at least {least}", key=key
+                )
         if on_item_error not in ON_ITEM_ERROR:
             raise InvalidJob(
                 f"on_item_error is {on_item_error!r}: choose {' or '.join(ON_ITEM_ERROR)}",
@@ -91,12 +93,16 @@ class Job:
         if batch_size is not None and (batcher is not None or collator is not None):
             given = "batcher" if batcher is not None else "collator"
             raise InvalidJob(
-                f"batch_size and {given} are both given: batch_size stands for a simple batcher and the "
-                "default collator, so remove one of them",
+                f"batch_size and {given} are both given: batch_size stands for a simple batcher "
+                "and the default collator, so remove one of them",
                 key="batch_size",
             )
-        if batch_size is None and batcher is None:
-            raise InvalidJob("neither batcher nor batch_size is given: give one of them", key="batcher")
+        if batcher is None:
+            if batch_size is None:
+                raise InvalidJob(
+                    "neither batcher nor batch_size is given: give one of them", key="batcher"
+                )
+            batcher = SimpleBatcher(batch_size)
 
         self.name = name
         self.sources: dict[str, Source] = (
@@ -104,7 +110,7 @@ class Job:
         )
         self.distributor = distributor or MapDistributor()
         self.processor = processor or IdentityProcessor()
-        self.batcher: SampleBatcher = batcher or SimpleBatcher(batch_size)
+        self.batcher: SampleBatcher = batcher
         self.collator = collator or DefaultBatchCollator()
         self.seed, self.lanes, self.epochs = seed, lanes, epochs
         self.batches_per_step = batches_per_step
@@ -120,7 +126,7 @@ class Job:
 
     @property
     def plans_from_refs(self) -> bool:
-        """Tell whether batches are planned without processing: from refs, and sizes where needed."""
+        """Tell whether batches are planned without processing: from refs, and sizes if needed."""
         return (
             self.processor.one_to_one
             and not self.batcher.needs_content
@@ -144,8 +150,8 @@ class Job:
                 role = self.batcher if count is None else self.processor
                 raise InvalidJob(
                     f"epochs: {self.epochs} needs a batch count that is known by arithmetic, and "
-                    f"{type(role).__name__} does not give one: use epochs: null, or a SimpleBatcher "
-                    "behind a processor that gives one sample per item",
+                    f"{type(role).__name__} does not give one: use epochs: null, or a "
+                    "SimpleBatcher behind a processor that gives one sample per item",
                     key="epochs",
                 )
             ends.append(count)
@@ -211,8 +217,8 @@ def _refuse_foreign(value: Any, where: str) -> None:
             _refuse_foreign(inner, f"{where}.{key}" if where else key)
         return
     raise InvalidJob(
-        f"{where} is a {type(value).__name__}, which has no canonical JSON form: give numbers, strings, "
-        "lists or dicts, or give the role a `version` and override parameters()",
+        f"{where} is a {type(value).__name__}, which has no canonical JSON form: give numbers, "
+        "strings, lists or dicts, or give the role a `version` and override parameters()",
         key=where,
     )
 

@@ -1,7 +1,7 @@
 """`local:FILE`: a job in this very process, by the same messages as a server sends.
 
-For a notebook, for tests, and for whoever wants to check what a server sent: the bytes are the same. The
-store is opened only where a group is used, so a running server keeps its own to itself.
+For a notebook, for tests, and to check what a server sent: the bytes are the same. The store
+is opened only where a group is used, so a running server keeps its own to itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Awaitable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.server.config import Config, load
 from penstock.server.job import Job
@@ -23,6 +23,8 @@ from penstock.server.store.base import Store
 from penstock.wire import frame
 from penstock.wire.errors import BadFrame, InvalidRequest
 from penstock.wire.v1 import feed_pb2
+
+T = TypeVar("T")
 
 
 class LocalLoader:
@@ -38,7 +40,7 @@ class LocalLoader:
         self._lines: dict[int, Line] = {}
 
     def batch(self, position: int, opening: Opening | None = None) -> Computed:
-        """Return the batch at a position; going on upwards is cheap, going back starts a lane again.
+        """Return the batch at a position; going upwards is cheap, going back starts a lane again.
 
         Raises:
             PastEnd, PositionFar: There is no such position, or it is too far.
@@ -48,7 +50,7 @@ class LocalLoader:
         lane, offset = self.job.order.address(position if source is None else source)
         line = self._lines.get(lane)
         if line is None or line.offset > offset:
-            # A lane whose batch failed is started again, too: its state may be in the middle of something.
+            # A lane whose batch failed is started again, too: its state may be half changed.
             line = Line(self.job, lane, self._items)
         self._lines.pop(lane, None)
         computed = compute(self.job, position, tail, line)
@@ -136,11 +138,11 @@ class LocalTransport:
             self._store = store
         return self._store
 
-    def _run(self, awaitable: Awaitable[Any]) -> Any:
+    def _run(self, awaitable: Awaitable[T]) -> T:
         if self._runner is None:
             self._runner = asyncio.Runner()
 
-        async def wait() -> Any:
+        async def wait() -> T:
             return await awaitable
 
         return self._runner.run(wait())
@@ -226,7 +228,7 @@ def _source(opening: Opening, position: int) -> int:
 
 
 def open_transport(rest: str) -> LocalTransport:
-    """Return the transport of `local:FILE`; found through the entry point group `penstock.transports`.
+    """Return the transport of `local:FILE`: an entry point of the group `penstock.transports`.
 
     Raises:
         InvalidJob: The file is no job file.

@@ -1,7 +1,7 @@
 """`spawn:FILE?workers=16`: a node on a Unix socket, started by the first reader on this machine.
 
-All processes of a user that name the same file and settings share one node: whoever comes first starts
-it, under a lock; it ends when the last reader has left.
+All processes of a user that name the same file and settings share one node: whoever comes first
+starts it, under a lock; it ends when the last reader has left.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def open_transport(rest: str) -> Address:
     path, _, attribute = file.partition(":")
     target = str(Path(path).resolve()) + (f":{attribute}" if attribute else "")
     folder = _folder()
-    name = hashlib.sha256("\0".join((target, repr(sorted(settings.items())))).encode()).hexdigest()[:16]
+    name = hashlib.sha256("\0".join((target, repr(sorted(settings.items())))).encode()).hexdigest()[
+        :16
+    ]
     address, log_path = folder / f"{name}.sock", folder / f"{name}.log"
     with open(folder / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -52,7 +54,15 @@ def open_transport(rest: str) -> Address:
 
 
 def _start(target: str, settings: dict[str, str], address: Path, log_path: Path) -> None:
-    command = [sys.executable, "-m", "penstock.server.cli", "serve", target, "--listen", f"unix:{address}"]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock.server.cli",
+        "serve",
+        target,
+        "--listen",
+        f"unix:{address}",
+    ]
     command += ["--exit-with-last-reader"]
     for key, value in {"metrics": "off", **settings}.items():
         command += [SETTINGS[key], value]
@@ -93,12 +103,14 @@ def _answers(address: Path) -> bool:
 
 
 def _folder() -> Path:
-    """Return a folder of this user alone, with a short path: socket paths have at most 107 bytes."""
+    """Return a folder of this user alone; its path is short: a socket's has at most 107 bytes."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     folder = Path(base) / f"penstock-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
-        raise InvalidRequest(f"{folder} belongs to another user: set XDG_RUNTIME_DIR", folder=str(folder))
+        raise InvalidRequest(
+            f"{folder} belongs to another user: set XDG_RUNTIME_DIR", folder=str(folder)
+        )
     return folder
 
 

@@ -1,0 +1,1 @@
+"""What the rest stands on: refs, permutations, code loading, tracebacks, hints, memory."""

@@ -1,4 +1,4 @@
-"""Which raw record a sample comes from: item refs, sample refs, and what a batch is planned to hold."""
+"""Which raw record a sample comes from: item refs, sample refs, and the plan of a batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class ItemRef(NamedTuple):
     """One raw record in one epoch."""
 
     source: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls on a ref
     epoch: int
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class SampleRef(NamedTuple):
     span: Span | None = None
 
     def to_json(self) -> list[Any]:
-        """Return `[source, index, epoch, part, size]`, with `start, stop` behind where there is a span."""
+        """Return `[source, index, epoch, part, size]`, then `start, stop` if there is a span."""
         return [*self.item, self.part, self.size, *(self.span or ())]
 
     @classmethod
