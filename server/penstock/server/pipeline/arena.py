@@ -1,8 +1,8 @@
-"""Shared memory between a worker and the server process: anonymous, so nothing is left after `kill -9`.
+"""Shared memory of a worker and the server process: anonymous, so `kill -9` leaves nothing behind.
 
-A worker makes a few memfds and passes them over its socket. It places batches by first fit; the server
-process alone decides when a span is free again. What lies in a dead worker's arenas stays readable until
-the server has sent it.
+A worker makes a few memfds and passes them over its socket. It places batches by first fit; the
+server process alone decides when a span is free again. What lies in a dead worker's arenas stays
+readable until the server has sent it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ArenaWriter:
 
 
 class Arenas:
-    """All arenas of one worker. `announce(writer)` is called for each new one, before it is used."""
+    """All arenas of one worker; `announce(writer)` is called for each new one before its use."""
 
     def __init__(self, announce: Callable[[ArenaWriter], None]) -> None:
         self._announce = announce

@@ -1,7 +1,7 @@
-"""How the server process and a worker talk: one socket pair, messages of JSON with byte strings behind.
+"""How the server process and a worker talk: a socket pair, and JSON with byte strings behind.
 
-Nothing is pickled. A message is two lengths (uint32, little-endian), JSON, and the byte strings whose
-lengths the JSON's key `blobs` gives. File descriptors ride along where an arena is passed.
+Nothing is pickled. A message is two lengths (uint32, little-endian), JSON, and the byte strings
+whose lengths the JSON's key `blobs` gives. File descriptors ride along where an arena is passed.
 """
 
 from __future__ import annotations

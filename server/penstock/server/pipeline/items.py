@@ -1,8 +1,9 @@
 """Raw items to samples, with the two classes of errors that purity needs.
 
 `SourceUnavailable` is about here and now: retried with backoff to a deadline, never quarantined.
-`BadItem` is about the bytes: the same bytes failed twice, so every node meets it alike, and the job's
-policy decides: stop, or a verdict that is durable before anything that depends on it is released.
+`BadItem` is about the bytes: the same bytes failed twice, so every node meets it alike, and the
+job's policy decides: stop, or a verdict that is durable before anything that depends on it is
+released.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from penstock.server.core.refs import ItemRef, Verdict
 from penstock.server.job import Job
 from penstock.server.roles.base import ProcessContext, RawItem, Sample, item_key
 from penstock.wire.errors import BadItem, InvalidJob, PenstockError, SourceUnavailable
+
+T = TypeVar("T")
 
 RETRY_DEADLINE_S = 60.0
 """How long a source may be unavailable before this node gives up on an item."""
@@ -51,8 +54,9 @@ class VerdictBook:
 
     Args:
         known: What the store had when the line started.
-        insert: Makes a verdict durable, if its item has none, and returns the one that holds. None keeps
-            verdicts in this process: for a reader that has no store, which finds the same ones again.
+        insert: Makes a verdict durable, if its item has none, and returns the one that holds. None
+            keeps verdicts in this process: for a reader that has no store, which finds the same
+            ones again.
     """
 
     def __init__(
@@ -179,8 +183,7 @@ class Items:
                 for item in wanted:
                     outcomes[item] = self._alone(item, stage)
             else:
-                for item, outcome in zip(wanted, self._process(wanted, raws, stage), strict=True):
-                    outcomes[item] = outcome
+                outcomes.update(zip(wanted, self._process(wanted, raws, stage), strict=True))
         return [outcomes[item] for item in items]
 
     def _alone(self, item: ItemRef, stage: str) -> Outcome:
@@ -263,7 +266,7 @@ class Items:
             traceback=user_traceback(error),
         )
 
-    def _retried(self, call: Callable[[], Any], item: ItemRef) -> Any:
+    def _retried(self, call: Callable[[], T], item: ItemRef) -> T:
         """Call; retry what is about here and now, with backoff to the deadline."""
         deadline, backoff_s = None, FIRST_BACKOFF_S
         while True:
@@ -277,7 +280,8 @@ class Items:
                 if now + backoff_s > deadline:
                     raise SourceUnavailable(
                         f"item {item} of job {self.job.name!r} could not be read for "
-                        f"{self.retry_deadline_s:.0f} s: {error}; check the storage, then read again",
+                        f"{self.retry_deadline_s:.0f} s: {error}; check the storage, then read "
+                        "again",
                         item=list(item),
                     ) from error
                 self.progress("retrying", item)
@@ -294,8 +298,8 @@ class Items:
 def about_here_and_now(error: Exception) -> bool:
     """Tell whether an error says nothing about the bytes: reading failed, and may work in a moment.
 
-    A missing file is one, as on a flaky mount it comes back. Decoders raise an OSError without an errno
-    for damaged bytes (Pillow does): that is about the bytes.
+    A missing file is one, as on a flaky mount it comes back. Decoders raise an OSError without an
+    errno for damaged bytes (Pillow does): that is about the bytes.
     """
     if isinstance(error, SourceUnavailable | TimeoutError | ConnectionError):
         return True
@@ -315,9 +319,9 @@ def outcome_of(result: Any, context: ProcessContext) -> Outcome:
 
 
 def seed_globals(key: int) -> None:
-    """Seed the global generators of random, numpy and torch: existing code is reproducible unedited."""
+    """Seed the global generators of random, numpy and torch, so that unedited code repeats."""
     random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - the global generator is the point
+    np.random.seed(key & 0xFFFFFFFF)  # the global generator is the point
     if torch := sys.modules.get("torch"):
         torch.manual_seed(key & 0x7FFF_FFFF_FFFF_FFFF)
 

@@ -48,8 +48,8 @@ class Line:
         plan = self.planner.next()
         if plan is None:
             raise PastEnd(
-                f"lane {self.lane} of job {self.job.name!r} holds {self.planner.offset} batches, so it "
-                f"has no offset {self.planner.offset}",
+                f"lane {self.lane} of job {self.job.name!r} holds {self.planner.offset} batches, "
+                f"so it has no offset {self.planner.offset}",
                 lane=self.lane,
                 batches=self.planner.offset,
             )
@@ -123,9 +123,9 @@ def check_reachable(job: Job, line: Line, offset: int) -> None:
 def far(job: Job, lane: int, offset: int, nearest: int) -> PositionFar:
     """Return the error for an offset that lies too far beyond the nearest known state."""
     return PositionFar(
-        f"offset {offset} of lane {lane} of job {job.name!r} is {offset - nearest} batches beyond the "
-        f"nearest snapshot, and at most max_replay = {job.max_replay} are planned again; start nearer, "
-        "or raise max_replay in the job",
+        f"offset {offset} of lane {lane} of job {job.name!r} is {offset - nearest} batches beyond "
+        f"the nearest snapshot, and at most max_replay = {job.max_replay} are planned again; start "
+        "nearer, or raise max_replay in the job",
         lane=lane,
         offset=offset,
         nearest=nearest,

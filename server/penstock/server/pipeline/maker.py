@@ -1,4 +1,4 @@
-"""The pure half of a line: a plan to the bytes of its batch. Any worker of any node may make any plan."""
+"""The pure half of a line: a plan to the bytes of its batch, alike in any worker of any node."""
 
 from __future__ import annotations
 
@@ -151,8 +151,9 @@ class Maker:
         else:
             reason = f"it gave {len(samples)} samples, and sample {ref.part} was planned"
         error = BadItem(
-            f"item {ref.item} of job {self.job.name!r} is not what it was when its batch was planned: "
-            f"{reason}; size() must not be below what process() gives, and process() must be pure",
+            f"item {ref.item} of job {self.job.name!r} is not what it was when its batch was "
+            f"planned: {reason}; size() must not be below what process() gives, and process() must "
+            "be pure",
             item=list(ref.item),
             stage="exit",
             reason=f"SIZE_MISMATCH: {reason}",
@@ -186,8 +187,8 @@ class Maker:
             items = [str(ref.item) for row in plan.rows for ref in row]
             shown = ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
             raise BadBatch(
-                f"{type(collator).__name__} fails on the batch at lane {plan.lane}, offset {plan.offset} "
-                f"of job {self.job.name!r} ({shown}): {text}",
+                f"{type(collator).__name__} fails on the batch at lane {plan.lane}, "
+                f"offset {plan.offset} of job {self.job.name!r} ({shown}): {text}",
                 lane=plan.lane,
                 offset=plan.offset,
                 traceback=user_traceback(error),

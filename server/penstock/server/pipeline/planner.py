@@ -1,4 +1,4 @@
-"""The sequential half of a line: draws, sizes, groups. It says what each batch of a lane is made of.
+"""The sequential half of a line: draws, sizes, groups; what each batch of a lane is made of.
 
 Its state is refs with sizes and spans, and a few counters: never data. So it restarts at any offset
 from a snapshot, and where sizes are known without processing a replay touches no item at all.
@@ -104,7 +104,7 @@ class Planner:
         self._watch_starvation(accepted, bool(groups))
 
     def _add(self, ref: SampleRef, sample: Sample | None) -> tuple[list[Group], bool]:
-        """Give one sample to the batcher; return the finished groups and whether the sample was kept."""
+        """Give a sample to the batcher; return the finished groups and whether it was kept."""
         dropped = _dropped(self.batcher.counters())
         try:
             content = sample if self.batcher.needs_content else None
@@ -143,8 +143,8 @@ class Planner:
             drawn = self._without_sample if starved else self._without_group
             raise LaneStarved(
                 f"lane {self.lane} of job {self.job.name!r} drew {drawn} items in a row without "
-                f"{'one sample' if starved else 'finishing a batch'} ({_reasons(reasons)}); loosen the "
-                "filter, or look at the data",
+                f"{'one sample' if starved else 'finishing a batch'} ({_reasons(reasons)}); loosen "
+                "the filter, or look at the data",
                 lane=self.lane,
                 drawn=drawn,
                 reasons=reasons,
@@ -154,7 +154,7 @@ class Planner:
 
     def _outcome(self, item: ItemRef) -> Outcome:
         if item not in self._ahead:
-            items = [item] + self._coming(item)
+            items = [item, *self._coming(item)]
             try:
                 outcomes = self.items.samples(items, "draw")
             except BadItem:
@@ -168,19 +168,19 @@ class Planner:
         return outcome
 
     def _size(self, item: ItemRef) -> int | None:
-        """Return an item's size from its raw form, without processing; None if it is quarantined."""
+        """Return an item's size from its raw form, unprocessed; None if it is quarantined."""
         if self.items.verdicts.find("draw", item):
             self._count_verdict()
             return None
         if item not in self._ahead:
-            items = [item] + self._coming(item)
+            items = [item, *self._coming(item)]
             for one, raw in zip(items, self.items.raws(items), strict=True):
                 self._ahead[one] = self.job.processor.size(raw)
         size = self._ahead.pop(item)
         if not isinstance(size, int) or size < 0:
             raise BadItem(
-                f"{type(self.job.processor).__name__}.size() gave {size!r} for item {item}: a processor "
-                "that overrides size() must know it for every item",
+                f"{type(self.job.processor).__name__}.size() gave {size!r} for item {item}: a "
+                "processor that overrides size() must know it for every item",
                 item=list(item),
                 stage="draw",
                 reason="no size",
@@ -252,8 +252,8 @@ class Planner:
             self._restore(offset, state)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadSnapshot(
-                f"a snapshot of lane {self.lane} at offset {offset} has not the form that this version "
-                f"reads: {type(error).__name__}: {error}",
+                f"a snapshot of lane {self.lane} at offset {offset} has not the form that this "
+                f"version reads: {type(error).__name__}: {error}",
                 lane=self.lane,
                 offset=offset,
             ) from error

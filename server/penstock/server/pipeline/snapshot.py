@@ -1,8 +1,8 @@
-"""A snapshot's bytes: canonical, versioned, checksummed; the same on every node for the same history.
+"""A snapshot's bytes: canonical, versioned, checksummed; one history gives the same everywhere.
 
-Layout: magic `PSNK`, format version (uint16, little-endian), CRC32C of the rest (uint32), then JSON with
-sorted keys and no spaces, UTF-8. It holds refs with sizes and spans, and counters; never data, never
-times.
+Layout: magic `PSNK`, format version (uint16, little-endian), CRC32C of the rest (uint32), then JSON
+with sorted keys and no spaces, UTF-8. It holds refs with sizes and spans, and counters; never data,
+never times.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def decode(data: bytes, log_id: bytes, lane: int) -> tuple[int, dict[str, Any]]:
     content = json.loads(text)
     if content["log"] != log_id.hex() or content["lane"] != lane:
         raise BadSnapshot(
-            f"a snapshot of lane {content['lane']} of log {content['log'][:12]} was given for lane {lane} "
-            f"of log {log_id.hex()[:12]}",
+            f"a snapshot of lane {content['lane']} of log {content['log'][:12]} was given for "
+            f"lane {lane} of log {log_id.hex()[:12]}",
             **place,
         )
     return content["offset"], content["state"]

@@ -1,7 +1,8 @@
-"""A worker process: it holds lines, makes the batches it is told to, and never decides what is next.
+"""A worker process: it holds lines, makes the batches it is told to, and never picks the next.
 
-It is started as `python -m penstock.server.pipeline.worker FD PAGE_FD TARGET`, with a fixed environment
-(`worker_environment`), before or after gRPC runs in the parent: it is a fresh program, never a fork.
+It is started as `python -m penstock.server.pipeline.worker FD PAGE_FD TARGET`, with a fixed
+environment (`worker_environment`), before or after gRPC runs in the parent: it is a fresh program,
+never a fork.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _PAGE_HEAD = struct.Struct("<QI")  # a number that grows with every note, and th
 
 
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment in which every worker of every node computes: hidden inputs are fixed."""
+    """Return the environment in which all workers compute: hidden inputs are fixed."""
     threads = ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM", "BLIS")
     return {
         **environment,
@@ -52,7 +53,7 @@ def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class Page:
-    """A page of memory on which a worker notes what it is doing; the server reads it after a death."""
+    """A page of memory where a worker notes what it does; the server reads it after a death."""
 
     def __init__(self, fd: int, *, write: bool = False) -> None:
         self._map = mmap.mmap(
@@ -69,7 +70,7 @@ class Page:
         self._map[: _PAGE_HEAD.size] = _PAGE_HEAD.pack(self._serial, len(text))
 
     def read(self) -> tuple[int, str, int | None, ItemRef | None]:
-        """Return the note's number, stage, lane and item; an unfinished note gives an empty stage."""
+        """Return the note's number, stage, lane and item; an unfinished one has an empty stage."""
         serial, length = _PAGE_HEAD.unpack_from(self._map)
         try:
             stage, lane, item = json.loads(self._map[_PAGE_HEAD.size : _PAGE_HEAD.size + length])
@@ -123,8 +124,8 @@ class Worker:
             job = self.config.jobs[name]
             if job.log_id.hex() != message["log"]:
                 raise JobChanged(
-                    f"job {name!r} is not what it was when the server started: its files changed; restart "
-                    "the server, and put the old files back if its cursors shall go on",
+                    f"job {name!r} is not what it was when the server started: its files changed; "
+                    "restart the server, and put the old files back if its cursors shall go on",
                     job=name,
                     differences=["log id"],
                 )
@@ -316,8 +317,8 @@ def main(argv: list[str]) -> None:
     _die_with_parent()
     if os.getppid() != parent:
         return  # the parent died before prctl took effect
-    # Ctrl-C reaches the whole terminal, and service managers send SIGTERM to every process of a service:
-    # both are the server's to handle, which ends its workers by closing their sockets.
+    # Ctrl-C reaches the whole terminal, and service managers send SIGTERM to every process of a
+    # service: both are the server's to handle, which ends its workers by closing their sockets.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     keep_memory()

@@ -1,9 +1,9 @@
-"""What a role holds, as canonical JSON-able values: so that a user's batcher is restored exactly, unasked.
+"""What a role holds, as canonical JSON-able values: any batcher is restored exactly, unasked.
 
 The state of an object is its instance attributes other than its constructor's parameters, as
-far as they are plain: None, bool, int, float, str, `SampleRef`, `ItemRef`, `Span`, and lists, tuples,
-deques and dicts of these. Anything else is refused by its name: a state must be the same bytes on
-every node.
+far as they are plain: None, bool, int, float, str, `SampleRef`, `ItemRef`, `Span`, and lists,
+tuples, deques and dicts of these. Anything else is refused by its name: a state must be the same
+bytes on every node.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.wire.errors import InvalidJob
 
 
 def _attributes(role: Any) -> list[tuple[str, Any]]:
-    """The instance attributes that are state: not what the constructor was given under the same name."""
+    """Return the attributes that are state: those that are no parameter of the constructor."""
     given = {"arguments", *inspect.signature(type(role).__init__).parameters}
     return sorted(
         ((name, value) for name, value in vars(role).items() if name not in given),
@@ -32,8 +32,7 @@ def capture(role: Any) -> dict[str, Any]:
         InvalidJob: An attribute holds what cannot be in a snapshot.
     """
     return {
-        name: _encode(value, f"{type(role).__name__}.{name}")
-        for name, value in _attributes(role)
+        name: _encode(value, f"{type(role).__name__}.{name}") for name, value in _attributes(role)
     }
 
 
@@ -80,8 +79,8 @@ def _encode(value: Any, where: str) -> Any:
     if isinstance(value, dict):
         return {"dict": [[_encode(k, where), _encode(v, where)] for k, v in value.items()]}
     raise InvalidJob(
-        f"{where} holds a {type(value).__name__}, which cannot be part of a snapshot: keep numbers, "
-        "strings, lists, dicts and refs, or override state() and restore()",
+        f"{where} holds a {type(value).__name__}, which cannot be part of a snapshot: keep "
+        "numbers, strings, lists, dicts and refs, or override state() and restore()",
         attribute=where,
     )
 
