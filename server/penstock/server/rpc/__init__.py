@@ -1,5 +1,5 @@
 """The edge: protobuf and gRPC stop here.
 
-`opening` and `cursors` turn messages into calls on jobs and the store, for a server and for `local:`
-alike; `service` is the gRPC server around them.
+`opening` and `cursors` turn messages into calls on jobs and the store, for a server and for
+`local:` alike; `service` is the gRPC server around them.
 """

@@ -29,8 +29,8 @@ class Cursors:
     Args:
         jobs: The jobs of this node.
         store: Open.
-        on_move: Told (job, group, generation, reason) when a group has a new generation: streams of older
-            ones are ended.
+        on_move: Told (job, group, generation, reason) when a group has a new generation: streams of
+            older ones are ended.
     """
 
     def __init__(
@@ -65,7 +65,9 @@ class Cursors:
         try:
             request = message.FromString(data)
         except DecodeError as error:
-            raise BadFrame(f"{len(data)} bytes are no {message.DESCRIPTOR.name}: {error}") from error
+            raise BadFrame(
+                f"{len(data)} bytes are no {message.DESCRIPTOR.name}: {error}"
+            ) from error
         reply: bytes = (await handle(request)).SerializeToString()
         return reply
 
@@ -146,7 +148,9 @@ class Cursors:
         moved = await self._store.restore(
             request.job, request.group, request.name, request.request_id, request.owner[:MAX_NAME]
         )
-        reason = f"{request.owner or 'somebody'} restored checkpoint {request.name!r}, step {moved.step}"
+        reason = (
+            f"{request.owner or 'somebody'} restored checkpoint {request.name!r}, step {moved.step}"
+        )
         self._on_move(request.job, request.group, moved.generation, reason)
         return pb.MoveReply(generation=moved.generation, step=moved.step)
 
@@ -188,7 +192,8 @@ class Cursors:
             steps = Tail(job.order.batches, size).steps
         if step > steps:
             raise error(
-                f"step {step} lies past the end: job {job.name!r} holds {steps} steps of {size} batches",
+                f"step {step} lies past the end: job {job.name!r} holds {steps} steps of {size} "
+                "batches",
                 step=step,
                 steps=steps,
             )

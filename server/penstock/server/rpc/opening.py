@@ -1,4 +1,4 @@
-"""What every way to a job checks and answers before the first batch: Describe, and the opening of Read."""
+"""What every way to a job checks and answers before the first batch: Describe, and Read's open."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def check_protocol(client: int) -> None:
     """
     if client != PROTOCOL:
         raise ProtocolMismatch(
-            f"the client speaks version {client} of the wire and this server version {PROTOCOL} (penstock "
-            f"{VERSION}); install the same penstock on both sides",
+            f"the client speaks version {client} of the wire and this server version {PROTOCOL} "
+            f"(penstock {VERSION}); install the same penstock on both sides",
             client=client,
             server=PROTOCOL,
         )
@@ -122,8 +122,8 @@ def open_read(jobs: Mapping[str, Job], request: feed_pb2.Open) -> Opening:
     if request.log_id and request.log_id != job.log_id:
         raise JobChanged(
             f"job {request.job!r} is now log {job.log_id.hex()[:12]}, and the reader expects log "
-            f"{request.log_id.hex()[:12]}: the job's plan or its data changed; read under another group "
-            "name, or put the old job back",
+            f"{request.log_id.hex()[:12]}: the job's plan or its data changed; read under another "
+            "group name, or put the old job back",
             job=request.job,
             differences=["log id"],
         )
