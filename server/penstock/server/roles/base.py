@@ -194,7 +194,7 @@ class Source(Role, ABC):
         return None
 
     def fingerprint(self) -> Any:
-        """Return what identifies the content, JSON-able: names, sizes, hashes; no times or places."""
+        """Return what identifies the content, as JSON: names, sizes, hashes; no times or places."""
         return {"length": len(self)}
 
     def identity(self) -> dict[str, Any]:
