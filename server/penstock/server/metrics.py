@@ -1,7 +1,7 @@
 """Prometheus metrics of a loader node: one registry, labels that stay few for any number of ranks.
 
-What happens is counted where it happens; what *is* (ready bytes, readers) is asked at each scrape. Ranks
-never get a series each: a group shows its ranks' sums, and its slowest ranks by number.
+What happens is counted where it happens; what *is* (ready bytes, readers) is asked at each scrape.
+Ranks never get a series each: a group shows its ranks' sums, and its slowest ranks by number.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class Metrics(Observer):
             registry=registry,
         )
         self._restarts = Counter(
-            "penstock_worker_restarts_total", "Workers that died and were replaced.", registry=registry
+            "penstock_worker_restarts_total",
+            "Workers that died and were replaced.",
+            registry=registry,
         )
         self.streams = Gauge("penstock_streams", "Open Read streams.", registry=registry)
         self.fenced = Counter(
@@ -177,10 +179,14 @@ class _StatusCollector(Collector):
             "penstock_ready_bytes", "Bytes of batches made and not yet taken.", labels=job
         )
         again = GaugeMetricFamily(
-            "penstock_recomputed_batches", "Batches made more than once since the start.", labels=job
+            "penstock_recomputed_batches",
+            "Batches made more than once since the start.",
+            labels=job,
         )
         group = ["job", "group"]
-        readers = GaugeMetricFamily("penstock_group_readers", "Open readers of a group.", labels=group)
+        readers = GaugeMetricFamily(
+            "penstock_group_readers", "Open readers of a group.", labels=group
+        )
         first = GaugeMetricFamily(
             "penstock_group_next_position", "The lowest position still to be sent.", labels=group
         )

@@ -1,6 +1,7 @@
-"""A loader node: readers' demand in, tickets out to workers, finished batches back, snapshots to the store.
+"""A loader node: demand in, tickets out to workers, batches back, snapshots to the store.
 
-Everything here runs in one event loop. Nothing here knows gRPC: `penstock.server.rpc` opens readers.
+Everything here runs in one event loop. Nothing here knows gRPC: `penstock.server.rpc` opens the
+readers, whose demand it is.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from penstock.wire.order import Share, Tail
 log = structlog.get_logger("penstock.node")
 
 MAX_DEATHS = 3
-"""An item that kills its worker so often, without the lane getting further, stops the lane by name."""
+"""An item that kills its worker so often, while its lane gets no further, stops the lane."""
 
 START_DEADLINE_S = 120.0
 ITEM_DEADLINE_S = 600.0
@@ -146,10 +147,12 @@ class Node:
         self._spawn(self._watch())
 
     async def drain(self, grace_s: float) -> None:
-        """Give out no more tickets, let workers finish what they make, and save where lines stand."""
+        """Give out no more tickets, let workers finish theirs, and save where lines stand."""
         self.draining = True
         deadline = self._loop.time() + grace_s
-        while any(worker.tickets for worker in self.workers) and self._loop.time() < deadline:
+        while (  # noqa: ASYNC110 - tickets end in many places, and this runs once, to a deadline
+            any(worker.tickets for worker in self.workers) and self._loop.time() < deadline
+        ):
             await asyncio.sleep(0.02)
         waiting = []
         for worker in self.workers:
@@ -280,7 +283,7 @@ class Node:
     def _can(
         self, name: str, one: Log, entry: Entry, lane: LaneState, worker: WorkerProcess
     ) -> bool:
-        """Tell whether this worker can do the next thing for an entry; start looking where nobody can."""
+        """Tell whether this worker can go on with an entry; start looking where nobody can."""
         offset = entry.key.offset
         if offset in lane.plans:
             return True
@@ -290,7 +293,7 @@ class Node:
         if line is not None:
             return line.worker == worker.number
         if lane.start is not None:
-            # Lanes are shared evenly: the one that waits for the busiest worker sets the pace of all.
+            # Lanes are shared evenly: the one on the busiest worker sets the pace of all.
             share = -(-one.job.lanes // len(self.workers))
             return one.lines_of(worker.number) < share * MAX_LINES_PER_LANE and (
                 one.lines_of(worker.number) < share
@@ -331,7 +334,7 @@ class Node:
             self.schedule()
 
     async def _nearest(self, job: Job, lane: int, offset: int) -> SnapshotRecord | None:
-        """Ask the store, waiting for it if it is away: an unreachable store never triggers a replay."""
+        """Ask the store, and wait if it is away: an unreachable store never causes a replay."""
         deadline = self._loop.time() + STORE_DEADLINE_S
         while True:
             try:
@@ -498,7 +501,7 @@ class Node:
             ticket.log.failed(entry, error)
 
     def _failed_open(self, worker: WorkerProcess, message: Message, error: PenstockError) -> None:
-        """A line did not open, for its snapshot or its job: the tickets behind it will fail by themselves."""
+        """Give up a line that did not open, for its snapshot or its job; its tickets fail too."""
         log.error("a line cannot start", job=message["job"], code=error.code, error=error.message)
         one = self.logs[message["job"]]
         if error.code != "bad_snapshot":
@@ -567,7 +570,7 @@ class Node:
 
     def _on_snapshots(self, worker: WorkerProcess, message: Message) -> None:
         """Where every line of a draining worker stands."""
-        numbers = {line: offset for line, offset in message["lines"]}
+        numbers: dict[int, int] = dict(message["lines"])
         blobs = dict(zip(numbers, message["blobs"], strict=True))
         for one in self.logs.values():
             for lane in one.lanes:
@@ -584,7 +587,7 @@ class Node:
     # --- deaths ---
 
     def _death(self, worker: WorkerProcess) -> None:
-        """A worker is gone: its lines go on elsewhere from their snapshots, and another takes its slot."""
+        """Replace a worker that is gone; its lines go on elsewhere from their snapshots."""
         code = worker.process.wait()
         _, stage, _, item = worker.current()
         if not worker.ready:
@@ -615,8 +618,8 @@ class Node:
             return
         if self._failed_starts >= MAX_DEATHS:
             self._start_error = Internal(
-                f"a worker ended with status {code} before it was ready, {MAX_DEATHS} times; its output "
-                "above says why"
+                f"a worker ended with status {code} before it was ready, {MAX_DEATHS} times; its "
+                "output above says why"
             )
             self._all_ready.set()
             return
@@ -633,9 +636,9 @@ class Node:
             return
         name = ticket.log.job.name
         error = WorkerCrashed(
-            f"lane {lane.lane} of job {name!r} stopped at offset {ticket.offset}: {doing} ended its "
-            f"worker {MAX_DEATHS} times (a crash in native code, or the out-of-memory killer); remove or "
-            "repair the item, then restart the server",
+            f"lane {lane.lane} of job {name!r} stopped at offset {ticket.offset}: {doing} ended "
+            f"its worker {MAX_DEATHS} times (a crash in native code, or the out-of-memory killer); "
+            "remove or repair the item, then restart the server",
             lane=lane.lane,
             offset=ticket.offset,
             item=doing,

@@ -1,4 +1,4 @@
-"""One worker process as the server process sees it: its socket, its page, its arenas, its tickets."""
+"""One worker process as the server process sees it: its socket, page, arenas and tickets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.server.pipeline.worker import PAGE_BYTES, Page, worker_environment
 log = structlog.get_logger("penstock.worker")
 
 DEPTH = 2
-"""Tickets that a worker holds at once: the next is there when one is done, and no lane is far ahead."""
+"""Tickets that a worker holds at once: the next is there in time, and no lane is far ahead."""
 
 
 @dataclass(eq=False)

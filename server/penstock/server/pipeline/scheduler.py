@@ -1,10 +1,10 @@
-"""Who needs which batch, and which ticket is most urgent: pure bookkeeping, without processes or sockets.
+"""Who needs which batch, and which ticket is most urgent: no processes or sockets, only books.
 
-Demand is the union of what open readers may still take: their own positions below their horizon. A batch
-that is wanted becomes an `Entry`; a worker that has room asks `pick` for the most urgent ticket, by
-(position minus the reader's next). What is ready and not yet taken is bounded in bytes, and the batch
-that some reader is owed next is always admitted: else another lane's batches could fill the bound while
-everybody waits for this one.
+Demand is the union of what open readers may still take: their own positions below their horizon. A
+batch that is wanted becomes an `Entry`; a worker that has room asks `pick` for the most urgent
+ticket, by (position minus the reader's next). What is ready and not yet taken is bounded in bytes,
+and the batch that some reader is owed next is always admitted: else another lane's batches could
+fill the bound while everybody waits for this one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.wire.errors import PenstockError
 from penstock.wire.order import Share, Tail
 
 KEPT_PLANS = 64
-"""Plans of past batches kept per lane: recomputing an evicted batch costs that batch, not a replay."""
+"""Plans of past batches kept per lane: an evicted batch costs itself again, not a replay."""
 
 KEPT_BATCHES, KEPT_SHARE = 64, 4
 """Sent batches kept for late readers: at most so many, and at most a quarter of the byte bound."""
@@ -182,7 +182,7 @@ class Reader:
                 self.pending[position] = self.log.want(key, self)
 
     def take(self) -> Entry | None:
-        """Return the next batch to send and pin it: in order per lane, the lowest position that is ready.
+        """Pin and return the next batch to send: in order per lane, the lowest ready position.
 
         Raises:
             PenstockError: The batch that is owed next cannot be made.
@@ -339,7 +339,7 @@ class Log:
 
     @property
     def busy_bytes(self) -> int:
-        """Return the bytes that are ready for somebody, plus what is reserved for batches being made."""
+        """Return the bytes that are ready, plus what is reserved for batches being made."""
         return self.ready_bytes + self.kept_bytes + self.making * self.largest_bytes
 
     def shed(self) -> None:
@@ -416,7 +416,7 @@ class Log:
     # --- lines ---
 
     def find_line(self, lane: LaneState, offset: int, reach: int) -> LineState | None:
-        """Return the line that stands at or closest below `offset`, at most `reach` batches away."""
+        """Return the line that stands at or closest below `offset`, within `reach` batches."""
         below = [line for line in lane.lines if 0 <= offset - line.next <= reach]
         return max(below, key=lambda line: line.next, default=None)
 

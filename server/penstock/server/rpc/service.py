@@ -1,7 +1,7 @@
 """The gRPC server of a loader node: Feed, Cursors, health and reflection, on one port.
 
-Read speaks raw bytes: its messages are made and read by `penstock.wire.frame`, one copy on each side, and
-are exactly what the `.proto` describes.
+Read speaks raw bytes: its messages are made and read by `penstock.wire.frame`, one copy on each
+side, and are exactly what the `.proto` describes.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ log = structlog.get_logger("penstock.rpc")
 
 WAITING_EVERY_S = 5.0
 
+EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # grpc-stubs leave it out
+
 FEED, CURSORS = "penstock.wire.v1.Feed", "penstock.wire.v1.Cursors"
 
 OPTIONS = [
@@ -88,7 +90,7 @@ class Stream:
         return self.waited_s + (now - self.waiting_since if self.waiting_since is not None else 0.0)
 
     def waits(self, waiting: bool) -> float | None:
-        """Note that the consumer waits, or not; return the length of a wait that ends now, in seconds."""
+        """Note that the consumer waits, or not; return the seconds of a wait that ends now."""
         now = time.monotonic()
         if waiting and self.waiting_since is None:
             self.waiting_since = now
@@ -144,13 +146,14 @@ class Service:
         return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
 
     async def drain(self, grace_s: float) -> None:
-        """Tell everybody to go: health first, then every stream, which sends what is ready and ends."""
+        """Tell everybody to go: health, then every stream, which sends what is ready and ends."""
         await self.health.enter_graceful_shutdown()
         self.draining.set()
         for stream in self.streams.values():
             stream.wake.set()
         deadline = time.monotonic() + grace_s
-        while self.streams and time.monotonic() < deadline:
+        # Once in a life, and to a deadline; a stream may still open, so an event could lie.
+        while self.streams and time.monotonic() < deadline:  # noqa: ASYNC110 - as said above
             await asyncio.sleep(0.02)
 
     async def stop(self, grace_s: float) -> None:
@@ -160,7 +163,7 @@ class Service:
 
     # --- handlers ---
 
-    def _feed_handlers(self) -> grpc.GenericRpcHandler:
+    def _feed_handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         return grpc.method_handlers_generic_handler(
             FEED,
             {
@@ -170,8 +173,8 @@ class Service:
             },
         )
 
-    def _cursor_handlers(self) -> grpc.GenericRpcHandler:
-        def method(name: str) -> grpc.RpcMethodHandler:
+    def _cursor_handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+        def method(name: str) -> grpc.RpcMethodHandler[bytes, bytes]:
             async def handle(data: bytes) -> bytes:
                 with self.metrics.cursor_call(name):
                     return await self.cursors.call(name, data)
@@ -198,7 +201,9 @@ class Service:
         """End a call with a status, the sentence, and the code and fields behind it."""
         if not isinstance(error, PenstockError):
             log.exception("a bug", exc_info=error)
-            error = Internal(f"a bug in the server: {type(error).__name__}: {error}; its log has more")
+            error = Internal(
+                f"a bug in the server: {type(error).__name__}: {error}; its log has more"
+            )
         if isinstance(error, StaleGeneration):
             self.metrics.fenced.inc()
         metadata = ((ERROR_METADATA_KEY, encode_error(error)),)
@@ -228,7 +233,7 @@ class Service:
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> None:
         first = await context.read()
-        if first is grpc.aio.EOF:
+        if first is EOF:
             return
         message = parse_request(first)
         if message.WhichOneof("kind") != "open":
@@ -272,7 +277,7 @@ class Service:
         """Take the consumer's horizons until it hangs up."""
         while True:
             data = await context.read()
-            if data is grpc.aio.EOF:
+            if data is EOF:
                 return
             message = parse_request(data)
             if message.WhichOneof("kind") != "horizon":
@@ -293,7 +298,10 @@ class Service:
             if listening.done() and not listening.cancelled() and listening.exception():
                 raise listening.exception()  # type: ignore[misc]
             if self.draining.is_set():
-                text = "this node is shutting down; read on from another, or from this one when it is back"
+                text = (
+                    "this node is shutting down; read on from another, or from this one when it is "
+                    "back"
+                )
                 reply = feed_pb2.ReadReply(draining=feed_pb2.Draining(detail=text))
                 await context.write(reply.SerializeToString())
                 return
@@ -330,7 +338,9 @@ class Service:
         lane, offset, stage, item = self.node.waiting_for(stream.reader)
         since = time.monotonic() - (stream.waiting_since or time.monotonic())
         return feed_pb2.ReadReply(
-            waiting=feed_pb2.Waiting(lane=lane, offset=offset, stage=stage, item=item, since_s=since)
+            waiting=feed_pb2.Waiting(
+                lane=lane, offset=offset, stage=stage, item=item, since_s=since
+            )
         )
 
     def _moved(self, job: str, group: str, generation: int, reason: str) -> None:
@@ -341,8 +351,8 @@ class Service:
                 continue
             if request.generation < generation:
                 stream.error = StaleGeneration(
-                    f"group {group!r} of job {job!r} has moved on: {reason}; this reader belongs to "
-                    f"generation {request.generation}: stop it, or open it again",
+                    f"group {group!r} of job {job!r} has moved on: {reason}; this reader belongs "
+                    f"to generation {request.generation}: stop it, or open it again",
                     generation=request.generation,
                     current=generation,
                 )
@@ -411,8 +421,8 @@ def _parse(message: Any, data: bytes) -> Any:
 
 def _in_use(listen: str) -> PortInUse:
     return PortInUse(
-        f"cannot listen on {listen}: the port is in use, or the address is not this machine's; stop the "
-        "other process, or give another --listen",
+        f"cannot listen on {listen}: the port is in use, or the address is not this machine's; "
+        "stop the other process, or give another --listen",
         address=listen,
     )
 
