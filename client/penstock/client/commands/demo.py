@@ -78,7 +78,10 @@ def run(args: argparse.Namespace) -> int:
     if args.file is not None:
         source = own(args.file, args.job)
     else:
-        print("the corpus: this Python's standard library, written once ...", flush=True)
+        print(
+            "making the corpus of this Python's standard library, if it is not there ...",
+            flush=True,
+        )
         source = standard_library(Path(args.data) if args.data is not None else None)
         print(f"  {source.title}\n  in {source.job_file.parent}\n", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))

@@ -68,6 +68,8 @@ class Board:
     story: list[tuple[float, str]] = field(default_factory=list)
     began_at: float = field(default_factory=time.monotonic)
     _recent: deque[tuple[float, int]] = field(default_factory=deque)
+    _first_at: float | None = None
+    _last_at: float = 0.0
 
     @property
     def elapsed_s(self) -> float:
@@ -85,6 +87,11 @@ class Board:
         """How many batches the run has."""
         return self.until_step * self.batches_per_step
 
+    def mean_tokens_per_s(self) -> float:
+        """Return the rate from the first batch to the last, over all ranks, outages included."""
+        span = self._last_at - (self._first_at or 0.0)
+        return self.tokens / span if self._first_at is not None and span > 0 else 0.0
+
     def tokens_per_s(self) -> float:
         """Return the rate of the last seconds, over all ranks."""
         now = time.monotonic()
@@ -101,6 +108,8 @@ class Board:
         self.padding += int(record["counts"].get("padding_tokens", 0))
         now = time.monotonic()
         self._recent.append((now, tokens))
+        self._first_at = self._first_at or now
+        self._last_at = now
         row.batches += 1
         row.step, row.heard_at, row.state = int(record["step"]), now, "reading"
         row.tokens_per_s = float(record["tokens_per_s"])

@@ -105,8 +105,13 @@ def _panel(board: Board) -> Any:
     from rich.panel import Panel
     from rich.text import Text
 
-    parts: list[Any] = [Text(board.title, style="dim"), Text()]
-    parts += [_progress(board), _figures(board), Text(), _processes(board), Text(), _story(board)]
+    parts: list[Any] = [Text(board.title, style="dim"), Text(), _progress(board), _figures(board)]
+    parts += [Text(), _server(board)]
+    if board.ranks:
+        note = Text("the ranks have no model, so they wait whenever they read faster than it packs")
+        note.stylize("dim")
+        parts += [Text(), _ranks(board), note]
+    parts += [Text(), _story(board)]
     return Panel(Group(*parts), title="[bold]penstock demo[/]", title_align="left", padding=(0, 1))
 
 
@@ -133,8 +138,11 @@ def _figures(board: Board) -> Any:
 
     grid = Table.grid(padding=(0, 3))
     efficiency = "-" if board.efficiency is None else f"{board.efficiency:.4f}"
+    rate, unit = board.tokens_per_s(), "tokens/s"
+    if board.compared:
+        rate, unit = board.mean_tokens_per_s(), "tokens/s, kills included"
     grid.add_row(
-        f"[bold]{board.tokens_per_s():>9,.0f}[/] tokens/s",
+        f"[bold]{rate:>9,.0f}[/] {unit}",
         f"packing efficiency [bold]{efficiency}[/]",
         f"[bold]{board.batches:,}[/] batches",
         f"[bold]{board.tokens / 1e6:.1f} M[/] tokens",
@@ -142,32 +150,39 @@ def _figures(board: Board) -> Any:
     return grid
 
 
-def _processes(board: Board) -> Any:
+def _server(board: Board) -> Any:
+    from rich.table import Table
+
+    server = board.server
+    colour = {"serving": "green", "killed": "red"}.get(server.state, "yellow")
+    load = ""
+    if server.state == "serving" and server.workers:
+        load = (
+            f"{server.busy} of {server.workers} workers busy, {server.ready_batches} batches ready "
+            f"({server.ready_bytes / (1 << 20):.1f} MiB)"
+        )
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row(
+        f"{'server':<11}", f"{server.pid:<7}", f"[{colour}]{server.state}[/]", f"[dim]{load}[/]"
+    )
+    return grid
+
+
+def _ranks(board: Board) -> Any:
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("process", "pid", "state"):
-        table.add_column(name, no_wrap=True)
+    table.add_column("trainer", no_wrap=True, min_width=11)
+    table.add_column("pid", no_wrap=True, min_width=7)
+    table.add_column("state", no_wrap=True, min_width=22)
     for name in ("step", "batches", "tokens/s", "waits for data"):
         table.add_column(name, justify="right", no_wrap=True)
-    server = board.server
-    colour = {"serving": "green", "killed": "red"}.get(server.state, "yellow")
-    table.add_row("server", _pid(server.pid), f"[{colour}]{server.state}[/]", *[""] * 4)
-    if server.state == "serving" and server.workers:
-        mib = server.ready_bytes / (1 << 20)
-        table.add_row(
-            "",
-            "",
-            f"[dim]{server.busy} of {server.workers} workers busy, "
-            f"{server.ready_batches} batches ready ({mib:.1f} MiB)[/]",
-            *[""] * 4,
-        )
     for row in board.ranks:
         state = board.rank_state(row)
         colour = {"reading": "green", "killed": "red", "finished": "blue"}.get(state, "yellow")
         table.add_row(
             f"rank {row.rank} of {row.world_size}",
-            _pid(row.pid),
+            str(row.pid),
             f"[{colour}]{state}[/]",
             f"{row.step:,}" if row.batches else "",
             f"{row.batches:,}" if row.batches else "",
@@ -187,10 +202,6 @@ def _story(board: Board) -> Any:
         colour = "red" if sentence.startswith("SIGKILL") else "default"
         grid.add_row(f"{when:.1f} s", f"[{colour}]{sentence}[/]")
     return grid
-
-
-def _pid(pid: int) -> str:
-    return str(pid) if pid else ""
 
 
 def _clock(seconds: float) -> str:

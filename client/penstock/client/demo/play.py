@@ -83,10 +83,10 @@ class Play:
         self._start_server()
         first = self._start_ranks(WORLD_SIZES[0])
         self._until(lambda: self._is_within(kill_server_at))
-        self._kill_server()
+        self._kill_server(kill_server_at)
         self._start_server()
         self._until(lambda: self._is_within(kill_ranks_at))
-        self._kill_ranks(first)
+        self._kill_ranks(first, kill_ranks_at)
         self._start_ranks(WORLD_SIZES[1])
         self._until(lambda: self.board.finished_steps >= self.steps)
         self._finish()
@@ -120,14 +120,13 @@ class Play:
         else:
             self._tell(f"penstockd serves on {self._address} (pid {server.pid}, {WORKERS} workers)")
 
-    def _kill_server(self) -> None:
+    def _kill_server(self, step: int) -> None:
         assert self._server is not None
         self._expected.add(self._server)
         self._server.kill()
         self.board.server.state = "killed"
         self._tell(
-            f"SIGKILL to the server (pid {self._server.pid}) within step "
-            f"{self.board.finished_steps}; starting it again"
+            f"SIGKILL to the server (pid {self._server.pid}) within step {step}; starting it again"
         )
         self._server.process.wait()
 
@@ -151,14 +150,13 @@ class Play:
             self._tell(f"{world_size} trainer ranks read from step 0, in {self.steps} steps")
         return self._generation
 
-    def _kill_ranks(self, generation: Generation) -> None:
+    def _kill_ranks(self, generation: Generation, step: int) -> None:
         self._expected.update(generation.children)
         for child in generation.children:
             child.kill()
         self._until(lambda: all(row.state == "killed" for row in generation.rows))
         self._tell(
-            f"SIGKILL to both ranks within step {self.board.finished_steps}; "
-            f"starting {WORLD_SIZES[1]} in their place"
+            f"SIGKILL to both ranks within step {step}; starting {WORLD_SIZES[1]} in their place"
         )
 
     def _finish(self) -> None:
