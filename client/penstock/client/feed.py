@@ -334,7 +334,8 @@ class Feed:
                 # The lock is held over a bundle, so that its first batch does not wake the consumer
                 # to fight for the interpreter with those behind it.
                 with self._changed if len(replies) > 1 else contextlib.nullcontext():
-                    done = any([self._handle(reply) for reply in replies])
+                    # A list, as every reply is to be handled.
+                    done = any([self._handle(reply) for reply in replies])  # noqa: C419
                 if done and self._complete():
                     return
         finally:
