@@ -273,6 +273,49 @@ def test_check_names_an_impure_collator(home: Path) -> None:
     assert "Stamped" in done.stderr
 
 
+def test_check_names_an_impure_source(home: Path) -> None:
+    """A Dataset that counts its calls is told from its processor."""
+    (home / "data.py").write_text(
+        "class Counted:\n"
+        "    def __init__(self): self.calls = 0\n"
+        "    def __len__(self): return 20\n"
+        "    def __getitem__(self, index):\n"
+        "        self.calls += 1\n"
+        "        return {'x': self.calls}\n"
+    )
+    (home / "job.yaml").write_text(
+        "jobs: {job: {source: {type: torch, factory: ./data.py:Counted}, batch_size: 2}}\n"
+    )
+
+    done = command("check", "job.yaml")
+
+    assert done.returncode == 2
+    assert "TorchDatasetSource gives another raw item main[" in done.stderr
+
+
+def test_check_counts_what_a_verdict_removes(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With `on_item_error: quarantine` a bad item is a note, and not the end of the check."""
+    (home / "data.py").write_text(
+        "def to_sample(raw):\n"
+        "    if raw['x'] % 8 == 3:\n"
+        "        raise ValueError('an eighth is bad')\n"
+        "    return raw\n"
+    )
+    (home / "job.yaml").write_text(
+        "jobs:\n  job:\n    function: ./data.py:to_sample\n    on_item_error: quarantine\n"
+        f"    source: {{type: items, items: {[{'x': number} for number in range(32)]}}}\n"
+        "    batch_size: 2\n    lanes: 2\n"
+    )
+
+    assert run(["check", "job.yaml", "--json"]) == 0
+
+    [job] = json.loads(capsys.readouterr().out)["jobs"]
+    assert job["quarantined"] == {"ValueError: an eighth is bad": 4}
+    assert "4 of 32 items fail: ValueError: an eighth is bad" in job["warnings"]
+
+
 def test_check_passes_seeded_randomness(home: Path) -> None:
     """The item's own generator and the seeded global ones are pure, in any order and process."""
     done = check_role(home, "batch_size: 2\n    processor: ./roles.py:Pure")

@@ -118,7 +118,8 @@ def examine(
         found.ms[f"{stage} per item"] = 1000 * watch.seconds[stage] / max(1, len(refs))
     _count_outcomes(found, outcomes)
     found.ms["batch per item"] = 1000 * _batching_seconds(job, refs, outcomes) / max(1, len(refs))
-    found.read_amplification = _amplification(job, items, refs)
+    found.read_amplification = _amplification(job, items, refs, outcomes)
+    raws = purity.raw_facts(items, refs, outcomes)
     found.sample = _sample_text(job, outcomes)
 
     watch = Stopwatch()
@@ -135,6 +136,7 @@ def examine(
         "items": {
             str(ref): purity.item_facts(out) for ref, out in zip(refs, outcomes, strict=True)
         },
+        "raws": raws,
         "batches": [purity.batch_facts(batch) for batch in batches],
     }
     purity.compare(job, ours, elsewhere())
@@ -177,13 +179,17 @@ def _count_batches(found: Measured, batches: Sequence[Computed]) -> None:
         found.efficiency = tokens / (tokens + padding)
 
 
-def _amplification(job: Job, items: Items, refs: Sequence[ItemRef]) -> float | None:
+def _amplification(
+    job: Job, items: Items, refs: Sequence[ItemRef], outcomes: Sequence[Outcome]
+) -> float | None:
     """Return bytes read per byte of the items: 1 is ideal, the rows of a row group the worst.
 
     The items are in a source's cache by now: what was read for them has been counted, once.
     """
     read = sum(source.read_bytes() for source in job.sources.values())
-    wanted = sum(map(raw_bytes, items.raws(refs)))
+    pairs = zip(refs, outcomes, strict=True)
+    kept = [ref for ref, outcome in pairs if not isinstance(outcome, Quarantined)]
+    wanted = sum(map(raw_bytes, items.raws(kept)))
     return read / wanted if read and wanted else None
 
 

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,17 @@ def item_facts(outcome: Outcome) -> Facts:
     }
 
 
+def raw_facts(items: Items, refs: Sequence[ItemRef], outcomes: Sequence[Outcome]) -> Facts:
+    """Return the digests of raw items by item, those left out that a verdict removes."""
+    kept = [
+        item
+        for item, outcome in zip(refs, outcomes, strict=True)
+        if not isinstance(outcome, Quarantined)
+    ]
+    raws = zip(kept, items.raws(kept), strict=True)
+    return {str(item): content_hash(raw) for item, raw in raws}
+
+
 def batch_facts(computed: Computed) -> Facts:
     """Return the digests of the values of one batch, and of its counts."""
     header = BatchHeader.FromString(computed.header)
@@ -97,12 +109,14 @@ def first_lane(job: Job) -> int:
 def gather_backwards(job: Job, item_count: int, batch_count: int) -> dict[str, Any]:
     """Return the facts of items, one by one from the last to the first, and of batches."""
     items = Items(job)
-    facts = {
-        str(item): item_facts(items.samples([item], "draw")[0])
-        for item in reversed(first_items(job, item_count))
-    }
+    facts: dict[str, Facts] = {}
+    raws: Facts = {}
+    for item in reversed(first_items(job, item_count)):
+        [outcome] = items.samples([item], "draw")
+        facts[str(item)] = item_facts(outcome)
+        raws |= raw_facts(items, [item], [outcome])
     batches = first_batches(Line(job, first_lane(job)), batch_count)
-    return {"items": facts, "batches": [batch_facts(batch) for batch in batches]}
+    return {"items": facts, "raws": raws, "batches": [batch_facts(batch) for batch in batches]}
 
 
 def gather_elsewhere(target: str, job: str, item_count: int, batch_count: int) -> dict[str, Any]:
@@ -146,13 +160,23 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
     Args:
         job: The job, for its name and those of its roles.
-        ours: `{"items": {item: facts}, "batches": [facts]}` from this process.
+        ours: `{"items": {item: facts}, "raws": facts, "batches": [facts]}` from this process.
         theirs: The same from the other one.
 
     Raises:
         LogDiverged: Names the item or batch, the key, and what to do.
     """
     processor, collator = type(job.processor).__name__, type(job.collator).__name__
+    if item := _difference(ours["raws"], theirs["raws"]):
+        sources = ", ".join(sorted({type(source).__name__ for source in job.sources.values()}))
+        raise LogDiverged(
+            f"job {job.name!r} is not pure: {sources} gives another raw item {item} in another "
+            "order and process; an item must depend on its index alone, so leave out clocks, "
+            "orders of sets and what earlier items left behind",
+            what=item,
+            ours=ours["raws"].get(item),
+            theirs=theirs["raws"].get(item),
+        )
     for item, facts in ours["items"].items():
         if key := _difference(facts, theirs["items"].get(item, {})):
             raise LogDiverged(
@@ -209,4 +233,5 @@ __all__ = [
     "gather_backwards",
     "gather_elsewhere",
     "item_facts",
+    "raw_facts",
 ]
