@@ -85,7 +85,8 @@ class Verdict(NamedTuple):
     """A quarantine entry: this item is left out, for this reason, by every node alike.
 
     Attributes:
-        stage: `draw` (removed before batching) or `exit` (removed from its own group only).
+        stage: `draw` (removed before batching), `exit` (removed from its own group only) or `size`
+            (a sample or piece was left out of a group, for its size was not the planned one).
         item: The item.
         content_hash: SHA-256 of its raw bytes, hex.
         reason: One line.

@@ -10,7 +10,7 @@ import json
 import socket
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 _HEAD = struct.Struct("<II")
@@ -33,9 +33,10 @@ class Unpacker:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Message]:
-        """Take bytes; yield every message that is complete."""
+    def feed(self, data: bytes) -> list[Message]:
+        """Take bytes; return every message that is complete."""
         self._buffer += data
+        messages: list[Message] = []
         start = 0
         while len(self._buffer) - start >= _HEAD.size:
             text_bytes, tail_bytes = _HEAD.unpack_from(self._buffer, start)
@@ -50,8 +51,9 @@ class Unpacker:
                 place += length
             message["blobs"] = blobs
             start = end
-            yield message
+            messages.append(message)
         del self._buffer[:start]
+        return messages
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:

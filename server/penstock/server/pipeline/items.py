@@ -91,6 +91,11 @@ class Items:
         verdicts: The verdicts that hold.
         progress: Told what is being worked on.
         retry_deadline_s: How long a source may be unavailable.
+
+    Attributes:
+        processed: How often `process` was called.
+        careful: One item at a time, none ahead: something here has ended a worker, and `progress`
+            shall name it.
     """
 
     def __init__(
@@ -105,6 +110,7 @@ class Items:
         self.progress: Progress = progress or (lambda stage, item: None)
         self.retry_deadline_s = retry_deadline_s
         self.processed = 0
+        self.careful = False
         self._ready = False
 
     def raws(self, items: Sequence[ItemRef]) -> list[RawItem]:
@@ -186,6 +192,48 @@ class Items:
                 outcomes.update(zip(wanted, self._process(wanted, raws, stage), strict=True))
         return [outcomes[item] for item in items]
 
+    def sizes(self, items: Sequence[ItemRef]) -> list[int | Quarantined]:
+        """Return the sizes of items as the processor knows them without processing.
+
+        Returns:
+            One for each item; for the first item alone, if one of them is bad.
+
+        Raises:
+            SourceUnavailable: A read failed to the deadline.
+            BadItem: The first item is bad and the job's policy is to stop.
+        """
+        self._prepare()
+        try:
+            raws = self.raws(items)
+        except BadItem as error:
+            if len(items) > 1:
+                return self.sizes(items[:1])
+            return [self._judge("draw", items[0], error, content_hash(None))]
+        try:
+            return [self._size(item, raw) for item, raw in zip(items, raws, strict=True)]
+        except BadItem as error:
+            if len(items) > 1:
+                return self.sizes(items[:1])
+            return [self._judge("draw", items[0], error, content_hash(raws[0]))]
+
+    def _size(self, item: ItemRef, raw: RawItem) -> int:
+        processor = self.job.processor
+        try:
+            size = self._retried(lambda: processor.size(raw), item)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise self._bad("draw", item, error) from error
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise BadItem(
+                f"{type(processor).__name__}.size() gave {size!r} for item {item}: a processor "
+                "that overrides size() must know it for every item",
+                item=list(item),
+                stage="draw",
+                reason=f"size() gave {size!r}",
+            )
+        return size
+
     def _alone(self, item: ItemRef, stage: str) -> Outcome:
         """Fetch and process one item whose neighbours must not suffer from it."""
         try:
@@ -198,7 +246,7 @@ class Items:
         self, items: Sequence[ItemRef], raws: Sequence[RawItem], stage: str
     ) -> list[Outcome]:
         processor = self.job.processor
-        if len(items) > 1 and not processor.uses_global_rng:
+        if len(items) > 1 and not processor.uses_global_rng and not self.careful:
             contexts = [ProcessContext(item, self.job.seed) for item in items]
             self.progress("process", items[0])
             try:

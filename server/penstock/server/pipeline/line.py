@@ -62,12 +62,13 @@ class Line:
         if self.planner.can_seek():
             self.planner.seek(offset)
         while self.offset < offset:
-            self.planner.forget(self.advance())
+            self.advance()
+            self.planner.forget()
 
     def make(self, plan: BatchPlan, *, blank: bool = False) -> Made:
         """Return the batch of a plan, from the samples at hand where they are."""
         made = self.maker.make(plan, self.planner.samples, blank=blank)
-        self.planner.forget(plan)
+        self.planner.forget()
         return made
 
 

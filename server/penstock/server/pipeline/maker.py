@@ -155,10 +155,12 @@ class Maker:
             f"planned: {reason}; size() must not be below what process() gives, and process() must "
             "be pure",
             item=list(ref.item),
-            stage="exit",
+            stage="size",
             reason=f"SIZE_MISMATCH: {reason}",
         )
-        self.items.judge("exit", ref.item, error)
+        # The verdict tells people. It is never looked up: another piece of the same item may fit,
+        # and whether this one does is found alike by whoever makes this batch.
+        self.items.judge("size", ref.item, error)
 
     def _piece(self, ref: SampleRef, sample: Sample) -> Sample:
         if ref.span is None:

@@ -21,9 +21,10 @@ from penstock.server.pipeline.channel import Message
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import far
 from penstock.server.pipeline.planner import Planner
-from penstock.server.pipeline.process import DEPTH, Ticket, WorkerProcess
+from penstock.server.pipeline.process import Ticket, WorkerProcess
 from penstock.server.pipeline.scheduler import (
     MAX_LINES_PER_LANE,
+    MAX_STARTS,
     PLANS_AHEAD,
     Entry,
     LaneState,
@@ -51,6 +52,7 @@ MAX_DEATHS = 3
 
 START_DEADLINE_S = 120.0
 ITEM_DEADLINE_S = 600.0
+MAX_RESTART_DELAY_S = 5.0
 STORE_RETRY_S, STORE_DEADLINE_S = 0.5, 60.0
 
 
@@ -252,13 +254,15 @@ class Node:
 
     def _dispatch(self) -> None:
         self._scheduled = False
+        room = {worker.number: worker.room() for worker in self.workers}
         progress = True
         while progress and not self.draining:
             progress = False
             # One ticket per worker and round: the most urgent ones spread over all workers.
             for worker in self.workers:
-                if worker.ready and not worker.dead and len(worker.tickets) < DEPTH:
-                    progress = self._give(worker) or progress
+                if room[worker.number] > 0 and self._give(worker):
+                    room[worker.number] -= 1
+                    progress = True
 
     def _give(self, worker: WorkerProcess) -> bool:
         best: tuple[int, int, Log, Entry, LaneState] | None = None
@@ -292,15 +296,14 @@ class Node:
         line = self._line(name, one, lane, offset)
         if line is not None:
             return line.worker == worker.number
-        if lane.start is not None:
+        if offset in lane.starts:
             # Lanes are shared evenly: the one on the busiest worker sets the pace of all.
             share = -(-one.job.lanes // len(self.workers))
-            return one.lines_of(worker.number) < share * MAX_LINES_PER_LANE and (
-                one.lines_of(worker.number) < share
-                or all(one.lines_of(other.number) >= share for other in self.workers if other.ready)
+            return one.lines_of(worker.number) < share or all(
+                one.lines_of(other.number) >= share for other in self.workers if other.ready
             )
-        if not lane.looking:
-            lane.looking = True
+        if offset not in lane.looking:
+            lane.looking.add(offset)
             self._spawn(self._look(name, one, lane, entry))
         return False
 
@@ -325,12 +328,14 @@ class Node:
             elif line is not None and line.next >= base and not self._seekable[name]:
                 # It plans its way there: a longer reach than usual, this once.
                 self._assign_when_free(one, entry, lane, line)
-            else:
-                lane.start = Start(base, snapshot.data if snapshot is not None else None)
+            elif one.wants(entry):
+                while len(lane.starts) >= MAX_STARTS:
+                    del lane.starts[next(iter(lane.starts))]
+                lane.starts[offset] = Start(base, snapshot.data if snapshot is not None else None)
         except PenstockError as error:
             one.failed(entry, error)
         finally:
-            lane.looking = False
+            lane.looking.discard(offset)
             self.schedule()
 
     async def _nearest(self, job: Job, lane: int, offset: int) -> SnapshotRecord | None:
@@ -352,7 +357,7 @@ class Node:
 
     def _assign_when_free(self, one: Log, entry: Entry, lane: LaneState, line: LineState) -> None:
         worker = self.workers[line.worker]
-        if entry.state is State.WANTED and not worker.dead:
+        if one.wants(entry) and not worker.dead and not lane.planning:
             self._assign(one, entry, lane, worker, line)
 
     def _assign(
@@ -367,36 +372,40 @@ class Node:
         job, offset, blank = one.job, entry.key.offset, entry.key.blank
         self._introduce(worker, job)
         number = next(self._numbers)
+        # After a death it works item by item, so that a second one names what it died of.
+        careful = offset in lane.deaths
         head = {"ticket": number, "job": job.name, "lane": lane.lane, "offset": offset}
+        head["careful"] = careful
         plan = lane.plans.get(offset)
         if plan is not None:
-            worker.tickets[number] = Ticket(number, one, lane, entry, None, offset)
             one.started(entry)
-            worker.send({"op": "make", **head, "blank": blank}, [plan])
+            ticket = Ticket(number, one, lane, entry, None, offset)
+            worker.give(ticket, {"op": "make", **head, "blank": blank}, [plan])
             return
-        line = line or self._line(job.name, one, lane, offset) or self._open(one, lane, worker)
+        line = line or self._line(job.name, one, lane, offset)
+        line = line or self._open(one, lane, worker, lane.starts.pop(offset))
         line.used, line.busy = number, line.busy + 1
         head["line"] = line.number
         if job.plans_from_refs:
             lane.planning = True
-            worker.tickets[number] = Ticket(number, one, lane, None, line, offset, PLANS_AHEAD)
-            worker.send({"op": "plan", **head, "count": PLANS_AHEAD})
-            line.next = offset + PLANS_AHEAD
+            count = 1 if careful else PLANS_AHEAD
+            ticket = Ticket(number, one, lane, entry, line, offset, plans=True)
+            worker.give(ticket, {"op": "plan", **head, "count": count})
+            line.next = offset + count
         else:
-            worker.tickets[number] = Ticket(number, one, lane, entry, line, offset)
             one.started(entry)
-            worker.send({"op": "produce", **head, "blank": blank})
+            ticket = Ticket(number, one, lane, entry, line, offset)
+            worker.give(ticket, {"op": "produce", **head, "blank": blank})
             line.next = offset + 1
 
-    def _open(self, one: Log, lane: LaneState, worker: WorkerProcess) -> LineState:
-        assert lane.start is not None
-        start, lane.start = lane.start, None
+    def _open(self, one: Log, lane: LaneState, worker: WorkerProcess, start: Start) -> LineState:
         idle = [line for line in lane.lines if line.busy == 0]
         if len(lane.lines) >= MAX_LINES_PER_LANE and idle:
             oldest = min(idle, key=lambda line: line.used)
             lane.lines.remove(oldest)
             self.workers[oldest.worker].send({"op": "close", "line": oldest.number})
-        line = LineState(next(self._numbers), worker.number, lane.lane, start.offset)
+        number = next(self._numbers)
+        line = LineState(number, worker.number, lane.lane, start.offset, start.offset)
         lane.lines.append(line)
         message = {"op": "open", "line": line.number, "job": one.job.name, "lane": lane.lane}
         worker.send(message, [start.snapshot] if start.snapshot is not None else [])
@@ -425,7 +434,8 @@ class Node:
             self._all_ready.set()
 
     def _on_done(self, worker: WorkerProcess, message: Message) -> None:
-        ticket = worker.tickets.pop(message["ticket"])
+        ticket = worker.answer(message["ticket"])
+        assert ticket is not None
         header, plan, *snapshots = message["blobs"]
         nbytes, where = message["nbytes"], message["where"]
         body, release = None, None
@@ -440,7 +450,6 @@ class Node:
                 view.release()
                 worker.free_later(arena, start)
 
-        assert ticket.entry is not None
         if ticket.line is not None:
             ticket.line.busy -= 1
         ticket.log.remember_plan(ticket.lane, ticket.offset, plan)
@@ -452,12 +461,15 @@ class Node:
         self._remember_snapshots(ticket, message["snapshots"], snapshots)
 
     def _on_planned(self, worker: WorkerProcess, message: Message) -> None:
-        ticket = worker.tickets.pop(message["ticket"])
+        ticket = worker.answer(message["ticket"])
+        assert ticket is not None
         plans = message["blobs"][: message["plans"]]
         ticket.lane.planning = False
         assert ticket.line is not None
         ticket.line.busy -= 1
         ticket.line.next = ticket.offset + len(plans)
+        if message["broken"]:  # the next one failed: whoever wants it starts from a clean state
+            self._close_line(ticket.lane, ticket.line)
         for ahead, plan in enumerate(plans):
             ticket.log.remember_plan(ticket.lane, ticket.offset + ahead, plan)
         self._remember_snapshots(ticket, message["snapshots"], message["blobs"][len(plans) :])
@@ -477,16 +489,15 @@ class Node:
         if message["of"] in ("open", "job"):
             self._failed_open(worker, message, error)
             return
-        ticket = worker.tickets.pop(message["ticket"], None)
+        ticket = worker.answer(message["ticket"])
         if ticket is None:
             return
         if ticket.line is not None:
             ticket.line.busy -= 1
-            self._close_line(
-                ticket.lane, ticket.line
-            )  # its state may be in the middle of something
-        ticket.lane.planning = False
-        entry = ticket.entry or ticket.log.first_wanted(ticket.lane)
+            # Its state may be in the middle of something.
+            self._close_line(ticket.lane, ticket.line)
+        if ticket.plans:
+            ticket.lane.planning = False
         log.error(
             "a batch cannot be made",
             job=name,
@@ -497,8 +508,7 @@ class Node:
             traceback=error.fields.get("traceback"),
         )
         self.observer.failed(name, error.code)
-        if entry is not None:
-            ticket.log.failed(entry, error)
+        ticket.log.failed(ticket.entry, error)
 
     def _failed_open(self, worker: WorkerProcess, message: Message, error: PenstockError) -> None:
         """Give up a line that did not open, for its snapshot or its job; its tickets fail too."""
@@ -508,10 +518,9 @@ class Node:
             worker.jobs.discard(message["job"])
             for ticket in [t for t in worker.tickets.values() if t.log is one]:
                 del worker.tickets[ticket.number]
-                ticket.lane.planning = False
-                entry = ticket.entry or one.first_wanted(ticket.lane)
-                if entry is not None:
-                    one.failed(entry, error)
+                if ticket.plans:
+                    ticket.lane.planning = False
+                one.failed(ticket.entry, error)
             one.drop_lines(worker.number)
             return
         for lane in one.lanes:
@@ -519,19 +528,30 @@ class Node:
                 self._close_line(lane, line)
                 for ticket in [t for t in worker.tickets.values() if t.line is line]:
                     del worker.tickets[ticket.number]
-                    lane.planning = False
-                    if ticket.entry is not None:
-                        one.back(ticket.entry)
-                self._spawn(self._drop_snapshot(one.job, lane.lane, line.next))
+                    if ticket.plans:
+                        lane.planning = False
+                    one.back(ticket.entry)
+                # Nobody looks for a start before the snapshot is gone.
+                held = {offset for offset, _, _ in lane.wanted}
+                lane.looking |= held
+                self._spawn(self._drop_snapshot(one.job, lane, line.start, held))
 
-    async def _drop_snapshot(self, job: Job, lane: int, below: int) -> None:
+    async def _drop_snapshot(self, job: Job, lane: LaneState, offset: int, held: set[int]) -> None:
         """Remove an unusable snapshot; the next look finds an older one, or the lane's start."""
-        self._unsaved.pop((job.log_id, lane), None)
-        found = await self.store.nearest_snapshot(job.log_id, lane, below)
-        if found is not None:
-            log.warning("an unusable snapshot was removed", lane=lane, offset=found.offset)
-            await self.store.drop_snapshot(job.log_id, lane, found.offset)
-        self.schedule()
+        unsaved = self._unsaved.get((job.log_id, lane.lane))
+        if unsaved is not None and unsaved.offset == offset:
+            del self._unsaved[job.log_id, lane.lane]
+        for wanted in [wanted for wanted, start in lane.starts.items() if start.offset == offset]:
+            del lane.starts[wanted]
+        try:
+            await self.store.drop_snapshot(job.log_id, lane.lane, offset)
+            log.warning("an unusable snapshot was removed", lane=lane.lane, offset=offset)
+        except PenstockError as error:
+            log.error("an unusable snapshot stays", lane=lane.lane, offset=offset, error=str(error))
+            await asyncio.sleep(STORE_RETRY_S)
+        finally:
+            lane.looking -= held
+            self.schedule()
 
     def _close_line(self, lane: LaneState, line: LineState) -> None:
         if line in lane.lines:
@@ -546,11 +566,15 @@ class Node:
         name = message["job"]
         stage, item, digest, reason = message["verdict"]
         verdict = Verdict(stage, ItemRef(*item), digest, reason)
+        deadline = self._loop.time() + STORE_DEADLINE_S
         while True:
             try:
                 held = await self.store.add_verdict(self.jobs[name].log_id, verdict)
                 break
             except StoreUnavailable as error:
+                if self._loop.time() > deadline:
+                    worker.send({"op": "verdict", "code": error.code, "message": error.message})
+                    return
                 log.warning(
                     "a verdict waits for the store", item=str(verdict.item), error=str(error)
                 )
@@ -588,6 +612,7 @@ class Node:
 
     def _death(self, worker: WorkerProcess) -> None:
         """Replace a worker that is gone; its lines go on elsewhere from their snapshots."""
+        worker.kill()  # only its socket is known to be closed
         code = worker.process.wait()
         _, stage, _, item = worker.current()
         if not worker.ready:
@@ -606,9 +631,9 @@ class Node:
         for one in self.logs.values():
             one.drop_lines(worker.number)
         for place, ticket in enumerate(tickets):
-            ticket.lane.planning = False
-            if ticket.entry is not None:
-                ticket.log.back(ticket.entry)
+            if ticket.plans:
+                ticket.lane.planning = False
+            ticket.log.back(ticket.entry)
             if place == 0 and stage not in ("", "idle"):
                 self._blame(ticket, f"{item}" if item else f"stage {stage}")
         future = self._drained.pop(worker.number, None)
@@ -616,23 +641,31 @@ class Node:
             future.set_result(None)
         if self.draining:
             return
-        if self._failed_starts >= MAX_DEATHS:
+        if self._failed_starts >= MAX_DEATHS and not self._all_ready.is_set():
             self._start_error = Internal(
                 f"a worker ended with status {code} before it was ready, {MAX_DEATHS} times; its "
                 "output above says why"
             )
             self._all_ready.set()
             return
-        replacement = self._new_worker(worker.number)
-        self.workers[worker.number] = replacement
+        delay_s = 0.0 if worker.ready else min(0.1 * 2**self._failed_starts, MAX_RESTART_DELAY_S)
+        self._loop.call_later(delay_s, self._replace, worker.number)
+
+    def _replace(self, number: int) -> None:
+        """Start a worker in the place of one that died."""
+        if self.draining:
+            return
+        replacement = self._new_worker(number)
+        self.workers[number] = replacement
         replacement.start(self._loop)
         self.schedule()
 
     def _blame(self, ticket: Ticket, doing: str) -> None:
         """Count a death against the lane; the third over the same item stops it by name."""
         lane = ticket.lane
-        lane.deaths.append(doing)
-        if lane.deaths[-MAX_DEATHS:].count(doing) < MAX_DEATHS:
+        deaths = lane.deaths.setdefault(ticket.offset, [])
+        deaths.append(doing)
+        if deaths.count(doing) < MAX_DEATHS:
             return
         name = ticket.log.job.name
         error = WorkerCrashed(
@@ -654,6 +687,8 @@ class Node:
             await asyncio.sleep(1.0)
             now = self._loop.time()
             for worker in self.workers:
+                # A child of its own may hold its socket open beyond its end.
+                worker.notice_end()
                 if worker.dead or not worker.tickets:
                     self._page_seen.pop(worker.number, None)
                     continue

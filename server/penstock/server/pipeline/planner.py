@@ -7,14 +7,16 @@ from a snapshot, and where sizes are known without processing a replay touches n
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Any
 
+from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef
 from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Filtered, Items, Outcome, Quarantined
 from penstock.server.roles.base import LaneDraws, Sample
-from penstock.wire.errors import BadItem, BadSnapshot, LaneStarved
+from penstock.wire.errors import BadBatch, BadItem, BadSnapshot, LaneStarved, PenstockError
 
 LOOK_AHEAD = 16
 """Items fetched and processed at once: coalesced reads, and the tokenizer's batch call."""
@@ -57,6 +59,7 @@ class Planner:
         while not self.ready:
             if self.ended:
                 return None
+            before = self.draws.state()
             item = self.draws.next()
             if item is None:
                 self.ready.extend(self.batcher.flush())
@@ -65,18 +68,13 @@ class Planner:
                 try:
                     self._take(item)
                 except Exception:
-                    self._undraw()
+                    # The failed item stays the next draw: a retry must not step over it.
+                    self.draws.restore(before)
+                    self.counters["drawn"] -= 1
                     raise
         plan = BatchPlan(self.lane, self.offset, self.ready.popleft())
         self.offset += 1
         return plan
-
-    def _undraw(self) -> None:
-        """Leave the failed item as the next draw: a retry must not step over it."""
-        state = self.draws.state()
-        state["k"] -= 1
-        self.draws.restore(state)
-        self.counters["drawn"] -= 1
 
     def _take(self, item: ItemRef) -> None:
         self.counters["drawn"] += 1
@@ -85,7 +83,7 @@ class Planner:
         if self.job.plans_from_refs:
             size = self._size(item) if self.batcher.needs_sizes else 0
             if size is not None:
-                groups, accepted = self._add(SampleRef(item, size=size), None)
+                groups, accepted = self._add_all([SampleRef(item, size=size)], [None])
         else:
             outcome = self._outcome(item)
             if isinstance(outcome, Filtered):
@@ -93,31 +91,78 @@ class Planner:
             elif isinstance(outcome, Quarantined):
                 self._count_verdict()
             else:
-                for part, sample in enumerate(outcome):
-                    size = self.batcher.size_of(sample) if self.batcher.needs_sizes else 0
-                    ref = SampleRef(item, part, size)
-                    self.samples[item, part] = sample
-                    finished, took = self._add(ref, sample)
-                    groups += finished
-                    accepted = accepted or took
+                refs = [
+                    SampleRef(item, part, self._size_of(item, sample))
+                    for part, sample in enumerate(outcome)
+                ]
+                groups, accepted = self._add_all(refs, outcome)
         self.ready.extend(groups)
         self._watch_starvation(accepted, bool(groups))
+
+    def _add_all(
+        self, refs: Sequence[SampleRef], samples: Sequence[Sample | None]
+    ) -> tuple[list[Group], bool]:
+        """Give the samples of an item to the batcher: all of them, or none if one is bad.
+
+        Returns:
+            The finished groups, and whether a sample was kept.
+        """
+        before = self.batcher.state() if len(refs) > 1 else None
+        groups: list[Group] = []
+        accepted = False
+        try:
+            for ref, sample in zip(refs, samples, strict=True):
+                finished, kept = self._add(ref, sample)
+                groups += finished
+                accepted = accepted or kept
+        except BadItem as error:
+            self.items.judge("draw", refs[0].item, error)
+            if before is not None:
+                # A verdict is about the item: a replay, which knows it, adds no part of it either.
+                self.batcher = self.job.batcher.clone()
+                self.batcher.restore(before)
+            for ref in refs:
+                self.samples.pop((ref.item, ref.part), None)
+            self._count_verdict()
+            return [], False
+        return groups, accepted
 
     def _add(self, ref: SampleRef, sample: Sample | None) -> tuple[list[Group], bool]:
         """Give a sample to the batcher; return the finished groups and whether it was kept."""
         dropped = _dropped(self.batcher.counters())
         try:
-            content = sample if self.batcher.needs_content else None
-            groups = self.batcher.add(ref, content)
-        except BadItem as error:
-            self.samples.pop((ref.item, ref.part), None)
-            self.items.judge("draw", ref.item, error, None)
-            self._count_verdict()
-            return [], False
+            groups = self.batcher.add(ref, sample if self.batcher.needs_content else None)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise BadBatch(
+                f"{type(self.batcher).__name__} fails on sample {ref.part} of item {ref.item} of "
+                f"job {self.job.name!r} with {error_line(error)}",
+                lane=self.lane,
+                offset=self.offset,
+                traceback=user_traceback(error),
+            ) from error
         kept = _dropped(self.batcher.counters()) == dropped
-        if not kept:
-            self.samples.pop((ref.item, ref.part), None)
+        if kept and sample is not None:
+            self.samples[ref.item, ref.part] = sample
         return groups, kept
+
+    def _size_of(self, item: ItemRef, sample: Sample) -> int:
+        if not self.batcher.needs_sizes:
+            return 0
+        try:
+            size: int = self.batcher.size_of(sample)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise BadBatch(
+                f"{type(self.batcher).__name__} finds no size of a sample of item {item} of job "
+                f"{self.job.name!r}: {error_line(error)}; the sample has {', '.join(sample)}",
+                lane=self.lane,
+                offset=self.offset,
+                traceback=user_traceback(error),
+            ) from error
+        return size
 
     def _count_verdict(self) -> None:
         self.counters["quarantined:draw"] += 1
@@ -174,35 +219,31 @@ class Planner:
             return None
         if item not in self._ahead:
             items = [item, *self._coming(item)]
-            for one, raw in zip(items, self.items.raws(items), strict=True):
-                self._ahead[one] = self.job.processor.size(raw)
+            # Fewer come back where one ahead is bad: it is met again when it is drawn.
+            self._ahead.update(zip(items, self.items.sizes(items), strict=False))
         size = self._ahead.pop(item)
-        if not isinstance(size, int) or size < 0:
-            raise BadItem(
-                f"{type(self.job.processor).__name__}.size() gave {size!r} for item {item}: a "
-                "processor that overrides size() must know it for every item",
-                item=list(item),
-                stage="draw",
-                reason="no size",
-            )
+        if isinstance(size, Quarantined):
+            self._count_verdict()
+            return None
+        assert isinstance(size, int)
         return size
 
     def _coming(self, item: ItemRef) -> list[ItemRef]:
         """Return the items to fetch together with this one: distinct, and not known to be bad."""
+        if self.items.careful:
+            return []
         coming = dict.fromkeys(self.draws.peek(LOOK_AHEAD - 1))
         coming.pop(item, None)
         return [one for one in coming if one not in self._ahead]
 
-    def forget(self, plan: BatchPlan) -> None:
-        """Let go of the samples of a plan that nothing pending needs any more."""
+    def forget(self) -> None:
+        """Let go of every sample that nothing pending needs: of past batches, and left out ones."""
         if not self.samples:
             return
         held = {(ref.item, ref.part) for ref in self.batcher.pending}
         held |= {(ref.item, ref.part) for group in self.ready for row in group for ref in row}
-        for row in plan.rows:
-            for ref in row:
-                if (ref.item, ref.part) not in held:
-                    self.samples.pop((ref.item, ref.part), None)
+        for key in [key for key in self.samples if key not in held]:
+            del self.samples[key]
 
     # --- going elsewhere ---
 

@@ -20,8 +20,10 @@ from penstock.server.pipeline.worker import PAGE_BYTES, Page, worker_environment
 
 log = structlog.get_logger("penstock.worker")
 
-DEPTH = 2
-"""Tickets that a worker holds at once: the next is there in time, and no lane is far ahead."""
+MIN_DEPTH, MAX_DEPTH, DEPTH_S = 2, 8, 0.004
+"""Tickets that a worker holds at once: the next is there when one is done. Where tickets take less
+than `DEPTH_S` seconds it holds more of them, and gets them several at a time: a wake-up costs as
+much."""
 
 
 @dataclass(eq=False)
@@ -31,10 +33,11 @@ class Ticket:
     number: int
     log: Log
     lane: LaneState
-    entry: Entry | None  # None for a ticket that only plans
+    entry: Entry
     line: LineState | None
     offset: int
-    count: int = 1
+    plans: bool = False  # it only plans, on behalf of `entry`
+    given_s: float = 0.0
 
 
 @dataclass(eq=False)
@@ -57,6 +60,8 @@ class WorkerProcess:
     jobs: set[str] = field(default_factory=set)
     ready: bool = False
     dead: bool = False
+    ticket_s: float = DEPTH_S
+    _answered_s: float = 0.0
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the process; `on_message` tells when it is ready."""
@@ -79,6 +84,7 @@ class WorkerProcess:
         self._unpacker = Unpacker()
         self._fds: list[int] = []
         self._outgoing = bytearray()
+        self._flush_scheduled = False
         self._frees: list[tuple[int, int]] = []
         self._free_scheduled = False
         loop.add_reader(ours.fileno(), self._readable)
@@ -96,7 +102,33 @@ class WorkerProcess:
             message = {**message, "frees": self._frees}
             self._frees = []
         self._outgoing += pack(message, blobs)
-        self._flush()
+        if not self._flush_scheduled:
+            # One write for all tickets of this turn of the loop: a wake-up costs more than one.
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def room(self) -> int:
+        """Return how many tickets this worker may be given now."""
+        if not self.ready or self.dead:
+            return 0
+        depth = min(MAX_DEPTH, max(MIN_DEPTH, int(DEPTH_S / max(self.ticket_s, 1e-6))))
+        return depth - len(self.tickets) if len(self.tickets) <= depth // 2 else 0
+
+    def give(self, ticket: Ticket, message: Message, blobs: Sequence[bytes] = ()) -> None:
+        """Give a ticket."""
+        ticket.given_s = self._loop.time()
+        self.tickets[ticket.number] = ticket
+        self.send(message, blobs)
+
+    def answer(self, number: int) -> Ticket | None:
+        """Take an answered ticket back, and learn how long tickets take."""
+        ticket = self.tickets.pop(number, None)
+        if ticket is not None:
+            now = self._loop.time()
+            took_s = now - max(ticket.given_s, self._answered_s)
+            self.ticket_s += 0.2 * (took_s - self.ticket_s)
+            self._answered_s = now
+        return ticket
 
     def free_later(self, arena: int, start: int) -> None:
         """Tell the worker that a span is free, with the next message or soon."""
@@ -121,6 +153,12 @@ class WorkerProcess:
         """Return what the worker noted last: (serial, stage, lane, item)."""
         return self.page.read()
 
+    def notice_end(self) -> None:
+        """See to a process that has ended although its socket is still open."""
+        if not self.dead and self.process.poll() is not None:
+            self._gone()
+            self.on_death(self)
+
     def kill(self) -> None:
         """End the process at once."""
         if self.process.poll() is None:
@@ -136,6 +174,9 @@ class WorkerProcess:
             self.process.wait()
 
     def _flush(self) -> None:
+        self._flush_scheduled = False
+        if self.dead:
+            return
         try:
             while self._outgoing:
                 sent = self._sock.send(self._outgoing)
@@ -184,4 +225,4 @@ class WorkerProcess:
                 reader.close()
 
 
-__all__ = ["DEPTH", "Ticket", "WorkerProcess"]
+__all__ = ["Ticket", "WorkerProcess"]

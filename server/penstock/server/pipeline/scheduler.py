@@ -29,6 +29,12 @@ KEPT_BATCHES, KEPT_SHARE = 64, 4
 MAX_LINES_PER_LANE = 4
 """A lane has several lines when readers stand far apart; the least recently used one is closed."""
 
+MAX_PENDING = 1024
+"""Batches that one reader wants at once, wherever its horizon lies: that is only a number."""
+
+MAX_STARTS = 16
+"""Starts kept per lane for lines that are not open yet."""
+
 PLANS_AHEAD = 8
 """Plans asked for at once where planning needs no processing."""
 
@@ -96,6 +102,7 @@ class LineState:
     Attributes:
         number: Its number, unique in this process.
         worker: The worker that holds it.
+        start: The offset that it was opened at.
         next: The offset that its planner reaches after every ticket given out so far.
         used: When it was last given a ticket, in tickets.
         busy: Tickets that it has not answered.
@@ -104,6 +111,7 @@ class LineState:
     number: int
     worker: int
     lane: int
+    start: int
     next: int
     used: int = 0
     busy: int = 0
@@ -125,12 +133,13 @@ class LaneState:
         default_factory=list
     )  # heap of (offset, position, key)
     lines: list[LineState] = field(default_factory=list)
-    start: Start | None = None
-    looking: bool = False  # the store is being asked where to start
+    starts: dict[int, Start] = field(default_factory=dict)  # by the offset they were looked for
+    looking: set[int] = field(default_factory=set)  # offsets for which the store is being asked
     planning: bool = False
     plans: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
     error: PenstockError | None = None  # stopped for good
-    deaths: list[str] = field(default_factory=list)  # what was being done when a worker died here
+    # What was being done when a worker died, by the offset that it was working for.
+    deaths: dict[int, list[str]] = field(default_factory=dict)
 
 
 class Reader:
@@ -163,7 +172,8 @@ class Reader:
     @property
     def head(self) -> int:
         """Return the lowest own position that was not taken yet."""
-        return min(self.pending, default=self._next_wanted)
+        # Positions are added in rising order, and a dict keeps it.
+        return next(iter(self.pending), self._next_wanted)
 
     @property
     def finished(self) -> bool:
@@ -173,28 +183,47 @@ class Reader:
     def extend(self, horizon: int) -> None:
         """Move the horizon; a lower one changes nothing."""
         self.horizon = max(self.horizon, horizon)
+        self._fill()
+
+    def _fill(self) -> None:
+        """Want what lies below the horizon, a bounded number at once: more when these are taken."""
         limit = self.horizon if self.tail is None else min(self.horizon, self.tail.end)
-        while self._next_wanted < limit:
+        missed = 0
+        while self._next_wanted < limit and len(self.pending) < MAX_PENDING:
             position = self._next_wanted
             self._next_wanted = self.share.nth_after(position, 1)
             key = self.log.key(position, self.tail)
             if self.lanes is None or key.lane in self.lanes:
                 self.pending[position] = self.log.want(key, self)
+                missed = 0
+                continue
+            missed += 1
+            if missed > self.log.job.lanes:
+                # In an endless log its own positions meet none of its lanes, ever; in a finite one
+                # they may go on behind the ends of others: later, so that nobody else waits.
+                if self.tail is not None:
+                    self.wake()
+                return
 
-    def take(self) -> Entry | None:
-        """Pin and return the next batch to send: in order per lane, the lowest ready position.
+    def take(self, room_bytes: int | None = None) -> Entry | None:
+        """Return the next batch to send and pin it: in order per lane, the lowest that is ready.
+
+        Args:
+            room_bytes: Take it only if it is no larger than this; None = whatever its size.
 
         Raises:
-            PenstockError: The batch that is owed next cannot be made.
+            PenstockError: The batch that is owed next cannot be made; not with `room_bytes`.
         """
+        self._fill()
         blocked: set[int] = set()
-        for position in sorted(self.pending):
-            entry = self.pending[position]
+        for position, entry in self.pending.items():
             if entry.state is State.READY and entry.key.lane not in blocked:
+                if room_bytes is not None and entry.nbytes > room_bytes:
+                    return None
                 del self.pending[position]
                 entry.pins += 1
                 return entry
-            if entry.state is State.FAILED and not blocked:
+            if entry.state is State.FAILED and not blocked and room_bytes is None:
                 assert entry.error is not None
                 raise entry.error
             blocked.add(entry.key.lane)
@@ -318,13 +347,21 @@ class Log:
         return None
 
     def candidates(self) -> Iterator[tuple[int, Entry, LaneState]]:
-        """Yield (urgency, entry, lane) of every lane's next wanted batch."""
+        """Yield (urgency, entry, lane) of every lane's, and every reader's, next wanted batch."""
+        seen: set[Entry] = set()
         for number in list(self.active):
             lane = self.lanes[number]
             entry = self.first_wanted(lane)
             if entry is not None:
+                seen.add(entry)
                 urgency = min(entry.key.position - reader.head for reader in entry.readers)
                 yield urgency, entry, lane
+        for reader in self.readers:
+            # What a reader is owed next never waits behind what another wants of the same lane.
+            entry = reader.pending.get(reader.head)
+            if entry is not None and entry.state is State.WANTED and entry not in seen:
+                seen.add(entry)
+                yield 0, entry, self.lanes[entry.key.lane]
 
     def admits(self, entry: Entry, busy_bytes: int) -> bool:
         """Tell whether a batch may be made now.
@@ -363,12 +400,16 @@ class Log:
         release: Callable[[], None] | None,
     ) -> None:
         """A batch exists: its completion message has arrived."""
+        if entry.state is not State.MAKING:  # its lane was stopped meanwhile
+            if release is not None:
+                release()
+            return
         self.making -= 1
         entry.state, entry.header, entry.body = State.READY, header, body
         entry.nbytes, entry.release = nbytes, release
         self.largest_bytes = max(self.largest_bytes, nbytes)
         lane = self.lanes[entry.key.lane]
-        lane.deaths.clear()
+        lane.deaths.pop(entry.key.offset, None)
         self.produced += 1
         if entry.key.offset <= self._highest.get(lane.lane, -1):
             self.recomputed += 1
@@ -379,8 +420,13 @@ class Log:
             for reader in entry.readers:
                 reader.wake()
         else:
-            self.entries.pop(entry.key, None)
+            self._forget(entry)
             self._keep(entry)
+
+    def _forget(self, entry: Entry) -> None:
+        """Take an entry out of the books; another one may stand there for the same batch."""
+        if self.entries.get(entry.key) is entry:
+            del self.entries[entry.key]
 
     def remember_plan(self, lane: LaneState, offset: int, plan: bytes) -> None:
         """Keep a plan for a while: whoever wants this batch again has it made without a replay."""
@@ -394,17 +440,23 @@ class Log:
         if entry.state is State.MAKING:
             self.making -= 1
         entry.state, entry.error = State.FAILED, error
-        self.entries.pop(entry.key, None)
+        self._forget(entry)
         for reader in entry.readers:
             reader.wake()
 
     def back(self, entry: Entry) -> None:
         """The worker that made this entry is gone: somebody else shall make it."""
+        if entry.state is not State.MAKING:  # its lane was stopped meanwhile
+            return
         self.making -= 1
         if entry.readers:
             self._queue(entry)
         else:
-            self.entries.pop(entry.key, None)
+            self._forget(entry)
+
+    def wants(self, entry: Entry) -> bool:
+        """Tell whether somebody still waits for this entry to be made."""
+        return entry.state is State.WANTED and self.entries.get(entry.key) is entry
 
     def stop_lane(self, lane: LaneState, error: PenstockError) -> None:
         """Stop a lane by name: nothing of it is made until the node starts again."""

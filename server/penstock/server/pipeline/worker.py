@@ -29,7 +29,7 @@ from penstock.server.pipeline.channel import Message, Unpacker, pack, send_with_
 from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Made, Maker
-from penstock.wire.errors import Internal, JobChanged, PenstockError
+from penstock.wire.errors import ERRORS, Internal, JobChanged, PenstockError
 
 PAGE_BYTES = 4096
 _PAGE_HEAD = struct.Struct("<QI")  # a number that grows with every note, and the note's length
@@ -98,10 +98,10 @@ class Worker:
         """Answer until the server process closes the socket."""
         self._send({"op": "ready", "pid": os.getpid()})
         while (message := self._next()) is not None:
-            for number, start in message.get("frees", ()):
-                self.arenas.give_back(number, start)
             handler = getattr(self, f"_on_{message['op']}")
             self.lane = message.get("lane")
+            for items in self.items.values():
+                items.careful = message.get("careful", False)
             try:
                 handler(message)
             except PenstockError as error:
@@ -158,7 +158,7 @@ class Worker:
         """Plan and make the batch at an offset of a line."""
         line = self.lines[message["line"]]
         snapshots = self._skip(line, message["offset"])
-        plan = line.advance()
+        plan = self._advance(line, message["offset"])
         made = line.make(plan, blank=message["blank"])
         snapshots += self._snapshot_if_due(line)
         self._done(message, made, plan, snapshots, line)
@@ -167,9 +167,16 @@ class Worker:
         """Plan some batches ahead, for any worker to make."""
         line = self.lines[message["line"]]
         snapshots = self._skip(line, message["offset"])
-        plans: list[bytes] = []
-        for _ in range(message["count"]):
-            plan = line.planner.next()
+        plans = [_plan_bytes(self._advance(line, message["offset"]))]
+        snapshots += self._snapshot_if_due(line)
+        broken = False
+        while len(plans) < message["count"]:
+            try:
+                plan = line.planner.next()
+            except PenstockError:
+                # It fails by name when it is asked for itself; the plans before it are good.
+                broken = True
+                break
             if plan is None:
                 break
             plans.append(_plan_bytes(plan))
@@ -179,6 +186,7 @@ class Worker:
                 "op": "planned",
                 "ticket": message["ticket"],
                 "plans": len(plans),
+                "broken": broken,
                 "snapshots": [offset for offset, _ in snapshots],
             },
             [*plans, *(data for _, data in snapshots)],
@@ -199,6 +207,15 @@ class Worker:
         self._send({"op": "snapshots", "lines": offsets}, blobs)
 
     # --- helpers ---
+
+    def _advance(self, line: Line, offset: int) -> BatchPlan:
+        """Return the plan at an offset: the line must stand there, whatever happened before."""
+        plan = line.advance()
+        if plan.offset != offset:
+            raise Internal(
+                f"a line of lane {line.lane} stood at offset {plan.offset} in place of {offset}"
+            )
+        return plan
 
     def _skip(self, line: Line, offset: int) -> list[tuple[int, bytes]]:
         snapshots: list[tuple[int, bytes]] = []
@@ -271,7 +288,7 @@ class Worker:
             if message["op"] == "verdict":
                 self.inbox.extendleft(reversed(held))
                 if "code" in message:
-                    raise Internal(message["message"])
+                    raise ERRORS.get(message["code"], Internal)(message["message"])
                 return _verdict(message["verdict"])
             held.append(message)
         raise SystemExit(0)  # the server process is gone, and with it whoever wanted this batch
@@ -291,7 +308,10 @@ class Worker:
             data = self.sock.recv(1 << 18)
             if not data:
                 return None
-            self.inbox.extend(self.unpacker.feed(data))
+            for message in self.unpacker.feed(data):
+                for number, start in message.get("frees", ()):
+                    self.arenas.give_back(number, start)
+                self.inbox.append(message)
         return self.inbox.popleft()
 
 
