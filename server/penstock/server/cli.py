@@ -60,9 +60,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("penstockd: stopped", err=True)
         return 130
-    except BrokenPipeError:  # `penstockd show ... | head`
-        sys.stderr.close()
-        return 0
     return result if isinstance(result, int) else 0
 
 

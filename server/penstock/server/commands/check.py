@@ -94,7 +94,7 @@ def render(measured: Measured, console: Console) -> None:
     length = "endless" if measured.batches is None else f"{measured.batches:,} batches"
     console.print(f"[bold]job {measured.job}[/]  log id {measured.log_id[:16]}", soft_wrap=True)
     console.print(
-        f"  {measured.items:,} items, {measured.lanes} lanes, {length}; "
+        f"  {measured.items:,} items; lanes: {measured.lanes}; {length}; "
         f"{measured.items_run} items and {measured.batches_run} batches, twice, "
         "in another order and process: the same",
         soft_wrap=True,

@@ -49,7 +49,7 @@ def init(files: tuple[str, ...], output: str, tokenizer: str | None, force: bool
 
 
 def _say(found: Guess, output: str) -> None:
-    click.echo(f"wrote {output}: {found.items:,} items, {found.lanes} lanes")
+    click.echo(f"wrote {output}: {found.items:,} items; lanes: {found.lanes}")
     if found.ids_column:
         click.echo(f"  packs the token ids of column {found.ids_column}")
     elif found.tokenizer and found.text_column:
