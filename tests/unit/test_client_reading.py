@@ -169,6 +169,17 @@ def test_a_second_iteration_of_a_stream_goes_on_where_it_stood(node: FakeNode) -
     assert [batch.position for batch in first + second] == list(range(6))
 
 
+@pytest.mark.parametrize("prefetch", range(1, 6))
+def test_the_last_position_is_asked_for_whatever_the_prefetch(prefetch: int) -> None:
+    """The end cuts the horizon anywhere between two own positions: the last one still comes."""
+    for world in (1, 2, 3, 6):
+        with FakeNode(batches=18) as node:
+            for rank in range(world):
+                options = {"rank": rank, "world_size": world, "prefetch": prefetch}
+                with alone(node, batches_per_step=6, deadline_s=10.0, **options) as loader:
+                    assert [b.position for b in loader] == list(range(rank, 18, world))
+
+
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_a_finite_job_ends_every_rank_at_the_same_step(world: int) -> None:
     """10 batches in steps of 4 are 3 steps for every rank; the last is filled with padding."""

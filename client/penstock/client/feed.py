@@ -259,7 +259,9 @@ class Feed:
         """Tell the server how far we accept, if that moved by `at_least` own positions."""
         horizon = self._horizon()
         moved = horizon - self._sent_horizon
-        if self._requests is None or moved < at_least * self._share.world_size:
+        # At the end the horizon stops short: its last move may be less than one own position.
+        enough = moved > 0 if horizon == self._end else moved >= at_least * self._share.world_size
+        if self._requests is None or not enough:
             return
         self._sent_horizon = horizon
         message = feed_pb2.Horizon(horizon=horizon, finished_step=self.finished_step)
