@@ -1,0 +1,333 @@
+"""The `penstock` command: what it prints, what it leaves alone, how it fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.client import cli
+from penstock.client.commands import text, top
+from penstock.wire.frame import body_digest
+from unit.fake_feed import FakeNode
+
+
+@pytest.fixture
+def node() -> Iterator[FakeNode]:
+    with FakeNode(batches_per_step=2) as fake:
+        yield fake
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = cli.main(list(arguments))
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def lines(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[Any]:
+    status, out, err = run(capsys, *arguments)
+    assert (status, err) == (0, "")
+    return [json.loads(line) for line in out.splitlines()]
+
+
+# --- cat ---
+
+
+def test_cat_prints_the_fixed_object_of_every_batch(
+    node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = lines(capsys, "cat", node.address, "code", "--count", "3", "--json")
+
+    assert [record["position"] for record in found] == [0, 1, 2]
+    first = found[0]
+    assert list(first) == [
+        *("position", "step", "lane", "offset", "digest", "values", "counts", "items", "bytes")
+    ]
+    assert first["values"]["input_ids"] == {"kind": "tensor", "dtype": "int64", "shape": [1, 8]}
+    assert first["items"] == [["corpus", 0, 0]]
+    assert first["counts"] == {"samples": 2, "tokens": 10}
+    assert len(first["digest"]) == len(body_digest(b""))
+
+
+@pytest.mark.parametrize(
+    ("options", "positions"),
+    [
+        (["--steps", "2"], [0, 1, 2, 3]),
+        (["--from-step", "3", "--steps", "1"], [6, 7]),
+        (["--from-position", "5", "--count", "3"], [5, 6, 7]),
+        (["--from-position", "5", "--steps", "1"], [5]),
+        (["--rank", "1", "--world-size", "2", "--steps", "2"], [1, 3]),
+        (["--batches-per-step", "3", "--from-step", "1", "--steps", "1"], [3, 4, 5]),
+        (["--steps", "0"], []),
+        (["--count", "0"], []),
+    ],
+)
+def test_cat_reads_what_is_asked(
+    node: FakeNode, capsys: pytest.CaptureFixture[str], options: list[str], positions: list[int]
+) -> None:
+    found = lines(capsys, "cat", node.address, "code", "--json", *options)
+
+    assert [record["position"] for record in found] == positions
+
+
+def test_cat_of_a_finite_job_ends_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeNode(batches=5) as node:
+        assert len(lines(capsys, "cat", node.address, "code", "--json")) == 5
+
+
+def test_cat_with_a_group_looks_at_its_cursor_and_disturbs_nobody(
+    node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commit = ["cat", node.address, "code", "--group", "run", "--steps", "2", "--json"]
+    lines(capsys, *commit, "--commit")
+    before = (node.groups["run"].generation, node.groups["run"].token)
+
+    found = lines(capsys, *commit)
+
+    assert [record["position"] for record in found] == [4, 5, 6, 7]
+    assert (node.groups["run"].generation, node.groups["run"].token) == before
+    assert node.groups["run"].cursor == 2
+
+
+def test_cat_commits_a_row_after_every_step_that_it_has_printed(
+    node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the same attempt ranks join one generation; each moves its own row."""
+    for rank, steps in ((0, "3"), (1, "2")):
+        found = lines(
+            capsys,
+            *("cat", node.address, "code", "--group", "run", "--commit", "--attempt", "a"),
+            *("--rank", str(rank), "--world-size", "2", "--steps", steps, "--json"),
+        )
+        assert len(found) == int(steps)
+
+    assert node.groups["run"].rows == [3, 2]
+    assert node.groups["run"].generation == 1
+
+
+def test_cat_commits_no_step_that_a_count_has_cut(
+    node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines(
+        capsys,
+        *("cat", node.address, "code", "--group", "run", "--commit", "--count", "3", "--json"),
+    )
+
+    assert node.groups["run"].cursor == 1
+
+
+def test_cat_for_people_has_a_line_per_batch(
+    node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, _ = run(capsys, "cat", node.address, "code", "--count", "2")
+
+    assert status == 0
+    assert len(out.splitlines()) == 2
+    assert "step 0  lane 1:0" in out.splitlines()[1]
+
+
+def test_documents_are_shown_with_their_seams() -> None:
+    batch = {
+        "input_ids": np.array([[5, 6, 7, 8, 9, 0], [1, 2, 3, 4, 5, 6]]),
+        "document_ids": np.array([[1, 1, 2, 2, 2, 0], [3, 3, 3, 3, 3, 3]]),
+    }
+
+    plain = text.render_text(batch, None)
+    decoded = text.render_text(batch, lambda ids: "-".join(map(str, ids)))
+
+    assert plain.splitlines() == [
+        "  --- row 0, document 1, 2 tokens ---",
+        "  5 6",
+        "  --- row 0, document 2, 3 tokens ---",
+        "  7 8 9",
+        "  --- row 0, padding, 1 tokens ---",
+        "  --- row 1, document 3, 6 tokens ---",
+        "  1 2 3 4 5 6",
+    ]
+    assert "'7-8-9'" in decoded
+    assert text.render_text({"input_ids": np.arange(40)[None]}, None).endswith(" 10 11 ...")
+    assert text.render_text({"n": 3}, None) == "  n: 3"
+
+
+def test_cat_shows_text(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "cat", node.address, "code", "--count", "1", "--text")
+
+    assert status == 0
+    assert "--- row 0, document 1, 8 tokens ---" in out
+
+
+# --- cursors ---
+
+
+def test_cursors_are_listed_moved_and_named(
+    node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ["cursors", node.address, "code", "--group", "run"]
+    assert run(capsys, "cursors", node.address, "code", "list")[1] == (
+        "no group has read job 'code' yet\n"
+    )
+    lines(
+        capsys,
+        *("cat", node.address, "code", "--group", "run", "--commit", "--steps", "4", "--json"),
+    )
+
+    assert lines(capsys, *base, "show", "--json")[0]["cursor"] == 4
+    assert lines(capsys, *base, "--json", "checkpoint", "now")[0]["step"] == 4
+    assert lines(capsys, *base, "checkpoint", "two", "--step", "2", "--json")[0]["step"] == 2
+    assert lines(capsys, *base, "seek", "--to-step", "1", "--json")[0]["step"] == 1
+    assert node.groups["run"].cursor == 1
+    assert lines(capsys, *base, "restore", "two", "--json")[0]["step"] == 2
+    assert node.groups["run"].cursor == 2
+    (listed,) = lines(capsys, "cursors", node.address, "code", "list", "--json")
+    assert [group["group"] for group in listed] == ["run"]
+    assert [c["name"] for c in listed[0]["checkpoints"]] == ["now", "two"]
+    status, out, err = run(capsys, *base, "checkpoint", "two", "--step", "3")
+    assert (status, out) == (1, "")
+    assert "[checkpoint_exists]" in err
+    for action, shown in (
+        (["seek", "--to-step", "3"], "stands at step 3"),
+        (["list"], "GENERATION"),
+        (["show"], "cursor      step 3"),
+        (["checkpoint", "three"], "is step 3"),
+    ):
+        status, out, _ = run(capsys, *base, *action)
+        assert status == 0
+        assert shown in out
+
+
+# --- ping and top ---
+
+
+def test_ping_says_what_is_there(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "ping", node.address)
+    (found,) = lines(capsys, "ping", node.address, "--json")
+
+    assert status == 0
+    assert "node fake" in out
+    assert found["jobs"] == ["code"]
+    assert found["answer_s"] > 0
+
+
+def test_top_prints_readers_once_or_as_json(
+    node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, _ = run(capsys, "top", node.address, "--once")
+    (found,) = lines(capsys, "top", node.address, "--once", "--json")
+
+    assert status == 0
+    assert "1 of 1 workers busy" in out
+    assert "run" in out
+    assert found["jobs"][0]["groups"][0]["next"] == 7
+
+
+def test_rates_of_top_are_those_since_the_last_refresh() -> None:
+    def status(batches: int) -> dict[str, Any]:
+        reader = {"group": "run", "rank": 0, "world_size": 1, "sent_batches": batches}
+        reader |= {"sent_bytes": batches * 1024, "next": batches, "horizon": batches + 4}
+        return {"jobs": [{"name": "code", "groups": [reader]}]}
+
+    shown = top.render("node", status(30), status(10), 2.0).splitlines()[-1]
+
+    assert shown.split() == ["run", "0/1", "30", "4", "30", "10.0", "10.0", "KiB/s"]
+    assert "/s" not in top.render("node", status(30), None, 0.0).splitlines()[-1]
+
+
+# --- failures ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "sentence"),
+    [
+        (["cat", "@", "cod"], 1, "unknown_job"),
+        (["cat", "@", "code", "--group", "nobody"], 1, "unknown_group"),
+        (["cat", "nonsense", "code"], 2, "invalid_request"),
+        (["cat", "@", "code", "--rank", "0"], 2, "--world-size"),
+        (["cat", "@", "code", "--rank", "2", "--world-size", "2"], 2, "rank_out_of_range"),
+        (
+            ["cat", "@", "code", "--batches-per-step", "3", "--rank", "0", "--world-size", "2"],
+            2,
+            "",
+        ),
+        (["cat", "@", "code", "--commit"], 2, "--group"),
+        (["cat", "@", "code", "--attempt", "a"], 2, "--commit"),
+        (
+            ["cat", "@", "code", "--group", "g", "--commit", "--rank", "0", "--world-size", "2"],
+            2,
+            "--attempt",
+        ),
+        (["cat", "@", "code", "--group", "g", "--commit", "--from-position", "3"], 2, "steps"),
+        (["cat", "@", "code", "--tokenizer", "x"], 2, "--text"),
+        (["cat", "@", "code", "--text", "--tokenizer", "/nowhere.json"], 2, "/nowhere.json"),
+        (["cursors", "@", "code", "show"], 2, "--group"),
+        (["cursors", "@", "code", "--group", "nobody", "show"], 1, "unknown_group"),
+        (["ping", "127.0.0.1:1", "--timeout", "0.2"], 1, "unreachable"),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_its_code(
+    node: FakeNode,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    status: int,
+    sentence: str,
+) -> None:
+    given = [node.address if argument == "@" else argument for argument in arguments]
+
+    found, out, err = run(capsys, *given)
+
+    assert (found, out) == (status, "")
+    assert err.startswith("penstock: error: ")
+    assert err.count("\n") == 1
+    assert sentence in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["cat", "a:1", "code", "--steps", "x"],
+        ["cat", "a:1", "code", "--steps", "-1"],
+        ["cat", "a:1", "code", "--steps", "1", "--count", "1"],
+        ["top", "a:1", "--interval", "0"],
+        ["cursors", "a:1", "code", "--group", "g", "seek"],
+        ["nonsense"],
+        [],
+    ],
+)
+def test_a_call_that_cannot_be_parsed_exits_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+
+    assert caught.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [[], ["cat"], ["cursors"], ["ping"], ["top"]])
+def test_every_command_explains_itself(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([*command, "--help"])
+
+    assert caught.value.code == 0
+    assert len(capsys.readouterr().out) > 300
+
+
+def test_a_reader_that_has_enough_ends_the_command_quietly(node: FakeNode) -> None:
+    """As `penstock cat ... | head -2` does: no traceback, and the endless job is left."""
+    command = [sys.executable, "-m", "penstock.client.cli", "cat", node.address, "code", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    first = process.stdout.readline()
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+
+    assert json.loads(first)["position"] == 0
+    assert (process.wait(60), err) == (0, "")

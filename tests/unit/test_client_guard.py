@@ -1,0 +1,164 @@
+"""A Loader in the wrong process says so at once, and never keeps a process from ending."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from torch.utils.data import DataLoader, IterableDataset
+
+from penstock.client import Loader
+from penstock.client.guard import ProcessGuard
+from penstock.wire.errors import ForkedLoader
+from unit.fake_feed import FakeNode, wait_until
+
+DEADLINE_S = 60
+
+
+def script(code: str, *arguments: str) -> subprocess.Popen[str]:
+    """Run code in a fresh interpreter."""
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_another_process_is_refused() -> None:
+    """A forked child, which here does nothing but ask, gets the sentence that says what to do."""
+    guard = ProcessGuard()
+    guard.check()
+    guard.pid += 1
+
+    assert not guard.at_home
+    with pytest.raises(ForkedLoader, match="make the Loader after the fork"):
+        guard.check()
+
+
+def test_a_fork_of_a_reading_process_gets_an_error_and_both_end() -> None:
+    code = """
+        import os, sys
+        from penstock.client import Loader
+        from penstock.wire.errors import ForkedLoader
+
+        loader = Loader(sys.argv[1], "code", rank=0, world_size=1, as_numpy=True)
+        batches = iter(loader)
+        next(batches)
+        child = os.fork()
+        if child == 0:
+            try:
+                next(batches)
+            except ForkedLoader:
+                loader.close()
+                os._exit(42)
+            os._exit(1)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), next(batches).position)
+    """
+    with FakeNode() as node:
+        process = script(code, node.address)
+        out, err = process.communicate(timeout=DEADLINE_S)
+
+    assert (process.returncode, out.split()) == (0, ["42", "1"]), err
+
+
+class Wrapped(IterableDataset):  # type: ignore[type-arg]
+    """What people write first: a Loader inside a dataset."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(Loader(self.address, "code", rank=0, world_size=1))
+
+
+def test_a_worker_of_a_dataloader_is_told_to_use_none() -> None:
+    with FakeNode() as node:
+        data = DataLoader(
+            Wrapped(node.address),
+            batch_size=None,
+            num_workers=1,
+            multiprocessing_context="spawn",
+        )
+        with pytest.raises(Exception, match="num_workers=0"):
+            next(iter(data))
+
+
+def test_a_loader_is_not_pickled() -> None:
+    with (
+        Loader("127.0.0.1:1", "code", rank=0, world_size=1) as loader,
+        pytest.raises(TypeError, match="num_workers=0"),
+    ):
+        pickle.dumps(loader)
+
+
+@pytest.mark.parametrize("how", ["pass", "del loader", "sys.exit(0)", "loader.close()"])
+def test_a_process_that_stops_reading_in_the_middle_ends(how: str) -> None:
+    """With a stream open, batches ready, and a server that goes on: exit 0, nothing on stderr."""
+    code = f"""
+        import sys
+        from penstock.client import Loader
+
+        loader = Loader(sys.argv[1], "code", rank=0, world_size=1, as_numpy=True)
+        batches = iter(loader)
+        print(next(batches).position, flush=True)
+        {how}
+    """
+    with FakeNode() as node:
+        process = script(code, node.address)
+        out, err = process.communicate(timeout=DEADLINE_S)
+
+    assert (process.returncode, out, err) == (0, "0\n", "")
+
+
+def test_an_interrupt_while_waiting_ends_the_process_at_once() -> None:
+    code = """
+        import sys
+        from penstock.client import Loader
+
+        loader = Loader(sys.argv[1], "code", rank=0, world_size=1, as_numpy=True)
+        try:
+            next(iter(loader))
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    with FakeNode() as node:
+        node.faults.hold.add(0)
+        process = script(code, node.address)
+        wait_until(lambda: node.opens, "the stream is open", DEADLINE_S)
+        os.kill(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=DEADLINE_S)
+
+    assert (process.returncode, out) == (0, "interrupted\n"), err
+
+
+def test_the_client_is_light() -> None:
+    """Importing it brings neither torch nor the server half, and reading arrays does not either."""
+    code = """
+        import sys
+        import penstock.client, penstock.client.cli
+        from penstock.client import Loader
+
+        loader = Loader(sys.argv[1], "code", rank=0, world_size=1, as_numpy=True)
+        next(iter(loader))
+        print([name for name in ("torch", "datasets", "penstock.server") if name in sys.modules])
+    """
+    with FakeNode() as node:
+        process = script(code, node.address)
+        out, err = process.communicate(timeout=DEADLINE_S)
+
+    assert out == "[]\n", err
+
+
+def test_no_module_of_the_client_imports_the_server() -> None:
+    package = Path(__file__).parents[2] / "client" / "penstock" / "client"
+    for module in package.rglob("*.py"):
+        for line in module.read_text().splitlines():
+            assert not line.lstrip().startswith(("import penstock.server", "from penstock.server"))
