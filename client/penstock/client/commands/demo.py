@@ -17,7 +17,7 @@ from penstock.client.demo.play import Play
 from penstock.client.demo.verdict import Verdict, report
 from penstock.wire.errors import InvalidRequest
 
-STEPS, MIN_STEPS = 48, 3
+STEPS, MIN_STEPS = 96, 3
 
 DESCRIPTION = """\
 Serve a job with 2 workers, read it with 2 trainer ranks, kill the server with SIGKILL in the middle
@@ -146,8 +146,11 @@ def _python() -> str:
 
 
 def _short(path: Path) -> str:
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    """Return a path as one would type it."""
+    for base, prefix in ((Path.cwd(), ""), (Path.home(), "~/")):
+        if path.is_relative_to(base):
+            return prefix + str(path.relative_to(base))
+    return str(path)
 
 
 __all__ = ["add_parser", "run"]

@@ -11,6 +11,9 @@ from penstock.client.demo.board import Board
 
 LINE_EVERY_S = 2.0
 
+WARM_BATCHES = 8
+"""Rates of fewer batches say more of the prefetched ones than of the server."""
+
 
 class Display(Protocol):
     """Shows a board."""
@@ -54,7 +57,9 @@ class PlainDisplay:
         if now - self._line_at < LINE_EVERY_S or not board.batches:
             return
         self._line_at = now
-        waits = ", ".join(f"{row.wait_share:.0%}" for row in board.ranks)
+        waits = ", ".join(
+            f"{row.wait_share:.0%}" if row.batches > WARM_BATCHES else "-" for row in board.ranks
+        )
         counted = (
             f"compared {board.compared:,}/{board.wanted:,}"
             if board.compared
@@ -186,8 +191,8 @@ def _ranks(board: Board) -> Any:
             f"[{colour}]{state}[/]",
             f"{row.step:,}" if row.batches else "",
             f"{row.batches:,}" if row.batches else "",
-            f"{row.tokens_per_s:,.0f}" if row.batches > 1 else "",
-            f"{row.wait_share:.0%}" if row.batches > 1 else "",
+            f"{row.tokens_per_s:,.0f}" if row.batches > WARM_BATCHES else "",
+            f"{row.wait_share:.0%}" if row.batches > WARM_BATCHES else "",
         )
     return table
 
