@@ -98,21 +98,25 @@ class Worker:
         """Answer until the server process closes the socket."""
         self._send({"op": "ready", "pid": os.getpid()})
         while (message := self._next()) is not None:
-            handler = getattr(self, f"_on_{message['op']}")
-            self.lane = message.get("lane")
-            for items in self.items.values():
-                items.careful = message.get("careful", False)
-            try:
-                handler(message)
-            except PenstockError as error:
-                self._fail(message, error)
-            except Exception as error:
-                text = traceback.format_exc()
-                self._fail(
-                    message,
-                    Internal(f"a bug in penstock: {type(error).__name__}: {error}", traceback=text),
-                )
-            self.page.note("idle", None, None)
+            self.handle(message)
+
+    def handle(self, message: Message) -> None:
+        """Do what one message asks; whatever fails is answered, and never ends the worker."""
+        handler = getattr(self, f"_on_{message['op']}")
+        self.lane = message.get("lane")
+        for items in self.items.values():
+            items.careful = message.get("careful", False)
+        try:
+            handler(message)
+        except PenstockError as error:
+            self._fail(message, error)
+        except Exception as error:
+            text = traceback.format_exc()
+            self._fail(
+                message,
+                Internal(f"a bug in penstock: {type(error).__name__}: {error}", traceback=text),
+            )
+        self.page.note("idle", None, None)
 
     # --- what the server asks ---
 

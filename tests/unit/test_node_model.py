@@ -1,0 +1,161 @@
+"""A node's decisions under any order of answers, deaths and readers: the bytes are always right."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from penstock.server.local import LocalLoader
+from penstock.server.pipeline.line import Computed
+from penstock.server.pipeline.scheduler import Reader
+from penstock.server.store import SqliteStore
+from penstock.wire import frame
+from penstock.wire.order import Share
+from resume.plans import make_job
+from unit.inline_workers import InlineNode
+
+TRUTH: dict[tuple[str, str, int], tuple[LocalLoader, dict[int, Computed]]] = {}
+
+
+def truth(plan: tuple[str, str, int], position: int) -> Computed:
+    """Return a batch as `local:` computes it; remembered, as every seed asks for the same."""
+    if plan not in TRUTH:
+        batcher, processor, lanes = plan
+        TRUTH[plan] = (LocalLoader(make_job(batcher, "full", processor, lanes)), {})
+    loader, known = TRUTH[plan]
+    if position not in known:
+        known[position] = loader.batch(position)
+    return known[position]
+
+
+class _Play:
+    """Readers and workers of one node, moved by a random generator."""
+
+    def __init__(self, seed: int, plan: tuple[str, str, int], store: SqliteStore) -> None:
+        self.rng = random.Random(seed)
+        self.plan = plan
+        batcher, processor, lanes = plan
+        self.job = make_job(batcher, "full", processor, lanes)
+        self.node = InlineNode(
+            {"job": self.job},
+            store,
+            workers=self.rng.choice([1, 2, 3]),
+            bound_bytes=self.rng.choice([0, 2_000, 50_000]),
+        )
+        self.owed: dict[Reader, list[int]] = {}
+        self.stalled: set[Reader] = set()  # they want, and take nothing
+
+    def open(self) -> None:
+        start = self.rng.choice([0, 7, 30, 90, 200])
+        count = self.rng.randrange(1, 30)
+        world = self.rng.choice([1, 1, 2, 3])
+        share = Share(6, self.rng.randrange(world), world)
+        reader = self.node.open("job", share, None, start, None, lambda: None)
+        first = share.at_or_after(start)
+        self.owed[reader] = [first + n * world for n in range(count)]
+        if self.rng.random() < 0.3:
+            self.stalled.add(reader)
+
+    def extend(self) -> None:
+        for reader, owed in self.owed.items():
+            if owed and self.rng.random() < 0.5:
+                self.node.extend(reader, min(owed[0] + self.rng.randrange(1, 16), owed[-1] + 1))
+
+    def take(self) -> None:
+        for reader, owed in self.owed.items():
+            while reader not in self.stalled and self.rng.random() < 0.8:
+                entry = reader.take()
+                if entry is None:
+                    break
+                position = entry.key.position
+                expected = truth(self.plan, position)
+                assert frame.with_position(entry.header, position) == expected.header, position
+                assert bytes(entry.body or b"") == bytes(expected.body), position
+                owed.remove(position)
+                self.node.sent(reader, entry)
+
+    def answer(self) -> bool:
+        hands = self.node.hands
+        self.rng.shuffle(hands)
+        return any(hand.answer_one() for hand in hands)
+
+    def die(self) -> None:
+        hand = self.rng.choice(self.node.hands)
+        if hand.ready and not hand.dead:
+            hand.die()
+
+    async def leave(self) -> None:
+        if self.owed:
+            reader = self.rng.choice(list(self.owed))
+            del self.owed[reader]
+            self.node.leave(reader)
+
+    async def run(self) -> None:
+        """Do anything in any order for a while; then let everybody have what is owed."""
+        await self.node.start()
+        for _ in range(120):
+            await self.node.settle()
+            self.rng.choices(
+                [self.open, self.extend, self.take, self.answer, self.die],
+                weights=[1, 4, 4, 12, 1],
+            )[0]()
+            if self.rng.random() < 0.02:
+                await self.leave()
+            if self.rng.random() < 0.05:
+                await self.node._save()
+        for reader, owed in self.owed.items():
+            if owed:
+                self.node.extend(reader, owed[-1] + 1)
+        await self.finish()
+        self.stalled.clear()
+        await self.finish()
+        one = self.node.log("job")
+        for reader in list(self.owed):
+            self.node.leave(reader)
+        while self.answer():
+            await self.node.settle()
+        one.shed()
+        for worker in self.node.workers:
+            assert all(reader.spans == 0 for reader in worker.arenas.values())
+        assert (one.ready_bytes, one.kept_bytes, one.making) == (0, 0, 0)
+        assert all(len(lane.lines) <= 8 for lane in one.lanes)
+
+    async def finish(self) -> None:
+        """Let every reader that takes have all that it is owed."""
+        idle = 0
+        while waiting := [r for r, owed in self.owed.items() if owed and r not in self.stalled]:
+            await self.node.settle()
+            self.take()
+            # No answer outstanding and nothing to take: whoever is owed something waits forever.
+            idle = 0 if self.answer() else idle + 1
+            assert idle < 200, [reader.head for reader in waiting]
+
+
+PLANS = [
+    ("simple", "identity", 3),
+    ("best_fit_split", "sized", 2),
+    ("best_fit_split", "choosy", 2),
+    ("sequential", "identity", 1),
+    ("pool", "choosy", 3),
+]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("plan", PLANS, ids=["-".join(map(str, plan)) for plan in PLANS])
+async def test_every_reader_gets_its_own_bytes(
+    plan: tuple[str, str, int], seed: int, tmp_path: Path
+) -> None:
+    """Readers far apart, deaths, tiny bounds: what is taken equals `local:`, and nothing stalls.
+
+    At the end every reader has its positions exactly, and no shared memory is held.
+    """
+    store = SqliteStore(tmp_path / "store.db")
+    await store.open()
+    play = _Play(seed, plan, store)
+    try:
+        await play.run()
+    finally:
+        await play.node.close()
+        await store.close()
