@@ -12,7 +12,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    disable_created_metrics,
+)
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -32,6 +39,8 @@ class Metrics(Observer):
     """
 
     def __init__(self, version: str) -> None:
+        # A second series for every counter helps nobody.
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # untyped in prometheus_client
         self.registry = registry = CollectorRegistry()
         info = Info("penstock_build", "Versions of this node.", registry=registry)
         info.info({"version": version, "python": platform.python_version()})

@@ -39,7 +39,7 @@ def open_transport(rest: str) -> Address:
                 f"spawn: knows no setting {key!r}; it knows {', '.join(sorted(SETTINGS))}", key=key
             )
     path, _, attribute = file.partition(":")
-    target = str(Path(path).resolve()) + (f":{attribute}" if attribute else "")
+    target = str(Path(path).absolute()) + (f":{attribute}" if attribute else "")
     folder = _folder()
     name = hashlib.sha256("\0".join((target, repr(sorted(settings.items())))).encode()).hexdigest()[
         :16

@@ -84,7 +84,7 @@ class ReadRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., horizon: _Optional[_Union[Horizon, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("protocol", "job", "log_id", "group", "token", "generation", "rank", "world_size", "batches_per_step", "start", "lanes", "tail", "lineage", "horizon")
+    __slots__ = ("protocol", "job", "log_id", "group", "token", "generation", "rank", "world_size", "batches_per_step", "start", "lanes", "tail", "lineage", "horizon", "bundles")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +99,7 @@ class Open(_message.Message):
     TAIL_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     HORIZON_FIELD_NUMBER: _ClassVar[int]
+    BUNDLES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job: str
     log_id: bytes
@@ -113,7 +114,8 @@ class Open(_message.Message):
     tail: Tail
     lineage: bool
     horizon: int
-    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., group: _Optional[str] = ..., token: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start: _Optional[int] = ..., lanes: _Optional[_Iterable[int]] = ..., tail: _Optional[_Union[Tail, str]] = ..., lineage: bool = ..., horizon: _Optional[int] = ...) -> None: ...
+    bundles: bool
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., group: _Optional[str] = ..., token: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start: _Optional[int] = ..., lanes: _Optional[_Iterable[int]] = ..., tail: _Optional[_Union[Tail, str]] = ..., lineage: bool = ..., horizon: _Optional[int] = ..., bundles: bool = ...) -> None: ...
 
 class Horizon(_message.Message):
     __slots__ = ("horizon", "finished_step")
@@ -124,20 +126,22 @@ class Horizon(_message.Message):
     def __init__(self, horizon: _Optional[int] = ..., finished_step: _Optional[int] = ...) -> None: ...
 
 class ReadReply(_message.Message):
-    __slots__ = ("opened", "header", "waiting", "draining", "end", "chunk")
+    __slots__ = ("opened", "header", "waiting", "draining", "end", "chunk", "more")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     opened: Opened
     header: BatchHeader
     waiting: Waiting
     draining: Draining
     end: End
     chunk: Chunk
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., header: _Optional[_Union[BatchHeader, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[ReadReply]
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., header: _Optional[_Union[BatchHeader, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., more: _Optional[_Iterable[_Union[ReadReply, _Mapping]]] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("log_id", "lanes", "batches_per_step", "batches", "node")

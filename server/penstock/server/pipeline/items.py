@@ -9,16 +9,16 @@ released.
 from __future__ import annotations
 
 import hashlib
-import random
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from penstock.server.core.frames import user_traceback
 from penstock.server.core.refs import ItemRef, Verdict
+from penstock.server.core.seeding import seeded_globals
 from penstock.server.job import Job
 from penstock.server.roles.base import ProcessContext, RawItem, Sample, item_key
 from penstock.wire.errors import BadItem, InvalidJob, PenstockError, SourceUnavailable
@@ -142,9 +142,10 @@ class Items:
         self.progress("fetch", items[0])
 
         def fetch() -> list[RawItem]:
-            if source.uses_global_rng:
-                seed_globals(item_key(self.job.seed, items[0]))
-            return source.fetch([item.index for item in items])
+            if not source.uses_global_rng:
+                return source.fetch([item.index for item in items])
+            with seeded_globals(item_key(self.job.seed, items[0])):
+                return source.fetch([item.index for item in items])
 
         try:
             return self._retried(fetch, items[0])
@@ -264,10 +265,9 @@ class Items:
     def _process_one(self, item: ItemRef, raw: RawItem, stage: str) -> Outcome:
         def process() -> Outcome:
             context = ProcessContext(item, self.job.seed)
-            if self.job.processor.uses_global_rng:
-                seed_globals(item_key(self.job.seed, item))
             self.processed += 1
-            return outcome_of(self.job.processor.process(raw, context), context)
+            with self._seeded(item):
+                return outcome_of(self.job.processor.process(raw, context), context)
 
         self.progress("process", item)
         try:
@@ -282,6 +282,11 @@ class Items:
             raise
         except Exception as error:
             return self._judge(stage, item, self._bad(stage, item, error), content_hash(raw))
+
+    def _seeded(self, item: ItemRef) -> AbstractContextManager[None]:
+        if self.job.processor.uses_global_rng:
+            return seeded_globals(item_key(self.job.seed, item))
+        return nullcontext()
 
     def judge(self, stage: str, item: ItemRef, error: BadItem, raw: RawItem = None) -> Quarantined:
         """Apply the job's policy to an item that failed: a durable verdict, or the error.
@@ -366,14 +371,6 @@ def outcome_of(result: Any, context: ProcessContext) -> Outcome:
     return samples if samples else Filtered("empty")
 
 
-def seed_globals(key: int) -> None:
-    """Seed the global generators of random, numpy and torch, so that unedited code repeats."""
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)  # the global generator is the point
-    if torch := sys.modules.get("torch"):
-        torch.manual_seed(key & 0x7FFF_FFFF_FFFF_FFFF)
-
-
 def content_hash(raw: Any) -> str:
     """Return the SHA-256 of a raw item, hex; arrays by their bytes, dicts in sorted order."""
     digest = hashlib.sha256()
@@ -412,5 +409,4 @@ __all__ = [
     "about_here_and_now",
     "content_hash",
     "outcome_of",
-    "seed_globals",
 ]

@@ -7,8 +7,9 @@ from typing import Any
 
 from penstock.server.core.frames import user_traceback
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
+from penstock.server.core.seeding import seeded_globals
 from penstock.server.job import Job
-from penstock.server.pipeline.items import Filtered, Items, Quarantined, seed_globals
+from penstock.server.pipeline.items import Filtered, Items, Quarantined
 from penstock.server.roles.base import CollateContext, Sample, batch_key
 from penstock.wire import frame
 from penstock.wire.errors import BadBatch, BadItem, PenstockError, SourceUnavailable
@@ -176,8 +177,10 @@ class Maker:
         try:
             context = CollateContext(self.job.seed, plan.lane, plan.offset)
             if collator.uses_global_rng:
-                seed_globals(batch_key(self.job.seed, plan.lane, plan.offset))
-            values = collator.collate(rows, context)
+                with seeded_globals(batch_key(self.job.seed, plan.lane, plan.offset)):
+                    values = collator.collate(rows, context)
+            else:
+                values = collator.collate(rows, context)
         except (SourceUnavailable, BadBatch):
             raise
         except Exception as error:

@@ -24,7 +24,7 @@ from grpc_reflection.v1alpha import reflection
 
 from penstock.server.metrics import Metrics
 from penstock.server.pipeline.node import Node
-from penstock.server.pipeline.scheduler import Reader
+from penstock.server.pipeline.scheduler import Entry, Reader
 from penstock.server.rpc.cursors import Cursors
 from penstock.server.rpc.opening import (
     VERSION,
@@ -36,7 +36,7 @@ from penstock.server.rpc.opening import (
     parse_request,
 )
 from penstock.server.store.base import Store
-from penstock.wire import MAX_MESSAGE_BYTES, frame
+from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, frame
 from penstock.wire.errors import (
     ERROR_METADATA_KEY,
     BadFrame,
@@ -229,6 +229,10 @@ class Service:
         try:
             await self._stream(requests, context)
         except Exception as error:
+            if context.done():
+                # The consumer hung up while something was written to it: nobody is left to tell.
+                log.debug("a reader hung up", error=f"{type(error).__name__}")
+                return
             await self._abort(context, error)
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> None:
@@ -290,7 +294,7 @@ class Service:
         self, stream: Stream, opening: Opening, context: Any, listening: asyncio.Future[None]
     ) -> None:
         reader, wake = stream.reader, stream.wake
-        job = opening.job.name
+        job, loop = opening.job.name, asyncio.get_running_loop()
         while True:
             wake.clear()
             if stream.error is not None:
@@ -310,16 +314,7 @@ class Service:
                 length = stream.waits(False)
                 if length is not None:
                     self.metrics.waited(job, length)
-                try:
-                    header = frame.with_position(entry.header, entry.key.position)
-                    body = entry.body if entry.body is not None else b""
-                    for message in frame.batch_messages(
-                        header, entry.key.lane, entry.key.offset, body
-                    ):
-                        await context.write(message)
-                finally:
-                    self.node.sent(reader, entry)
-                self.metrics.sent(job, entry.nbytes)
+                await self._write(stream, entry, context)
                 continue
             if reader.finished:
                 assert opening.tail is not None
@@ -328,11 +323,41 @@ class Service:
             if listening.done() and not reader.pending:
                 return  # it hung up, and has all that it accepted
             stream.waits(bool(reader.pending))
-            try:
-                await asyncio.wait_for(wake.wait(), WAITING_EVERY_S)
-            except TimeoutError:
-                if reader.pending:
-                    await context.write(self._waiting(stream).SerializeToString())
+            # Not wait_for: it makes a task for every batch.
+            timer = loop.call_later(WAITING_EVERY_S, wake.set)
+            await wake.wait()
+            timer.cancel()
+            if reader.pending and loop.time() >= timer.when():
+                await context.write(self._waiting(stream).SerializeToString())
+
+    async def _write(self, stream: Stream, entry: Entry, context: Any) -> None:
+        """Send a batch, and with a small one those behind it that are ready and fit one message."""
+        reader, entries = stream.reader, [entry]
+        try:
+            if stream.request.bundles:
+                room = CHUNK_BYTES - entry.nbytes
+                while room > 0 and (more := reader.take(room)) is not None:
+                    entries.append(more)
+                    room -= more.nbytes
+            batches = [
+                (
+                    frame.with_position(one.header, one.key.position),
+                    one.key.lane,
+                    one.key.offset,
+                    one.body if one.body is not None else b"",
+                )
+                for one in entries
+            ]
+            if len(batches) > 1:
+                await context.write(frame.bundle(batches))
+            else:
+                for message in frame.batch_messages(*batches[0]):
+                    await context.write(message)
+        finally:
+            for one in entries:
+                self.node.sent(reader, one)
+        for one in entries:
+            self.metrics.sent(reader.log.job.name, one.nbytes)
 
     def _waiting(self, stream: Stream) -> feed_pb2.ReadReply:
         lane, offset, stage, item = self.node.waiting_for(stream.reader)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from penstock.server.core.imports import is_file_spec, load_attribute
+from penstock.server.core.seeding import purpose_key, seeded_globals
 from penstock.server.roles.base import RawItem, Source, module_hash
 from penstock.server.sources.access import check_indices
-from penstock.server.sources.seeding import seeded_globals
 from penstock.wire.errors import InvalidJob, PenstockError
 
 
@@ -107,7 +107,7 @@ class TorchDatasetSource(Source):
 
     def _make(self, factory: str) -> Any:
         try:
-            with seeded_globals("penstock torch factory"):
+            with seeded_globals(purpose_key("penstock torch factory")):
                 return self._maker(**self._made_with)
         except PenstockError:
             raise

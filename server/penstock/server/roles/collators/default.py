@@ -29,6 +29,7 @@ class DefaultBatchCollator(BatchCollator):
 
     type_name: ClassVar[str] = "default"
     version: ClassVar[int | str | None] = 1
+    uses_global_rng: ClassVar[bool] = False
 
     def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
         """Return the stacked values; the samples of all rows, one behind the other.

@@ -79,6 +79,7 @@ class PackedCollator(BatchCollator):
 
     type_name: ClassVar[str] = "packed"
     version: ClassVar[int | str | None] = 1
+    uses_global_rng: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -57,6 +57,7 @@ class PaddedCollator(BatchCollator):
 
     type_name: ClassVar[str] = "padded"
     version: ClassVar[int | str | None] = 1
+    uses_global_rng: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ class IdentityProcessor(RawItemProcessor):
 
     type_name: ClassVar[str] = "identity"
     version: ClassVar[int | str | None] = 1
+    uses_global_rng: ClassVar[bool] = False
     one_to_one: ClassVar[bool] = True
 
     def process(self, raw: RawItem, context: ProcessContext) -> Sample:

@@ -41,6 +41,7 @@ class TokenizeProcessor(RawItemProcessor):
 
     type_name: ClassVar[str] = "tokenize"
     version: ClassVar[int | str | None] = 1
+    uses_global_rng: ClassVar[bool] = False
     path_params: ClassVar[tuple[str, ...]] = ("tokenizer",)
 
     def __init__(

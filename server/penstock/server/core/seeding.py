@@ -7,26 +7,25 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
 
 @contextmanager
-def seeded_globals(purpose: str) -> Iterator[None]:
-    """Seed the global generators of random, numpy and torch from `purpose`; put them back after.
+def seeded_globals(key: int) -> Iterator[None]:
+    """Seed the global generators of random, numpy and torch from `key`; put them back after.
 
     Torch's is touched only where somebody has imported torch. A thread that draws from the same
     generators meanwhile would see the seeding: call it where one thread loads data.
     """
-    digest = hashlib.blake2b(purpose.encode(), digest_size=8).digest()
-    seed = int.from_bytes(digest, "little")
-    torch = sys.modules.get("torch")
+    torch = _torch()
     python_state, numpy_state = random.getstate(), np.random.get_state()
     torch_state = torch.get_rng_state() if torch is not None else None
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)
     if torch is not None:
-        torch.default_generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+        torch.default_generator.manual_seed(key & 0x7FFFFFFFFFFFFFFF)
     try:
         yield
     finally:
@@ -36,4 +35,17 @@ def seeded_globals(purpose: str) -> Iterator[None]:
             torch.set_rng_state(torch_state)
 
 
-__all__ = ["seeded_globals"]
+def purpose_key(purpose: str) -> int:
+    """Return 64 bits for a purpose that has no item or batch of its own."""
+    return int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "little")
+
+
+def _torch() -> Any:
+    """Return torch if it is there whole: another thread may be importing it at this moment."""
+    torch = sys.modules.get("torch")
+    return (
+        torch if hasattr(torch, "default_generator") and hasattr(torch, "set_rng_state") else None
+    )
+
+
+__all__ = ["purpose_key", "seeded_globals"]
