@@ -1,0 +1,133 @@
+"""The wheel, not only the editable install, works: built, installed elsewhere, used end to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+BATCHES = 6
+
+
+def environment() -> dict[str, str]:
+    """This environment without what would lead an interpreter back to the checkout."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder)]
+    command += ["--sdist", "--wheel", str(CHECKOUT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    [found] = built.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def bin_folder(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of a fresh venv: penstock from the wheel, all else from this Python."""
+    home = tmp_path_factory.mktemp("venv")
+    venv.create(home, with_pip=False)
+    python = home / "bin" / "python"
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps"]
+    install += ["--no-index", "--disable-pip-version-check", "-q", str(wheel)]
+    subprocess.run(install, check=True, timeout=120, env=environment())
+    [site] = home.glob("lib/python3*/site-packages")
+    # A path that a .pth file adds has its own .pth files left alone: the editable install of the
+    # checkout, which is in that folder too, does not come along.
+    (site / "rest.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return home / "bin"
+
+
+def run(command: list[str], cwd: Path) -> str:
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=cwd,
+        env=environment(),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_batches_over_the_wire_are_those_that_are_computed_alone(
+    bin_folder: Path, tmp_path: Path
+) -> None:
+    """init, check, a node with workers on a Unix socket, its client: all from the wheel."""
+    lines = [json.dumps({"text": f"document {number}"}) for number in range(64)]
+    (tmp_path / "notes.jsonl").write_text("\n".join(lines))
+    penstockd, penstock = str(bin_folder / "penstockd"), str(bin_folder / "penstock")
+    run([penstockd, "init", "notes.jsonl"], tmp_path)
+    run([penstockd, "check", "penstock.yaml"], tmp_path)
+
+    target = "spawn:penstock.yaml?workers=2"
+    read = run([penstock, "cat", target, "main", "--count", str(BATCHES), "--json"], tmp_path)
+    shown = [
+        run([penstockd, "show", "penstock.yaml", "main", "--position", str(p), "--json"], tmp_path)
+        for p in range(BATCHES)
+    ]
+
+    records = [json.loads(line) for line in read.splitlines()]
+    assert [record["position"] for record in records] == list(range(BATCHES))
+    assert [record["digest"] for record in records] == [json.loads(s)["digest"] for s in shown]
+
+
+def test_nothing_comes_from_the_checkout(bin_folder: Path, tmp_path: Path) -> None:
+    """Else the tests above would test the editable install again."""
+    code = (
+        "import penstock.client, penstock.server, penstock.wire as wire\n"
+        "print(penstock.client.__file__, penstock.server.__file__, wire.__file__, sep='\\n')"
+    )
+
+    files = run([str(bin_folder / "python"), "-c", code], tmp_path).splitlines()
+
+    assert len(files) == 3
+    assert all(Path(file).is_relative_to(bin_folder.parent) for file in files), files
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    """Types, stubs, protos and example files are in it; caches and tests are not."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+    code = {name for name in names if not name.startswith("penstock-")}
+
+    for half in ("wire", "server", "client"):
+        assert f"penstock/{half}/py.typed" in names
+    assert "penstock/wire/v1/feed.proto" in names
+    assert "penstock/wire/v1/feed_pb2.pyi" in names
+    assert "penstock/server/examples/stdlib.yaml" in names
+    assert "penstock/__init__.py" not in names
+    assert all(name.startswith("penstock/") for name in code), code
+    assert not [name for name in code if "__pycache__" in name or "test" in Path(name).name]
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_sdist_holds_what_was_listed(built: Path) -> None:
+    """No cache, no store, no data of whoever builds it."""
+    [path] = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    roots = {name.partition("/")[0] for name in names if name}
+    known = {"proto", "server", "client", "README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml"}
+    assert roots - {"PKG-INFO", ".gitignore"} == known
+    assert not [name for name in names if "__pycache__" in name]
