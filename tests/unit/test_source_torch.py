@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.server.sources import TorchDatasetSource
-from penstock.server.sources.seeding import seeded_globals
+from penstock.server.core.seeding import purpose_key, seeded_globals
 from penstock.wire.errors import InvalidJob
 
 SPLITTING = """
@@ -75,7 +75,7 @@ def test_the_callers_own_generators_go_on_undisturbed() -> None:
     expected = [draw(), draw()]
     seed()
     first = draw()
-    with contextlib.suppress(ValueError), seeded_globals("test"):
+    with contextlib.suppress(ValueError), seeded_globals(purpose_key("test")):
         within = draw()
         raise ValueError("an error inside")
 
@@ -87,7 +87,7 @@ def test_different_purposes_seed_differently() -> None:
     """The same purpose gives the same draws, another one others."""
     draws = []
     for purpose in ("a", "b", "a"):
-        with seeded_globals(purpose):
+        with seeded_globals(purpose_key(purpose)):
             draws.append((random.random(), np.random.rand()))
 
     assert draws[0] == draws[2] != draws[1]
