@@ -1,0 +1,100 @@
+"""The job files in deploy/examples pass `check` on data of the kind that they describe."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from penstock.client import Loader
+
+EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the examples with data and a tokenizer beside the job files."""
+    folder = Path(shutil.copytree(EXAMPLES, tmp_path / "examples"))
+    texts = [f"the answer to question {n} is {n * n}. " * (1 + n % 5) for n in range(200)]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    for place in (folder, folder / "chat"):
+        tokenizer.save(str(place / "tokenizer.json"))
+    for name in ("train", "val"):
+        (folder / name).mkdir()
+        pq.write_table(pa.table({"text": texts}), folder / name / "0.parquet", row_group_size=50)
+    (folder / "chat" / "chats").mkdir()
+    chats = [
+        {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": text}]}
+        for n, text in enumerate(texts)
+    ]
+    lines = "\n".join(map(json.dumps, chats))
+    (folder / "chat" / "chats" / "0.jsonl").write_text(lines)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("file", "jobs"), [("packed-text.yaml", ["train", "val"]), ("chat/penstock.yaml", ["chat"])]
+)
+def test_an_example_passes_check(file: str, jobs: list[str], folder: Path) -> None:
+    """Every role builds, is pure, and gives batches."""
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.server.cli", "check", str(folder / file), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)["jobs"]
+    assert [job["job"] for job in found] == jobs
+    assert all(job["ok"] for job in found)
+
+
+def test_every_validation_pass_is_the_same(folder: Path) -> None:
+    """Each iteration of the `val` job begins at its first step."""
+    with Loader(
+        f"local:{folder / 'packed-text.yaml'}",
+        "val",
+        mode="eval",
+        max_steps=1,
+        batches_per_step=4,
+        as_numpy=True,
+    ) as loader:
+        first, second = ([batch["input_ids"].tobytes() for batch in loader] for _ in range(2))
+
+    assert first == second
+    assert len(first) == 4
+
+
+def test_only_answers_carry_loss(folder: Path) -> None:
+    """Labels of the `chat` job are the tokens of assistants, and -100 everywhere else."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    with Loader(f"local:{folder / 'chat' / 'penstock.yaml'}", "chat", as_numpy=True) as loader:
+        batch = next(iter(loader))
+
+    labels, ids = np.asarray(batch["labels"]), np.asarray(batch["input_ids"])
+    learned = tokenizer.decode(labels[labels != -100].tolist())
+    assert "the answer to question" in learned
+    assert "user:" not in learned
+    assert "user:" in tokenizer.decode(ids.ravel().tolist())
+    assert np.array_equal(labels[labels != -100], ids[labels != -100])
