@@ -3,7 +3,7 @@
 PYTHON ?= $(firstword $(shell for name in python3.11 python3.12 python3.13 python3; do command -v $$name; done))
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 PROTOS := .venv-protos
 WIRE := proto/penstock/wire/v1
 
@@ -69,5 +69,5 @@ $(VENV)/.installed-dev: $(BIN)/python pyproject.toml constraints.txt
 
 $(PROTOS)/.installed:
 	$(PYTHON) -m venv $(PROTOS)
-	$(PROTOS)/bin/python -m pip install -q --disable-pip-version-check grpcio-tools==1.78.0
+	$(PROTOS)/bin/python -m pip install -qq --disable-pip-version-check grpcio-tools==1.78.0
 	@touch $@

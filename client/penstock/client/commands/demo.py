@@ -17,7 +17,7 @@ from penstock.client.demo.play import Play
 from penstock.client.demo.verdict import Verdict, report
 from penstock.wire.errors import InvalidRequest
 
-STEPS, MIN_STEPS = 96, 3
+STEPS, MIN_STEPS = 72, 3
 
 DESCRIPTION = """\
 Serve a job with 2 workers, read it with 2 trainer ranks, kill the server with SIGKILL in the middle
