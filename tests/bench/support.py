@@ -60,6 +60,17 @@ def serving(job_file: Path, *flags: str) -> Iterator[tuple[str, subprocess.Popen
         log.close()
 
 
+def corpus() -> Path:
+    """Return the folder of the standard library as Parquet, with its tokenizer; made once."""
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.server.examples.stdlib"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return Path(json.loads(done.stdout.strip().splitlines()[-1])["folder"])
+
+
 def cpu_s() -> float:
     """Return the CPU seconds that this process has used."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -105,7 +116,10 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> N
     print(f"\n{title}\n")
     for number, row in enumerate(cells):
         left = row[0].ljust(widths[0])
-        print("  " + "  ".join([left, *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]))
+        print(
+            "  "
+            + "  ".join([left, *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+        )
         if number == 0:
             print("  " + "  ".join("-" * width for width in widths))
     sys.stdout.flush()

@@ -66,7 +66,9 @@ def measure(size: int, count: int, warm: int) -> dict[str, list[dict[str, float]
                 return interleaved(
                     ROUNDS,
                     {
-                        "penstock": lambda: in_child("transfer_client", "penstock", address, *numbers),
+                        "penstock": lambda: in_child(
+                            "transfer_client", "penstock", address, *numbers
+                        ),
                         "dataloader": lambda: in_child(
                             "transfer_client", "dataloader", str(size), *numbers
                         ),

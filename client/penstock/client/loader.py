@@ -489,6 +489,10 @@ class Loader:
         feed = self._resources.feed
         if feed is not None:
             return feed
+        if self._decoder is None:
+            # Before the feed's thread runs: with `local:` roles run in it, and they must not meet a
+            # torch that this thread has imported by half.
+            self._decoder = make_decoder(self._device, self._as_numpy)
         session = self._started()
         steps = self._steps()
         stop = None if steps is None else steps * session.share.batches_per_step
@@ -537,8 +541,7 @@ class Loader:
         delivery = self._peek()
         if delivery is None:
             return None
-        if self._decoder is None:
-            self._decoder = make_decoder(self._device, self._as_numpy)
+        assert self._decoder is not None
         values = self._decoder(delivery)
         self._held.popleft()
         info = self._describe(delivery)

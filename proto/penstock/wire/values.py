@@ -150,8 +150,9 @@ def _text(value: str, where: str) -> str:
 
 
 def _array(value: Any, where: str) -> Array:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
+    torch: Any = sys.modules.get("torch")
+    # Another thread may be importing torch right now: then no value here is a tensor of it yet.
+    if hasattr(torch, "Tensor") and isinstance(value, torch.Tensor):
         return _torch_array(value, torch, where)
     if isinstance(value, np.ma.MaskedArray):
         raise _unsupported(where, value, "a mask has no form on the wire: send .data and .mask")
