@@ -143,6 +143,10 @@ class Server:
     def terminate(self, deadline_s: float = 40.0) -> int:
         """SIGTERM the server process; return its exit status."""
         self.process.terminate()
+        return self.wait_end(deadline_s)
+
+    def wait_end(self, deadline_s: float = 40.0) -> int:
+        """Wait until the server process has ended; return its exit status."""
         code = self.process.wait(timeout=deadline_s)
         self._hang_up()
         self._reading.join()
