@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import time
@@ -21,6 +22,11 @@ from penstock.wire.errors import (
 )
 from penstock.wire.transport import Transport
 from penstock.wire.v1 import cursors_pb2, feed_pb2
+
+logger = logging.getLogger("penstock")
+
+LOG_FIRST_S, LOG_EVERY_S = 5.0, 30.0
+"""When a wait for an unreachable node is said first, and how often after that."""
 
 CALL_S = 30.0
 """One try of one call, in seconds: none of them waits for data."""
@@ -164,7 +170,7 @@ class Control:
             Unreachable: No answer within the deadline.
         """
         began = time.monotonic()
-        backoff = Backoff()
+        backoff, log_at = Backoff(), LOG_FIRST_S
         payload = request.SerializeToString()
         while True:
             left = self._deadline_s - (time.monotonic() - began)
@@ -176,6 +182,11 @@ class Control:
                 waited = time.monotonic() - began
                 if waited + wait >= self._deadline_s:
                     raise _gave_up(error, self._target, method, waited) from None
+                if waited >= log_at:
+                    log_at = waited + LOG_EVERY_S
+                    logger.warning(
+                        "%s: trying again, for %.0f s already: %s", method, waited, error
+                    )
                 time.sleep(wait)
             except DecodeError as error:
                 raise BadFrame(

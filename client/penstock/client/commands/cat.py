@@ -16,12 +16,15 @@ from penstock.client.commands.common import (
     print_json,
 )
 from penstock.client.commands.text import load_decoder, render_text
-from penstock.client.loader import DEADLINE_S, Loader
+from penstock.client.loader import Loader
 from penstock.client.steps import Batch
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.frame import batch_record
 
 Show = Callable[[Batch], None]
+
+TIMEOUT_S = 60.0
+"""Shorter than a Loader's: a person waits, not a training run."""
 
 EPILOG = """\
 examples:
@@ -86,7 +89,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="FILE",
         help="with --text: a tokenizer.json to decode with",
     )
-    add_timeout(parser, DEADLINE_S)
+    add_timeout(parser, TIMEOUT_S)
     parser.set_defaults(run=run)
 
 
