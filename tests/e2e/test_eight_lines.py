@@ -1,4 +1,4 @@
-"""From a researcher's Dataset class to batches over the wire, in the eight lines of docs/roles.md."""
+"""From a researcher's Dataset class to batches over the wire: the eight lines of docs/roles.md."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from harness import serving
 
 ROLES = Path(__file__).resolve().parents[2] / "docs" / "roles.md"
