@@ -5,7 +5,7 @@ import warnings
 
 from penstock.wire.v1 import feed_pb2 as penstock_dot_wire_dot_v1_dot_feed__pb2
 
-GRPC_GENERATED_VERSION = '1.78.2'
+GRPC_GENERATED_VERSION = '1.78.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
