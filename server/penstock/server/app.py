@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import ipaddress
 import signal
 import time
+from typing import TextIO
 
 import structlog
 
@@ -22,16 +24,14 @@ from penstock.server.store import open_store
 
 log = structlog.get_logger("penstock")
 
-LAST_READER_GRACE_S = 10.0
-"""With `exit_with_last_reader`: how long a node without streams waits for the next one."""
 
-
-def run(config: Config, *, exit_with_last_reader: bool = False) -> int:
+def run(config: Config, *, exit_when_unused: str | None = None) -> int:
     """Serve until SIGTERM or SIGINT, then drain; return the exit status.
 
     Args:
         config: The settings and the jobs.
-        exit_with_last_reader: End when the last stream has ended: for a node that a Loader started.
+        exit_when_unused: End when no process holds a lock on this file: for a node that a Loader
+            started.
 
     Raises:
         PenstockError: What keeps it from starting, in one sentence.
@@ -42,11 +42,11 @@ def run(config: Config, *, exit_with_last_reader: bool = False) -> int:
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(config, exit_with_last_reader))
-    return asyncio.run(_serve(config, exit_with_last_reader))
+            return runner.run(_serve(config, exit_when_unused))
+    return asyncio.run(_serve(config, exit_when_unused))
 
 
-async def _serve(config: Config, exit_with_last_reader: bool) -> int:
+async def _serve(config: Config, exit_when_unused: str | None) -> int:
     settings = config.server
     stop, at_once = asyncio.Event(), asyncio.Event()
     _on_signals(stop, at_once)
@@ -87,8 +87,10 @@ async def _serve(config: Config, exit_with_last_reader: bool) -> int:
             jobs={name: job.log_id.hex()[:12] for name, job in jobs.items()},
             version=VERSION,
         )
-        if exit_with_last_reader:
-            asyncio.get_running_loop().create_task(_end_when_alone(service, stop))
+        if exit_when_unused is not None:
+            users = stack.enter_context(open(exit_when_unused, "w"))  # noqa: ASYNC230, SIM115
+            watching = asyncio.ensure_future(_end_when_unused(users, stop))
+            stack.callback(watching.cancel)
         await stop.wait()
         log.info("draining", streams=len(service.streams), grace_s=settings.drain_seconds)
         metrics.draining.set(1)
@@ -121,14 +123,15 @@ def _on_signals(stop: asyncio.Event, at_once: asyncio.Event) -> None:
         loop.add_signal_handler(number, handle)
 
 
-async def _end_when_alone(service: Service, stop: asyncio.Event) -> None:
-    alone_since = time.monotonic()
+async def _end_when_unused(users: TextIO, stop: asyncio.Event) -> None:
+    """Stop once nobody holds a lock on `users`; the lock is kept until this process has ended."""
     while not stop.is_set():
-        if service.streams:
-            alone_since = time.monotonic()
-        elif time.monotonic() - alone_since > LAST_READER_GRACE_S:
+        try:
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            await asyncio.sleep(0.1)
+        else:
             stop.set()
-        await asyncio.sleep(0.2)
 
 
 def _warn_if_open(address: str) -> None:
@@ -147,4 +150,4 @@ def _warn_if_open(address: str) -> None:
         )
 
 
-__all__ = ["LAST_READER_GRACE_S", "run"]
+__all__ = ["run"]

@@ -1,7 +1,9 @@
 """`spawn:FILE?workers=16`: a node on a Unix socket, started by the first reader on this machine.
 
 All processes of a user that name the same file and settings share one node: whoever comes first
-starts it, under a lock; it ends when the last reader has left.
+starts it, under a lock. Every Loader holds a shared lock on the node's `users` file while it is
+open; the node ends when it gets that lock for itself: the kernel releases what a killed trainer
+held.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from urllib.parse import parse_qsl
 from penstock.wire.errors import InvalidRequest, Unreachable
 from penstock.wire.transport import Address
 
-START_DEADLINE_S = 120.0
+START_DEADLINE_S, END_DEADLINE_S = 120.0, 30.0
 SETTINGS = {"workers": "--workers", "store": "--store", "metrics": "--metrics"}
 
 
@@ -41,19 +43,37 @@ def open_transport(rest: str) -> Address:
     path, _, attribute = file.partition(":")
     target = str(Path(path).absolute()) + (f":{attribute}" if attribute else "")
     folder = _folder()
-    name = hashlib.sha256("\0".join((target, repr(sorted(settings.items())))).encode()).hexdigest()[
-        :16
-    ]
-    address, log_path = folder / f"{name}.sock", folder / f"{name}.log"
-    with open(folder / f"{name}.lock", "w") as lock:
+    name = hashlib.sha256("\0".join((target, repr(sorted(settings.items())))).encode()).hexdigest()
+    place = folder / name[:16]
+    address, users = place.with_suffix(".sock"), open(place.with_suffix(".users"), "w")  # noqa: SIM115
+    with open(place.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # A node that is about to end holds this lock: whoever comes now waits until it is gone.
+        fcntl.flock(users, fcntl.LOCK_SH)
         if not _answers(address):
-            _start(target, settings, address, log_path)
-    # The node ends by itself some seconds after its last reader: there is nothing to close here.
-    return Address(f"unix:{address}", lambda: None)
+            try:
+                _start(target, settings, address, Path(users.name), place.with_suffix(".log"))
+            except BaseException:
+                users.close()
+                raise
+
+    def close() -> None:
+        if users.closed:
+            return
+        try:
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)  # got only by the last user
+        except BlockingIOError:
+            users.close()
+            return
+        users.close()
+        _wait_for_end(address, Path(users.name))
+
+    return Address(f"unix:{address}", close)
 
 
-def _start(target: str, settings: dict[str, str], address: Path, log_path: Path) -> None:
+def _start(
+    target: str, settings: dict[str, str], address: Path, users: Path, log_path: Path
+) -> None:
     command = [
         sys.executable,
         "-m",
@@ -63,7 +83,7 @@ def _start(target: str, settings: dict[str, str], address: Path, log_path: Path)
         "--listen",
         f"unix:{address}",
     ]
-    command += ["--exit-with-last-reader"]
+    command += ["--exit-when-unused", str(users)]
     for key, value in {"metrics": "off", **settings}.items():
         command += [SETTINGS[key], value]
     with open(log_path, "w") as output:
@@ -88,6 +108,22 @@ def _start(target: str, settings: dict[str, str], address: Path, log_path: Path)
                 log=str(log_path),
             )
         time.sleep(0.05)
+
+
+def _wait_for_end(address: Path, users: Path) -> None:
+    """Wait until the node has ended, so that its store is free for whoever comes next."""
+    deadline = time.monotonic() + END_DEADLINE_S
+    with open(users, "w") as file:
+        # It takes the lock, then closes its port, and holds the lock until it is gone.
+        while time.monotonic() < deadline:
+            if not _answers(address):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    pass
+                else:
+                    return
+            time.sleep(0.02)
 
 
 def _answers(address: Path) -> bool:

@@ -19,11 +19,11 @@ from penstock.server.config import load
 @click.option("--log-format", metavar="FORMAT", help="auto, console or json.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option(
-    "--exit-with-last-reader",
-    is_flag=True,
-    help="End when the last reader has left, as the node that `spawn:` starts does.",
+    "--exit-when-unused",
+    metavar="FILE",
+    help="End when nobody holds a lock on FILE any more, as a node of `spawn:` does.",
 )
-def serve(file: str, exit_with_last_reader: bool, **flags: str | None) -> int:
+def serve(file: str, exit_when_unused: str | None, **flags: str | None) -> int:
     """Serve the jobs of FILE until SIGTERM or Ctrl-C.
 
     FILE is a job file, or jobs.py:NAME for jobs that are built in Python. The node is ready when it
@@ -41,7 +41,7 @@ def serve(file: str, exit_with_last_reader: bool, **flags: str | None) -> int:
     # Here and not above: the other commands need no gRPC, and start faster without.
     from penstock.server.app import run
 
-    return run(config, exit_with_last_reader=exit_with_last_reader)
+    return run(config, exit_when_unused=exit_when_unused)
 
 
 __all__ = ["serve"]
