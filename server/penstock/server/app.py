@@ -54,6 +54,10 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
     store = open_store(settings.store, config.base)
     metrics = Metrics(VERSION)
     async with contextlib.AsyncExitStack() as stack:
+        users: TextIO | None = None
+        if exit_when_unused is not None:
+            # Opened first, so closed last: whoever waits for this lock finds the store free.
+            users = stack.enter_context(open(exit_when_unused, "w"))  # noqa: ASYNC230, SIM115
         await store.open()
         stack.push_async_callback(store.close)
         node = Node(
@@ -87,8 +91,7 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             jobs={name: job.log_id.hex()[:12] for name, job in jobs.items()},
             version=VERSION,
         )
-        if exit_when_unused is not None:
-            users = stack.enter_context(open(exit_when_unused, "w"))  # noqa: ASYNC230, SIM115
+        if users is not None:
             watching = asyncio.ensure_future(_end_when_unused(users, stop))
             stack.callback(watching.cancel)
         await stop.wait()
