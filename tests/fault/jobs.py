@@ -1,0 +1,65 @@
+"""Small, cheap jobs, so that restarts are fast and what is in between is proven."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from harness import write_job_file
+from resume.plans import LENGTHS
+
+ROLES = '''
+from penstock.server.roles import RawItemProcessor
+
+
+class Choosy(RawItemProcessor):
+    """Filters some items, makes several samples of others."""
+
+    def process(self, raw, context):
+        number = raw["input_ids"][0] // 100
+        if number % 7 == 3:
+            return context.skip("every seventh")
+        shift = int(context.rng.integers(1000))
+        return [
+            {"input_ids": [token + shift + part for token in raw["input_ids"]]}
+            for part in range(1 + number % 3)
+        ]
+
+
+class Sized(RawItemProcessor):
+    """Knows sizes, so that any worker makes any batch."""
+
+    one_to_one = True
+
+    def process(self, raw, context):
+        shift = int(context.rng.integers(1000))
+        return {"input_ids": [token + shift for token in raw["input_ids"]]}
+
+    def size(self, raw):
+        return len(raw["input_ids"])
+'''
+
+STEP = 12
+
+
+def write_jobs(folder: Path, **server: Any) -> Path:
+    """Write the roles and the jobs `packed` and `sized`: 6 lanes, steps of 12 batches."""
+    (folder / "roles.py").write_text(ROLES)
+    items = [{"input_ids": [100 * n + k for k in range(size)]} for n, size in enumerate(LENGTHS)]
+    common = {
+        "seed": 11,
+        "lanes": 6,
+        "batches_per_step": STEP,
+        "snapshot_every": 4,
+        "source": {"type": "items", "items": items},
+        "batcher": {"type": "best_fit", "max_tokens": 64, "pool_size": 5, "rows": 2},
+        "collator": {"type": "packed"},
+    }
+    jobs = {
+        "packed": {**common, "processor": {"type": "./roles.py:Choosy"}},
+        "sized": {**common, "processor": {"type": "./roles.py:Sized"}},
+    }
+    return write_job_file(folder / "jobs.yaml", jobs, **{"ready_bytes": "64 KiB", **server})
+
+
+__all__ = ["STEP", "write_jobs"]
