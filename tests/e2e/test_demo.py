@@ -268,6 +268,20 @@ def test_a_server_that_does_not_start_is_told_in_its_own_words(
     assert processes_of(str(tmp_path)) == []
 
 
+def test_a_server_half_without_its_needs_names_the_extra(
+    corpus: stdlib.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with the base install: what to install, no traceback."""
+    (tmp_path / "click.py").write_text("raise ModuleNotFoundError(\"No module named 'click'\")")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    done = run_demo("--steps", "3", "--data", corpus.folder, "--plain")
+
+    assert done.returncode == 1
+    assert "pip install 'penstock[server,tokenizers]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_demo_that_is_ended_ends_its_processes(corpus: stdlib.Corpus) -> None:
     """SIGTERM in the middle leaves no server and no ranks behind."""
     demo = subprocess.Popen(

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from penstock.client import cli as client_cli
 from penstock.server.cli import cli as server_cli
+from penstock.server.metrics import Metrics
 from penstock.wire import errors
 
 HOME = Path(__file__).parents[2]
@@ -228,6 +229,20 @@ def test_the_page_names_the_codes_that_exist() -> None:
 
     assert named
     assert named <= known
+
+
+def test_the_page_for_operators_names_every_metric() -> None:
+    """The table in docs/operate.md is what `/metrics` shows: no more, no less."""
+    metrics = Metrics("0")
+    metrics.watch(lambda: {"workers": [], "jobs": []})
+    page = (HOME / "docs" / "operate.md").read_text()
+
+    shown = {
+        family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+        for family in metrics.registry.collect()
+    }
+
+    assert set(re.findall(r"^\| `(penstock_\w+)` \|", page, re.M)) == shown
 
 
 @pytest.mark.parametrize(

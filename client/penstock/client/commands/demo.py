@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         source = standard_library(Path(args.data) if args.data is not None else None)
         print(f"  {source.title}\n  in {source.job_file.parent}\n", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
-    is_good = False
+    verdict: Verdict | None = None
     try:
         with open_display(args.plain) as display:
             play = Play(source, args.steps, folder, display)
@@ -93,20 +93,18 @@ def run(args: argparse.Namespace) -> int:
                 verdict = play.run()
             finally:
                 play.close()
-        is_good = verdict.is_good
         _say(verdict)
-        if is_good:
+        if verdict.is_good:
             _next_steps(source)
     finally:
-        if args.keep or not is_good:
-            print(f"\nrecords, logs and the store of this run: {folder}")
-            print(
-                f"  judge it again:  {_python()} -m penstock.client.demo.verdict {folder}",
-                flush=True,
-            )
-        else:
+        if verdict is not None and verdict.is_good and not args.keep:
             shutil.rmtree(folder)
-    return 0 if is_good else 1
+        else:
+            print(f"\nrecords, logs and the store of this run: {folder}", flush=True)
+        if verdict is not None and folder.exists():
+            judge = f"{_short(Path(sys.executable))} -m penstock.client.demo.verdict {folder}"
+            print(f"  judge it again:  {judge}", flush=True)
+    return 0 if verdict.is_good else 1
 
 
 def _exit(number: int, _frame: FrameType | None) -> None:
@@ -139,10 +137,6 @@ def _command(name: str) -> str:
     if not path.exists() or shutil.which(name) == str(path):
         return name
     return _short(path)
-
-
-def _python() -> str:
-    return _short(Path(sys.executable))
 
 
 def _short(path: Path) -> str:

@@ -45,11 +45,7 @@ def standard_library(folder: Path | None) -> Input:
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
         if "ModuleNotFoundError" in said[-1]:
-            raise MissingExtra(
-                f"the demo starts a server, which is not installed whole ({said[-1]}): "
-                "pip install 'penstock[server,tokenizers]'",
-                extra="server",
-            )
+            raise missing_server(said[-1])
         raise PenstockError(said[-1].removeprefix("penstock: error: "))
     about = json.loads(done.stdout)
     return Input(
@@ -57,6 +53,15 @@ def standard_library(folder: Path | None) -> Input:
         job="stdlib",
         title=f"the standard library of Python {about['python']}: {about['files']:,} files, "
         f"{about['bytes'] / 1e6:.1f} MB",
+    )
+
+
+def missing_server(said: str) -> MissingExtra:
+    """Return the error for a server half that is there without what it needs."""
+    return MissingExtra(
+        f"the demo starts a server, which is not installed whole ({said}): "
+        "pip install 'penstock[server,tokenizers]'",
+        extra="server",
     )
 
 
@@ -74,4 +79,4 @@ def own(job_file: str, job: str | None) -> Input:
     return Input(job_file=path, job=job, title=f"job {job} of {job_file}")
 
 
-__all__ = ["Input", "own", "standard_library"]
+__all__ = ["Input", "missing_server", "own", "standard_library"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.client.demo.board import Board, RankRow
-from penstock.client.demo.corpus import Input
+from penstock.client.demo.corpus import Input, missing_server
 from penstock.client.demo.display import Display
 from penstock.client.demo.node import NodeWatch
 from penstock.client.demo.processes import Child, Event, Events, free_port
@@ -267,9 +267,12 @@ class Play:
         if row is not None:
             row.state = "finished"
 
-    def _failed(self, child: Child, status: int) -> DemoFailed:
+    def _failed(self, child: Child, status: int) -> PenstockError:
+        words = child.last_words()
+        if "ModuleNotFoundError" in words:
+            return missing_server(words)
         return DemoFailed(
-            f"{child.name} (pid {child.pid}) ended with status {status}: {child.last_words()} "
+            f"{child.name} (pid {child.pid}) ended with status {status}: {words} "
             f"(all that was said lies in {self.folder})",
             folder=str(self.folder),
         )
