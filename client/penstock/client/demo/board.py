@@ -118,7 +118,7 @@ class Board:
     def rank_state(self, row: RankRow) -> str:
         """Return what a rank is doing, as far as one can tell from outside."""
         if row.state == "reading" and time.monotonic() - row.heard_at > QUIET_S:
-            return "waiting for the server" if self.server.state != "serving" else "waiting"
+            return "no server" if self.server.state != "serving" else "waiting"
         return row.state
 
 

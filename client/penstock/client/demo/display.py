@@ -113,9 +113,10 @@ def _panel(board: Board) -> Any:
     parts: list[Any] = [Text(board.title, style="dim"), Text(), _progress(board), _figures(board)]
     parts += [Text(), _server(board)]
     if board.ranks:
-        note = Text("the ranks have no model, so they wait whenever they read faster than it packs")
-        note.stylize("dim")
-        parts += [Text(), _ranks(board), note]
+        note = "the ranks have no model: they wait whenever they read faster than it packs"
+        if board.compared:
+            note = "tokens/s is the mean from the first batch to the last, kills included"
+        parts += [Text(), _ranks(board), Text(note, style="dim")]
     parts += [Text(), _story(board)]
     return Panel(Group(*parts), title="[bold]penstock demo[/]", title_align="left", padding=(0, 1))
 
@@ -131,7 +132,7 @@ def _progress(board: Board) -> Any:
     grid = Table.grid(padding=(0, 1))
     grid.add_row(
         f"{name:<8}",
-        ProgressBar(total=max(1, total), completed=done, width=44),
+        ProgressBar(total=max(1, total), completed=done, width=36),
         f"[bold]{done:,}[/] of {total:,}",
         f"[dim]{board.elapsed_s:.0f} s[/]",
     )
@@ -141,13 +142,11 @@ def _progress(board: Board) -> Any:
 def _figures(board: Board) -> Any:
     from rich.table import Table
 
-    grid = Table.grid(padding=(0, 3))
+    grid = Table.grid(padding=(0, 2))
     efficiency = "-" if board.efficiency is None else f"{board.efficiency:.4f}"
-    rate, unit = board.tokens_per_s(), "tokens/s"
-    if board.compared:
-        rate, unit = board.mean_tokens_per_s(), "tokens/s, kills included"
+    rate = board.mean_tokens_per_s() if board.compared else board.tokens_per_s()
     grid.add_row(
-        f"[bold]{rate:>9,.0f}[/] {unit}",
+        f"[bold]{rate:>9,.0f}[/] tokens/s",
         f"packing efficiency [bold]{efficiency}[/]",
         f"[bold]{board.batches:,}[/] batches",
         f"[bold]{board.tokens / 1e6:.1f} M[/] tokens",
@@ -163,7 +162,7 @@ def _server(board: Board) -> Any:
     load = ""
     if server.state == "serving" and server.workers:
         load = (
-            f"{server.busy} of {server.workers} workers busy, {server.ready_batches} batches ready "
+            f"{server.busy}/{server.workers} workers busy, {server.ready_batches} batches ready "
             f"({server.ready_bytes / (1 << 20):.1f} MiB)"
         )
     grid = Table.grid(padding=(0, 2))
@@ -179,7 +178,7 @@ def _ranks(board: Board) -> Any:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("trainer", no_wrap=True, min_width=11)
     table.add_column("pid", no_wrap=True, min_width=7)
-    table.add_column("state", no_wrap=True, min_width=22)
+    table.add_column("state", no_wrap=True, min_width=10)
     for name in ("step", "batches", "tokens/s", "waits for data"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in board.ranks:
