@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.server.sources import TorchDatasetSource
 from penstock.server.core.seeding import purpose_key, seeded_globals
+from penstock.server.sources import TorchDatasetSource
 from penstock.wire.errors import InvalidJob
 
 SPLITTING = """

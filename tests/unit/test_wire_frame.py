@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES
+from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, frame
 from penstock.wire.errors import BadFrame, ChecksumMismatch, UnsupportedValue
 from penstock.wire.frame import (
     MAX_HEADER_BYTES,
@@ -259,7 +259,7 @@ def delimited(field: int, data: bytes, padding: int = 0) -> bytes:
 
 numbers = st.sampled_from(VARINT_EDGES) | st.integers(0, (1 << 64) - 1)
 paddings = st.integers(0, 3)
-unknown_fields = st.sampled_from([6, 7, 14, 16, 100, (1 << 29) - 1])
+unknown_fields = st.sampled_from([6, 7, 14, 17, 100, (1 << 29) - 1])
 unknown = st.recursive(
     st.builds(lambda f, n: varint(f << 3) + varint(n), unknown_fields, numbers)
     | st.builds(
@@ -464,3 +464,69 @@ def test_every_kind_of_value_has_a_name_for_people() -> None:
 
     kinds = [described["kind"] for described in describe_values(header).values()]
     assert kinds == ["int", "float", "bool", "str", "bytes", "list", "json", "none", "tensor"]
+
+
+# --- bundles ------------------------------------------------------------------------------------
+
+
+def small_batches(sizes: list[int]) -> list[tuple[bytes, int, int, bytes]]:
+    """(header, lane, offset, body) of batches with bodies of these sizes."""
+    found = []
+    for number, size in enumerate(sizes):
+        laid = frame.layout({"x": np.arange(size, dtype=np.uint8), "n": number})
+        body = bytearray(laid.nbytes)
+        crc = laid.write(memoryview(body))
+        header = laid.header(b"\1" * 32, number % 3, number, crc, {}, [])
+        found.append((frame.with_position(header, number), number % 3, number, bytes(body)))
+    return found
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.sampled_from([0, 1, 100, 127, 128, 16_383, 16_384]), min_size=1, max_size=6))
+def test_a_bundle_is_the_message_that_protobuf_makes_and_holds_every_batch(
+    sizes: list[int],
+) -> None:
+    """Its bytes are protobuf's own, and each reply in it is what it would be alone."""
+    batches = small_batches(sizes)
+    alone = [b"".join(frame.batch_messages(*batch)) for batch in batches]
+    expected = feed_pb2.ReadReply(more=[feed_pb2.ReadReply.FromString(one) for one in alone])
+
+    message = frame.bundle(batches)
+
+    assert message == expected.SerializeToString()
+    replies = frame.parse_replies(message)
+    assert [reply.header for reply in replies] == [parse_reply(one).header for one in alone]
+    for reply, (_, lane, offset, body) in zip(replies, batches, strict=True):
+        if body:
+            assert reply.chunk is not None
+            assert (reply.chunk.lane, reply.chunk.offset, reply.chunk.start) == (lane, offset, 0)
+            assert bytes(reply.chunk.data) == body
+
+
+def test_a_message_that_is_no_bundle_is_one_reply() -> None:
+    """`parse_replies` reads what `parse_reply` reads."""
+    [message] = frame.batch_messages(*small_batches([10])[0])
+
+    [reply] = frame.parse_replies(message)
+
+    assert reply.header == parse_reply(message).header
+
+
+@pytest.mark.parametrize("cut", range(1, 120, 7))
+def test_a_cut_bundle_is_refused(cut: int) -> None:
+    """No prefix of a bundle that ends inside a batch passes for a shorter bundle."""
+    message = frame.bundle(small_batches([40, 40]))
+
+    with pytest.raises(BadFrame):
+        frame.parse_replies(message[:-cut])
+
+
+def test_a_bundle_holds_neither_bundles_nor_anything_beside_them() -> None:
+    """A batch that would be passed over in silence is refused aloud."""
+    bundle = frame.bundle(small_batches([5]))
+    [single] = frame.batch_messages(*small_batches([5])[0])
+    nested = b"\x82\x01" + varint(len(bundle)) + bundle
+
+    for message in (nested, bundle + single, single + bundle):
+        with pytest.raises(BadFrame):
+            frame.parse_replies(message)

@@ -90,6 +90,7 @@ class _Assembly:
     header: feed_pb2.BatchHeader
     body: NDArray[np.uint8] | None
     filled: int = 0
+    crc: int = 0
 
 
 class Requests:
@@ -432,6 +433,7 @@ class Feed:
         if found.body is not None:
             # An array over the message's bytes: slices of ndarrays copy at memory speed.
             found.body[found.filled : after] = np.frombuffer(chunk.data, np.uint8)
+            found.crc = frame.crc32c(chunk.data, found.crc)
         found.filled = after
         return after == found.header.body_bytes and self._finish(found)
 
@@ -464,7 +466,7 @@ class Feed:
         del self._assembling[header.lane, header.offset]
         if body is None:
             return False
-        frame.check_crc(header, body)
+        frame.check_crc(header, body, assembly.crc)
         self._backoff.reset()
         with self._changed:
             self._ready[header.position] = Delivery(header, body)

@@ -69,6 +69,14 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             snapshot_seconds=settings.snapshot_seconds,
             observer=metrics,
         )
+        failed = asyncio.Event()
+
+        def fail() -> None:
+            failed.set()
+            at_once.set()
+            stop.set()
+
+        node.on_fatal = fail
         # Workers are started before gRPC exists in this process.
         stack.push_async_callback(node.close)
         await node.start()
@@ -104,7 +112,7 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             task.cancel()
         await asyncio.gather(drain, hurried, return_exceptions=True)
     log.info("stopped")
-    return 0
+    return 1 if failed.is_set() else 0
 
 
 async def _drain(node: Node, service: Service, grace_s: float) -> None:

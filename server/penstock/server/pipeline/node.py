@@ -106,6 +106,7 @@ class Node:
         self.verdicts: dict[str, list[Verdict]] = {}
         self.workers = [self._new_worker(number) for number in range(workers)]
         self.draining = False
+        self.on_fatal: Callable[[], None] = lambda: None
         self.started_at = time.monotonic()
         self._seekable: dict[str, bool] = {}
         self._numbers = itertools.count(1)
@@ -178,7 +179,12 @@ class Node:
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self._fatal(error)
 
     # --- readers ---
 
@@ -254,6 +260,21 @@ class Node:
 
     def _dispatch(self) -> None:
         self._scheduled = False
+        try:
+            self._give_out()
+        except Exception as error:
+            self._fatal(error)
+
+    def _fatal(self, error: Exception) -> None:
+        """End the node after a bug in its bookkeeping: readers go elsewhere, or wait for a restart.
+
+        Going on would leave them waiting for tickets that nobody gives out any more.
+        """
+        log.exception("a bug in the node; it ends", exc_info=error)
+        self.draining = True
+        self.on_fatal()
+
+    def _give_out(self) -> None:
         room = {worker.number: worker.room() for worker in self.workers}
         progress = True
         while progress and not self.draining:
@@ -424,7 +445,10 @@ class Node:
     # --- answers ---
 
     def _message(self, worker: WorkerProcess, message: Message) -> None:
-        getattr(self, f"_on_{message['op']}")(worker, message)
+        try:
+            getattr(self, f"_on_{message['op']}")(worker, message)
+        except Exception as error:
+            self._fatal(error)
         self.schedule()
 
     def _on_ready(self, worker: WorkerProcess, message: Message) -> None:
