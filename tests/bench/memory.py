@@ -1,4 +1,4 @@
-"""Memory of server and client after 10^4 and after 10^5 small batches: neither may grow with the run."""
+"""Memory of server and client after 10^4 and after 10^5 small batches."""
 
 from __future__ import annotations
 

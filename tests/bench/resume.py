@@ -1,8 +1,8 @@
-"""Time to first batch when a stopped job resumes, at positions 10^2, 10^4 and 10^5 of a cheap job.
+"""Time to first batch when a stopped, cheap job resumes at positions 10^2, 10^4 and 10^5.
 
-The job packs small documents through a pool, so its lines restart from snapshots. It is read to each
-position, the server is killed with SIGKILL and started again, and the clock runs from the moment the new
-server is ready to the first batch at that position.
+The job packs small documents through a pool, so its lines restart from snapshots. It is read to
+each position, the server is killed with SIGKILL and started again, and the clock runs from the
+moment the new server is ready to the first batch at that position.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Roles whose batches cost nothing to make: what is measured is the way from a worker to the trainer."""
+"""Roles whose batches cost nothing: the way from a worker to the trainer is measured."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """All benchmarks: `make bench`, or `python tests/bench/run.py [NAME...]`.
 
-They print tables of figures that stand side by side in one run, and decide nothing: machines are noisy.
+They print tables of figures that stand side by side in one run, and decide nothing: machines are
+noisy.
 """
 
 from __future__ import annotations

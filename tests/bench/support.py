@@ -1,4 +1,4 @@
-"""What the benchmarks share: a served job file, a free port, tables, ratios from interleaved rounds."""
+"""What the benchmarks share: a served job file, a free port, tables, interleaved rounds."""
 
 from __future__ import annotations
 

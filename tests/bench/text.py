@@ -1,7 +1,7 @@
 """The text job: tokenize and pack the standard library into rows of 8,192 tokens, on 2 cores.
 
-A penstock server with 2 workers and its client, against a DataLoader with 2 workers that does the same
-with `datasets` and `tokenizers`, each in turn on an otherwise idle machine.
+A penstock server with 2 workers and its client, against a DataLoader with 2 workers that does the
+same with `datasets` and `tokenizers`, each in turn on an otherwise idle machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The text job the usual way: an IterableDataset that tokenizes and packs, behind a DataLoader.
 
-The same Parquet through `datasets`, the same tokenizer, the same best-fit packing into rows of 8,192
-tokens with the same keys, in 2 workers.
+The same Parquet through `datasets`, the same tokenizer, the same best-fit packing into rows of
+8,192 tokens with the same keys, in 2 workers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Ready batches from the server to arrays in the client, over TCP on one machine.
 
-A penstock worker copies a ready array into shared memory, the server streams it, the client has it as
-an array. Beside it: a torch DataLoader's worker that hands a ready tensor to its parent, and Arrow
-Flight's DoGet of the same bytes, which is C++ on both sides and produces nothing: the ceiling.
+A penstock worker copies a ready array into shared memory, the server streams it, the client has
+it as an array. Beside it: a torch DataLoader's worker that hands a ready tensor to its parent,
+and Arrow Flight's DoGet of the same bytes, which is C++ on both sides and produces nothing: the
+ceiling.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One reader of the transfer benchmark, in a process of its own: penstock, a DataLoader, or Arrow Flight."""
+"""One reader of the transfer benchmark, in a process of its own."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def penstock(address: str, count: int, warm: int) -> dict[str, float]:
 def dataloader(size: int, count: int, warm: int) -> dict[str, float]:
     """Read `count` batches from one worker of a torch DataLoader, which collates ready samples.
 
-    Eight samples are stacked by the default collator straight into shared memory: the least copying that
-    a DataLoader knows for a batch that is new each time.
+    Eight samples are stacked by the default collator straight into shared memory: the least
+    copying that a DataLoader knows for a batch that is new each time.
     """
     import torch
     from torch.utils.data import DataLoader, Dataset
@@ -57,7 +57,7 @@ def dataloader(size: int, count: int, warm: int) -> dict[str, float]:
 
 
 def flight(address: str, count: int, warm: int) -> dict[str, float]:
-    """Read `count` record batches from an Arrow Flight server: C++ on both sides, nothing produced."""
+    """Read `count` record batches from an Arrow Flight server: nothing is produced."""
     import pyarrow.flight
 
     client = pyarrow.flight.connect(f"grpc://{address}")

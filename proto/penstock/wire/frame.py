@@ -618,7 +618,7 @@ def check_chunk(header: feed_pb2.BatchHeader, chunk: ChunkView, filled: int) -> 
 
 
 def crc32c(body: Buffer, crc: int = 0) -> int:
-    """Return the crc32c of contiguous bytes, behind those that `crc` is of, without copying them."""
+    """Return the crc32c of contiguous bytes that follow those of `crc`, without copying them."""
     # google_crc32c takes no memoryview, but an array over the same bytes.
     return int(google_crc32c.extend(crc, _octets(body)))
 
