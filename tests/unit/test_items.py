@@ -1,0 +1,246 @@
+"""Raw items to samples: errors of here and now are retried, errors of the bytes are judged."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from penstock.server.core.refs import ItemRef, Verdict
+from penstock.server.job import Job
+from penstock.server.pipeline.items import (
+    Filtered,
+    Items,
+    Quarantined,
+    VerdictBook,
+    about_here_and_now,
+    content_hash,
+)
+from penstock.server.roles import ProcessContext, RawItemProcessor, Sample
+from penstock.server.sources import ItemsSource
+from penstock.wire.errors import BadItem, SourceUnavailable
+
+
+class Recorder(RawItemProcessor):
+    """Does what the raw item says, and notes it."""
+
+    version: ClassVar[int | str | None] = 1
+    calls: ClassVar[list[Any]] = []
+    fails: ClassVar[dict[Any, list[Exception]]] = {}
+
+    def process(self, raw: Any, context: ProcessContext) -> Sample | list[Sample] | None:
+        """Return what `raw` says."""
+        self.calls.append(raw)
+        if errors := self.fails.get(raw):
+            raise errors.pop(0)
+        if raw == "filter":
+            return None
+        if raw == "skip":
+            context.skip("too short")
+            return {"x": 1}
+        if raw == "many":
+            return [{"x": 1}, {"x": 2}]
+        if raw == "none of many":
+            return []
+        if raw == "random":
+            return {"own": int(context.rng.integers(10**9)), "global": random.random()}
+        return {"x": raw}
+
+
+class BatchRecorder(Recorder):
+    """The same, many at once."""
+
+    uses_global_rng: ClassVar[bool] = False
+
+
+def make(
+    raws: list[Any], processor: RawItemProcessor | None = None, **options: Any
+) -> tuple[Items, list[ItemRef]]:
+    Recorder.calls.clear()
+    Recorder.fails.clear()
+    job = Job(
+        ItemsSource(raws), processor=processor or Recorder(), batch_size=1, lanes=1, **options
+    )
+    return Items(job), [ItemRef("main", index, 0) for index in range(len(raws))]
+
+
+def test_what_a_processor_returns_is_what_it_means() -> None:
+    """A sample, several, none, none with a reason."""
+    items, refs = make(["a", "filter", "skip", "many", "none of many"])
+
+    outcomes = items.samples(refs, "draw")
+
+    assert outcomes == [
+        [{"x": "a"}],
+        Filtered("none"),
+        Filtered("too short"),
+        [{"x": 1}, {"x": 2}],
+        Filtered("empty"),
+    ]
+
+
+@pytest.mark.parametrize("cls", [Recorder, BatchRecorder])
+def test_an_item_that_fails_twice_is_bad_and_named(cls: type[Recorder]) -> None:
+    """Once may be chance and is forgiven; the second failure is a property of the bytes."""
+    items, refs = make(["a", "once", "twice"], cls())
+    Recorder.fails.update(
+        once=[ValueError("1")] * (2 if cls is BatchRecorder else 1), twice=[ValueError("2")] * 3
+    )
+
+    assert items.samples(refs[:2], "draw") == [[{"x": "a"}], [{"x": "once"}]]
+    with pytest.raises(BadItem, match=r"main\[2\] in epoch 0 .* fails in .*Recorder") as caught:
+        items.samples(refs, "draw")
+
+    assert caught.value.fields["item"] == ["main", 2, 0]
+    assert caught.value.fields["reason"] == "ValueError: 2"
+    assert "raise errors.pop(0)" in caught.value.fields["traceback"]
+
+
+def test_a_verdict_is_durable_before_the_outcome_is_known() -> None:
+    """The insert is asked first; what holds is what it answers, and a known verdict is obeyed."""
+    inserted: list[Verdict] = []
+
+    def insert(verdict: Verdict) -> Verdict:
+        inserted.append(verdict)
+        return verdict._replace(reason="somebody was first")
+
+    items, refs = make(["a", "bad"], on_item_error="quarantine")
+    items.verdicts = VerdictBook((), insert)
+    Recorder.fails.update(bad=[ValueError("damaged")] * 2)
+
+    first = items.samples(refs, "exit")
+    again = items.samples(refs, "exit")
+
+    assert inserted == [
+        Verdict("exit", refs[1], content_hash("bad"), "ValueError: damaged"),
+    ]
+    assert first == again
+    assert isinstance(first[1], Quarantined)
+    assert first[1].verdict.reason == "somebody was first"
+    assert Recorder.calls == ["a", "bad", "bad", "a"]
+
+
+def test_errors_of_here_and_now_are_retried_and_never_judged() -> None:
+    """A flaky mount costs time; no verdict, no error, the same sample."""
+    items, refs = make(["a"], on_item_error="quarantine")
+    Recorder.fails.update(a=[OSError(5, "EIO"), TimeoutError(), ConnectionResetError()])
+    stages: list[str] = []
+    items.progress = lambda stage, item: stages.append(stage)
+
+    assert items.samples(refs, "draw") == [[{"x": "a"}]]
+
+    assert stages.count("retrying") == 3
+    assert items.verdicts.find("draw", refs[0]) is None
+
+
+def test_the_deadline_of_retries_names_the_item() -> None:
+    """Then it is `SourceUnavailable`, under either policy."""
+    for policy in ("stop", "quarantine"):
+        items, refs = make(["a"], on_item_error=policy)
+        items.retry_deadline_s = 0.1
+        Recorder.fails.update(a=[OSError(5, "EIO")] * 100)
+        with pytest.raises(SourceUnavailable, match=r"main\[0\] in epoch 0") as caught:
+            items.samples(refs, "draw")
+        assert caught.value.fields["item"] == ["main", 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("error", "here_and_now"),
+    [
+        (OSError(5, "EIO"), True),
+        (FileNotFoundError(2, "gone"), True),
+        (TimeoutError(), True),
+        (ConnectionResetError(), True),
+        (SourceUnavailable("s3 says 503"), True),
+        (OSError("image file is truncated"), False),
+        (ValueError("no JPEG"), False),
+        (MemoryError(), False),
+    ],
+)
+def test_the_two_classes_of_errors(error: Exception, here_and_now: bool) -> None:
+    """A decoder's OSError has no errno: it is about the bytes."""
+    assert about_here_and_now(error) is here_and_now
+
+
+def test_what_is_random_depends_on_the_item_alone() -> None:
+    """Alone, among others, in another order, after other draws: the same numbers."""
+    raws = ["random"] * 6
+    items, refs = make(raws)
+    together = items.samples(refs, "draw")
+
+    for order in (refs[::-1], refs[3:] + refs[:3]):
+        random.seed(1)
+        np.random.seed(2)
+        assert dict(zip(order, items.samples(order, "exit"), strict=True)) == dict(
+            zip(refs, together, strict=True)
+        )
+    assert [items.samples([ref], "draw")[0] for ref in refs] == together
+    assert len({str(outcome) for outcome in together}) == 6
+    other_epoch = [ref._replace(epoch=1) for ref in refs]
+    assert items.samples(other_epoch, "draw") != together
+
+
+class Broken(ItemsSource):
+    """Item 2 cannot be fetched, whatever comes with it."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def fetch(self, indices: Sequence[int]) -> list[Any]:
+        """Return the items."""
+        if 2 in indices:
+            raise ValueError("row group 2 is damaged")
+        return super().fetch(indices)
+
+
+def test_a_source_that_fails_on_one_item_spoils_no_other() -> None:
+    """The one is found, judged and named; its neighbours are processed."""
+    Recorder.calls.clear()
+    Recorder.fails.clear()
+    refs = [ItemRef("main", index, 0) for index in range(4)]
+    stop = Items(Job(Broken(list("abcd")), processor=Recorder(), batch_size=1, lanes=1))
+    with pytest.raises(BadItem, match=r"main\[2\].*row group 2 is damaged"):
+        stop.samples(refs, "draw")
+    leave_out = Items(
+        Job(
+            Broken(list("abcd")),
+            processor=Recorder(),
+            batch_size=1,
+            lanes=1,
+            on_item_error="quarantine",
+        )
+    )
+
+    outcomes = leave_out.samples(refs, "draw")
+
+    assert [isinstance(outcome, Quarantined) for outcome in outcomes] == [False, False, True, False]
+    assert outcomes[3] == [{"x": "d"}]
+
+
+def test_the_hash_of_raw_bytes_tells_values_apart() -> None:
+    """Types, shapes and nesting count; the order of a dict's keys does not."""
+    values: list[Any] = [
+        b"1", "1", 1, 1.0, True, None, [1], [[1]], (1,), {"a": 1}, {"a": "1"}, {"b": 1},
+        np.array([1]), np.array([1], "int32"), np.array([[1]]), ["a", "b"], ["ab"], [],
+    ]  # fmt: skip
+
+    hashes = {content_hash(value) for value in values}
+
+    assert len(hashes) == len(values)
+    assert content_hash({"a": 1, "b": 2}) == content_hash({"b": 2, "a": 1})
+
+
+def test_careful_work_notes_every_item_by_itself() -> None:
+    """Where many are processed at once, a crash is blamed on the first: careful work names it."""
+    items, refs = make(["a", "b", "c"], BatchRecorder())
+    noted: list[Any] = []
+    items.progress = lambda stage, item: noted.append(item) if stage == "process" else None
+
+    items.samples(refs, "draw")
+    items.careful = True
+    items.samples(refs, "draw")
+
+    assert noted == [refs[0], *refs]
+    assert items.processed == 6
