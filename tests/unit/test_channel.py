@@ -72,11 +72,11 @@ def test_file_descriptors_arrive_in_the_order_of_their_messages(before: int) -> 
         fds += new
         if not data:
             break
-        for message in unpacker.feed(data):
-            if message["op"] == "arena":
+        for one in unpacker.feed(data):
+            if one["op"] == "arena":
                 fd = fds.pop(0)
-                with mmap.mmap(fd, message["size"], prot=mmap.PROT_READ) as mapped:
-                    found.append((message["number"], mapped[:4]))
+                with mmap.mmap(fd, one["size"], prot=mmap.PROT_READ) as mapped:
+                    found.append((one["number"], mapped[:4]))
                 os.close(fd)
     ours.close()
     for arena in arenas:

@@ -1,0 +1,238 @@
+"""The maker: from a plan to bytes, the same whoever makes them and whatever is at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef, Span
+from penstock.server.job import Job
+from penstock.server.pipeline.items import Items, VerdictBook
+from penstock.server.pipeline.line import Line
+from penstock.server.pipeline.maker import Made, Maker
+from penstock.server.roles import (
+    BatchCollator,
+    BestFitPackingBatcher,
+    CollateContext,
+    PackedCollator,
+    ProcessContext,
+    RawItemProcessor,
+    Sample,
+    SimpleBatcher,
+)
+from penstock.server.sources import ItemsSource
+from penstock.wire import frame
+from penstock.wire.errors import BadBatch, BadItem
+from penstock.wire.v1 import feed_pb2
+from resume.plans import BATCHERS, PROCESSORS, make_job
+
+
+def written(made: Made) -> tuple[feed_pb2.BatchHeader, bytes]:
+    body = bytearray(made.nbytes)
+    header = feed_pb2.BatchHeader.FromString(made.write(memoryview(body)))
+    frame.check_header(header, max_body_bytes=1 << 30)
+    frame.check_crc(header, body)
+    return header, bytes(body)
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("batcher", BATCHERS)
+def test_samples_at_hand_change_nothing(batcher: str, processor: str) -> None:
+    """A batch from the planner's samples and one from its plan alone are the same bytes."""
+    job = make_job(batcher, "full", processor, 2)
+    line, elsewhere = Line(job, 1), Maker(job, Items(job))
+    for _ in range(25):
+        plan = line.advance()
+        assert written(elsewhere.make(plan)) == written(line.make(plan))
+
+
+class Lies(RawItemProcessor):
+    """Sizes that are not what processing gives."""
+
+    version: ClassVar[int | str | None] = 1
+    one_to_one: ClassVar[bool] = True
+
+    def process(self, raw: Any, context: ProcessContext) -> Sample:
+        """Return the true tokens."""
+        return {"input_ids": list(range(raw["true"]))}
+
+    def size(self, raw: Any) -> int:
+        """Return the stated size."""
+        return int(raw["stated"])
+
+
+def lying(items: list[dict[str, int]], policy: str = "quarantine") -> Job:
+    return Job(
+        ItemsSource(items),
+        processor=Lies(),
+        batcher=BestFitPackingBatcher(10, pool_size=2),
+        collator=PackedCollator(pad_to=10),
+        lanes=1,
+        on_item_error=policy,
+    )
+
+
+def test_a_sample_larger_than_it_was_planned_stops_or_is_left_out() -> None:
+    """It would not fit into its row; a smaller one does."""
+    items = [{"stated": 4, "true": 3}, {"stated": 4, "true": 6}]
+    plan = BatchPlan(0, 0, [[SampleRef(ItemRef("main", i, 0), 0, 4) for i in range(2)]])
+    stop = lying(items, "stop")
+    with pytest.raises(BadItem, match="its size is 6, and it was planned with 4"):
+        Maker(stop, Items(stop)).make(plan)
+
+    job = lying(items)
+    header, _ = written(Maker(job, Items(job)).make(plan))
+
+    assert [sample.index for sample in header.samples] == [0]
+
+
+def test_whether_a_piece_fits_is_found_alike_before_and_after_the_verdict() -> None:
+    """One piece of a split item fits and another does not: neither changes when it is known."""
+    job = lying([{"stated": 20, "true": 15}])
+    item = ItemRef("main", 0, 0)
+    pieces = [SampleRef(item, 0, 10, Span(start, start + 10)) for start in (0, 10)]
+    plans = [BatchPlan(0, offset, [[piece]]) for offset, piece in enumerate(pieces)]
+    book = VerdictBook()
+    maker = Maker(job, Items(job, book))
+
+    before = [written(maker.make(plan)) for plan in plans]
+    after = [written(maker.make(plan)) for plan in plans]
+    fresh = [written(Maker(job, Items(job)).make(plan)) for plan in reversed(plans)][::-1]
+
+    assert before == after == fresh
+    assert [header.padding for header, _ in before] == [False, True]
+    assert book.find("size", item) is not None
+
+
+class Fragile(RawItemProcessor):
+    """Cannot decode item 1."""
+
+    version: ClassVar[int | str | None] = 1
+    one_to_one: ClassVar[bool] = True
+
+    def process(self, raw: Any, context: ProcessContext) -> Sample:
+        """Return the tokens."""
+        if raw == 1:
+            raise ValueError("no picture")
+        return {"input_ids": [raw] * 3}
+
+
+def test_what_fails_on_exit_leaves_its_own_group_alone() -> None:
+    """Its neighbours stay, other groups do not move, an emptied group is padding without weight."""
+    job = Job(
+        ItemsSource([0, 1, 2]),
+        processor=Fragile(),
+        batcher=SimpleBatcher(1),
+        collator=PackedCollator(pad_to=8),
+        lanes=1,
+        on_item_error="quarantine",
+    )
+    maker = Maker(job, Items(job))
+
+    def batch(*indices: int) -> feed_pb2.BatchHeader:
+        rows = [[SampleRef(ItemRef("main", index, 0)) for index in indices]]
+        return written(maker.make(BatchPlan(0, 5, rows)))[0]
+
+    mixed, emptied, good = batch(0, 1, 2), batch(1), batch(2)
+
+    assert [sample.index for sample in mixed.samples] == [0, 2]
+    assert (mixed.padding, emptied.padding, good.padding) == (False, True, False)
+    assert {count.name: count.value for count in emptied.counts}["tokens"] == 0
+    shapes = [
+        [list(v.value.tensor.shape) for v in h.values if v.name == "input_ids"]
+        for h in (emptied, good)
+    ]
+    assert shapes[0] == shapes[1]
+
+
+def test_a_blanked_batch_has_the_shapes_and_no_weight() -> None:
+    """What fills the last step of a finite log: labels that train nothing, counts of zero."""
+    job = make_job("best_fit_split", "full", "sized", 1)
+    line, maker = Line(job, 0), Maker(job, Items(job))
+    plan = line.advance()
+
+    real, body = written(maker.make(plan))
+    blank, blanked = written(maker.make(plan, blank=True))
+
+    assert [v.value.tensor.shape for v in blank.values] == [
+        v.value.tensor.shape for v in real.values
+    ]
+    assert blank.padding
+    assert all(count.value == 0 for count in blank.counts)
+    labels = frame.decode_values(blank, blanked)["labels"]
+    assert (labels == -100).all()
+    assert (frame.decode_values(real, body)["labels"] != -100).any()
+
+
+class Broken(BatchCollator):
+    """A user's collator with a bug."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
+        """Fail."""
+        return {"x": rows[0][0]["no such key"]}
+
+
+class Unsendable(Broken):
+    """A user's collator that returns what has no form on the wire."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
+        """Return an object."""
+        return {"x": np.array([object()])}
+
+
+class Gambler(Broken):
+    """A user's collator that draws random numbers, of its own and global ones."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
+        """Return some."""
+        context.count("draws", 2)
+        return {"own": context.rng.random(4), "global": np.random.random(4)}
+
+
+def test_a_collators_bug_names_the_batch_and_the_line() -> None:
+    """Lane, offset, items and the user's own frames."""
+    job = Job(ItemsSource([1, 2, 3]), batcher=SimpleBatcher(2), collator=Broken(), lanes=1)
+    line = Line(job, 0)
+    line.skip_to(7)
+
+    with pytest.raises(BadBatch, match="Broken fails on the batch at lane 0, offset 7") as caught:
+        line.make(line.advance())
+
+    assert (caught.value.fields["lane"], caught.value.fields["offset"]) == (0, 7)
+    assert "no such key" in caught.value.fields["traceback"]
+    assert "pipeline" not in caught.value.fields["traceback"]
+
+
+def test_what_a_collator_draws_depends_on_the_batch_alone() -> None:
+    """In any order, with any global state: the same numbers, and others for every batch."""
+    job = Job(ItemsSource([1, 2, 3]), batcher=SimpleBatcher(1), collator=Gambler(), lanes=1)
+    line = Line(job, 0)
+    plans = [line.advance() for _ in range(5)]
+    maker = Maker(job, Items(job))
+    forwards = [written(maker.make(plan)) for plan in plans]
+
+    np.random.seed(0)
+    backwards = [written(maker.make(plan)) for plan in reversed(plans)][::-1]
+
+    assert backwards == forwards
+    assert len({body for _, body in forwards}) == 5
+
+
+def test_a_value_without_a_form_on_the_wire_is_named() -> None:
+    """The key, and what it is."""
+    job = Job(ItemsSource([1, 2, 3]), batcher=SimpleBatcher(1), collator=Unsendable(), lanes=1)
+    line = Line(job, 0)
+
+    with pytest.raises(Exception, match="'x'") as caught:
+        line.make(line.advance())
+
+    assert getattr(caught.value, "code", "") == "unsupported_value"

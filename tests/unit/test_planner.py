@@ -1,0 +1,282 @@
+"""The planner: what each batch is made of, and what happens to what cannot be in one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+
+from invariants import check_conservation
+from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef
+from penstock.server.job import Job
+from penstock.server.pipeline.items import Items, VerdictBook
+from penstock.server.pipeline.line import Line
+from penstock.server.pipeline.planner import LOOK_AHEAD, Planner
+from penstock.server.roles import (
+    BestFitPackingBatcher,
+    MapDistributor,
+    PackedCollator,
+    ProcessContext,
+    RawItemProcessor,
+    Sample,
+    SampleBatcher,
+    SimpleBatcher,
+)
+from penstock.server.roles.collators import DefaultBatchCollator
+from penstock.server.sources import ItemsSource
+from penstock.wire.errors import BadBatch, BadItem, InvalidJob, LaneStarved
+from resume.plans import BATCHERS, PROCESSORS, make_job
+
+Call = Callable[[Any, ProcessContext], Any]
+
+
+class Does(RawItemProcessor):
+    """Calls the function that a test gave."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def __init__(self, call: Call, one_to_one: bool = False) -> None:
+        self.call, self.one_to_one = call, one_to_one  # type: ignore[misc]
+
+    def parameters(self) -> dict[str, Any]:
+        """Return nothing: a test's function needs no identity."""
+        return {}
+
+    def process(self, raw: Any, context: ProcessContext) -> Any:
+        """Return what the function returns."""
+        return self.call(raw, context)
+
+
+class Sizes(Does):
+    """Knows the size of an item: the item itself."""
+
+    def size(self, raw: Any) -> Any:
+        """Return what stands there; text stands for an error."""
+        if isinstance(raw, str):
+            raise ValueError(raw)
+        return raw
+
+
+def tokens(raw: int, context: ProcessContext) -> Sample:
+    return {"input_ids": [1] * raw}
+
+
+def make(
+    items: list[Any], processor: RawItemProcessor, batcher: SampleBatcher, **options: Any
+) -> Job:
+    return Job(
+        ItemsSource(items),
+        MapDistributor(shuffle="none"),
+        processor,
+        batcher,
+        PackedCollator() if isinstance(batcher, BestFitPackingBatcher) else DefaultBatchCollator(),
+        **{"lanes": 1, **options},
+    )
+
+
+def plans(planner: Planner, count: int) -> list[list[int]]:
+    """Return the items of the next batches, by index."""
+    found = []
+    for _ in range(count):
+        plan = planner.next()
+        assert plan is not None
+        found.append([ref.item.index for row in plan.rows for ref in row])
+    return found
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("batcher", BATCHERS)
+def test_everything_drawn_is_accounted_for(batcher: str, processor: str) -> None:
+    """Delivered, filtered, quarantined, dropped or held: each sample and each piece once."""
+    for lanes in (1, 3):
+        job = make_job(batcher, "full", processor, lanes)
+        for batches in (0, 1, 2, 7, 30):
+            check_conservation(job, lanes - 1, batches)
+
+
+def test_a_bad_item_ahead_stops_the_lane_only_when_it_is_drawn() -> None:
+    """Batches before it are planned; then it is named, as often as it is asked for."""
+
+    def call(raw: int, context: ProcessContext) -> Sample:
+        if raw == 9:
+            raise ValueError("nine")
+        return {"x": raw}
+
+    job = make(list(range(12)), Does(call), SimpleBatcher(2))
+    planner = Planner(job, 0, Items(job))
+
+    assert LOOK_AHEAD > 9
+    assert plans(planner, 4) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    for _ in range(3):
+        with pytest.raises(BadItem, match=r"main\[9\]"):
+            planner.next()
+
+
+def test_a_size_that_cannot_be_known_is_about_that_item() -> None:
+    """`size` may raise, or give nonsense: under `stop` named when drawn, else left out."""
+    items = [5, 5, "damaged header", 5, -1, 5, 5]
+    processor = Sizes(tokens, one_to_one=True)
+    batcher = BestFitPackingBatcher(10, pool_size=2)
+    stop = make(items, processor, batcher)
+    assert stop.plans_from_refs
+    planner = Planner(stop, 0, Items(stop))
+    assert plans(planner, 1) == [[0, 1]]
+    with pytest.raises(BadItem, match=r"main\[2\].*damaged header"):
+        planner.next()
+
+    leave_out = make(items, processor, batcher, on_item_error="quarantine")
+    book = VerdictBook()
+    planner = Planner(leave_out, 0, Items(leave_out, book))
+    first = plans(planner, 4)
+
+    assert {2, 4} & {index for batch in first for index in batch} == set()
+    assert planner.counters["quarantined:draw"] >= 2
+    assert book.find("draw", ItemRef("main", 2, 0)) is not None
+    again = Planner(leave_out, 0, Items(leave_out, book))
+    assert plans(again, 4) == first
+    assert again.snapshot() == planner.snapshot()
+
+
+class Overlong(BestFitPackingBatcher):
+    """A user's batcher that refuses what is too long."""
+
+    version: ClassVar[int | str | None] = 1
+
+
+def test_an_item_is_taken_whole_or_not_at_all() -> None:
+    """Where the batcher refuses one part, a replay that knows the verdict plans the same."""
+
+    def parts(raw: list[int], context: ProcessContext) -> list[Sample]:
+        return [{"input_ids": [1] * size} for size in raw]
+
+    items = [[3, 4], [2, 20, 1], [5], [1, 1, 1], [20]]
+    batcher = Overlong(10, pool_size=3, overlong="error")
+    job = make(items, Does(parts), batcher, on_item_error="quarantine")
+    book = VerdictBook()
+    first = Planner(job, 0, Items(job, book))
+    truth = [(first.next(), first.snapshot()) for _ in range(12)]
+
+    replay = Planner(job, 0, Items(job, book))
+    assert [(replay.next(), replay.snapshot()) for _ in range(12)] == truth
+
+    delivered = {ref.item.index for plan, _ in truth if plan for row in plan.rows for ref in row}
+    assert delivered == {0, 2, 3}
+    stopping = make(items, Does(parts), batcher)
+    planner = Planner(stopping, 0, Items(stopping))
+    with pytest.raises(BadItem, match="20 tokens do not fit"):
+        plans(planner, 12)
+
+
+def test_the_budget_of_verdicts_stops_the_lane() -> None:
+    """More bad items than `max_quarantined` are no accident any more."""
+
+    def call(raw: int, context: ProcessContext) -> Sample:
+        if raw % 2:
+            raise ValueError("odd")
+        return {"x": raw}
+
+    options = {"on_item_error": "quarantine", "max_quarantined": 3}
+    job = make(list(range(20)), Does(call), SimpleBatcher(1), **options)
+    planner = Planner(job, 0, Items(job))
+
+    assert plans(planner, 4) == [[0], [2], [4], [6]]
+    with pytest.raises(BadItem, match="more than max_quarantined = 3"):
+        planner.next()
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_an_epoch_without_a_sample_is_a_starved_lane(lanes: int) -> None:
+    """Whatever the reason, it is counted and told; one sample in an epoch is enough to go on."""
+
+    def call(raw: int, context: ProcessContext) -> Sample | None:
+        context.skip("even" if raw % 2 == 0 else "odd")
+        return None
+
+    job = make(list(range(20)), Does(call), SimpleBatcher(1), lanes=lanes)
+    with pytest.raises(LaneStarved, match="without one sample") as caught:
+        Planner(job, 0, Items(job)).next()
+    assert set(caught.value.fields["reasons"]) >= {"drawn", "filtered:even"}
+
+    rare = make(
+        list(range(20)),
+        Does(lambda raw, context: {"x": raw} if raw == 11 else None),
+        SimpleBatcher(2),
+    )
+    assert plans(Planner(rare, 0, Items(rare)), 3) == [[11, 11]] * 3
+
+
+class Forgetful(SampleBatcher):
+    """A user's batcher that loses every second sample without a word."""
+
+    needs_sizes: ClassVar[bool] = False
+    version: ClassVar[int | str | None] = 1
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
+        """Return the sample, if it is its turn."""
+        self.seen += 1
+        return [[[ref]]] if self.seen % 2 else []
+
+
+class Failing(SampleBatcher):
+    """A user's batcher with a bug."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
+        """Fail."""
+        raise ZeroDivisionError("tokens per image")
+
+
+class Unsaveable(Forgetful):
+    """A user's batcher that holds what no snapshot can."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds = {"text"}
+
+
+def test_no_sample_stays_that_nothing_needs() -> None:
+    """What a batcher silently loses is let go of: memory does not grow with the run."""
+    job = make(list(range(9)), Does(lambda raw, context: {"x": raw}), Forgetful())
+    line = Line(job, 0)
+
+    for _ in range(100):
+        line.make(line.advance())
+
+    assert line.planner.samples == {}
+
+
+def test_a_batchers_own_bug_names_the_class_and_the_line() -> None:
+    """It is the operator's code, not ours, and not the item's fault."""
+    job = make([3], Does(tokens), Failing(), on_item_error="quarantine")
+    with pytest.raises(BadBatch, match=r"Failing fails on sample 0 of item main\[0\]") as caught:
+        Planner(job, 0, Items(job)).next()
+    assert "ZeroDivisionError: tokens per image" in caught.value.message
+    assert "tokens per image" in caught.value.fields["traceback"]
+
+    no_size = make([3], Does(lambda raw, context: {"text": "a"}), Failing())
+    with pytest.raises(BadBatch, match=r"finds no size .* the sample has text"):
+        Planner(no_size, 0, Items(no_size)).next()
+
+
+def test_a_state_that_no_snapshot_holds_is_named() -> None:
+    """The attribute and what to do."""
+    job = make([3], Does(tokens), Unsaveable())
+    with pytest.raises(InvalidJob, match=r"Unsaveable\.kinds holds a set"):
+        Planner(job, 0, Items(job)).snapshot()
+
+
+def test_plans_travel_as_json() -> None:
+    """With spans, parts and epochs."""
+    job = make_job("best_fit_split", "full", "choosy", 2)
+    planner = Planner(job, 1, Items(job))
+    for _ in range(20):
+        plan = planner.next()
+        assert plan is not None
+        assert BatchPlan.from_json(plan.to_json()) == plan
