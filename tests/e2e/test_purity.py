@@ -11,7 +11,11 @@ import pytest
 from harness import Server, StubReader, serving, write_job_file
 from invariants import Purity, check_bounds, check_conservation, check_steps
 from penstock.server.config import load
+from penstock.server.local import LocalTransport
+from penstock.wire import PROTOCOL
+from penstock.wire.errors import BadFrame, InvalidRequest
 from penstock.wire.order import Share, Tail
+from penstock.wire.v1 import feed_pb2
 from resume.plans import LENGTHS
 
 ITEMS = [
@@ -216,3 +220,52 @@ def test_every_item_that_was_drawn_is_accounted_for(server: Server, name: str) -
     for lane in range(job.lanes):
         counters = check_conservation(job, lane, 40)
         assert counters["drawn"] > len(ITEMS) // job.lanes
+
+
+@pytest.mark.parametrize("name", ["packed", "finite"])
+def test_local_sends_what_a_server_sends(server: Server, name: str) -> None:
+    """The same opening gives the same batches, the same end; nothing beyond the horizon."""
+    opening = feed_pb2.Open(
+        protocol=PROTOCOL, job=name, rank=1, world_size=2, batches_per_step=12, horizon=40
+    )
+    requests = [feed_pb2.ReadRequest(open=opening).SerializeToString()]
+    transport = LocalTransport(load(str(server.file)))
+
+    replies = [feed_pb2.ReadReply.FromString(data) for data in transport.read(requests)]
+    reader = server.read(name, rank=1, world_size=2, batches_per_step=12, horizon=40)
+    reader.hang_up()
+    sent = {one.header.position: one for one in reader}
+
+    headers = [reply.header for reply in replies if reply.HasField("header")]
+    assert [header.position for header in headers] == sorted(sent)
+    for header, body in zip(headers, bodies(replies), strict=True):
+        assert sent[header.position] == (header, body)
+    assert [reply.end for reply in replies if reply.HasField("end")] == [
+        end for end in [reader.end] if end is not None
+    ]
+    transport.close()
+
+
+def bodies(replies: list[feed_pb2.ReadReply]) -> list[bytes]:
+    found: list[bytes] = []
+    for reply in replies:
+        if reply.HasField("header"):
+            found.append(b"")
+        if reply.HasField("chunk"):
+            found[-1] += reply.chunk.data
+    return found
+
+
+def test_local_refuses_what_a_server_refuses(server: Server) -> None:
+    """A second `open`, an unknown method: the same errors as over the wire."""
+    transport = LocalTransport(load(str(server.file)))
+    opening = feed_pb2.ReadRequest(open=feed_pb2.Open(protocol=PROTOCOL, job="plain"))
+    data = opening.SerializeToString()
+
+    with pytest.raises(BadFrame, match="only `horizon`"):
+        list(transport.read([data, data]))
+    with pytest.raises(InvalidRequest, match="no method 'Cursors/Steal'"):
+        transport.unary("Cursors/Steal", b"", 1.0)
+    call = transport.read([data])
+    call.cancel()
+    assert len(list(call)) == 1  # that it was opened

@@ -21,7 +21,7 @@ from penstock.server.rpc.opening import Opening, describe, ended, open_read, ope
 from penstock.server.store import open_store
 from penstock.server.store.base import Store
 from penstock.wire import frame
-from penstock.wire.errors import BadFrame, InvalidRequest
+from penstock.wire.errors import BadFrame, InvalidRequest, PenstockError
 from penstock.wire.v1 import feed_pb2
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ class LocalTransport:
     def unary(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Answer `Feed/Describe`, `Feed/Status` or a method of `Cursors`."""
         service, _, name = method.partition("/")
-        if service == "Cursors":
+        if service == "Cursors" and name in Cursors.METHODS:
             with self._lock:
                 return self._run(self._cursors_call(name, request))
         if name == "Describe":
@@ -159,8 +159,9 @@ class LocalRead:
         self._requests = iter(requests)
         self._moved = threading.Condition()
         self._horizon = 0
-        self._hung_up = False
-        self._failed: BaseException | None = None
+        self._cancelled = False
+        self._hung_up = False  # no more horizons come; what was accepted is still wanted
+        self._failed: PenstockError | None = None
         self._messages = self._stream()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -172,7 +173,7 @@ class LocalRead:
     def cancel(self) -> None:
         """End the iteration from any thread."""
         with self._moved:
-            self._hung_up = True
+            self._cancelled = True
             self._moved.notify_all()
 
     def _stream(self) -> Iterator[bytes]:
@@ -208,18 +209,29 @@ class LocalRead:
 
     def _wait_for(self, position: int) -> bool:
         with self._moved:
-            self._moved.wait_for(lambda: self._horizon > position or self._hung_up)
-            return not self._hung_up
+            self._moved.wait_for(
+                lambda: self._horizon > position or self._hung_up or self._cancelled
+            )
+            if self._failed is not None:
+                raise self._failed
+            return self._horizon > position and not self._cancelled
 
     def _listen(self) -> None:
-        for data in self._requests:
-            message = parse_request(data)
-            with self._moved:
-                self._horizon = max(self._horizon, message.horizon.horizon)
-                self._moved.notify_all()
-                if self._hung_up:
-                    return
-        self.cancel()
+        try:
+            for data in self._requests:
+                message = parse_request(data)
+                if message.WhichOneof("kind") != "horizon":
+                    raise BadFrame("after `open` a consumer sends only `horizon`")
+                with self._moved:
+                    self._horizon = max(self._horizon, message.horizon.horizon)
+                    self._moved.notify_all()
+                    if self._cancelled:
+                        return
+        except PenstockError as error:
+            self._failed = error
+        with self._moved:
+            self._hung_up = True
+            self._moved.notify_all()
 
 
 def _source(opening: Opening, position: int) -> int:

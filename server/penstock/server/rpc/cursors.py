@@ -33,6 +33,8 @@ class Cursors:
             older ones are ended.
     """
 
+    METHODS = ("Begin", "Commit", "Checkpoint", "Restore", "Seek", "List")
+
     def __init__(
         self,
         jobs: Mapping[str, Job],
@@ -49,11 +51,6 @@ class Cursors:
             "Seek": (pb.SeekRequest, self._seek),
             "List": (pb.ListRequest, self._list),
         }
-
-    @property
-    def methods(self) -> list[str]:
-        """Return the names of the methods."""
-        return list(self._methods)
 
     async def call(self, method: str, data: bytes) -> bytes:
         """Answer one call, serialized in and out.

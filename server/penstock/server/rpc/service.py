@@ -182,7 +182,7 @@ class Service:
             return grpc.unary_unary_rpc_method_handler(self._answering(handle))
 
         return grpc.method_handlers_generic_handler(
-            CURSORS, {name: method(name) for name in self.cursors.methods}
+            CURSORS, {name: method(name) for name in self.cursors.METHODS}
         )
 
     def _answering(
