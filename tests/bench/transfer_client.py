@@ -8,6 +8,8 @@ import time
 
 from support import cpu_s
 
+PREFETCH = 32
+
 
 def penstock(address: str, count: int, warm: int) -> dict[str, float]:
     """Read `count` batches through the Loader."""
@@ -16,7 +18,9 @@ def penstock(address: str, count: int, warm: int) -> dict[str, float]:
 
     keep_memory()
     nbytes = 0
-    with Loader(address, "data", rank=0, world_size=1, batches_per_step=8, prefetch=8) as loader:
+    with Loader(
+        address, "data", rank=0, world_size=1, batches_per_step=8, prefetch=PREFETCH
+    ) as loader:
         batches = iter(loader)
         for _ in range(warm):
             next(batches)
@@ -46,7 +50,7 @@ def dataloader(size: int, count: int, warm: int) -> dict[str, float]:
             return {"data": self.data}
 
     nbytes = 0
-    loader = DataLoader(Ready(), batch_size=8, num_workers=1, prefetch_factor=8)
+    loader = DataLoader(Ready(), batch_size=8, num_workers=1, prefetch_factor=PREFETCH)
     batches = iter(loader)
     for _ in range(warm):
         next(batches)

@@ -638,7 +638,7 @@ class Node:
         """Replace a worker that is gone; its lines go on elsewhere from their snapshots."""
         worker.kill()  # only its socket is known to be closed
         code = worker.process.wait()
-        _, stage, _, item = worker.current()
+        _, stage, noted, item = worker.current()
         if not worker.ready:
             self._failed_starts += 1
         log.warning(
@@ -654,12 +654,14 @@ class Node:
         worker.tickets.clear()
         for one in self.logs.values():
             one.drop_lines(worker.number)
-        for place, ticket in enumerate(tickets):
+        for ticket in tickets:
             if ticket.plans:
                 ticket.lane.planning = False
             ticket.log.back(ticket.entry)
-            if place == 0 and stage not in ("", "idle"):
-                self._blame(ticket, f"{item}" if item else f"stage {stage}")
+        # Not the first: what is finished may not have been answered yet.
+        guilty = next((ticket for ticket in tickets if ticket.lane.lane == noted), None)
+        if guilty is not None and stage not in ("", "idle"):
+            self._blame(guilty, f"{item}" if item else f"stage {stage}")
         future = self._drained.pop(worker.number, None)
         if future is not None and not future.done():
             future.set_result(None)
