@@ -10,6 +10,7 @@ import pytest
 
 from harness import Server, StubReader, serving, write_job_file
 from invariants import Purity, check_bounds, check_conservation, check_steps
+from penstock.client import Loader
 from penstock.server.config import load
 from penstock.server.local import LocalTransport
 from penstock.wire import PROTOCOL
@@ -269,3 +270,30 @@ def test_local_refuses_what_a_server_refuses(server: Server) -> None:
     call = transport.read([data])
     call.cancel()
     assert len(list(call)) == 1  # that it was opened
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])
+def test_loaders_are_given_the_same_log(server: Server, world_size: int) -> None:
+    """Through the Loader: every rank its share of every step, in order, bytes equal `local:`."""
+    purity = Purity(jobs_of(server)["packed"])
+    for rank in range(world_size):
+        loader = Loader(
+            server.address,
+            "packed",
+            rank=rank,
+            world_size=world_size,
+            batches_per_step=12,
+            start=2,
+            lineage=True,
+            as_numpy=True,
+        )
+        share, positions = Share(12, rank, world_size), []
+        with loader:
+            for batch in loader:
+                purity.saw(batch.header, bytes(batch.body))
+                positions.append(batch.position)
+                if len(positions) == 3 * share.batches_per_rank:
+                    break
+        assert positions == [p for step in (2, 3, 4) for p in share.positions(step)]
+
+    assert purity.seen == 36

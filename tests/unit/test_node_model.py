@@ -159,3 +159,45 @@ async def test_every_reader_gets_its_own_bytes(
     finally:
         await play.node.close()
         await store.close()
+
+
+@pytest.mark.parametrize("plan", PLANS[1:3], ids=["sized", "choosy"])
+async def test_the_books_do_not_grow_with_the_run(
+    plan: tuple[str, str, int], tmp_path: Path
+) -> None:
+    """After a thousand batches a node holds what it held after a hundred."""
+    store = SqliteStore(tmp_path / "store.db")
+    await store.open()
+    play = _Play(1, plan, store)
+    node = play.node
+    await node.start()
+    reader = node.open("job", Share(1, 0, 1), None, 0, None, lambda: None)
+    sizes = {}
+    try:
+        for position in range(1000):
+            node.extend(reader, position + 8)
+            while (entry := reader.take()) is None:
+                await node.settle()
+                play.answer()
+            node.sent(reader, entry)
+            if position in (99, 999):
+                one = node.log("job")
+                lines = [line for hand in node.hands for line in hand.side.lines.values()]
+                sizes[position] = {
+                    "entries": len(one.entries),
+                    "kept": len(one.kept),
+                    "plans": max(len(lane.plans) for lane in one.lanes),
+                    "wanted": max(len(lane.wanted) for lane in one.lanes),
+                    "starts": max(len(lane.starts) + len(lane.deaths) for lane in one.lanes),
+                    "lines": len(lines),
+                    "unsaved": len(node._unsaved),
+                    "arenas": sum(len(worker.arenas) for worker in node.workers),
+                }
+                held = [len(line.planner.samples) + len(line.planner._ahead) for line in lines]
+                assert max(held, default=0) < 100
+    finally:
+        await node.close()
+        await store.close()
+
+    for name, size in sizes[999].items():
+        assert size <= max(64, sizes[99][name]), (name, sizes)
