@@ -40,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except PenstockError as error:
+        for frames in getattr(error, "__notes__", ()):  # those of the user's own code
+            print(frames.rstrip("\n"), file=sys.stderr)
         print(f"penstock: error: {_one_line(error.message)} [{error.code}]", file=sys.stderr)
         return EXIT_USAGE if error.status == "INVALID_ARGUMENT" else EXIT_FAILED
     except KeyboardInterrupt:

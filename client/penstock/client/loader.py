@@ -283,7 +283,9 @@ class Loader:
         target = step if step is not None else position
         assert target is not None
         if not 0 <= target <= MAX_POSITION:
-            raise InvalidRequest(f"seek({target}): steps and positions go from 0", step=target)
+            raise InvalidRequest(
+                f"seek({target}): steps and positions go from 0 to {MAX_POSITION}", step=target
+            )
         if position is not None and self.group is not None:
             raise InvalidRequest(
                 f"seek(position={position}): group {self.group!r} stands at steps; pass step=, or "

@@ -37,6 +37,10 @@ class PenstockError(Exception):
         super().__init__(message)
         self.message = message
         self.fields: dict[str, Any] = fields
+        frames = fields.get("traceback")
+        if isinstance(frames, str) and "\n" in frames:
+            # Python shows notes below an uncaught error: a trainer's log has the user's own line.
+            self.add_note(frames)
 
     def __str__(self) -> str:
         return self.message

@@ -193,7 +193,9 @@ def build_job(name: str, settings: JobSettings, place: Place) -> Job:
             at = place if role == "processor" and function is not None else place.at(role)
             roles[role] = build(kind, spec, at)
     try:
-        return Job(**roles, **values, name=name)
+        job = Job(**roles, **values, name=name)
+        _ = job.order  # whether lanes end, and where, is part of what the file says
+        return job
     except PenstockError as error:
         key = str(error.fields.get("key") or "")
         at = place.at(key) if key in JobSettings.model_fields else place

@@ -57,8 +57,9 @@ def check(file: str, job: str | None, items: int, batches: int, as_json: bool) -
     for name in names:
         try:
             measured = _examine(config, name, items, batches)
-        except PenstockError as error:
+        except PenstockError as caught:
             failed = True
+            error = _naming(name, caught)
             results.append(
                 {
                     "job": name,
@@ -74,6 +75,13 @@ def check(file: str, job: str | None, items: int, batches: int, as_json: bool) -
     if as_json:
         click.echo(json.dumps({"ok": not failed, "jobs": results}, default=str))
     return 2 if failed else 0
+
+
+def _naming(name: str, error: PenstockError) -> PenstockError:
+    """Return the error with the job in its sentence: a file may hold many."""
+    if f"jobs.{name}" in error.message or repr(name) in error.message:
+        return error
+    return type(error)(f"jobs.{name}: {error.message}", **error.fields)
 
 
 def _examine(config: Config, name: str, items: int, batches: int) -> Measured:

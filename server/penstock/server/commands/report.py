@@ -9,8 +9,8 @@ from penstock.wire.errors import PenstockError
 
 def report(error: PenstockError) -> None:
     """Print an error on stderr: `penstockd: error: SENTENCE [code]`."""
-    if frames := error.fields.get("traceback"):
-        click.echo(str(frames).rstrip("\n"), err=True)
+    for frames in getattr(error, "__notes__", ()):
+        click.echo(frames.rstrip("\n"), err=True)
     click.echo(f"penstockd: error: {error.message} [{error.code}]", err=True)
 
 

@@ -181,8 +181,10 @@ class Maker:
                     values = collator.collate(rows, context)
             else:
                 values = collator.collate(rows, context)
-        except (SourceUnavailable, BadBatch):
+        except SourceUnavailable:
             raise
+        except BadBatch as error:
+            raise BadBatch(f"job {self.job.name!r}, {error.message}", **error.fields) from error
         except Exception as error:
             text = (
                 str(error)

@@ -174,7 +174,8 @@ class Node:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for worker in self.workers:
-            worker.close()
+            if worker.started:
+                worker.close()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(coroutine)

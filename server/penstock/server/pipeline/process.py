@@ -58,6 +58,7 @@ class WorkerProcess:
     tickets: dict[int, Ticket] = field(default_factory=dict)
     arenas: dict[int, ArenaReader] = field(default_factory=dict)
     jobs: set[str] = field(default_factory=set)
+    started: bool = False
     ready: bool = False
     dead: bool = False
     ticket_s: float = DEPTH_S
@@ -88,6 +89,7 @@ class WorkerProcess:
         self._frees: list[tuple[int, int]] = []
         self._free_scheduled = False
         loop.add_reader(ours.fileno(), self._readable)
+        self.started = True
 
     @property
     def pid(self) -> int:

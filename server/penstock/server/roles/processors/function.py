@@ -101,7 +101,7 @@ class FunctionProcessor(RawItemProcessor):
             return result
         name = self.parameters()["function"]
         raise TypeError(
-            f"{name} returned a {type(result).__name__}; return a dict of named values, None to "
+            f"{name} returned {type(result).__name__}; return a dict of named values, None to "
             "leave the item out, or a list of dicts"
         )
 

@@ -263,7 +263,7 @@ def _no_column(column: str, columns: Iterable[Any]) -> InvalidJob:
     near = difflib.get_close_matches(column, names, n=1, cutoff=0.4)
     remedy = f"did you mean {near[0]!r}?" if near else "name one of these"
     return InvalidJob(
-        f"there is no column {column!r} for tokenize; the items have "
+        f"processor.column is {column!r}, and the items have "
         f"{', '.join(map(repr, names)) or 'no columns'}; {remedy}",
         key="processor.column",
         columns=names,
