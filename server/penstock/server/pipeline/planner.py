@@ -21,6 +21,11 @@ from penstock.wire.errors import BadBatch, BadItem, BadSnapshot, LaneStarved, Pe
 LOOK_AHEAD = 16
 """Items fetched and processed at once: coalesced reads, and the tokenizer's batch call."""
 
+MIN_DRAWS_WITHOUT_SAMPLE, STARVED_EPOCHS = 1000, 4
+"""A lane is starved after so many whole epochs' draws, and no fewer draws than these: a lane's own
+part of an epoch may be a handful of items, and that a strict filter rejects all of them is chance.
+"""
+
 MAX_DRAWS_WITHOUT_GROUP = 1_000_000
 
 
@@ -54,7 +59,7 @@ class Planner:
         Raises:
             BadItem: An item failed and the job's policy is to stop.
             SourceUnavailable: A read failed to the deadline.
-            LaneStarved: A whole epoch of draws gave no sample.
+            LaneStarved: As many draws as several epochs have gave no sample.
         """
         while not self.ready:
             if self.ended:
@@ -115,14 +120,17 @@ class Planner:
                 finished, kept = self._add(ref, sample)
                 groups += finished
                 accepted = accepted or kept
-        except BadItem as error:
-            self.items.judge("draw", refs[0].item, error)
+        except Exception as error:
             if before is not None:
                 # A verdict is about the item: a replay, which knows it, adds no part of it either.
+                # And before the store is asked, which may fail: then the item is drawn again.
                 self.batcher = self.job.batcher.clone()
                 self.batcher.restore(before)
             for ref in refs:
                 self.samples.pop((ref.item, ref.part), None)
+            if not isinstance(error, BadItem):
+                raise
+            self.items.judge("draw", refs[0].item, error)
             self._count_verdict()
             return [], False
         return groups, accepted
@@ -180,8 +188,9 @@ class Planner:
         self._without_group = 0 if finished else self._without_group + 1
         if self.job.epochs is not None:
             return  # a finite lane ends by itself
-        epoch = self.job.distributor.epoch_draws(self.job.lanes)
-        starved = self._without_sample > min(epoch, MAX_DRAWS_WITHOUT_GROUP)
+        epoch = self.job.distributor.epoch_draws(1)
+        enough = max(STARVED_EPOCHS * epoch, MIN_DRAWS_WITHOUT_SAMPLE)
+        starved = self._without_sample > min(enough, MAX_DRAWS_WITHOUT_GROUP)
         stuck = self._without_group > max(4 * epoch, MAX_DRAWS_WITHOUT_GROUP)
         if starved or stuck:
             reasons = {**self.counters, **self.batcher.counters()}

@@ -236,7 +236,7 @@ class DataDistributor(Role, ABC):
         return LaneDraws(self, lane, lanes)
 
     def epoch_draws(self, lanes: int) -> int:
-        """Return about how many draws of a lane make an epoch: past these it is starved."""
+        """Return about how many draws of a lane make an epoch."""
         total = sum(len(source) for source in self.sources.values())
         return max(1, -(-total // lanes))
 
