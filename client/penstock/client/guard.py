@@ -8,6 +8,23 @@ import sys
 from penstock.wire.errors import ForkedLoader
 
 
+class _Forks:
+    """How often the line of processes that led here has forked since this module was imported.
+
+    Asked for every batch: a number in memory is much cheaper than the system call of `getpid`.
+    """
+
+    count = 0
+
+    @classmethod
+    def happened(cls) -> None:
+        """Count a fork; runs in the child."""
+        cls.count += 1
+
+
+os.register_at_fork(after_in_child=_Forks.happened)
+
+
 class ProcessGuard:
     """Remembers the process that made it and refuses to be used in any other.
 
@@ -16,11 +33,12 @@ class ProcessGuard:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
+        self._forks = _Forks.count
 
     @property
     def at_home(self) -> bool:
         """Tell whether this is the process that made the Loader."""
-        return os.getpid() == self.pid
+        return _Forks.count == self._forks
 
     def check(self) -> None:
         """Refuse another process.
