@@ -311,7 +311,7 @@ def test_an_evaluation_of_an_endless_job_needs_max_steps(node: FakeNode) -> None
         ({"prefetch": 0}, "prefetch=0"),
         ({"batches_per_step": 0}, "batches_per_step=0"),
         ({"deadline_s": 0}, "deadline_s=0"),
-        ({"group": ""}, 'group=""'),
+        ({"group": ""}, "group=''"),
         ({"mode": "eval", "group": "run"}, "ephemeral"),
         ({"mode": "eval", "start": 3}, "starts at step 0"),
         ({"max_steps": 3}, "max_steps=3"),

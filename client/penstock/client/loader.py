@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn
 
 from penstock.client.buffers import BufferPool
 from penstock.client.feed import Delivery, Feed, Opening
-from penstock.client.options import check_arguments
+from penstock.client.options import check_arguments, check_step
 from penstock.client.ranks import Place, mesh_dimensions
 from penstock.client.session import Opener, Resources, Session, Wish
 from penstock.client.state import State
@@ -19,7 +19,6 @@ from penstock.client.stats import Stats
 from penstock.client.steps import Batch, BatchInfo, Step
 from penstock.client.values import Decoder, make_decoder, position_value
 from penstock.wire.errors import InvalidRequest, NoGroup, NotStarted, PenstockError
-from penstock.wire.order import MAX_POSITION
 from penstock.wire.transport import Transport
 from penstock.wire.v1 import feed_pb2
 
@@ -217,7 +216,7 @@ class Loader:
             InvalidRequest: This rank has not been given that position.
         """
         self._check()
-        marked = int(position)
+        marked = check_step("mark", position)
         session = self._session
         if session is None or not session.share.owns(marked) or not 0 <= marked < self._next:
             raise InvalidRequest(
@@ -243,8 +242,8 @@ class Loader:
         """
         group = self._need_group("commit")
         session = self._started()
-        if step is not None and step < 0:
-            raise InvalidRequest(f"commit(step={step}): steps go from 0")
+        if step is not None:
+            step = check_step("commit", step)
         reply = self._opener.control.commit(
             group,
             session.token,
@@ -263,6 +262,8 @@ class Loader:
             CheckpointExists: The name stands at another step.
         """
         group = self._need_group("checkpoint")
+        if step is not None:
+            step = check_step("checkpoint", step)
         return int(self._opener.control.checkpoint(group, name, step).step)
 
     def seek(self, step: int | None = None, *, position: int | None = None) -> None:
@@ -282,10 +283,7 @@ class Loader:
             raise InvalidRequest("seek() takes a step, or position= for an ephemeral Loader")
         target = step if step is not None else position
         assert target is not None
-        if not 0 <= target <= MAX_POSITION:
-            raise InvalidRequest(
-                f"seek({target}): steps and positions go from 0 to {MAX_POSITION}", step=target
-            )
+        target = check_step("seek", target)
         if position is not None and self.group is not None:
             raise InvalidRequest(
                 f"seek(position={position}): group {self.group!r} stands at steps; pass step=, or "

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import index
 from typing import Any, NoReturn
 
 from penstock.wire.errors import InvalidRequest
+from penstock.wire.order import MAX_POSITION
 
 
 def check_arguments(given: Mapping[str, Any]) -> None:
@@ -26,19 +28,24 @@ def check_arguments(given: Mapping[str, Any]) -> None:
             refuse(f"{name}={given[name]!r}: use {' or '.join(map(repr, choices))}")
     start = given["start"]
     if start not in ("cursor", "state") and (
-        isinstance(start, bool) or not isinstance(start, int) or start < 0
+        isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= MAX_POSITION
     ):
-        refuse(f'start={start!r}: use "cursor", "state" or a step from 0')
+        refuse(f'start={start!r}: use "cursor", "state" or a step from 0 to {MAX_POSITION}')
     for name in ("batches_per_step", "prefetch", "max_steps", "max_body_bytes"):
         value = given[name]
         if value is not None and (isinstance(value, bool) or int(value) != value or value < 1):
             refuse(f"{name}={value!r}: use an integer of at least 1")
+        if value is not None and value > MAX_POSITION:
+            refuse(f"{name}={value!r}: use an integer of at most {MAX_POSITION}")
     if given["deadline_s"] <= 0:
         refuse(f"deadline_s={given['deadline_s']!r}: use seconds above 0")
     if not given["job"] or not isinstance(given["job"], str):
         refuse(f"job={given['job']!r}: pass the name of a job of the server")
-    if given["group"] == "":
-        refuse('group="": pass a name, or None for an ephemeral reader')
+    for name, otherwise in (("group", "None for an ephemeral reader"), ("attempt", "leave it out")):
+        value = given[name]
+        # What cannot be printed cannot be typed again, and half a surrogate pair cannot be sent.
+        if value is not None and not (isinstance(value, str) and value and value.isprintable()):
+            refuse(f"{name}={value!r}: pass a name of printable characters, or {otherwise}")
     if given["mode"] == "eval":
         if given["group"] is not None:
             refuse(f'group={given["group"]!r}: mode="eval" is ephemeral; leave group out')
@@ -48,4 +55,25 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         refuse(f'max_steps={given["max_steps"]}: it cuts passes of mode="eval"; leave it out')
 
 
-__all__ = ["check_arguments"]
+def check_step(call: str, step: int) -> int:
+    """Return a step, or a position, as the integer that it is.
+
+    Args:
+        call: What was called, for the message.
+        step: What was given.
+
+    Raises:
+        InvalidRequest: It is no integer, or out of range.
+    """
+    try:
+        number = index(step)
+    except TypeError:
+        raise InvalidRequest(f"{call}({step!r}): pass an integer", step=repr(step)) from None
+    if not 0 <= number <= MAX_POSITION:
+        raise InvalidRequest(
+            f"{call}({number}): steps and positions go from 0 to {MAX_POSITION}", step=number
+        )
+    return number
+
+
+__all__ = ["check_arguments", "check_step"]

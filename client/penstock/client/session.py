@@ -15,8 +15,8 @@ from penstock.client.guard import ProcessGuard
 from penstock.client.ranks import Place, discover, log_place
 from penstock.client.state import State
 from penstock.client.transport import open_transport, pretty
-from penstock.wire.errors import JobChanged, PastEnd
-from penstock.wire.order import Share, Tail
+from penstock.wire.errors import InvalidRequest, JobChanged, PastEnd
+from penstock.wire.order import MAX_POSITION, Share, Tail
 from penstock.wire.transport import Transport
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 
@@ -229,6 +229,13 @@ class Opener:
     def _check_end(self, session: Session) -> None:
         steps = session.steps(self._tail_pad)
         if steps is None:
+            if session.first > MAX_POSITION:
+                raise InvalidRequest(
+                    f"step {session.share.step(session.first)} of {session.share.batches_per_step} "
+                    f"batches lies beyond position {MAX_POSITION}, the last that there is: start "
+                    "before",
+                    position=session.first,
+                )
             return
         step_size = session.share.batches_per_step
         if session.first > steps * step_size + session.share.rank:

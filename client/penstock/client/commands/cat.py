@@ -18,7 +18,7 @@ from penstock.client.commands.common import (
 from penstock.client.commands.text import load_decoder, render_text
 from penstock.client.loader import Loader
 from penstock.client.steps import Batch
-from penstock.wire.errors import InvalidRequest
+from penstock.wire.errors import InvalidRequest, JobChanged
 from penstock.wire.frame import batch_record
 
 Show = Callable[[Batch], None]
@@ -162,6 +162,15 @@ def _loader(args: argparse.Namespace) -> Loader:
         # To look is to read as nobody: a group's own readers are never disturbed.
         with connected(args.target, args.job, args.timeout) as control:
             (group,) = control.groups(args.group)
+            log_id = control.describe().log_id
+        if group.log_id != log_id:
+            raise JobChanged(
+                f"group {args.group!r} stands at step {group.cursor} of log "
+                f"{group.log_id.hex()[:12]}, and job {args.job!r} is log {log_id.hex()[:12]} now: "
+                "leave --group out to look at the job as it is, or serve it as it was",
+                log_id=log_id.hex(),
+                expected=group.log_id.hex(),
+            )
         options["batches_per_step"] = args.batches_per_step or int(group.batches_per_step)
         if start is None:
             start = int(group.cursor)

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.client.control import Control
 from penstock.client.transport import open_transport
+from penstock.wire.order import MAX_POSITION
 
 TIMEOUT_S = 10.0
 
@@ -60,6 +61,8 @@ def _at_least(minimum: int, text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is no integer") from None
     if value < minimum:
         raise argparse.ArgumentTypeError(f"{text} is below {minimum}")
+    if value > MAX_POSITION:
+        raise argparse.ArgumentTypeError(f"{text} is above {MAX_POSITION}")
     return value
 
 

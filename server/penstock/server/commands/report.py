@@ -11,7 +11,8 @@ def report(error: PenstockError) -> None:
     """Print an error on stderr: `penstockd: error: SENTENCE [code]`."""
     for frames in getattr(error, "__notes__", ()):
         click.echo(frames.rstrip("\n"), err=True)
-    click.echo(f"penstockd: error: {error.message} [{error.code}]", err=True)
+    sentence = " ".join(error.message.split())  # libraries' reasons may have lines of their own
+    click.echo(f"penstockd: error: {sentence} [{error.code}]", err=True)
 
 
 __all__ = ["report"]
