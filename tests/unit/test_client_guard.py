@@ -35,11 +35,25 @@ def test_another_process_is_refused() -> None:
     """A forked child, which here does nothing but ask, gets the sentence that says what to do."""
     guard = ProcessGuard()
     guard.check()
-    guard.pid += 1
+    read, write = os.pipe()
 
-    assert not guard.at_home
-    with pytest.raises(ForkedLoader, match="make the Loader after the fork"):
-        guard.check()
+    child = os.fork()
+    if child == 0:
+        try:
+            guard.check()
+        except ForkedLoader as error:
+            os.write(write, error.message.encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with os.fdopen(read, "rb") as pipe:
+        said = pipe.read().decode()
+
+    assert f"opened in process {os.getpid()}" in said
+    assert f"its fork {child}" in said
+    assert "make the Loader after the fork" in said
+    guard.check()
 
 
 def test_a_fork_of_a_reading_process_gets_an_error_and_both_end() -> None:
