@@ -79,9 +79,9 @@ class Page:
         serial, length = _PAGE_HEAD.unpack_from(self._map)
         try:
             stage, lane, item = json.loads(self._map[_PAGE_HEAD.size : _PAGE_HEAD.size + length])
-        except ValueError:
+            return serial, stage, lane, ItemRef(*item) if item else None
+        except (ValueError, TypeError):
             return serial, "", None, None
-        return serial, stage, lane, ItemRef(*item) if item else None
 
 
 class Worker:
@@ -102,6 +102,7 @@ class Worker:
         self._held_until = self._last_s = 0.0
         self._ticket_s = 1.0
         self.job: str | None = None
+        self.careful = False
 
     def run(self) -> None:
         """Answer until the server process closes the socket."""
@@ -113,8 +114,9 @@ class Worker:
         """Do what one message asks; whatever fails is answered, and never ends the worker."""
         handler = getattr(self, f"_on_{message['op']}")
         self.lane, self.job = message.get("lane"), message.get("job")
+        self.careful = message.get("careful", False)
         for items in self.items.values():
-            items.careful = message.get("careful", False)
+            items.careful = self.careful
         try:
             handler(message)
         except PenstockError as error:
@@ -322,8 +324,8 @@ class Worker:
     def _may_hold(self) -> bool:
         """Tell whether a finished batch may wait a moment for the next one.
 
-        A wake-up of the server process costs as much as a cheap batch. So where the next ticket is at
-        hand, of the same job, and its tickets take next to no time, answers wait for each other.
+        A wake-up of the server process costs as much as a cheap batch. So where the next ticket is
+        at hand, of the same job, and its tickets take next to no time, answers wait for each other.
         """
         now = time.monotonic()
         took_s, self._last_s = now - self._last_s, now
@@ -331,7 +333,8 @@ class Worker:
         if len(self._held) == 1:
             self._held_until = now + HOLD_S
         return (
-            bool(self.inbox)
+            not self.careful  # what comes next may be what ended a worker here
+            and bool(self.inbox)
             and self.inbox[0].get("job") == self.job
             and self._ticket_s < HOLD_S
             and now < self._held_until
