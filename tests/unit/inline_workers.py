@@ -77,6 +77,8 @@ class InlineWorker(WorkerProcess):
         os.close(fd)
         self.inbox: deque[Message] = deque()
         self._frees, self._free_scheduled = [], False
+        self.started = True
+        self.answered: list[Message] = []
         self.side = _Side(InlineNode.current_jobs, self.page, self.arenas)
         loop.call_soon(self.on_message, self, {"op": "ready"})
 
@@ -93,6 +95,7 @@ class InlineWorker(WorkerProcess):
         message = self.inbox.popleft()
         for number, start in message["frees"]:
             self.side.arenas.give_back(number, start)
+        self.answered.append(message)
         self.side.handle(message)
         while self.side.answers:
             self.on_message(self, self.side.answers.popleft())

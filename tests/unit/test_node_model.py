@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -201,3 +202,42 @@ async def test_the_books_do_not_grow_with_the_run(
 
     for name, size in sizes[999].items():
         assert size <= max(64, sizes[99][name]), (name, sizes)
+
+
+async def test_an_evicted_batch_costs_itself_again_and_no_replay(tmp_path: Path) -> None:
+    """A late reader's batches are made from kept plans: only their own items are processed."""
+    plan = ("best_fit_split", "choosy", 2)
+    store = SqliteStore(tmp_path / "store.db")
+    await store.open()
+    job = make_job(plan[0], "full", *plan[1:])
+    node = InlineNode({"job": job}, store, workers=1, bound_bytes=0)
+    await node.start()
+    [hand] = node.hands
+
+    async def read() -> None:
+        reader = node.open("job", Share(1, 0, 1), None, 0, None, lambda: None)
+        node.extend(reader, 60)
+        for _ in range(60):
+            while (entry := reader.take()) is None:
+                await node.settle()
+                hand.answer_one()
+            assert bytes(entry.body or b"") == bytes(truth(plan, entry.key.position).body)
+            node.sent(reader, entry)
+        node.leave(reader)
+
+    try:
+        await read()
+        hand.answered.clear()
+        processed = hand.side.items["job"].processed
+        await read()
+    finally:
+        await node.close()
+        await store.close()
+
+    asked = [message for message in hand.answered if "ticket" in message]
+    assert [message["op"] for message in asked] == ["make"] * 60
+    own_items = sum(
+        len({tuple(ref[:3]) for row in json.loads(message["blobs"][0])[2] for ref in row})
+        for message in asked
+    )
+    assert hand.side.items["job"].processed - processed == own_items
