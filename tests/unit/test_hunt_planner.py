@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from penstock.server.core.refs import Verdict
+from penstock.server.core.refs import BatchPlan, Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.planner import Planner
@@ -63,7 +63,8 @@ def test_a_verdict_that_could_not_be_stored_leaves_no_part_of_its_item() -> None
     store = AwayOnce()
     tried = Planner(job, 0, Items(job, VerdictBook((), store.insert)))
 
-    plans, failures = [], 0
+    plans: list[BatchPlan | None] = []
+    failures = 0
     while len(plans) < 12:
         try:
             plans.append(tried.next())

@@ -221,6 +221,17 @@ class Node:
         reader.extend(horizon)
         self.schedule()
 
+    def take(self, reader: Reader, room_bytes: int | None = None) -> Entry | None:
+        """Return a reader's next batch, as `Reader.take`, and see to what it wants instead of it.
+
+        Raises:
+            PenstockError: The batch that is owed next cannot be made.
+        """
+        entry = reader.take(room_bytes)
+        if entry is None:
+            self.schedule()  # looking for it may have reached positions that nobody has asked for
+        return entry
+
     def sent(self, reader: Reader, entry: Entry) -> None:
         """A reader's batch has gone out: there may be room for another."""
         reader.sent(entry)
@@ -536,30 +547,41 @@ class Node:
         ticket.log.failed(ticket.entry, error)
 
     def _failed_open(self, worker: WorkerProcess, message: Message, error: PenstockError) -> None:
-        """Give up a line that did not open, for its snapshot or its job; its tickets fail too."""
+        """Give up a line that did not open, for its snapshot or its job; its tickets fail too.
+
+        Only its own: others of the job are at work in the same worker, and will be answered.
+        """
         log.error("a line cannot start", job=message["job"], code=error.code, error=error.message)
         one = self.logs[message["job"]]
-        if error.code != "bad_snapshot":
+        if message["of"] == "job":
             worker.jobs.discard(message["job"])
-            for ticket in [t for t in worker.tickets.values() if t.log is one]:
-                del worker.tickets[ticket.number]
-                if ticket.plans:
-                    ticket.lane.planning = False
-                one.failed(ticket.entry, error)
+            self._take_back(worker, [t for t in worker.tickets.values() if t.log is one], error)
             one.drop_lines(worker.number)
             return
+        damaged = error.code == "bad_snapshot"
         for lane in one.lanes:
             for line in [line for line in lane.lines if line.number == message["line"]]:
                 self._close_line(lane, line)
-                for ticket in [t for t in worker.tickets.values() if t.line is line]:
-                    del worker.tickets[ticket.number]
-                    if ticket.plans:
-                        lane.planning = False
-                    one.back(ticket.entry)
-                # Nobody looks for a start before the snapshot is gone.
-                held = {offset for offset, _, _ in lane.wanted}
-                lane.looking |= held
-                self._spawn(self._drop_snapshot(one.job, lane, line.start, held))
+                tickets = [t for t in worker.tickets.values() if t.line is line]
+                self._take_back(worker, tickets, None if damaged else error)
+                if damaged:
+                    # Nobody looks for a start before the snapshot is gone.
+                    held = {offset for offset, _, _ in lane.wanted}
+                    lane.looking |= held
+                    self._spawn(self._drop_snapshot(one.job, lane, line.start, held))
+
+    def _take_back(
+        self, worker: WorkerProcess, tickets: Iterable[Ticket], error: PenstockError | None
+    ) -> None:
+        """Take tickets from a worker that cannot make them; with no error another one shall."""
+        for ticket in tickets:
+            del worker.tickets[ticket.number]
+            if ticket.plans:
+                ticket.lane.planning = False
+            if error is None:
+                ticket.log.back(ticket.entry)
+            else:
+                ticket.log.failed(ticket.entry, error)
 
     async def _drop_snapshot(self, job: Job, lane: LaneState, offset: int, held: set[int]) -> None:
         """Remove an unusable snapshot; the next look finds an older one, or the lane's start."""
@@ -675,16 +697,28 @@ class Node:
             )
             self._all_ready.set()
             return
-        delay_s = 0.0 if worker.ready else min(0.1 * 2**self._failed_starts, MAX_RESTART_DELAY_S)
+        delay_s = 0.0 if worker.ready else self._restart_delay_s()
         self._loop.call_later(delay_s, self._replace, worker.number)
 
+    def _restart_delay_s(self) -> float:
+        """Return how long to wait where the last start failed, too."""
+        # The power stays small, however long the trouble lasts: a float ends at 2**1024.
+        return float(min(0.1 * 2 ** min(self._failed_starts, 10), MAX_RESTART_DELAY_S))
+
     def _replace(self, number: int) -> None:
-        """Start a worker in the place of one that died."""
+        """Start a worker in the place of one that died, or a little later if that cannot be."""
         if self.draining:
             return
         replacement = self._new_worker(number)
+        try:
+            replacement.start(self._loop)
+        except OSError as error:  # memory, processes or file descriptors are short
+            self._failed_starts += 1
+            delay_s = self._restart_delay_s()
+            log.error("a worker cannot be started", error=str(error), again_in_s=delay_s)
+            self._loop.call_later(delay_s, self._replace, number)
+            return
         self.workers[number] = replacement
-        replacement.start(self._loop)
         self.schedule()
 
     def _blame(self, ticket: Ticket, doing: str) -> None:

@@ -65,21 +65,39 @@ class WorkerProcess:
     _answered_s: float = 0.0
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the process; `on_message` tells when it is ready."""
+        """Start the process; `on_message` tells when it is ready.
+
+        Raises:
+            OSError: The system has no memory, process or file descriptor left for it.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._launch(theirs)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._attach(ours, loop)
+
+    def _launch(self, theirs: socket.socket) -> None:
         page_fd = os.memfd_create("penstock-page", os.MFD_CLOEXEC)
-        os.ftruncate(page_fd, PAGE_BYTES)
-        module = "penstock.server.pipeline.worker"
-        arguments = [str(theirs.fileno()), str(page_fd), str(os.getpid()), self.target]
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *arguments],
-            env=worker_environment(os.environ),
-            pass_fds=(theirs.fileno(), page_fd),
-            stdin=subprocess.DEVNULL,
-        )
-        theirs.close()
-        self.page = Page(page_fd)
-        os.close(page_fd)
+        try:
+            os.ftruncate(page_fd, PAGE_BYTES)
+            module = "penstock.server.pipeline.worker"
+            arguments = [str(theirs.fileno()), str(page_fd), str(os.getpid()), self.target]
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, *arguments],
+                env=worker_environment(os.environ),
+                pass_fds=(theirs.fileno(), page_fd),
+                stdin=subprocess.DEVNULL,
+            )
+            self.page = Page(page_fd)
+        finally:
+            os.close(page_fd)
+
+    def _attach(self, ours: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        """Listen to the worker at the other end of a socket."""
         ours.setblocking(False)
         self._sock, self._loop = ours, loop
         self._unpacker = Unpacker()
@@ -157,9 +175,8 @@ class WorkerProcess:
 
     def notice_end(self) -> None:
         """See to a process that has ended although its socket is still open."""
-        if not self.dead and self.process.poll() is not None:
-            self._gone()
-            self.on_death(self)
+        if self.process.poll() is not None:
+            self._end()
 
     def kill(self) -> None:
         """End the process at once."""
@@ -201,16 +218,26 @@ class WorkerProcess:
             data, fds = b"", []
         self._fds += fds
         if not data:
-            if not self.dead:
-                self._gone()
-                self.on_death(self)
+            self._end()
             return
-        for message in self._unpacker.feed(data):
-            if message["op"] == "arena":
-                fd = self._fds.pop(0)
-                self.arenas[message["number"]] = ArenaReader(fd, message["size"])
-            else:
-                self.on_message(self, message)
+        try:
+            for message in self._unpacker.feed(data):
+                if message["op"] == "arena":
+                    fd = self._fds.pop(0)
+                    self.arenas[message["number"]] = ArenaReader(fd, message["size"])
+                else:
+                    self.on_message(self, message)
+        except Exception as error:
+            # No memory to map an arena, or something else has written to the socket: what came
+            # with it is lost, so its tickets would never be answered.
+            log.exception("a worker cannot be understood; it is replaced", exc_info=error)
+            self._end()
+
+    def _end(self) -> None:
+        """Say once that the worker is gone."""
+        if not self.dead:
+            self._gone()
+            self.on_death(self)
 
     def _gone(self) -> None:
         if self.dead:

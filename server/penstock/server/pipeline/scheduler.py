@@ -32,6 +32,9 @@ MAX_LINES_PER_LANE = 4
 MAX_PENDING = 1024
 """Batches that one reader wants at once, wherever its horizon lies: that is only a number."""
 
+LOOK_POSITIONS = 1000
+"""Positions that a reader of some lanes passes over in one turn: others are served in between."""
+
 MAX_STARTS = 16
 """Starts kept per lane for lines that are not open yet."""
 
@@ -166,6 +169,7 @@ class Reader:
         self.log, self.share, self.tail, self.lanes, self.wake = log, share, tail, lanes, wake
         self.pending: dict[int, Entry] = {}
         self.horizon = 0
+        self.closed = False
         self.sent_batches = self.sent_bytes = 0
         self._next_wanted = share.at_or_after(start)
 
@@ -181,7 +185,9 @@ class Reader:
         return self.tail is not None and not self.pending and self._next_wanted >= self.tail.end
 
     def extend(self, horizon: int) -> None:
-        """Move the horizon; a lower one changes nothing."""
+        """Move the horizon; a lower one changes nothing, and none does behind `close`."""
+        if self.closed:
+            return
         self.horizon = max(self.horizon, horizon)
         self._fill()
 
@@ -198,7 +204,7 @@ class Reader:
                 missed = 0
                 continue
             missed += 1
-            if missed > self.log.job.lanes:
+            if missed > max(self.log.job.lanes, LOOK_POSITIONS):
                 # In an endless log its own positions meet none of its lanes, ever; in a finite one
                 # they may go on behind the ends of others: later, so that nobody else waits.
                 if self.tail is not None:
@@ -237,7 +243,8 @@ class Reader:
         self.log.leave(entry, self)
 
     def close(self) -> None:
-        """Stop wanting anything."""
+        """Stop wanting anything; idempotent."""
+        self.closed = True
         for entry in self.pending.values():
             self.log.leave(entry, self)
         self.pending.clear()

@@ -7,7 +7,6 @@ side, and are exactly what the `.proto` describes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import itertools
 import json
@@ -261,12 +260,12 @@ class Service:
             self.node.extend(reader, request.horizon)
             await self._send(stream, opening, context, listening)
         finally:
-            listening.cancel()
-            with contextlib.suppress(asyncio.CancelledError, PenstockError):
-                await listening
+            # First what may not fail: a reader that stays would want its batches for ever.
             del self.streams[number]
             self.node.leave(reader)
             self.metrics.streams.dec()
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
 
     async def _check_token(self, request: feed_pb2.Open) -> None:
         if not request.group or not request.token:
@@ -311,7 +310,7 @@ class Service:
                 reply = feed_pb2.ReadReply(draining=feed_pb2.Draining(detail=text))
                 await context.write(reply.SerializeToString())
                 return
-            entry = reader.take()
+            entry = self.node.take(reader)
             if entry is not None:
                 length = stream.waits(False)
                 if length is not None:
@@ -325,6 +324,10 @@ class Service:
             if listening.done() and not reader.pending:
                 return  # it hung up, and has all that it accepted
             stream.waits(bool(reader.pending))
+            if wake.is_set():
+                # There is more to look through, and everybody else shall have a turn before it.
+                await asyncio.sleep(0)
+                continue
             # Not wait_for: it makes a task for every batch.
             timer = loop.call_later(WAITING_EVERY_S, wake.set)
             await wake.wait()
@@ -338,7 +341,7 @@ class Service:
         try:
             if stream.request.bundles:
                 room = CHUNK_BYTES - entry.nbytes
-                while room > 0 and (more := reader.take(room)) is not None:
+                while room > 0 and (more := self.node.take(reader, room)) is not None:
                     entries.append(more)
                     room -= more.nbytes
             batches = [

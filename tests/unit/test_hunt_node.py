@@ -1,0 +1,279 @@
+"""A node in situations that must neither stop it nor leave a reader waiting for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from penstock.server.job import Job
+from penstock.server.metrics import Metrics
+from penstock.server.pipeline.scheduler import Entry, Reader
+from penstock.server.roles import MapDistributor
+from penstock.server.roles.base import LaneDraws
+from penstock.server.rpc.service import EOF, Service
+from penstock.server.sources import ItemsSource
+from penstock.server.store import SqliteStore
+from penstock.wire import PROTOCOL
+from penstock.wire.errors import Internal, PenstockError
+from penstock.wire.order import Share, Tail
+from penstock.wire.v1 import feed_pb2
+from unit.inline_workers import InlineNode, InlineWorker
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    """A store, open."""
+    one = SqliteStore(tmp_path / "store.db")
+    await one.open()
+    yield one
+    await one.close()
+
+
+def make_job(lanes: int, distributor: Any = None, **options: Any) -> Job:
+    """Return a job of 23 items, one per batch."""
+    source = ItemsSource([{"x": n} for n in range(23)])
+    return Job(source, distributor, batch_size=1, lanes=lanes, **options)
+
+
+def make_node(job: Job, store: SqliteStore, workers: int = 1) -> InlineNode:
+    """Return a node with one job, that notes what would end it."""
+    return InlineNode({"job": job}, store, workers=workers, bound_bytes=1 << 20)
+
+
+async def run_until_idle(node: InlineNode, readers: dict[Reader, list[int]]) -> None:
+    """Let all workers answer and all readers take, until nothing moves any more."""
+    idle = 0
+    while idle < 5:
+        await node.settle()
+        moved = any([hand.answer_one() for hand in node.hands])  # noqa: C419 - each has its turn
+        for reader, got in readers.items():
+            while (entry := take(node, reader)) is not None:
+                got.append(entry.key.position)
+                node.sent(reader, entry)
+                moved = True
+        idle = 0 if moved else idle + 1
+
+
+def take(node: InlineNode, reader: Reader) -> Entry | None:
+    """Take a batch; None also where the reader has failed."""
+    try:
+        return node.take(reader)
+    except PenstockError:
+        node.leave(reader)
+        return None
+
+
+class NoLaneOne(MapDistributor):
+    """A user's distributor that cannot open one lane."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def open(self, lane: int, lanes: int) -> LaneDraws:
+        """Open a lane, but not the second."""
+        if lane == 1:
+            raise RuntimeError("no permission for shard 1")
+        return super().open(lane, lanes)
+
+
+async def test_a_lane_that_cannot_be_opened_stops_no_other(store: SqliteStore) -> None:
+    """Whoever wants that lane is told why; readers of other lanes, and the node, go on."""
+    ended: list[str] = []
+    job = make_job(3, NoLaneOne())
+    node = make_node(job, store)
+    node.on_fatal = lambda: ended.append("ended")
+    await node.start()
+    try:
+        others = node.open("job", Share(1, 0, 1), None, 0, [0, 2], lambda: None)
+        got: list[int] = []
+        node.extend(others, 60)
+        for _ in range(20):
+            await run_until_idle(node, {others: got})
+        everything = node.open("job", Share(1, 0, 1), None, 60, None, lambda: None)
+        node.extend(everything, 120)
+        node.extend(others, 120)
+        failed: list[str] = []
+        for _ in range(20_000):
+            await node.settle()
+            for hand in node.hands:
+                hand.answer_one()
+            if everything.pending:
+                try:
+                    while (entry := everything.take()) is not None:
+                        node.sent(everything, entry)
+                except Internal as error:
+                    failed.append(error.message)
+                    node.leave(everything)
+            while (entry := others.take()) is not None:
+                got.append(entry.key.position)
+                node.sent(others, entry)
+            if len(got) == 80 and failed:
+                break
+
+        assert ended == []
+        assert sorted(got) == [position for position in range(120) if position % 3 != 1]
+        assert failed
+        assert "no permission for shard 1" in failed[0]
+    finally:
+        await node.close()
+
+
+async def test_a_reader_of_some_lanes_gets_what_comes_late(store: SqliteStore) -> None:
+    """Rank 2 of 3 meets lane 1 only in the padding of the last step: it is made nevertheless."""
+    job = make_job(3, epochs=301)
+    assert job.order.batches == 6923
+    node = make_node(job, store)
+    await node.start()
+    tail = Tail(6923, 3)
+    woken = asyncio.Event()
+    reader = node.open("job", Share(3, 2, 3), tail, 0, [1], woken.set)
+    got: list[int] = []
+    try:
+        node.extend(reader, 6924)
+        # As a stream does it: it looks again only when it was woken.
+        woken.set()
+        for _ in range(200):
+            await node.settle()
+            for hand in node.hands:
+                hand.answer_one()
+            if woken.is_set():
+                woken.clear()
+                while (entry := node.take(reader)) is not None:
+                    got.append(entry.key.position)
+                    node.sent(reader, entry)
+
+        assert got == [6923]
+        assert reader.finished
+    finally:
+        await node.close()
+
+
+class Unwilling(InlineWorker):
+    """A worker whose process cannot be started while memory is short."""
+
+    refusals: ClassVar[int] = 0
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start, unless the system refuses."""
+        if Unwilling.refusals > 0:
+            Unwilling.refusals -= 1
+            raise OSError(12, "Cannot allocate memory")
+        super().start(loop)
+
+
+class UnwillingNode(InlineNode):
+    """A node of such workers."""
+
+    def _new_worker(self, number: int) -> InlineWorker:
+        return Unwilling(number, "", self._message, self._death)
+
+
+async def test_a_worker_that_cannot_be_started_now_is_started_later(store: SqliteStore) -> None:
+    """No memory for a new process is no end: the node tries again, and readers go on."""
+    ended: list[str] = []
+    job = make_job(2)
+    node = UnwillingNode({"job": job}, store, workers=1, bound_bytes=1 << 20)
+    node.on_fatal = lambda: ended.append("ended")
+    await node.start()
+    reader = node.open("job", Share(1, 0, 1), None, 0, None, lambda: None)
+    got: list[int] = []
+    try:
+        Unwilling.refusals = 2
+        node.hands[0].die()
+        node.extend(reader, 10)
+        async with asyncio.timeout(30):
+            while len(got) < 10:
+                await run_until_idle(node, {reader: got})
+                # Time must pass: the node waits a moment before it tries again.
+                await asyncio.sleep(0.01)
+
+        assert Unwilling.refusals == 0
+        assert ended == []
+    finally:
+        await node.close()
+
+
+class Call:
+    """A gRPC call as a handler sees it: what the consumer sends, and what it gets."""
+
+    def __init__(self, requests: list[Any]) -> None:
+        self.requests, self.written = requests, 0
+        self.blocked = asyncio.Event()
+
+    async def read(self) -> Any:
+        """Return the consumer's next message, or raise what the connection did."""
+        if not self.requests:
+            await asyncio.Event().wait()
+        request = self.requests.pop(0)
+        if isinstance(request, Exception):
+            raise request
+        return request
+
+    async def write(self, _data: bytes) -> None:
+        """Take a message; from the second on the consumer is stalled."""
+        self.written += 1
+        if self.written > 1:
+            self.blocked.set()
+            await asyncio.Event().wait()
+
+    def done(self) -> bool:
+        """Tell that the call is over."""
+        return True
+
+
+def opening(horizon: int) -> bytes:
+    """Return the first message of a consumer of everything."""
+    message = feed_pb2.Open(protocol=PROTOCOL, job="job", world_size=1, horizon=horizon)
+    return feed_pb2.ReadRequest(open=message).SerializeToString()
+
+
+@pytest.mark.parametrize("requests", [[RuntimeError("rpc already finished")], [EOF], [b"\xff"]])
+async def test_a_stream_that_breaks_leaves_nothing_behind(
+    requests: list[Any], store: SqliteStore
+) -> None:
+    """However its connection ends, a reader's demand and its stream end with it."""
+    node = make_node(make_job(2), store)
+    await node.start()
+    service = Service(node, store, Metrics("test"))
+    call = Call([opening(0), *requests])
+    try:
+        async with asyncio.timeout(30):
+            await service._read(None, call)  # type: ignore[arg-type]  # it reads by the call
+
+        assert not node.log("job").readers
+        assert not service.streams
+    finally:
+        await node.close()
+
+
+async def test_a_cancelled_stream_lets_its_batch_go(store: SqliteStore) -> None:
+    """Cut off in the middle of a write: the batch is free again, and nobody wants anything."""
+    node = make_node(make_job(2), store)
+    await node.start()
+    service = Service(node, store, Metrics("test"))
+    call = Call([opening(4)])
+    reading = asyncio.ensure_future(service._read(None, call))  # type: ignore[arg-type]
+    try:
+        async with asyncio.timeout(30):
+            while not call.blocked.is_set():
+                await node.settle()
+                for hand in node.hands:
+                    hand.answer_one()
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            while any([hand.answer_one() for hand in node.hands]):  # noqa: C419 - each
+                await node.settle()
+
+        one = node.log("job")
+        one.shed()
+        assert not one.readers
+        assert not service.streams
+        assert not one.entries
+        assert (one.ready_bytes, one.kept_bytes, one.making) == (0, 0, 0)
+        assert all(arena.spans == 0 for hand in node.hands for arena in hand.arenas.values())
+    finally:
+        await node.close()

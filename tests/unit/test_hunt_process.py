@@ -1,0 +1,95 @@
+"""A worker process seen from the server: none that cannot be understood or started is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.server.core.refs import ItemRef
+from penstock.server.pipeline.channel import Message, pack
+from penstock.server.pipeline.process import WorkerProcess
+from penstock.server.pipeline.worker import PAGE_BYTES, Page
+
+
+class Wired(WorkerProcess):
+    """A worker whose end of the socket the test holds; its process only sleeps."""
+
+    def _launch(self, theirs: socket.socket) -> None:
+        self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        self.theirs = theirs.dup()
+
+    def close(self) -> None:
+        """End the process."""
+        super().close()
+        self.theirs.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [pack({"op": "arena", "number": 0, "size": 4096}), b"\x02\0\0\0\0\0\0\0}{"],
+    ids=["an arena without memory", "no message"],
+)
+async def test_a_worker_that_cannot_be_understood_is_gone(said: bytes) -> None:
+    """It is said once, so that its tickets go to another."""
+    heard: list[str] = []
+    ready, gone = asyncio.Event(), asyncio.Event()
+
+    def on_message(_worker: WorkerProcess, message: Message) -> None:
+        heard.append(message["op"])
+        ready.set()
+
+    def on_death(_worker: WorkerProcess) -> None:
+        heard.append("gone")
+        gone.set()
+
+    worker = Wired(0, "", on_message, on_death)
+    worker.start(asyncio.get_running_loop())
+    try:
+        worker.theirs.sendall(pack({"op": "ready"}))
+        async with asyncio.timeout(30):
+            await ready.wait()
+            worker.theirs.sendall(said)
+            await gone.wait()
+        worker.kill()
+        worker.process.wait()
+        worker.notice_end()
+
+        assert heard == ["ready", "gone"]
+        assert worker.dead
+    finally:
+        worker.kill()
+        worker.close()
+
+
+async def test_a_start_that_fails_leaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As often as the system refuses a process: no file descriptor stays open."""
+    worker = WorkerProcess(0, "", lambda *_: None, lambda *_: None)
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    before = sorted(os.listdir("/proc/self/fd"))
+
+    for _ in range(3):
+        with pytest.raises(FileNotFoundError):
+            worker.start(asyncio.get_running_loop())
+
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("text", [b'["fetch"', b'["fetch", 3, 5]', b'["fetch", 3, ["a"]]', b"7"])
+def test_a_torn_note_is_no_note(text: bytes, tmp_path: Path) -> None:
+    """A note may be read while it is written: whatever it looks like, reading it is no error."""
+    with (tmp_path / "page").open("w+b") as file:
+        file.truncate(PAGE_BYTES)
+        writer, reader = Page(file.fileno(), write=True), Page(file.fileno())
+    writer.note("process", 3, ItemRef("main", 5, 0))
+    assert reader.read()[1:] == ("process", 3, ItemRef("main", 5, 0))
+
+    writer._map[12 : 12 + len(text)] = text
+    writer._map[8:12] = len(text).to_bytes(4, "little")
+
+    assert reader.read()[1:] == ("", None, None)
