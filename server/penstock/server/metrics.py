@@ -86,6 +86,18 @@ class Metrics(Observer):
             ("job", "code"),
             registry=registry,
         )
+        self._verified = Counter(
+            "penstock_verified_batches_total",
+            "Batches made twice and compared: about one in 1,000.",
+            job,
+            registry=registry,
+        )
+        self._impure = Counter(
+            "penstock_impure_batches_total",
+            "Batches that were made twice and differed: a role of the job is not pure.",
+            job,
+            registry=registry,
+        )
         self._restarts = Counter(
             "penstock_worker_restarts_total",
             "Workers that died and were replaced.",
@@ -136,6 +148,12 @@ class Metrics(Observer):
     def failed(self, job: str, code: str) -> None:
         """A batch could not be made."""
         self._failed.labels(job, code).inc()
+
+    def verified(self, job: str, pure: bool) -> None:
+        """A batch was made twice, and was the same, or was not."""
+        self._verified.labels(job).inc()
+        if not pure:
+            self._impure.labels(job).inc()
 
     # --- what the edge tells ---
 

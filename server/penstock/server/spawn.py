@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import time
 from pathlib import Path
 from urllib.parse import parse_qsl
 
-from penstock.wire.errors import InvalidRequest, Unreachable
+from penstock.wire.errors import ERRORS, InvalidRequest, PenstockError, Unreachable
 from penstock.wire.transport import Address
 
 START_DEADLINE_S, END_DEADLINE_S = 120.0, 30.0
@@ -102,12 +103,20 @@ def _start(
             process.kill()
             said = log_path.read_text(errors="replace").strip().splitlines()
             why = said[-1] if said else f"it ended with status {process.wait()}"
-            raise Unreachable(
-                f"the node for {target} did not start: {why} (all of its output: {log_path})",
-                target=target,
-                log=str(log_path),
-            )
+            raise _not_started(target, why, log_path)
         time.sleep(0.05)
+
+
+def _not_started(target: str, why: str, log_path: Path) -> PenstockError:
+    """Return the error that the node ended with, under its own name where it had one."""
+    named = re.fullmatch(r"penstockd: error: (?P<sentence>.*) \[(?P<code>\w+)\]", why)
+    kind = ERRORS.get(named["code"], Unreachable) if named else Unreachable
+    sentence = named["sentence"] if named else why
+    return kind(
+        f"the node for {target} did not start: {sentence} (all of its output: {log_path})",
+        target=target,
+        log=str(log_path),
+    )
 
 
 def _wait_for_end(address: Path, users: Path) -> None:

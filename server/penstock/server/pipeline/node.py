@@ -50,10 +50,16 @@ log = structlog.get_logger("penstock.node")
 MAX_DEATHS = 3
 """An item that kills its worker so often, while its lane gets no further, stops the lane."""
 
-START_DEADLINE_S = 120.0
+START_DEADLINE_S, END_GRACE_S = 120.0, 2.0
 ITEM_DEADLINE_S = 600.0
 MAX_RESTART_DELAY_S = 5.0
 STORE_RETRY_S, STORE_DEADLINE_S = 0.5, 60.0
+
+
+VERIFY_EVERY = 1000
+"""One batch in so many is made twice, by another worker where there is one, and compared."""
+
+MAX_CHECKS = 16
 
 
 class Observer:
@@ -70,6 +76,9 @@ class Observer:
 
     def failed(self, job: str, code: str) -> None:
         """A batch could not be made."""
+
+    def verified(self, job: str, pure: bool) -> None:
+        """A batch was made twice, and was the same, or was not."""
 
 
 class Node:
@@ -110,6 +119,7 @@ class Node:
         self.started_at = time.monotonic()
         self._seekable: dict[str, bool] = {}
         self._numbers = itertools.count(1)
+        self._checks: dict[int, tuple[Ticket, bytes]] = {}
         self._unsaved: dict[tuple[bytes, int], SnapshotRecord] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._scheduled = False
@@ -173,9 +183,12 @@ class Node:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for worker in self.workers:
-            if worker.started:
-                worker.close()
+        started = [worker for worker in self.workers if worker.started]
+        for worker in started:
+            worker.hang_up()
+        deadline = time.monotonic() + END_GRACE_S  # of all together: they end at the same time
+        for worker in started:
+            worker.close(max(0.0, deadline - time.monotonic()))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(coroutine)
@@ -492,9 +505,41 @@ class Node:
         ticket.log.ready(ticket.entry, header, body, nbytes, release)
         name = ticket.log.job.name
         self.observer.produced(name, nbytes, message["counts"])
+        if ticket.log.produced % VERIFY_EVERY == 0:
+            self._verify(worker, ticket, header, plan)
         if "counters" in message:
             self.observer.counted(name, ticket.lane.lane, message["counters"])
         self._remember_snapshots(ticket, message["snapshots"], snapshots)
+
+    def _verify(self, maker: WorkerProcess, ticket: Ticket, header: bytes, plan: bytes) -> None:
+        """Have a batch made once more: purity is what everything here stands on."""
+        others = [one for one in self.workers if one is not maker and one.ready and not one.dead]
+        worker = others[ticket.number % len(others)] if others else maker
+        while len(self._checks) >= MAX_CHECKS:  # their workers died
+            del self._checks[next(iter(self._checks))]
+        number = next(self._numbers)
+        self._checks[number] = (ticket, header)
+        self._introduce(worker, ticket.log.job)
+        key = ticket.entry.key
+        head = {"check": number, "job": ticket.log.job.name, "lane": key.lane, "blank": key.blank}
+        worker.send({"op": "verify", **head}, [plan])
+
+    def _on_verified(self, worker: WorkerProcess, message: Message) -> None:
+        ticket, header = self._checks.pop(message["check"], (None, b""))
+        if ticket is None:
+            return
+        pure = message["blobs"][0] == header
+        self.observer.verified(ticket.log.job.name, pure)
+        if not pure:
+            key = ticket.entry.key
+            log.error(
+                "a batch was made twice, and differs: a role of this job is not pure; "
+                "`penstockd check` names the first impure key",
+                job=ticket.log.job.name,
+                lane=key.lane,
+                offset=key.offset,
+                position=key.position,
+            )
 
     def _on_planned(self, worker: WorkerProcess, message: Message) -> None:
         ticket = worker.answer(message["ticket"])
@@ -522,6 +567,9 @@ class Node:
         cls = ERRORS.get(message["code"], Internal)
         error = cls(message["message"], **message["fields"])
         name = message["job"]
+        if message["of"] == "verify":
+            log.warning("a batch could not be made twice", job=name, error=error.message)
+            return
         if message["of"] in ("open", "job"):
             self._failed_open(worker, message, error)
             return

@@ -183,11 +183,15 @@ class WorkerProcess:
         if self.process.poll() is None:
             self.process.kill()
 
-    def close(self) -> None:
-        """End the process by closing its socket, and wait a moment for it."""
+    def hang_up(self) -> None:
+        """Close the socket, at which the process ends when it has done what it is at."""
         self._gone()
+
+    def close(self, grace_s: float = 2.0) -> None:
+        """End the process: it has a moment to end by itself."""
+        self.hang_up()
         try:
-            self.process.wait(timeout=2)
+            self.process.wait(timeout=grace_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

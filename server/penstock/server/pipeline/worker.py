@@ -213,6 +213,13 @@ class Worker:
         made = self.makers[message["job"]].make(plan, blank=message["blank"])
         self._done(message, made, plan, [], None)
 
+    def _on_verify(self, message: Message) -> None:
+        """Make a batch once more and answer its header: it holds the checksum of the body."""
+        plan = BatchPlan.from_json(json.loads(message["blobs"][0]))
+        made = self.makers[message["job"]].make(plan, blank=message["blank"])
+        header = made.write(memoryview(bytearray(made.nbytes)))
+        self._send({"op": "verified", "check": message["check"]}, [header])
+
     def _on_snapshot(self, message: Message) -> None:
         """Answer the snapshots of every line, as the server drains."""
         offsets, blobs = [], []

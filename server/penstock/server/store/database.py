@@ -18,6 +18,7 @@ from penstock.wire.errors import PenstockError, StoreCorrupt, StoreUnavailable
 
 _T = TypeVar("_T")
 
+_FOREIGN = "is a SQLite file, but not a penstock store"
 _MAGIC = b"SQLite format 3\0"
 
 # Situations of the machine, not of the file's content: they may pass.
@@ -246,6 +247,9 @@ class Database:
         if header[:16] != _MAGIC or len(header) < 100:
             what = "is empty" if not header else "is not a SQLite file"
             raise self._corrupt(what)
+        if header[68:72] != schema.APPLICATION_ID.to_bytes(4, "big"):
+            # Here already: opening another program's file would change its journal mode.
+            raise self._corrupt(_FOREIGN)
         if header[18:20] not in (b"\1\1", b"\2\2"):
             raise self._corrupt(f"has journal versions {header[18]} and {header[19]} in its header")
 
@@ -271,7 +275,7 @@ class Database:
         """Refuse another program's file, another format and damage; learn the UUID."""
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         if application != schema.APPLICATION_ID:
-            raise self._corrupt("is a SQLite file, but not a penstock store")
+            raise self._corrupt(_FOREIGN)
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version != schema.FORMAT:
             raise self._corrupt(
