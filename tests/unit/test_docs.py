@@ -1,0 +1,89 @@
+"""The pages' own rules: errors.md is the table of errors, decisions are whole, prose is readable."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from penstock.wire import errors
+
+DOCS = Path(__file__).parents[2] / "docs"
+DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
+PARTS = ["Context", "Options", "Choice", "What would change our mind"]
+MINE = [DOCS / name for name in ("resume.md", "protocol.md", "errors.md")]
+
+
+def error_rows() -> list[list[str]]:
+    """The rows of the tables in errors.md: code, status, when, what to do."""
+    text = (DOCS / "errors.md").read_text()
+    return [
+        [cell.strip() for cell in line.strip("|\n").split(" | ")]
+        for line in re.findall(r"^\| `.*$", text, re.M)
+    ]
+
+
+def test_the_page_of_errors_is_the_table_of_errors() -> None:
+    """Each code once, with the status that carries it; no code more and none less."""
+    listed = [(code.strip("`"), status) for code, status, *_ in error_rows()]
+
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {(code, cls.status) for code, cls in errors.ERRORS.items()}
+
+
+def test_every_error_says_when_and_what_to_do() -> None:
+    """No cell of the table is empty, and both are sentences."""
+    for code, _, when, do in error_rows():
+        assert when.endswith("."), code
+        assert do.rstrip(" |").endswith("."), code
+
+
+def test_other_pages_name_codes_that_exist() -> None:
+    """`[code]` as commands print it, and codes in the protocol."""
+    named = {
+        (code, page.name)
+        for page in DOCS.rglob("*.md")
+        for code in re.findall(r"`\[(\w+)\]`", page.read_text())
+    }
+    named |= {
+        (code, "protocol.md")
+        for code in re.findall(r"refused with `(\w+)`", (DOCS / "protocol.md").read_text())
+    }
+
+    assert named
+    assert sorted(one for one in named if one[0] not in errors.ERRORS) == []
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    """So that "decision 4" is one page for ever."""
+    numbers = [int(page.name[:4]) for page in DECISIONS]
+
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_a_decision_is_whole(page: Path) -> None:
+    """Its number and title, its four parts in order, its line in the list; short enough to read."""
+    text = page.read_text()
+    listed = (page.parent / "README.md").read_text()
+
+    assert text.startswith(f"# {page.name[:4]}: ")
+    assert re.findall(r"^## (.*)$", text, re.M) == PARTS
+    assert f"| [{page.name[:4]}]({page.name}) |" in listed
+    assert len(text.split()) <= 600
+
+
+@pytest.mark.parametrize("page", [*MINE, *DECISIONS], ids=lambda page: page.stem)
+def test_prose_has_one_sentence_per_line(page: Path) -> None:
+    """A changed sentence is one changed line."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    prose = re.sub(r"`[^`]*`", "`code`", prose)
+
+    crowded = [
+        line
+        for line in prose.splitlines()
+        if not line.startswith(("|", "#", "<!--")) and re.search(r"[a-z`)\]][.!?] +[A-Z`\[]", line)
+    ]
+
+    assert crowded == []

@@ -1,0 +1,146 @@
+"""docs/protocol.md against the messages themselves, and its client against a real node."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import serving, write_job_file
+from penstock.server.config import load
+from penstock.server.local import LocalLoader
+from penstock.server.rpc.cursors import MAX_NAME
+from penstock.server.rpc.service import OPTIONS, WAITING_EVERY_S
+from penstock.wire import ALIGNMENT, CHUNK_BYTES, MAX_MESSAGE_BYTES, PROTOCOL
+from penstock.wire.errors import ERROR_METADATA_KEY
+from penstock.wire.frame import MAX_HEADER_BYTES, body_digest
+from penstock.wire.order import MAX_POSITION
+from penstock.wire.v1 import cursors_pb2, feed_pb2
+from penstock.wire.values import MAX_DIMENSIONS, MAX_LIST_DEPTH, STORAGE
+
+PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+
+
+def section(title: str) -> str:
+    """The text below a heading, up to the next heading."""
+    [found] = re.findall(rf"^#+ {re.escape(title)}\n(.*?)(?=^#+ |\Z)", PAGE, re.M | re.S)
+    return str(found)
+
+
+def first_cells(title: str) -> list[str]:
+    """What stands in backquotes in the first column of a section's table, row by row."""
+    cells = re.findall(r"^\| (`.*?) \|", section(title), re.M)
+    return [name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)]
+
+
+def test_every_method_is_listed() -> None:
+    """Both services, no method more and none less."""
+    services = [
+        file.services_by_name[name]
+        for file, name in ((feed_pb2.DESCRIPTOR, "Feed"), (cursors_pb2.DESCRIPTOR, "Cursors"))
+    ]
+
+    listed = first_cells("Services")
+
+    assert listed == [f"{one.name}.{method.name}" for one in services for method in one.methods]
+
+
+@pytest.mark.parametrize(
+    ("title", "message"),
+    [("Open", feed_pb2.Open), ("The header", feed_pb2.BatchHeader)],
+    ids=["open", "header"],
+)
+def test_every_field_is_explained(title: str, message: type) -> None:
+    """The tables of fields are those of the messages, in their order."""
+    fields = [field.name for field in message.DESCRIPTOR.fields]  # type: ignore[attr-defined]
+
+    listed = first_cells(title)
+
+    assert sorted(listed) == sorted(fields)
+
+
+def test_every_kind_of_value_is_explained() -> None:
+    """A reader of another language knows all that may come."""
+    kinds = {field.name for field in feed_pb2.Value.DESCRIPTOR.fields}
+
+    assert set(first_cells("Values")) == kinds
+
+
+def test_every_kind_of_reply_is_named() -> None:
+    """Nothing comes over a Read that the page does not speak of."""
+    read = PAGE[PAGE.index("## Read") : PAGE.index("## The header")].lower()
+
+    missing = [
+        field.name
+        for field in feed_pb2.ReadReply.DESCRIPTOR.fields
+        if not re.search(rf"\b{field.name}\b", read)
+    ]
+
+    assert missing == []
+
+
+def test_the_dtypes_are_those_of_the_wire() -> None:
+    """The page lists them all."""
+    [line] = re.findall(r"^The dtypes: (.*)\.$", section("The body"), re.M)
+
+    assert set(re.findall(r"`(\w+)`", line)) == set(STORAGE)
+
+
+def test_numbers_are_those_of_the_code() -> None:
+    """Limits, intervals and versions."""
+    limits = dict(re.findall(r"^\| ([A-Z].*?) \| (.*?) \|$", section("Limits"), re.M))
+
+    assert limits["One message"] == f"{MAX_MESSAGE_BYTES >> 20} MiB"
+    assert limits["Body bytes in one chunk"] == f"{CHUNK_BYTES >> 20} MiB"
+    assert limits["A header"].startswith("16 MiB less one chunk and 4 KiB;")
+    assert MAX_HEADER_BYTES == MAX_MESSAGE_BYTES - CHUNK_BYTES - (4 << 10)
+    assert (limits["Positions, offsets, steps"], MAX_POSITION) == ("below 2^63", (1 << 63) - 1)
+    assert limits["Dimensions of a tensor"] == str(MAX_DIMENSIONS)
+    assert limits["A group's or checkpoint's name"] == f"{MAX_NAME} characters"
+    assert f"multiple of {ALIGNMENT}" in section("Values")
+    assert f"nested up to {MAX_LIST_DEPTH} deep" in section("Values")
+    assert f"After every {WAITING_EVERY_S:.0f} seconds" in section("Waiting, Draining, End")
+    assert f"`protocol` is {PROTOCOL} " in section("Services")
+    assert f"`{ERROR_METADATA_KEY}`" in section("Errors")
+    options = dict(OPTIONS)
+    assert options["grpc.keepalive_time_ms"] == 30_000
+    assert options["grpc.http2.min_recv_ping_interval_without_data_ms"] <= 30_000
+    assert limits["A server's keepalive pings"].startswith("every 30 seconds;")
+
+
+@pytest.mark.parametrize("job", ["numbers", "large", "texts"])
+def test_the_client_in_one_page_reads_what_local_computes(tmp_path: Path, job: str) -> None:
+    """Small batches, batches of several chunks, and batches without a body."""
+    [(name, client)] = re.findall(r"^<!-- file: (\S+) -->\n```python\n(.*?)^```", PAGE, re.M | re.S)
+    (tmp_path / name).write_text(client)
+    (tmp_path / "large.py").write_text(
+        "import numpy as np\n\n\ndef make(raw):\n"
+        '    return {"x": np.arange(raw, raw + 400_000, dtype="int64")}\n'
+    )
+    items = {"numbers": list(range(40)), "large": [1, 2, 3], "texts": [{"t": "a"}, {"t": "bc"}]}
+    file = write_job_file(
+        tmp_path / "penstock.yaml",
+        {
+            name: {"lanes": 3, "source": {"type": "items", "items": items[name]}, "batch_size": 1}
+            | ({"function": "./large.py:make"} if name == "large" else {})
+            for name in items
+        },
+    )
+
+    with serving(file) as node:
+        done = subprocess.run(
+            [sys.executable, str(tmp_path / "read.py"), node.address, job, "8"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    truth = LocalLoader(load(str(file)).jobs[job])
+    expected = [f"{position} {body_digest(truth.batch(position).body)}" for position in range(8)]
+    assert sorted(done.stdout.splitlines()) == expected, done.stderr
