@@ -1,4 +1,4 @@
-"""A worker process seen from the server: none that cannot be understood or started is waited for."""
+"""A worker process seen from the server: what cannot be understood or started costs no waiting."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.pipeline.channel import Message, pack
+from penstock.server.pipeline.node import Node
 from penstock.server.pipeline.process import WorkerProcess
 from penstock.server.pipeline.worker import PAGE_BYTES, Page
+from penstock.server.store import SqliteStore
 
 
 class Wired(WorkerProcess):
@@ -24,9 +27,9 @@ class Wired(WorkerProcess):
         self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         self.theirs = theirs.dup()
 
-    def close(self) -> None:
+    def close(self, grace_s: float = 0.0) -> None:
         """End the process."""
-        super().close()
+        super().close(grace_s)
         self.theirs.close()
 
 
@@ -78,6 +81,22 @@ async def test_a_start_that_fails_leaks_nothing(monkeypatch: pytest.MonkeyPatch)
             worker.start(asyncio.get_running_loop())
 
     assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+async def test_workers_that_do_not_listen_are_ended_together(tmp_path: Path) -> None:
+    """All in the middle of something long: the node ends after one moment of grace, not many."""
+    store = SqliteStore(tmp_path / "store.db")
+    node = Node("", {}, store, workers=0, bound_bytes=0)
+    loop = asyncio.get_running_loop()
+    node.workers = [Wired(number, "", lambda *_: None, lambda *_: None) for number in range(8)]
+    for worker in node.workers:
+        worker.start(loop)
+    began = time.monotonic()
+
+    await node.close()
+
+    assert time.monotonic() - began < 8  # one after another they would take 16 s
+    assert all(worker.process.poll() == -9 for worker in node.workers)
 
 
 @pytest.mark.parametrize("text", [b'["fetch"', b'["fetch", 3, 5]', b'["fetch", 3, ["a"]]', b"7"])

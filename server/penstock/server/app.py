@@ -79,7 +79,9 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
         node.on_fatal = fail
         # Workers are started before gRPC exists in this process.
         stack.push_async_callback(node.close)
-        await node.start()
+        if not await _start(node, stop):
+            log.info("stopped before it was ready")
+            return 1 if failed.is_set() else 0
         service = Service(node, store, metrics)
         metrics.watch(service.status)
         http_address = None
@@ -113,6 +115,19 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
         await asyncio.gather(drain, hurried, return_exceptions=True)
     log.info("stopped")
     return 1 if failed.is_set() else 0
+
+
+async def _start(node: Node, stop: asyncio.Event) -> bool:
+    """Start the node; False where it is told to stop before: workers may take long to load."""
+    starting, stopping = asyncio.ensure_future(node.start()), asyncio.ensure_future(stop.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if starting.done():
+        await starting
+        return True
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    return False
 
 
 async def _drain(node: Node, service: Service, grace_s: float) -> None:
