@@ -1,0 +1,514 @@
+"""What people get wrong, through the real commands: one sentence with value, place and remedy.
+
+Each case runs a process of its own, as a user does, and looks at what a person sees: the exit
+status, one line on stderr that ends in a stable code, and no traceback of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from harness import ENVIRONMENT, Server, run_command, serving, write_job_file
+from penstock.client import Loader
+from penstock.wire.errors import BadItem, InvalidRequest, JobChanged, OtherStore, PenstockError
+
+DEADLINE_S = 30.0
+
+ROLES = """\
+import json
+
+
+def parse(raw):
+    return json.loads("{" + raw["text"])
+
+
+def to_sample(raw):
+    return {"input_ids": parse(raw)}
+
+
+def number(raw):
+    return 7
+
+
+def nothing(raw):
+    return None
+
+
+class NoRole:
+    pass
+"""
+
+GOOD: dict[str, Any] = {
+    "lanes": 2,
+    "batches_per_step": 4,
+    "source": {"type": "parquet", "files": "data.parquet", "columns": ["text", "input_ids"]},
+    "batcher": {"type": "best_fit", "max_tokens": 16, "pool_size": 4},
+    "collator": {"type": "packed"},
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, with what is no data, and with roles."""
+    folder = tmp_path_factory.mktemp("home")
+    ids = [[n, n + 1, n + 2] for n in range(40)]
+    table = pa.table({"text": [str(n) for n in range(40)], "input_ids": ids})
+    pq.write_table(table, folder / "data.parquet", row_group_size=8)
+    pq.write_table(table.slice(0, 0), folder / "empty.parquet")
+    (folder / "cut.parquet").write_bytes((folder / "data.parquet").read_bytes()[:200])
+    (folder / "roles.py").write_text(ROLES)
+    (folder / "broken.py").write_text("def f(:\n")
+    (folder / "no_tokenizer.json").write_text('{"hello": 1}')
+    return folder
+
+
+def seen(ended: subprocess.CompletedProcess[str], command: str) -> str:
+    """Return the one sentence that a command ended with; fail where it is more than that."""
+    assert ended.returncode != 0, f"it exits with 0 and says {ended.stdout}"
+    assert ended.stdout == ""
+    [line] = ended.stderr.splitlines()
+    assert line.startswith(f"{command}: error: ")
+    assert line.endswith("]"), "it ends in its code"
+    return line
+
+
+def penstockd(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock.server.cli", *arguments],
+        cwd=home,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+# --- job files ------------------------------------------------------------------------------------
+
+SERVED: list[tuple[str, dict[str, Any], str]] = [
+    ("key", {"sed": 7}, "jobs.main.sed is no key of jobs.main: did you mean seed? [invalid_job]"),
+    (
+        "parameter",
+        {"batcher": {"type": "best_fit", "max_tokens": 16, "poolsize": 4}},
+        "jobs.main.batcher.poolsize is no parameter of BestFitPackingBatcher: did you mean "
+        "pool_size? [invalid_job]",
+    ),
+    ("role", {"batcher": {"type": "bestfit"}}, "no batcher 'bestfit': did you mean best_fit?"),
+    (
+        "column",
+        {"source": {"type": "parquet", "files": "data.parquet", "columns": ["txt"]}},
+        "data.parquet has no column 'txt': did you mean 'text'?",
+    ),
+    (
+        "missing file",
+        {"source": {"type": "parquet", "files": "none*.parquet"}},
+        "no file matches '{home}/none*.parquet': check the path",
+    ),
+    (
+        "no rows",
+        {"source": {"type": "parquet", "files": "empty.parquet"}},
+        "'{home}/empty.parquet' hold zero rows",
+    ),
+    (
+        "cut file",
+        {"source": {"type": "parquet", "files": "cut.parquet"}},
+        "cut.parquet is not a Parquet file",
+    ),
+    (
+        "no items",
+        {"source": {"type": "items", "items": []}},
+        "jobs.main: source 'main' holds zero items",
+    ),
+    (
+        "tokenizer",
+        {"processor": {"type": "tokenize", "tokenizer": "no_tokenizer.json", "column": "text"}},
+        "'{home}/no_tokenizer.json' is not a tokenizer",
+    ),
+    (
+        "missing tokenizer",
+        {"processor": {"type": "tokenize", "tokenizer": "none.json", "column": "text"}},
+        "there is no tokenizer file '{home}/none.json'",
+    ),
+    ("function", {"function": "./roles.py:to_sampel"}, "did you mean to_sample?"),
+    ("no role", {"processor": {"type": "./roles.py:NoRole"}}, "derive it from penstock.server"),
+    ("syntax", {"function": "./broken.py:f"}, "broken.py cannot be imported: SyntaxError"),
+    (
+        "packed epochs",
+        {"epochs": 2},
+        "jobs.main: epochs: 2 needs a batch count that is known by arithmetic, and "
+        "BestFitPackingBatcher does not give one",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "says"), SERVED, ids=[case[0] for case in SERVED])
+def test_serve_refuses_a_job_file_that_does_not_hold_together(
+    home: Path, name: str, change: dict[str, Any], says: str
+) -> None:
+    """Before anything listens: file, line, key, value and the way on; the status is 2."""
+    file = write_job_file(home / f"{name.replace(' ', '_')}.yaml", {"main": {**GOOD, **change}})
+
+    ended = penstockd(home, "serve", file.name, "--store", f"sqlite:///{file.stem}.db")
+
+    assert ended.returncode == 2
+    line = seen(ended, "penstockd")
+    assert says.replace("{home}", str(home)) in line
+    assert f"{file.name}:" in line, "the file and the line are named"
+
+
+def test_check_names_the_job_whose_batch_fails(home: Path) -> None:
+    """Where a file holds many jobs, the sentence says which one."""
+    file = write_job_file(
+        home / "pad.yaml",
+        {"good": GOOD, "narrow": {**GOOD, "collator": {"type": "packed", "pad_to": 4}}},
+    )
+
+    ended = penstockd(home, "check", file.name, "--json", "--items", "4", "--batches", "1")
+
+    assert ended.returncode == 2
+    [line] = ended.stderr.splitlines()
+    assert "job 'narrow', lane 0, offset 0: row 0 has" in line
+    assert [job["ok"] for job in json.loads(ended.stdout)["jobs"]] == [True, False]
+
+
+def test_a_users_exception_shows_the_users_frames_alone(home: Path) -> None:
+    """Their lines are shown, frames of libraries are counted, and none of ours is there."""
+    file = write_job_file(
+        home / "raises.yaml", {"main": {**GOOD, "function": "roles.py:to_sample"}}
+    )
+    file.write_text(file.read_text().replace("roles.py:", "./roles.py:"))
+
+    ended = penstockd(home, "check", file.name, "main", "--items", "4", "--batches", "1")
+
+    assert ended.returncode == 2
+    lines = ended.stderr.splitlines()
+    assert lines[0] == "Traceback of your code (most recent call last):"
+    frames = [line.strip() for line in lines if line.startswith("  File ")]
+    roles = home / "roles.py"
+    assert frames == [
+        f'File "{roles}", line 9, in to_sample',
+        f'File "{roles}", line 5, in parse',
+    ]
+    assert sum("... in libraries" in line for line in lines) == 1
+    assert lines[-1].startswith("penstockd: error: item main[")
+    assert lines[-1].endswith("[bad_item]")
+
+
+# --- addresses ------------------------------------------------------------------------------------
+
+ADDRESSES = [
+    ("127.0.0.1", "give an address: host:port or unix:/path"),
+    ("192.0.2.1:50051", "give an address of this machine as --listen"),
+    ("unix:{home}/data.parquet", "a file that is no socket lies there, and it is left alone"),
+    ("unix:{home}/none/node.sock", "none is no folder that this process may write to"),
+    ("unix:{home}/" + "x" * 120, "is longer than the 100 bytes that the system allows"),
+]
+
+
+@pytest.mark.parametrize(("listen", "says"), ADDRESSES)
+def test_an_address_that_cannot_be_bound_is_refused(home: Path, listen: str, says: str) -> None:
+    """With the system's reason, nothing of gRPC's own log, and no file of the user's removed."""
+    file = write_job_file(home / "listen.yaml", {"main": GOOD})
+    data = (home / "data.parquet").read_bytes()
+
+    ended = penstockd(
+        home,
+        *("serve", file.name, "--store", "sqlite:///listen.db"),
+        *("--listen", listen.replace("{home}", str(home))),
+    )
+
+    assert ended.returncode == 2
+    assert says in seen(ended, "penstockd")
+    assert (home / "data.parquet").read_bytes() == data
+
+
+# --- a running node -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(home: Path) -> Iterator[Server]:
+    """A node with jobs that are right and jobs whose mistakes show when they are read."""
+    tokenize = {"type": "tokenize", "tokenizer": "tokenizer.json", "column": "txt"}
+    write_tokenizer(home / "tokenizer.json")
+    jobs: dict[str, Any] = {
+        "main": GOOD,
+        "raises": {**GOOD, "function": "./roles.py:to_sample"},
+        "number": {**GOOD, "function": "./roles.py:number"},
+        "starved": {**GOOD, "function": "./roles.py:nothing"},
+        "column": {**GOOD, "processor": tokenize},
+        "far": {**GOOD, "max_replay": 10},
+        "finite": {
+            "lanes": 3,
+            "epochs": 1,
+            "source": {"type": "items", "items": list(range(20))},
+            "batch_size": 2,
+        },
+    }
+    with serving(write_job_file(home / "served.yaml", jobs)) as running:
+        yield running
+
+
+def write_tokenizer(path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.WordLevel({"0": 0, "<unk>": 1}, unk_token="<unk>")).save(str(path))
+
+
+BIG = str(2**63)
+
+CALLS: list[tuple[list[str], str, str]] = [
+    (["cat", "@", "man"], "there is no job 'man' here; there are: ", "unknown_job"),
+    (
+        ["cat", "@", "main", "--rank", "4", "--world-size", "4"],
+        "rank 4 is not one of 4 ranks",
+        "rank_out_of_range",
+    ),
+    (
+        ["cat", "@", "main", "--rank", "0", "--world-size", "3"],
+        "4 batches per step cannot be shared evenly by 3 ranks: use batches_per_step 3 or 6",
+        "uneven_step",
+    ),
+    (["cat", "@", "finite", "--from-step", "99"], "step 99 lies past the end", "past_end"),
+    (["cat", "@", "finite", "--from-position", "99"], "lies past the end", "past_end"),
+    (
+        ["cat", "@", "finite", "--from-step", "99", "--group", "g", "--commit"],
+        "step 99 lies past the end",
+        "past_end",
+    ),
+    (["cat", "@", "far", "--from-position", "999"], "max_replay = 10", "position_far"),
+    (["cat", "@", "far", "--from-step", str(2**62)], "lies beyond position", "invalid_request"),
+    (["cat", "@", "main", "--group", "nobody"], "has no group 'nobody'", "unknown_group"),
+    (["cat", "@", "number", "--count", "1"], "number returned int; return a dict", "bad_item"),
+    (["cat", "@", "starved"], "items in a row without one sample (drawn: ", "lane_starved"),
+    (["cat", "@", "column"], "column is 'txt', and the items have 'text'", "invalid_job"),
+    (["cat", "local:none.yaml", "main"], "there is no job file 'none.yaml'", "invalid_job"),
+    (["cat", "spawn:none.yaml", "main"], "did not start: there is no job file", "invalid_job"),
+    (["cat", "@", "main", "--group", "a\nb", "--commit"], r"group='a\nb'", "invalid_request"),
+    (["cursors", "@", "main", "--group", "nobody", "restore", "c"], "'nobody'", "unknown_group"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says", "code"), CALLS, ids=[" ".join(case[0]) for case in CALLS]
+)
+def test_a_call_that_cannot_be_is_one_sentence(
+    server: Server, arguments: list[str], says: str, code: str
+) -> None:
+    """From `penstock`: the node's sentence and code; the exit status is not 0."""
+    given = [server.address if part == "@" else part for part in arguments]
+
+    ended = run_command(["penstock.client.cli", *given])
+
+    line = seen(ended, "penstock")
+    assert says in line
+    assert line.endswith(f"[{code}]")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["cursors", "@", "main", "--group", "g", "seek", "--to-step", BIG],
+        ["cat", "@", "main", "--from-step", BIG],
+        ["cat", "@", "main", "--batches-per-step", BIG],
+    ],
+)
+def test_a_number_beyond_every_position_is_a_mistake_in_the_call(
+    server: Server, arguments: list[str]
+) -> None:
+    """It is refused before anything is sent, with the limit."""
+    given = [server.address if part == "@" else part for part in arguments]
+
+    ended = run_command(["penstock.client.cli", *given])
+
+    assert ended.returncode == 2
+    assert f"{BIG} is above {2**63 - 1}" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_users_exception_reaches_cat_and_the_trainers_log(server: Server) -> None:
+    """The user's own lines stand in what `penstock cat` prints and below an uncaught error."""
+    cat = run_command(["penstock.client.cli", "cat", server.address, "raises"])
+    train = (
+        "from penstock.client import Loader\n"
+        f"for batch in Loader({server.address!r}, 'raises', as_numpy=True): pass\n"
+    )
+
+    trainer = subprocess.run(
+        [sys.executable, "-c", train],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    for ended in (cat, trainer):
+        assert ended.returncode == 1
+        assert 'roles.py", line 5, in parse' in ended.stderr
+        assert 'return json.loads("{" + raw["text"])' in ended.stderr
+    assert cat.stderr.splitlines()[-1].endswith("[bad_item]")
+    assert "penstock/server" not in cat.stderr
+    logged = [
+        event for event in server.events("a batch cannot be made") if event["job"] == "raises"
+    ]
+    assert "line 5, in parse" in logged[0]["traceback"]
+
+
+def test_the_loader_refuses_what_cannot_be_sent(server: Server) -> None:
+    """Numbers and names that fit no message are InvalidRequest, and not an error of protobuf."""
+    for options in (
+        {"start": 2**63},
+        {"batches_per_step": 2**63},
+        {"group": "\ud800"},
+        {"group": 5},
+        {"group": "g", "attempt": 5},
+    ):
+        with pytest.raises(InvalidRequest):
+            Loader(server.address, "main", as_numpy=True, **options)
+
+    with Loader(server.address, "main", as_numpy=True, group="numbers") as loader:
+        next(iter(loader))
+        calls: list[tuple[Any, Any]] = [
+            (loader.commit, 2**63),
+            (loader.commit, -1),
+            (loader.seek, "3"),
+            (loader.mark, 0.5),
+        ]
+        for call, value in calls:
+            with pytest.raises(InvalidRequest, match=call.__name__):
+                call(value)
+        with pytest.raises(InvalidRequest, match="checkpoint"):
+            loader.checkpoint("c", 2**63)
+        assert loader.commit() == 0
+
+
+# --- another job, another store -------------------------------------------------------------------
+
+
+def test_a_changed_job_is_refused_with_what_differs(tmp_path: Path) -> None:
+    """To read, to look and to resume alike; a state of it too. The group stays as it was."""
+    items = {"type": "items", "items": [{"input_ids": [n] * 3} for n in range(40)]}
+    file = write_job_file(tmp_path / "jobs.yaml", {"main": {**GOOD, "source": items}})
+    with serving(file) as server:
+        with Loader(
+            server.address, "main", as_numpy=True, group="run", deadline_s=DEADLINE_S
+        ) as one:
+            for step in one.steps():
+                list(step)
+                if step.index == 2:
+                    break
+            one.commit()
+            state = one.state_dict()
+        server.terminate()
+        changed = {**GOOD, "source": items, "seed": 8}
+        write_job_file(file, {"main": changed})
+        server.start()
+
+        reads = run_command(
+            ["penstock.client.cli", "cat", server.address, "main", "--group", "run", "--commit"]
+        )
+        looks = run_command(
+            ["penstock.client.cli", "cat", server.address, "main", "--group", "run"]
+        )
+        other = Loader(server.address, "main", as_numpy=True, group="run", start="state")
+        with other, pytest.raises(JobChanged, match="serve the job as it was"):
+            other.load_state_dict(state)
+        shown = run_command(
+            [
+                *("penstock.client.cli", "cursors", server.address, "main"),
+                *("--group", "run", "show", "--json"),
+            ]
+        )
+
+    assert "group 'run' stands at step 3 of another job 'main': seed: 0 → 8." in seen(
+        reads, "penstock"
+    )
+    line = seen(looks, "penstock")
+    assert "group 'run' stands at step 3 of log" in line
+    assert line.endswith("[job_changed]")
+    assert json.loads(shown.stdout)["cursor"] == 3
+
+
+def test_an_empty_store_is_not_taken_for_a_fresh_start(tmp_path: Path) -> None:
+    """A state from a store that was lost is refused by name, unless a start is named."""
+    file = write_job_file(tmp_path / "jobs.yaml", {"main": {**GOOD, "source": _numbers()}})
+    with serving(file) as server:
+        with Loader(server.address, "main", as_numpy=True, group="run") as one:
+            next(one.steps())
+            state = one.state_dict()
+        server.terminate()
+        for path in tmp_path.glob("penstock.db*"):
+            path.unlink()
+        server.start()
+
+        other = Loader(server.address, "main", as_numpy=True, group="run", start="state")
+        with other, pytest.raises(OtherStore, match="give the server its store back"):
+            other.load_state_dict(state)
+        with Loader(
+            server.address, "main", as_numpy=True, group="run", start=state["step"]
+        ) as again:
+            again.load_state_dict(state)
+            assert next(iter(again)).step == state["step"]
+
+
+def test_a_damaged_store_is_named_in_one_sentence(tmp_path: Path) -> None:
+    """Cut, overwritten, another program's, a folder, of a newer penstock: refused, left alone."""
+    file = write_job_file(tmp_path / "jobs.yaml", {"main": {**GOOD, "source": _numbers()}})
+    with serving(file) as server:
+        with Loader(server.address, "main", as_numpy=True, group="run") as one:
+            next(one.steps())
+        server.terminate()
+    whole = (tmp_path / "penstock.db").read_bytes()
+    torn = bytearray(whole)
+    for start in range(4096, len(torn), 4096):
+        torn[start : start + 200] = b"\xff" * 200
+    (tmp_path / "cut.db").write_bytes(whole[:3000])
+    (tmp_path / "torn.db").write_bytes(bytes(torn))
+    (tmp_path / "newer.db").write_bytes(whole)
+    for name, sql in (("newer", "PRAGMA user_version = 99"), ("foreign", "CREATE TABLE t (x)")):
+        connection = sqlite3.connect(tmp_path / f"{name}.db")
+        connection.execute(sql)
+        connection.commit()
+        connection.close()
+    (tmp_path / "folder.db").mkdir()
+
+    for name, says in (
+        ("cut", "is damaged"),
+        ("torn", "is damaged"),
+        ("newer", "has format 99"),
+        ("foreign", "not a penstock store"),
+        ("folder", "is a folder"),
+    ):
+        path = tmp_path / f"{name}.db"
+        before = path.read_bytes() if path.is_file() else None
+        ended = penstockd(tmp_path, "serve", file.name, "--store", f"sqlite:///{name}.db")
+        line = seen(ended, "penstockd")
+        assert says in line
+        assert str(path) in line
+        assert line.endswith("[store_corrupt]")
+        assert before is None or path.read_bytes() == before
+
+
+def _numbers() -> dict[str, Any]:
+    return {"type": "items", "items": [{"input_ids": [n] * 3} for n in range(40)]}
+
+
+def test_every_named_error_shows_its_frames_once() -> None:
+    """An error that was rebuilt, as a pickle or from the wire, notes the user's frames like new."""
+    error = BadItem("item 3 fails", traceback='  File "roles.py", line 5\nValueError: 3')
+
+    again: PenstockError = type(error)(error.message, **error.fields)
+
+    assert again.__notes__ == error.__notes__ == [error.fields["traceback"]]
+    assert not hasattr(BadItem("item 3 fails", traceback="ValueError: 3"), "__notes__")
