@@ -29,7 +29,7 @@ class _Side(Worker):
         self.page, self.readers = page, arenas
         self.config = _Config(jobs)  # type: ignore[assignment]  # all that a worker asks is `jobs`
         self.arenas = Arenas(self._announce)
-        self.jobs, self.items, self.makers, self.lines = {}, {}, {}, {}
+        self.jobs, self.items, self.makers, self.lines, self.broken = {}, {}, {}, {}, {}
         self.lane = None
         self.answers: deque[Message] = deque()
 

@@ -97,6 +97,7 @@ class Worker:
         self.items: dict[str, Items] = {}
         self.makers: dict[str, Maker] = {}
         self.lines: dict[int, Line] = {}
+        self.broken: dict[int, Exception] = {}  # lines whose planner failed, until they are closed
         self.lane: int | None = None
         self._held: list[bytes] = []
         self._held_until = self._last_s = 0.0
@@ -168,21 +169,19 @@ class Worker:
     def _on_close(self, message: Message) -> None:
         """Forget a line."""
         self.lines.pop(message["line"], None)
+        self.broken.pop(message["line"], None)
 
     def _on_produce(self, message: Message) -> None:
         """Plan and make the batch at an offset of a line."""
-        line = self.lines[message["line"]]
-        snapshots = self._skip(line, message["offset"])
-        plan = self._advance(line, message["offset"])
+        line, plan, snapshots = self._plan_at(message["line"], message["offset"])
         made = line.make(plan, blank=message["blank"])
         snapshots += self._snapshot_if_due(line)
         self._done(message, made, plan, snapshots, line)
 
     def _on_plan(self, message: Message) -> None:
         """Plan some batches ahead, for any worker to make."""
-        line = self.lines[message["line"]]
-        snapshots = self._skip(line, message["offset"])
-        plans = [_plan_bytes(self._advance(line, message["offset"]))]
+        line, first, snapshots = self._plan_at(message["line"], message["offset"])
+        plans = [_plan_bytes(first)]
         snapshots += self._snapshot_if_due(line)
         broken = False
         while len(plans) < message["count"]:
@@ -229,6 +228,23 @@ class Worker:
         self._send({"op": "snapshots", "lines": offsets}, blobs)
 
     # --- helpers ---
+
+    def _plan_at(self, number: int, offset: int) -> tuple[Line, BatchPlan, list[tuple[int, bytes]]]:
+        """Return a line, its plan at an offset, and the snapshots of the way there.
+
+        A planner that has failed may have changed half of its state, so no plan is taken from it
+        any more: tickets that wait behind the failure fail with it, and the line is closed.
+        """
+        if number in self.broken:
+            raise self.broken[number]
+        line = self.lines[number]
+        try:
+            snapshots = self._skip(line, offset)
+            return line, self._advance(line, offset), snapshots
+        except Exception as error:
+            del self.lines[number]
+            self.broken[number] = error
+            raise
 
     def _advance(self, line: Line, offset: int) -> BatchPlan:
         """Return the plan at an offset: the line must stand there, whatever happened before."""
