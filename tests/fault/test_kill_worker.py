@@ -14,7 +14,7 @@ from penstock.server.config import load
 
 pytestmark = pytest.mark.fault
 
-KILLS = 40
+KILLS = 35
 
 
 @pytest.mark.parametrize(("job", "workers"), [("packed", 1), ("packed", 3), ("sized", 2)])
