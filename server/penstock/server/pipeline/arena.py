@@ -17,6 +17,11 @@ from penstock.wire import ALIGNMENT
 ARENA_BYTES = 64 << 20
 """The smallest arena. Pages are taken from the system only when they are first written."""
 
+IDLE_TAKES = 1024
+"""An arena that was empty for so many batches gives its pages back: a burst of one worker, and of
+the next, and of the next would else add up to many times the node's bound. Rarely enough that the
+page faults of the next burst, which are dear, do not count."""
+
 
 class ArenaWriter:
     """One arena in the worker that writes it.
@@ -34,6 +39,7 @@ class ArenaWriter:
         self.view = memoryview(self.map)
         self._free: list[tuple[int, int]] = [(0, size_bytes)]  # (start, length), by start
         self._taken: dict[int, int] = {}
+        self._touched = False  # it may hold pages
 
     def take(self, nbytes: int) -> int | None:
         """Return where `nbytes` bytes may be written, or None if no free span is long enough."""
@@ -45,6 +51,7 @@ class ArenaWriter:
                 else:
                     self._free[index] = (start + length, room - length)
                 self._taken[start] = length
+                self._touched = True
                 return start
         return None
 
@@ -59,6 +66,12 @@ class ArenaWriter:
                 if a + a_length == b:
                     self._free[left : left + 2] = [(a, a_length + b_length)]
 
+    def release_pages(self) -> None:
+        """Let the system have the memory back, where nothing is in use; the mappings stay."""
+        if self._touched and not self._taken:
+            self.map.madvise(mmap.MADV_REMOVE)
+            self._touched = False
+
     @property
     def taken_bytes(self) -> int:
         """Return how many bytes are in use."""
@@ -71,18 +84,25 @@ class Arenas:
     def __init__(self, announce: Callable[[ArenaWriter], None]) -> None:
         self._announce = announce
         self._arenas: list[ArenaWriter] = []
+        self._takes = 0
+        self._used: list[int] = []  # by arena, the take at which it was last in use
 
     def take(self, nbytes: int) -> tuple[ArenaWriter, int]:
         """Return an arena and a start in it with room for `nbytes` bytes."""
+        self._takes += 1
+        if self._takes % IDLE_TAKES == 0:
+            self._release_idle()
         for arena in self._arenas:
             start = arena.take(nbytes)
             if start is not None:
+                self._used[arena.number] = self._takes
                 return arena, start
         size = ARENA_BYTES
         while size < 2 * nbytes:
             size *= 2
         arena = ArenaWriter(len(self._arenas), size)
         self._arenas.append(arena)
+        self._used.append(self._takes)
         self._announce(arena)
         start = arena.take(nbytes)
         assert start is not None
@@ -91,6 +111,12 @@ class Arenas:
     def give_back(self, number: int, start: int) -> None:
         """Free a span of an arena."""
         self._arenas[number].give_back(start)
+        self._used[number] = self._takes
+
+    def _release_idle(self) -> None:
+        for arena in self._arenas:
+            if self._takes - self._used[arena.number] >= IDLE_TAKES:
+                arena.release_pages()
 
 
 class ArenaReader:
