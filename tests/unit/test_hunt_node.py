@@ -12,11 +12,12 @@ import pytest
 from penstock.server.job import Job
 from penstock.server.metrics import Metrics
 from penstock.server.pipeline.scheduler import Entry, Reader
-from penstock.server.roles import MapDistributor
+from penstock.server.roles import IdentityProcessor, MapDistributor
 from penstock.server.roles.base import LaneDraws
 from penstock.server.rpc.service import EOF, Service
 from penstock.server.sources import ItemsSource
 from penstock.server.store import SqliteStore
+from penstock.server.store.base import SnapshotRecord
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import Internal, PenstockError
 from penstock.wire.order import Share, Tail
@@ -171,6 +172,33 @@ class UnwillingNode(InlineNode):
         return Unwilling(number, "", self._message, self._death)
 
 
+async def test_the_workers_that_are_left_take_every_lane(store: SqliteStore) -> None:
+    """While a dead one cannot be replaced, its share of the lanes is not kept for it."""
+
+    class Through(IdentityProcessor):
+        """Processes, so that a lane's line lives in one worker."""
+
+        version: ClassVar[int | str | None] = 1
+        one_to_one: ClassVar[bool] = False
+
+    job = make_job(6, processor=Through())
+    node = UnwillingNode({"job": job}, store, workers=2, bound_bytes=1 << 20)
+    await node.start()
+    reader = node.open("job", Share(1, 0, 1), None, 0, None, lambda: None)
+    got: list[int] = []
+    try:
+        await node.settle()
+        Unwilling.refusals = 1 << 30
+        node.hands[1].die()
+        node.extend(reader, 12)
+        await run_until_idle(node, {reader: got})
+
+        assert sorted(got) == list(range(12))
+    finally:
+        Unwilling.refusals = 0
+        await node.close()
+
+
 async def test_a_worker_that_cannot_be_started_now_is_started_later(store: SqliteStore) -> None:
     """No memory for a new process is no end: the node tries again, and readers go on."""
     ended: list[str] = []
@@ -192,6 +220,31 @@ async def test_a_worker_that_cannot_be_started_now_is_started_later(store: Sqlit
 
         assert Unwilling.refusals == 0
         assert ended == []
+    finally:
+        await node.close()
+
+
+async def test_one_refused_snapshot_costs_the_other_lanes_nothing(store: SqliteStore) -> None:
+    """A lane whose role is impure is refused by name; snapshots of the others are written."""
+    job = make_job(3)
+    node = make_node(job, store)
+    await node.start()
+    await store.put_snapshots([SnapshotRecord(job.log_id, 1, 16, b"what another node found")])
+    reader = node.open("job", Share(1, 0, 1), None, 0, None, lambda: None)
+    got: list[int] = []
+    try:
+        node.extend(reader, 3 * 17)
+        await run_until_idle(node, {reader: got})
+        assert len(got) == 51
+        await node._save()
+
+        for lane in (0, 2):
+            found = await store.nearest_snapshot(job.log_id, lane, 100)
+            assert found is not None
+            assert found.offset == 16
+        kept = await store.nearest_snapshot(job.log_id, 1, 100)
+        assert kept is not None
+        assert kept.data == b"what another node found"
     finally:
         await node.close()
 

@@ -346,7 +346,9 @@ class Node:
             # Lanes are shared evenly: the one on the busiest worker sets the pace of all.
             share = -(-one.job.lanes // len(self.workers))
             return one.lines_of(worker.number) < share or all(
-                one.lines_of(other.number) >= share for other in self.workers if other.ready
+                one.lines_of(other.number) >= share
+                for other in self.workers
+                if other.ready and not other.dead
             )
         if offset not in lane.looking:
             lane.looking.add(offset)
@@ -821,14 +823,20 @@ class Node:
 
     async def _save(self) -> None:
         records, self._unsaved = list(self._unsaved.values()), {}
-        if not records:
-            return
+        if records:
+            await self._put(records)
+
+    async def _put(self, records: list[SnapshotRecord]) -> None:
         try:
             await self.store.put_snapshots(records)
         except StoreUnavailable as error:
             log.warning("snapshots were not written; they only accelerate", error=str(error))
         except PenstockError as error:
-            log.error("snapshots were refused", code=error.code, error=error.message)
+            if len(records) == 1:
+                log.error("a snapshot was refused", code=error.code, error=error.message)
+                return
+            # One lane's must not cost the others theirs; the store commits them together.
+            await asyncio.gather(*(self._put([record]) for record in records))
 
 
 __all__ = ["Node", "Observer"]
