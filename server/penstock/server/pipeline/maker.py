@@ -181,6 +181,8 @@ class Maker:
                     values = collator.collate(rows, context)
             else:
                 values = collator.collate(rows, context)
+            # NumPy's integers, which a sum gives, have no place in a message.
+            counted = {name: int(value) for name, value in context.counts.items()}
         except SourceUnavailable:
             raise
         except BadBatch as error:
@@ -200,7 +202,7 @@ class Maker:
                 offset=plan.offset,
                 traceback=user_traceback(error),
             ) from error
-        counts = {"samples": sum(map(len, rows)), **context.counts}
+        counts = {"samples": sum(map(len, rows)), **counted}
         return values, counts
 
 

@@ -1,0 +1,51 @@
+"""What a user's collator counts goes over the wire, whatever kind of integer it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from penstock.server.job import Job
+from penstock.server.pipeline.line import Line
+from penstock.server.roles import SimpleBatcher
+from penstock.server.roles.base import BatchCollator, CollateContext, Sample
+from penstock.server.sources import ItemsSource
+from penstock.wire.errors import BadBatch
+
+
+class Counting(BatchCollator):
+    """Counts as NumPy does, without asking `count`."""
+
+    version: ClassVar[int | str | None] = 1
+    tokens: ClassVar[Any] = 0
+
+    def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
+        """Return an array, and count."""
+        context.counts["tokens"] = self.tokens
+        return {"x": np.arange(4)}
+
+
+def make(tokens: Any) -> dict[str, int]:
+    """Return what is counted."""
+    Counting.tokens = tokens
+    job = Job(ItemsSource([1, 2]), batcher=SimpleBatcher(1), collator=Counting(), lanes=1)
+    line = Line(job, 0)
+    return dict(line.make(line.advance()).counts)
+
+
+@pytest.mark.parametrize("tokens", [5, np.int64(5), np.uint8(5), np.array(5)])
+def test_any_integer_may_be_counted(tokens: Any) -> None:
+    """It arrives as a plain one, which every message can carry."""
+    counts = make(tokens)
+
+    assert json.loads(json.dumps(counts)) == {"samples": 1, "tokens": 5}
+
+
+def test_what_is_no_integer_is_the_collators_failure() -> None:
+    """With the batch and the value, not a bug of penstock."""
+    with pytest.raises(BadBatch, match=r"lane 0, offset 0.*'many'"):
+        make("many")
