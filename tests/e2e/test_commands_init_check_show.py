@@ -455,8 +455,8 @@ def test_show_text_decodes_documents_with_their_seams(
 
     out = capsys.readouterr().out
     assert out.startswith("=== position 0 (step 0, lane 0, offset 0)")
-    assert "--- row 0, document 0, " in out
     assert "--- row 0, document 1, " in out
+    assert "--- row 0, document 2, " in out
     assert "h e l l o" in out or "hello" in out
 
 

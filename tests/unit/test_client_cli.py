@@ -152,6 +152,17 @@ def test_documents_are_shown_with_their_seams() -> None:
     assert "'7-8-9'" in decoded
     assert text.render_text({"input_ids": np.arange(40)[None]}, None).endswith(" 10 11 ...")
     assert text.render_text({"n": 3}, None) == "  n: 3"
+    padded = {
+        "input_ids": np.array([[5, 6, 0], [7, 8, 9]]),
+        "attention_mask": np.array([[1, 1, 0], [1, 1, 1]]),
+    }
+    assert text.render_text(padded, None).splitlines() == [
+        "  --- row 0, document 1, 2 tokens ---",
+        "  5 6",
+        "  --- row 0, padding, 1 tokens ---",
+        "  --- row 1, document 2, 3 tokens ---",
+        "  7 8 9",
+    ]
 
 
 def test_cat_shows_text(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,12 @@ from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import Line
-from penstock.server.pipeline.planner import LOOK_AHEAD, Planner
+from penstock.server.pipeline.planner import (
+    LOOK_AHEAD,
+    MAX_REASON_CHARACTERS,
+    MAX_REASONS,
+    Planner,
+)
 from penstock.server.roles import (
     BestFitPackingBatcher,
     MapDistributor,
@@ -183,6 +188,30 @@ def test_the_budget_of_verdicts_stops_the_lane() -> None:
     assert plans(planner, 4) == [[0], [2], [4], [6]]
     with pytest.raises(BadItem, match="more than max_quarantined = 3"):
         planner.next()
+
+
+def test_reasons_made_of_each_item_anew_stay_few() -> None:
+    """Every item is counted, under a bounded number of names, and a restart counts on alike."""
+
+    def call(raw: int, context: ProcessContext) -> Sample | None:
+        if raw % 2:
+            return {"x": raw}
+        context.skip(f"{raw} of them, " + "far too many " * 50)
+        return None
+
+    job = make(list(range(1000)), Does(call), SimpleBatcher(1))
+    planner = Planner(job, 0, Items(job))
+    plans(planner, 100)
+    again = Planner(job, 0, Items(job))
+    again.restore(planner.snapshot())
+    plans(planner, 300)
+    plans(again, 300)
+
+    filtered = {name: n for name, n in planner.counters.items() if name.startswith("filtered:")}
+    assert sum(filtered.values()) == 400
+    assert len(filtered) <= MAX_REASONS + 1
+    assert max(map(len, filtered)) <= len("filtered:") + MAX_REASON_CHARACTERS
+    assert again.counters == planner.counters
 
 
 @pytest.mark.parametrize("lanes", [1, 4])

@@ -46,15 +46,18 @@ def load_decoder(path: Path) -> Decode:
 def documents(batch: Mapping[str, Any]) -> list[tuple[int, int, NDArray[Any]]] | None:
     """Return (row, document, token ids) of a packed batch; document 0 is padding.
 
-    `document_ids` says where documents are; without it each row is one document. None where the
-    batch has no `input_ids` of rows.
+    `document_ids` says where documents are; without it each row is one document, less what
+    `attention_mask` says is padding. None where the batch has no `input_ids` of rows.
     """
     ids = batch.get("input_ids")
     if not isinstance(ids, np.ndarray) or ids.ndim != 2:
         return None
     numbers = batch.get("document_ids")
     if not isinstance(numbers, np.ndarray) or numbers.shape != ids.shape:
-        return [(row, 1, tokens) for row, tokens in enumerate(ids)]
+        mask = batch.get("attention_mask")
+        if not isinstance(mask, np.ndarray) or mask.shape != ids.shape:
+            mask = np.ones_like(ids)
+        numbers = np.where(mask != 0, np.arange(1, len(ids) + 1)[:, None], 0)
     found = []
     for row, (tokens, owners) in enumerate(zip(ids, numbers, strict=True)):
         seams = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(tokens)]

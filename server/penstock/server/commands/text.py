@@ -76,7 +76,7 @@ def batch_text(values: Mapping[str, Any], decode: Decode | None) -> str:
         return "\n".join(f"{name}: {summary(value)}" for name, value in values.items())
     return "\n".join(
         f"--- row {row}, document {number}, {len(ids)} tokens ---\n{render(ids, decode)}"
-        for number, (row, ids) in enumerate(found)
+        for number, (row, ids) in enumerate(found, 1)
     )
 
 

@@ -18,6 +18,10 @@ from penstock.server.pipeline.items import Filtered, Items, Outcome, Quarantined
 from penstock.server.roles.base import LaneDraws, Sample
 from penstock.wire.errors import BadBatch, BadItem, BadSnapshot, LaneStarved, PenstockError
 
+MAX_REASONS, MAX_REASON_CHARACTERS = 32, 80
+"""A reason that a role makes of each item anew (`too short: 17`) must not let snapshots and metrics
+grow with the run: what comes after so many of them is counted together."""
+
 LOOK_AHEAD = 16
 """Items fetched and processed at once: coalesced reads, and the tokenizer's batch call."""
 
@@ -92,7 +96,7 @@ class Planner:
         else:
             outcome = self._outcome(item)
             if isinstance(outcome, Filtered):
-                self.counters[f"filtered:{outcome.reason}"] += 1
+                self._count_filtered(outcome.reason)
             elif isinstance(outcome, Quarantined):
                 self._count_verdict()
             else:
@@ -171,6 +175,12 @@ class Planner:
                 traceback=user_traceback(error),
             ) from error
         return size
+
+    def _count_filtered(self, reason: str) -> None:
+        name = f"filtered:{reason[:MAX_REASON_CHARACTERS]}"
+        if name not in self.counters and len(self.counters) >= MAX_REASONS:
+            name = "filtered:other reasons"
+        self.counters[name] += 1
 
     def _count_verdict(self) -> None:
         self.counters["quarantined:draw"] += 1
@@ -331,4 +341,4 @@ def _reasons(counts: dict[str, int]) -> str:
     return ", ".join(f"{name}: {count}" for name, count in sorted(counts.items()) if count)
 
 
-__all__ = ["LOOK_AHEAD", "Planner"]
+__all__ = ["LOOK_AHEAD", "MAX_REASONS", "MAX_REASON_CHARACTERS", "Planner"]
