@@ -261,6 +261,8 @@ def good_state(**changes: Any) -> dict[str, Any]:
         "group": "run",
         "batches_per_step": 2,
         "step": 3,
+        "consumed": 0,
+        "world_size": 1,
     }
     return state | changes
 

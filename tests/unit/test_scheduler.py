@@ -54,7 +54,7 @@ def finish(log: Log, entry: Entry, nbytes: int = SIZE) -> list[Entry]:
     let_go: list[Entry] = []
     if entry.state is State.WANTED:
         log.started(entry)
-    log.ready(entry, b"header", memoryview(bytes(nbytes)), nbytes, lambda: let_go.append(entry))
+    log.ready(entry, b"", memoryview(bytes(nbytes)), nbytes, lambda: let_go.append(entry))
     return let_go
 
 

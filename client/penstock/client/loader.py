@@ -322,7 +322,7 @@ class Loader:
             batches_per_step=share.batches_per_step,
             step=step,
             consumed=consumed,
-            world_size=share.world_size if consumed else None,
+            world_size=share.world_size,
         ).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -340,7 +340,8 @@ class Loader:
         found.check_loadable(self.job, self._batches_per_step, self.place.world_size)
         info = self._opener.info
         found.check_log(info.log_id.hex())
-        if self.group is not None and found.store != info.store:
+        # `local:` opens its store with the first use of a group, and compares it then.
+        if self.group is not None and info.store and found.store != info.store:
             found.check_store(info.store, start_is_given=isinstance(self._start, int))
             logger.warning(
                 "group %r of job %r: the state comes from store %s; going on in store %s",

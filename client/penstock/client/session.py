@@ -170,7 +170,7 @@ class Opener:
         place, info, state = self.place, self.info, wish.state
         # A state from seek names no step size: the group's stays.
         wanted = self._batches_per_step or (state.batches_per_step if state else 0) or None
-        token, generation = "", 0
+        token, generation, store = "", 0, info.store
         if self._group is None:
             step_size = wanted or info.batches_per_step or place.world_size
             first_step = wish.step or 0
@@ -178,6 +178,7 @@ class Opener:
             token = self._next_token(place)
             begun = self._begin(self._group, token, wanted, wish)
             generation, step_size = int(begun.generation), int(begun.batches_per_step)
+            store = begun.store
             # A joining rank's row may be ahead of the state, but the trainer's checkpoint is the
             # truth.
             first_step = state.step if state else int(begun.start_step)
@@ -188,7 +189,7 @@ class Opener:
         if wish.position is not None:
             first = share.at_or_after(wish.position)
         batches = info.batches if info.HasField("batches") else None
-        session = Session(share, info.log_id, info.store, batches, token, generation, first)
+        session = Session(share, info.log_id, store, batches, token, generation, first)
         self._check_end(session)
         if self._group is None:
             logger.info(

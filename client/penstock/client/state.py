@@ -27,7 +27,7 @@ class State:
         batches_per_step: G.
         step: The first step that is not finished.
         consumed: How many of its own batches of that step each rank has consumed; 0 at a boundary.
-        world_size: W, within a step; None at a boundary.
+        world_size: W; it matters within a step only.
     """
 
     job: str
@@ -37,11 +37,11 @@ class State:
     batches_per_step: int
     step: int
     consumed: int = 0
-    world_size: int | None = None
+    world_size: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for any format of checkpoints."""
-        state: dict[str, Any] = {
+        return {
             "format": FORMAT,
             "job": self.job,
             "log_id": self.log_id,
@@ -49,10 +49,10 @@ class State:
             "group": self.group,
             "batches_per_step": self.batches_per_step,
             "step": self.step,
+            # Always there: torch.distributed.checkpoint loads only keys that a fresh Loader has.
+            "consumed": self.consumed,
+            "world_size": self.world_size,
         }
-        if self.consumed:
-            state |= {"world_size": self.world_size, "consumed": self.consumed}
-        return state
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> State:
@@ -79,8 +79,8 @@ class State:
             group=None if state.get("group") is None else _field(state, "group", str),
             batches_per_step=_field(state, "batches_per_step", int),
             step=_field(state, "step", int),
-            consumed=_field(state, "consumed", int) if "consumed" in state else 0,
-            world_size=_field(state, "world_size", int) if "consumed" in state else None,
+            consumed=_field(state, "consumed", int),
+            world_size=_field(state, "world_size", int),
         )
         if found.step < 0 or found.batches_per_step < 1 or found.consumed < 0:
             raise BadState(f"the state holds numbers that cannot be: {_short(state)}")

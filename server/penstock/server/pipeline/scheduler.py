@@ -270,7 +270,7 @@ class Log:
         self.readers: set[Reader] = set()
         self.ready_bytes = 0  # ready, for somebody
         self.making = 0
-        self.largest_bytes = 0
+        self.largest_bytes = self.largest_body_bytes = 0
         self.produced = self.recomputed = 0
         self._highest: dict[int, int] = {}
 
@@ -413,8 +413,10 @@ class Log:
             return
         self.making -= 1
         entry.state, entry.header, entry.body = State.READY, header, body
-        entry.nbytes, entry.release = nbytes, release
-        self.largest_bytes = max(self.largest_bytes, nbytes)
+        # Strings and JSON lie in the header: it takes memory and a place in a message, too.
+        entry.nbytes, entry.release = nbytes + len(header), release
+        self.largest_bytes = max(self.largest_bytes, entry.nbytes)
+        self.largest_body_bytes = max(self.largest_body_bytes, nbytes)
         lane = self.lanes[entry.key.lane]
         lane.deaths.pop(entry.key.offset, None)
         self.produced += 1
@@ -423,7 +425,7 @@ class Log:
         else:
             self._highest[lane.lane] = entry.key.offset
         if entry.readers:
-            self.ready_bytes += nbytes
+            self.ready_bytes += entry.nbytes
             for reader in entry.readers:
                 reader.wake()
         else:

@@ -219,7 +219,7 @@ class Service:
             request,
             node=self.node.incarnation,
             store=self.store.uuid,
-            max_body_bytes=one.largest_bytes if one is not None else 0,
+            max_body_bytes=one.largest_body_bytes if one is not None else 0,
         )
         return reply.SerializeToString()
 
@@ -245,6 +245,10 @@ class Service:
             raise BadFrame("the first message of a Read must be `open`")
         request = message.open
         opening = open_read(self.node.jobs, request)
+        if self.draining.is_set():
+            # Whoever was sent away comes back at once: taken in, they would keep this node alive.
+            await context.write(_draining().SerializeToString())
+            return
         await self._check_token(request)
         wake = asyncio.Event()
         reader = self.node.open(
@@ -303,12 +307,7 @@ class Service:
             if listening.done() and not listening.cancelled() and listening.exception():
                 raise listening.exception()  # type: ignore[misc]
             if self.draining.is_set():
-                text = (
-                    "this node is shutting down; read on from another, or from this one when it is "
-                    "back"
-                )
-                reply = feed_pb2.ReadReply(draining=feed_pb2.Draining(detail=text))
-                await context.write(reply.SerializeToString())
+                await context.write(_draining().SerializeToString())
                 return
             entry = self.node.take(reader)
             if entry is not None:
@@ -440,6 +439,11 @@ class Service:
             ],
             "jobs": jobs,
         }
+
+
+def _draining() -> feed_pb2.ReadReply:
+    text = "this node is shutting down; read on from another, or from this one when it is back"
+    return feed_pb2.ReadReply(draining=feed_pb2.Draining(detail=text))
 
 
 def _parse(message: Any, data: bytes) -> Any:
