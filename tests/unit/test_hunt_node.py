@@ -253,7 +253,7 @@ class Call:
     """A gRPC call as a handler sees it: what the consumer sends, and what it gets."""
 
     def __init__(self, requests: list[Any]) -> None:
-        self.requests, self.written = requests, 0
+        self.requests, self.replies = requests, list[bytes]()
         self.blocked = asyncio.Event()
 
     async def read(self) -> Any:
@@ -265,10 +265,10 @@ class Call:
             raise request
         return request
 
-    async def write(self, _data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
         """Take a message; from the second on the consumer is stalled."""
-        self.written += 1
-        if self.written > 1:
+        self.replies.append(data)
+        if len(self.replies) > 1:
             self.blocked.set()
             await asyncio.Event().wait()
 
@@ -281,6 +281,49 @@ def opening(horizon: int) -> bytes:
     """Return the first message of a consumer of everything."""
     message = feed_pb2.Open(protocol=PROTOCOL, job="job", world_size=1, horizon=horizon)
     return feed_pb2.ReadRequest(open=message).SerializeToString()
+
+
+async def test_many_jobs_share_one_bound(store: SqliteStore) -> None:
+    """What is kept for late readers of one job gives way to another job's batches."""
+    sizes = range(8)
+    items = ItemsSource([{"x": [n] * 100} for n in range(23)])
+    jobs = {f"job{n}": Job(items, batch_size=1, lanes=1, seed=n, name=f"job{n}") for n in sizes}
+    bound = 8 * 1024
+    node = InlineNode(jobs, store, workers=1, bound_bytes=bound)
+    await node.start()
+    readers = {name: node.open(name, Share(1, 0, 1), None, 0, None, lambda: None) for name in jobs}
+    try:
+        for position in range(30):
+            for name, reader in readers.items():
+                # Nothing is wanted but what is owed next, which is always admitted.
+                node.extend(reader, position + 1)
+                got: list[int] = []
+                await run_until_idle(node, {reader: got})
+                assert got == [position], name
+                largest = max(log.largest_bytes for log in node.logs.values())
+                held = sum(log.busy_bytes for log in node.logs.values())
+                assert held <= bound + len(readers) * largest, (name, position)
+                assert held <= bound + largest, (name, position)
+    finally:
+        await node.close()
+
+
+async def test_a_draining_node_takes_no_stream_in(store: SqliteStore) -> None:
+    """Readers that come back at once hear it again, and do not keep the node from ending."""
+    node = make_node(make_job(2), store)
+    await node.start()
+    service = Service(node, store, Metrics("test"))
+    call = Call([opening(4)])
+    try:
+        await service.drain(1.0)
+        async with asyncio.timeout(30):
+            await service._read(None, call)  # type: ignore[arg-type]  # it reads by the call
+
+        [reply] = [feed_pb2.ReadReply.FromString(data) for data in call.replies]
+        assert reply.HasField("draining")
+        assert node.log("job").produced == 0
+    finally:
+        await node.close()
 
 
 @pytest.mark.parametrize("requests", [[RuntimeError("rpc already finished")], [EOF], [b"\xff"]])

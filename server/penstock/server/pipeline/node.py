@@ -321,12 +321,13 @@ class Node:
             return False
         _, _, one, entry, lane = best
         busy = sum(other.busy_bytes for other in self.logs.values())
-        if not one.admits(entry, busy):
+        if busy + one.largest_bytes > self.bound_bytes:
+            # Also for what is always admitted: it goes above the bound, what is only kept does not.
             for other in self.logs.values():
                 other.shed()
             busy = sum(other.busy_bytes for other in self.logs.values())
-            if not one.admits(entry, busy):
-                return False
+        if not one.admits(entry, busy):
+            return False
         self._assign(one, entry, lane, worker)
         return True
 
