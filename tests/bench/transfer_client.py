@@ -14,7 +14,7 @@ PREFETCH = 32
 def penstock(address: str, count: int, warm: int) -> dict[str, float]:
     """Read `count` batches through the Loader."""
     from penstock.client import Loader
-    from penstock.client.malloc import keep_memory
+    from penstock.wire.malloc import keep_memory
 
     keep_memory()
     nbytes = 0

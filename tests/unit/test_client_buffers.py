@@ -15,7 +15,7 @@ import torch
 
 from penstock.client import buffers
 from penstock.client.buffers import BufferPool, size_class
-from penstock.client.malloc import keep_memory
+from penstock.wire.malloc import keep_memory
 
 
 def test_a_size_class_holds_its_size_and_wastes_at_most_a_quarter() -> None:

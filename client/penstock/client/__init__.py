@@ -19,8 +19,8 @@ it is installed. The path of a batch: `feed` (the stream, in a background thread
 """
 
 from penstock.client.loader import Loader
-from penstock.client.malloc import keep_memory
 from penstock.client.steps import Batch, BatchInfo, Step
 from penstock.wire import errors
+from penstock.wire.malloc import keep_memory
 
 __all__ = ["Batch", "BatchInfo", "Loader", "Step", "errors", "keep_memory"]

@@ -10,8 +10,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from penstock.client.malloc import keep_memory
 from penstock.wire.errors import PenstockError
+from penstock.wire.malloc import keep_memory
 
 COMMANDS = ("ping", "cat", "cursors", "top", "demo", "bench")
 """In the order of the help; each is a module of `penstock.client.commands`."""

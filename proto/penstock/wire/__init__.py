@@ -7,6 +7,8 @@ processes can use it.
 * `penstock.wire.frame`: the only file that knows how a batch lies in bytes.
 * `penstock.wire.order`: lane, offset, position, step: the arithmetic that both halves must share.
 * `penstock.wire.errors`: every error, its stable code and its gRPC status.
+* `penstock.wire.transport`: what a Loader talks to.
+* `penstock.wire.malloc`: glibc, told to keep memory for messages.
 """
 
 PROTOCOL = 1

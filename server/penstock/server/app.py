@@ -13,7 +13,6 @@ from typing import TextIO
 import structlog
 
 from penstock.server.config import Config
-from penstock.server.core.malloc import keep_memory
 from penstock.server.http import HttpEdge
 from penstock.server.logs import configure
 from penstock.server.metrics import Metrics
@@ -21,6 +20,7 @@ from penstock.server.pipeline.node import Node
 from penstock.server.rpc.opening import VERSION
 from penstock.server.rpc.service import Service
 from penstock.server.store import open_store
+from penstock.wire.malloc import keep_memory
 
 log = structlog.get_logger("penstock")
 

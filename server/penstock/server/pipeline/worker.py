@@ -22,7 +22,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.server.config import load
-from penstock.server.core.malloc import keep_memory
 from penstock.server.core.refs import BatchPlan, ItemRef, Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline.arena import Arenas, ArenaWriter
@@ -31,6 +30,7 @@ from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Made, Maker
 from penstock.wire.errors import ERRORS, Internal, JobChanged, PenstockError
+from penstock.wire.malloc import keep_memory
 
 PAGE_BYTES = 4096
 
@@ -93,6 +93,7 @@ class Worker:
         self.unpacker = Unpacker()
         self.inbox: deque[Message] = deque()
         self.arenas = Arenas(self._announce)
+        self.announced: dict[str, list[Message]] = {}  # by job, what is not yet done about it
         self.jobs: dict[str, Job] = {}
         self.items: dict[str, Items] = {}
         self.makers: dict[str, Maker] = {}
@@ -134,11 +135,20 @@ class Worker:
 
     def _on_job(self, message: Message) -> None:
         """Build a job, and learn its verdicts."""
-        name = message["job"]
-        job = self.jobs.get(name)
-        if job is None:
+        self.announced.setdefault(message["job"], []).append(message)
+        self._require(message["job"])
+
+    def _require(self, name: str) -> None:
+        """Do what was announced of a job.
+
+        What failed is tried again by whoever needs the job: a mount may be back, and if it is not,
+        everybody is told why and nobody that a job is missing here.
+        """
+        if not (waiting := self.announced[name]):
+            return
+        if name not in self.jobs:
             job = self.config.jobs[name]
-            if job.log_id.hex() != message["log"]:
+            if job.log_id.hex() != waiting[0]["log"]:
                 raise JobChanged(
                     f"job {name!r} is not what it was when the server started: its files changed; "
                     "restart the server, and put the old files back if its cursors shall go on",
@@ -153,13 +163,16 @@ class Worker:
             items = Items(job, VerdictBook((), insert), self._progress)
             self.items[name] = items
             self.makers[name] = Maker(job, items)
-        self.items[name].verdicts.learn(_verdict(entry) for entry in message["verdicts"])
+        for message in waiting:
+            self.items[name].verdicts.learn(_verdict(entry) for entry in message["verdicts"])
+        waiting.clear()
 
     def _on_free(self, message: Message) -> None:
         """Nothing else to do: the spans were freed on receipt."""
 
     def _on_open(self, message: Message) -> None:
         """Open a line, from a snapshot where there is one."""
+        self._require(message["job"])
         job = self.jobs[message["job"]]
         snapshot = message["blobs"][0] if message["blobs"] else None
         self.lines[message["line"]] = Line(
@@ -208,12 +221,14 @@ class Worker:
 
     def _on_make(self, message: Message) -> None:
         """Make a batch from its plan."""
+        self._require(message["job"])
         plan = BatchPlan.from_json(json.loads(message["blobs"][0]))
         made = self.makers[message["job"]].make(plan, blank=message["blank"])
         self._done(message, made, plan, [], None)
 
     def _on_verify(self, message: Message) -> None:
         """Make a batch once more and answer its header: it holds the checksum of the body."""
+        self._require(message["job"])
         plan = BatchPlan.from_json(json.loads(message["blobs"][0]))
         made = self.makers[message["job"]].make(plan, blank=message["blank"])
         header = made.write(memoryview(bytearray(made.nbytes)))
