@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harness import ENVIRONMENT, Server, run_command, serving, write_job_file
+from harness import ENVIRONMENT, Server, kill_process, run_command, serving, write_job_file
+from invariants import eventually
 from penstock.client import Loader
 from penstock.wire.errors import BadItem, InvalidRequest, JobChanged, OtherStore, PenstockError
 
@@ -512,3 +513,42 @@ def test_every_named_error_shows_its_frames_once() -> None:
 
     assert again.__notes__ == error.__notes__ == [error.fields["traceback"]]
     assert not hasattr(BadItem("item 3 fails", traceback="ValueError: 3"), "__notes__")
+
+
+def test_files_that_went_away_or_changed_under_a_node_are_named_to_every_lane(
+    tmp_path: Path, home: Path
+) -> None:
+    """A worker that starts anew tells each lane why; when the files are back, reading goes on."""
+    data = tmp_path / "data.parquet"
+    data.write_bytes((home / "data.parquet").read_bytes())
+    file = write_job_file(tmp_path / "jobs.yaml", {"main": GOOD})
+    with serving(file) as server:
+        first = server.read("main", horizon=8).take(8)
+        for change, says in (("away", "no file matches"), ("other", "its files changed")):
+            data.rename(tmp_path / "kept")
+            if change == "other":
+                ids = [[n] * 3 for n in range(40)]
+                table = pa.table({"text": [str(n) for n in range(40)], "input_ids": ids})
+                pq.write_table(table, data)
+            _restart_workers(server)
+
+            for lane in range(2):
+                reader = server.read("main", lanes=[lane], start=100, horizon=104)
+                with pytest.raises(PenstockError, match=says):
+                    reader.take(1)
+
+            (tmp_path / "kept").rename(data)
+            if change == "away":
+                assert server.read("main", horizon=8).take(8) == first
+        assert "a bug" not in "".join(server.lines)
+
+
+def _restart_workers(server: Server) -> None:
+    before = set(server.worker_pids())
+    for pid in before:
+        assert kill_process(pid)
+    eventually(
+        lambda: (now := set(server.worker_pids())) != set() and not now & before,
+        DEADLINE_S,
+        "the workers are back",
+    )
