@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 import yaml
+
 from harness import run_command
 
 
 def test_bench_prints_what_it_read(tmp_path: Path) -> None:
-    """On a finite job it ends with the job, and counts exactly what there was behind the warm-up."""
+    """On a finite job it ends with the job, and counts what there was behind the warm-up."""
     job = {
         "lanes": 2,
         "epochs": 1,

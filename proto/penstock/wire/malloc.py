@@ -1,8 +1,8 @@
 """glibc's malloc, told to keep its memory: for the process at either end of the wire.
 
 Messages of 1 MiB are allocated and freed all the time. With glibc's defaults each comes from mmap,
-or from a heap that is trimmed at once, and page faults were three quarters of the server's time:
-0.91 GB/s of 8 MB batches against 1.7 to 1.9 GB/s with these settings, on 2 cores of one machine.
+or from a heap that is trimmed at once, and page faults take most of the time of large batches
+(`python tests/bench/run.py transfer` runs with these settings on both sides).
 A server does this always. In a trainer it is the trainer's allocator, so a Loader never does it
 unasked: call `keep_memory()` before the first batch, or set MALLOC_TOP_PAD_,
 MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ in the environment.
@@ -26,7 +26,8 @@ def keep_memory() -> bool:
         (_M_TRIM_THRESHOLD, 512 << 20),
         (_M_TOP_PAD, 64 << 20),
     )
-    return all([mallopt(option, value) == 1 for option, value in settings])  # noqa: C419 - all of them
+    told = [mallopt(option, value) == 1 for option, value in settings]  # every one of them
+    return all(told)
 
 
 __all__ = ["keep_memory"]
