@@ -9,9 +9,17 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from penstock.server.core.refs import Verdict
 from penstock.server.job import Job
+from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import Line
-from penstock.server.roles import SimpleBatcher
+from penstock.server.roles import (
+    BestFitPackingBatcher,
+    PackedCollator,
+    ProcessContext,
+    RawItemProcessor,
+    SimpleBatcher,
+)
 from penstock.server.roles.base import BatchCollator, CollateContext, Sample
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import BadBatch
@@ -27,6 +35,50 @@ class Counting(BatchCollator):
         """Return an array, and count."""
         context.counts["tokens"] = self.tokens
         return {"x": np.arange(4)}
+
+
+class Liar(RawItemProcessor):
+    """Declares sizes below what it gives."""
+
+    version: ClassVar[int | str | None] = 1
+    one_to_one: ClassVar[bool] = True
+
+    def process(self, raw: Any, context: ProcessContext) -> Sample:
+        """Return more tokens than was said."""
+        return {"input_ids": [raw] * 5}
+
+    def size(self, raw: Any) -> int:
+        """Return a size that is too small."""
+        return 4
+
+
+def test_a_verdict_is_asked_for_once_however_often_its_batch_is_made() -> None:
+    """The store and the other workers hear of an item once, not at every replay."""
+    asked: list[Verdict] = []
+
+    def insert(verdict: Verdict) -> Verdict:
+        asked.append(verdict)
+        return verdict
+
+    job = Job(
+        ItemsSource([1, 2]),
+        None,
+        Liar(),
+        BestFitPackingBatcher(8, pool_size=1),
+        PackedCollator(),
+        lanes=1,
+        on_item_error="quarantine",
+    )
+    line = Line(job, 0, Items(job, VerdictBook((), insert)))
+    plan = line.advance()
+
+    for _ in range(5):
+        line.make(plan)
+
+    items = [verdict.item for verdict in asked]
+    assert items
+    assert len(items) == len(set(items))
+    assert {verdict.stage for verdict in asked} == {"size"}
 
 
 def make(tokens: Any) -> dict[str, int]:

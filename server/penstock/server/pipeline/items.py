@@ -299,8 +299,11 @@ class Items:
     def _judge(self, stage: str, item: ItemRef, error: BadItem, digest: str) -> Quarantined:
         if self.job.on_item_error != "quarantine":
             raise error
-        reason = str(error.fields.get("reason", error.message))[:200]
-        return Quarantined(self.verdicts.add(Verdict(stage, item, digest, reason)))
+        held = self.verdicts.find(stage, item)
+        if held is None:
+            reason = str(error.fields.get("reason", error.message))[:200]
+            held = self.verdicts.add(Verdict(stage, item, digest, reason))
+        return Quarantined(held)
 
     def _bad(self, stage: str, item: ItemRef, error: Exception) -> BadItem:
         if isinstance(error, BadItem):

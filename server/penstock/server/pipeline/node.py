@@ -448,11 +448,14 @@ class Node:
             line.next = offset + 1
 
     def _open(self, one: Log, lane: LaneState, worker: WorkerProcess, start: Start) -> LineState:
-        idle = [line for line in lane.lines if line.busy == 0]
-        if len(lane.lines) >= MAX_LINES_PER_LANE and idle:
-            oldest = min(idle, key=lambda line: line.used)
-            lane.lines.remove(oldest)
-            self.workers[oldest.worker].send({"op": "close", "line": oldest.number})
+        idle = sorted(
+            (line for line in lane.lines if line.busy == 0),
+            key=lambda line: line.used,
+            reverse=True,
+        )
+        # There may be several too many: while all were busy none could be closed.
+        while len(lane.lines) >= MAX_LINES_PER_LANE and idle:
+            self._close_line(lane, idle.pop())
         number = next(self._numbers)
         line = LineState(number, worker.number, lane.lane, start.offset, start.offset)
         lane.lines.append(line)

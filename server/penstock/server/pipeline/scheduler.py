@@ -439,6 +439,7 @@ class Log:
 
     def remember_plan(self, lane: LaneState, offset: int, plan: bytes) -> None:
         """Keep a plan for a while: whoever wants this batch again has it made without a replay."""
+        lane.starts.pop(offset, None)
         lane.plans[offset] = plan
         lane.plans.move_to_end(offset)
         while len(lane.plans) > KEPT_PLANS:
