@@ -1,0 +1,151 @@
+"""What an operator does beside a run: looks at its batches, moves its cursor, scrapes the node."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import Rank, Server, run_command, serving, write_job_file
+from invariants import eventually
+from penstock.server.metrics import SLOWEST_RANKS
+
+DEADLINE_S = 60.0
+
+ITEMS = [{"input_ids": list(range(n, n + 1 + n % 7))} for n in range(60)]
+SOURCE = {"type": "items", "items": ITEMS}
+TEXT = {"type": "items", "items": [{"text": f"document {n}"} for n in range(40)]}
+
+JOBS: dict[str, Any] = {
+    "packed": {
+        "lanes": 3,
+        "batches_per_step": 4,
+        "source": SOURCE,
+        "batcher": {"type": "best_fit", "max_tokens": 16, "pool_size": 4},
+        "collator": {"type": "packed", "pad_to": 16},
+    },
+    "padded": {
+        "lanes": 3,
+        "batches_per_step": 4,
+        "source": SOURCE,
+        "batcher": {"type": "simple", "batch_size": 3},
+        "collator": {"type": "padded"},
+    },
+    "simple": {"lanes": 3, "batches_per_step": 4, "source": TEXT, "batch_size": 3},
+    "finite": {"lanes": 3, "batches_per_step": 4, "epochs": 1, "source": TEXT, "batch_size": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A node that all tests share."""
+    folder = tmp_path_factory.mktemp("operator")
+    with serving(write_job_file(folder / "jobs.yaml", JOBS, metrics="127.0.0.1:0")) as running:
+        yield running
+
+
+def penstock(server: Server, command: str, *arguments: str) -> str:
+    """Run a command of `penstock` that succeeds; return what it prints."""
+    done = run_command(["penstock.client.cli", command, server.address, *arguments])
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 2)])
+def test_cat_and_show_print_the_same_bytes(
+    server: Server, job: str, rank: int, world_size: int
+) -> None:
+    """A node, a process without one and the job file's own command; padding of the end too."""
+    step = "3"  # of the finite job: the last, filled up with padding
+    who = ["--rank", str(rank), "--world-size", str(world_size)]
+    look = [job, "--from-step", step, "--steps", "1", "--json", *who]
+    show = [
+        "show",
+        str(server.file),
+        job,
+        "--step",
+        step,
+        "--batches-per-step",
+        "4",
+        "--json",
+        *who,
+    ]
+
+    over_the_wire = penstock(server, "cat", *look)
+    local = run_command(["penstock.client.cli", "cat", f"local:{server.file}", *look])
+    shown = run_command(["penstock.server.cli", *show])
+
+    assert over_the_wire == local.stdout == shown.stdout
+    records = [json.loads(line) for line in over_the_wire.splitlines()]
+    assert [one["position"] for one in records] == list(range(12 + rank, 16, world_size))
+    padding = [one["position"] for one in records if one["counts"]["samples"] == 0]
+    assert bool(padding) == (job == "finite")
+
+
+@pytest.mark.parametrize("move", ["seek", "restore"])
+def test_moving_a_cursor_ends_the_ranks_that_read_with_the_reason(
+    server: Server, tmp_path: Path, move: str
+) -> None:
+    """A checkpoint disturbs nobody; a move stops every rank by name; the next start obeys it."""
+    group = f"moved-{move}"
+    options = ["packed", "--group", group, "--commit", "--json", "--world-size", "2"]
+    ranks = [
+        Rank(server.address, tmp_path / f"{r}", *options, "--attempt", "one", "--rank", str(r))
+        for r in range(2)
+    ]
+    try:
+        eventually(lambda: all(len(r.records()) > 8 for r in ranks), DEADLINE_S, "both ranks read")
+        penstock(server, "cursors", "packed", "--group", group, "checkpoint", "here", "--step", "2")
+        before = [len(rank.records()) for rank in ranks]
+        eventually(
+            lambda: all(len(r.records()) > n for r, n in zip(ranks, before, strict=True)),
+            DEADLINE_S,
+            "a checkpoint disturbs nobody",
+        )
+
+        target = ["seek", "--to-step", "2"] if move == "seek" else ["restore", "here"]
+        penstock(server, "cursors", "packed", "--group", group, *target)
+        codes = [rank.wait() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.close()
+
+    assert codes == [1, 1]
+    reason = "step 2" if move == "seek" else "checkpoint 'here', step 2"
+    for rank in ranks:
+        [line] = rank.errors().splitlines()
+        assert reason in line
+        assert line.endswith("[stale_generation]")
+    again = ["packed", "--group", group, "--commit", "--steps", "1", "--json"]
+    records = [json.loads(line) for line in penstock(server, "cat", *again).splitlines()]
+    assert [one["position"] for one in records] == [8, 9, 10, 11]
+
+
+def test_series_are_few_and_distinct_however_many_ranks_read(server: Server) -> None:
+    """Per group the slowest ranks alone, and ephemeral readers count as one group."""
+    many = [
+        server.read("padded", rank=r, world_size=12, batches_per_step=12, horizon=24)
+        for r in range(12)
+    ]
+    many += [server.read("padded", horizon=3) for _ in range(3)]
+    for reader in many:
+        reader.take(1)
+    address = server.events("ready")[0]["metrics"]
+
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as reply:
+        lines = [line for line in reply.read().decode().splitlines() if not line.startswith("#")]
+
+    for reader in many:
+        reader.cancel()
+    series = [line.rpartition(" ")[0] for line in lines]
+    assert len(series) == len(set(series)), "a series is there twice: Prometheus refuses the scrape"
+    assert 'penstock_group_readers{group="",job="padded"} 15.0' in lines
+    waits = [one for one in series if one.startswith("penstock_group_waiting_seconds{")]
+    by_group = itertools.groupby(sorted(waits), lambda one: one.rpartition(",rank=")[0])
+    assert max(len(list(ranks)) for _, ranks in by_group) == SLOWEST_RANKS
