@@ -61,13 +61,17 @@ def open_transport(rest: str) -> Address:
     def close() -> None:
         if users.closed:
             return
+        last = True
         try:
             fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)  # got only by the last user
         except BlockingIOError:
-            users.close()
-            return
+            last = False
+        # Not by closing alone: a child that the trainer has forked shares the open file, and the
+        # lock with it.
+        fcntl.flock(users, fcntl.LOCK_UN)
         users.close()
-        _wait_for_end(address, Path(users.name))
+        if last:
+            _wait_for_end(address, Path(users.name))
 
     return Address(f"unix:{address}", close)
 
