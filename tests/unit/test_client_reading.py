@@ -388,6 +388,16 @@ def test_a_body_above_the_limit_is_refused_before_memory_is_taken() -> None:
         assert loader.stats()["pool_leased_bytes"] == 0
 
 
+@pytest.mark.parametrize("described", [None, 12])
+def test_an_end_that_was_not_announced_is_no_end(described: int | None) -> None:
+    """A node that ends a log elsewhere than it said loses batches: an error, and no quiet end."""
+    with FakeNode(batches=described) as node, alone(node) as loader:
+        assert loader.batches_per_step == 1
+        node.batches = 4
+        with pytest.raises(BadFrame, match="ends job 'code' after 4 steps, and described it as"):
+            list(loader)
+
+
 def test_a_closed_loader_says_so(node: FakeNode) -> None:
     loader = alone(node)
     take(loader, 1)

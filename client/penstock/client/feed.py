@@ -59,6 +59,7 @@ class Opening:
         generation: What Begin gave.
         tail_pad: Fill the last step, or leave it out.
         lineage: Ask for sample refs.
+        steps: How many steps the job has, as it was described; None = endless.
     """
 
     target: str
@@ -69,6 +70,7 @@ class Opening:
     generation: int = 0
     tail_pad: bool = True
     lineage: bool = False
+    steps: int | None = None
 
 
 class Delivery(NamedTuple):
@@ -384,6 +386,12 @@ class Feed:
             self._say(f"{self._opening.target} is shutting down: {message.detail}")
             logger.info("job %r: %s", self._opening.job, self._reason)
         else:
+            if message.steps != self._opening.steps:
+                raise BadFrame(
+                    f"{self._opening.target} ends job {self._opening.job!r} after {message.steps} "
+                    f"steps, and described it as {_length(self._opening.steps)}: nothing is left "
+                    "out silently; check that both sides run the same version"
+                )
             with self._changed:
                 end = message.steps * self._share.batches_per_step
                 self._end = end if self._end is None else min(self._end, end)
@@ -484,6 +492,10 @@ def _describe_waiting(message: feed_pb2.Waiting) -> str:
         f"lane {message.lane}, offset {message.offset} is {message.stage} "
         f"for {message.since_s:.0f} s{item}{detail}"
     )
+
+
+def _length(steps: int | None) -> str:
+    return "endless" if steps is None else f"{steps} steps long"
 
 
 def _again(error: BaseException) -> BaseException:

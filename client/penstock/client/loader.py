@@ -508,6 +508,7 @@ class Loader:
             generation=session.generation,
             tail_pad=self._tail_pad,
             lineage=self._lineage,
+            steps=session.steps(self._tail_pad),
         )
         feed = self._resources.feed = Feed(
             transport,
