@@ -51,7 +51,7 @@ MAX_DEATHS = 3
 """An item that kills its worker so often, while its lane gets no further, stops the lane."""
 
 START_DEADLINE_S, END_GRACE_S = 120.0, 2.0
-ITEM_DEADLINE_S = 600.0
+ITEM_DEADLINE_S = 300.0  # below a client's deadline: it hears of the item, not of a timeout
 MAX_RESTART_DELAY_S = 5.0
 STORE_RETRY_S, STORE_DEADLINE_S = 0.5, 60.0
 

@@ -53,7 +53,7 @@ from penstock.wire.v1 import feed_pb2
 
 log = structlog.get_logger("penstock.rpc")
 
-WAITING_EVERY_S = 5.0
+WAITING_EVERY_S, CHECK_DEADLINE_S = 5.0, 10.0
 
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # grpc-stubs leave it out
 
@@ -275,10 +275,11 @@ class Service:
         if not request.group or not request.token:
             return
         try:
-            await self.store.check_token(
-                request.job, request.group, request.token, request.generation
-            )
-        except StoreUnavailable as error:
+            async with asyncio.timeout(CHECK_DEADLINE_S):
+                await self.store.check_token(
+                    request.job, request.group, request.token, request.generation
+                )
+        except (StoreUnavailable, TimeoutError) as error:
             # Reading goes on without the store; commits will tell whether this attempt was fenced.
             log.warning("a reader was not checked", group=request.group, error=str(error))
 
