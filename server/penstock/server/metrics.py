@@ -18,6 +18,7 @@ from prometheus_client import (
     Gauge,
     Histogram,
     Info,
+    Summary,
     disable_created_metrics,
 )
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -59,6 +60,18 @@ class Metrics(Observer):
             "Tokens of a batch divided by its tokens and padding.",
             job,
             buckets=(0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 1.0),
+            registry=registry,
+        )
+        self._stages = Summary(
+            "penstock_decode_duration_seconds",
+            "Time of a worker for one batch, by stage: fetch, process, collate, encode, replay.",
+            ("job", "stage"),
+            registry=registry,
+        )
+        self._read = Counter(
+            "penstock_source_read_bytes_total",
+            "Bytes read from storage; divided by the bytes used it is the read amplification.",
+            job,
             registry=registry,
         )
         self._sent = Counter(
@@ -129,6 +142,13 @@ class Metrics(Observer):
         if tokens:
             self._tokens.labels(job).inc(tokens)
             self._fill.labels(job).observe(tokens / (tokens + padding))
+
+    def worked(self, job: str, stages_s: Mapping[str, float], read_bytes: int) -> None:
+        """What a batch cost: seconds of a worker by stage, and bytes read from storage."""
+        for stage, seconds in stages_s.items():
+            self._stages.labels(job, stage).observe(seconds)
+        if read_bytes:
+            self._read.labels(job).inc(read_bytes)
 
     def counted(self, job: str, lane: int, counters: Mapping[str, int]) -> None:
         """The counters of a lane's line: what is new since the last time is added."""

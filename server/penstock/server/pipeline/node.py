@@ -68,6 +68,9 @@ class Observer:
     def produced(self, job: str, nbytes: int, counts: Mapping[str, int]) -> None:
         """A batch was made."""
 
+    def worked(self, job: str, stages_s: Mapping[str, float], read_bytes: int) -> None:
+        """What a batch cost: seconds of a worker by stage, and bytes read from storage."""
+
     def counted(self, job: str, lane: int, counters: Mapping[str, int]) -> None:
         """The counters of a lane's line, since the lane's start."""
 
@@ -511,6 +514,7 @@ class Node:
         ticket.log.ready(ticket.entry, header, body, nbytes, release)
         name = ticket.log.job.name
         self.observer.produced(name, nbytes, message["counts"])
+        self.observer.worked(name, message["stages_s"], message["read_bytes"])
         if ticket.log.produced % VERIFY_EVERY == 0:
             self._verify(worker, ticket, header, plan)
         if "counters" in message:

@@ -65,14 +65,26 @@ class Page:
             fd, PAGE_BYTES, prot=mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
         )
         self._serial = 0
+        self._stage, self._since_s = "idle", time.perf_counter()
+        self._spent_s: dict[str, float] = {}
 
     def note(self, stage: str, lane: int | None, item: ItemRef | None) -> None:
-        """Write what comes next."""
+        """Write what comes next; the time since the last note counts for its stage."""
+        now = time.perf_counter()
+        self._spent_s[self._stage] = self._spent_s.get(self._stage, 0.0) + now - self._since_s
+        self._stage, self._since_s = stage, now
         text = json.dumps([stage, lane, list(item) if item else None]).encode()
         text = text[: PAGE_BYTES - _PAGE_HEAD.size]
         self._serial += 1
         self._map[_PAGE_HEAD.size : _PAGE_HEAD.size + len(text)] = text
         self._map[: _PAGE_HEAD.size] = _PAGE_HEAD.pack(self._serial, len(text))
+
+    def take_spent(self) -> dict[str, float]:
+        """Return the seconds spent at each stage since the last call, without those of waiting."""
+        self.note(self._stage, None, None)
+        spent, self._spent_s = self._spent_s, {}
+        spent.pop("idle", None)
+        return spent
 
     def read(self) -> tuple[int, str, int | None, ItemRef | None]:
         """Return the note's number, stage, lane and item; an unfinished one has an empty stage."""
@@ -308,6 +320,10 @@ class Worker:
             "nbytes": made.nbytes,
             "counts": dict(made.counts),
             "snapshots": [offset for offset, _ in snapshots],
+            "stages_s": self.page.take_spent(),
+            "read_bytes": sum(
+                source.read_bytes() for source in self.jobs[message["job"]].sources.values()
+            ),
         }
         if line is not None:
             answer["counters"] = {**line.planner.counters, **line.planner.batcher.counters()}
