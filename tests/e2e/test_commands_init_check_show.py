@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.client.cli import main as penstock
 from penstock.server.cli import cli, run
 from penstock.server.commands.show import computed_batches
 from penstock.server.config import load
@@ -134,6 +136,30 @@ def test_what_init_writes_passes_check(
         assert job["efficiency"] > 0.5
     if kind == "tokenized":
         assert job["efficiency"] is not None
+
+
+def test_job_files_of_one_folder_have_stores_of_their_own(home: Path) -> None:
+    """A store has one holder, so two nodes with one store could not run side by side."""
+    write_jsonl(home)
+
+    assert run(["init", "notes.jsonl"]) == 0
+    assert run(["init", "notes.jsonl", "--output", "other.yaml"]) == 0
+
+    assert load("penstock.yaml").server.store == "sqlite:///penstock.db"
+    assert load("other.yaml").server.store == "sqlite:///other.db"
+
+
+def test_ping_of_a_job_file_names_its_jobs(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`local:` answers for a node: with a version and the jobs, though nobody serves them."""
+    write_jsonl(home)
+    assert run(["init", "notes.jsonl"]) == 0
+    capsys.readouterr()
+
+    assert penstock(["ping", "local:penstock.yaml", "--json"]) == 0
+
+    found = json.loads(capsys.readouterr().out)
+    assert found["jobs"] == ["main"]
+    assert found["version"] == version("penstock")
 
 
 def test_init_names_files_by_their_glob(home: Path) -> None:

@@ -220,8 +220,10 @@ class Feed:
                     raise _again(self._error)
                 if self._closed.is_set():
                     raise PenstockError("the Loader was closed while a batch was waited for")
-                # Nobody moves the horizon while the only consumer waits: send what was held back.
-                self._send_horizon(at_least=1)
+                if self._next >= self._sent_horizon:
+                    # Nobody moves the horizon while the only consumer waits: send what was held
+                    # back. Below it the server is at work already, and a message would cost both.
+                    self._send_horizon(at_least=1)
                 waited = time.monotonic() - began
                 if waited >= deadline_s:
                     raise self._timeout(waited)

@@ -6,8 +6,8 @@ that are written and read by hand here, byte for byte as protobuf would, because
 chunk twice more. In the order of a batch's way:
 
 * the maker: `layout` -> `Layout.write` into the body -> `Layout.header`; `with_position`;
-* the server's edge: `batch_messages`;
-* the client: `parse_reply` -> `check_header` -> `check_chunk` -> `check_crc` -> `decode_values`.
+* the server's edge: `batch_messages`, or `bundle` for several small batches;
+* the client: `parse_replies` -> `check_header` -> `check_chunk` -> `check_crc` -> `decode_values`.
 
 What comes from the network is checked before anything is allocated by it, and `BadFrame` is all
 that it can cause.
@@ -160,7 +160,7 @@ class Layout:
             crc: What `write` returned.
             counts: Integers that travel with the batch.
             samples: What it is made of: (row, source, index, epoch, part, span or None).
-            padding: It is a blanked copy that fills a last step.
+            padding: It is blank: a copy that fills a last step, or a group that quarantine emptied.
 
         Raises:
             UnsupportedValue: A count does not fit int64, or the header is too large for a message.
@@ -787,6 +787,7 @@ __all__ = [
     "batch_record",
     "bfloat16_dtype",
     "body_digest",
+    "bundle",
     "check_chunk",
     "check_crc",
     "check_header",
@@ -794,6 +795,7 @@ __all__ = [
     "decode_values",
     "describe_values",
     "layout",
+    "parse_replies",
     "parse_reply",
     "with_position",
 ]

@@ -7,6 +7,7 @@ is opened only where a group is used, so a running server keeps its own to itsel
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import uuid
 from collections.abc import Awaitable, Iterable, Iterator
@@ -17,7 +18,15 @@ from penstock.server.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Computed, Line, compute
 from penstock.server.rpc.cursors import Cursors
-from penstock.server.rpc.opening import Opening, describe, ended, open_read, opened, parse_request
+from penstock.server.rpc.opening import (
+    VERSION,
+    Opening,
+    describe,
+    ended,
+    open_read,
+    opened,
+    parse_request,
+)
 from penstock.server.store import open_store
 from penstock.server.store.base import Store
 from penstock.wire import frame
@@ -87,7 +96,7 @@ class LocalTransport:
             )
             return reply.SerializeToString()
         if name == "Status":
-            return feed_pb2.StatusReply(json="{}").SerializeToString()
+            return feed_pb2.StatusReply(json=json.dumps(self._status())).SerializeToString()
         raise InvalidRequest(f"there is no method {method!r}", method=method)
 
     def read(self, requests: Iterable[bytes]) -> LocalRead:
@@ -122,6 +131,14 @@ class LocalTransport:
             if self._runner is not None:
                 self._runner.close()
                 self._runner = None
+
+    def _status(self) -> dict[str, Any]:
+        """Return what there is of a node's status: no workers, and no reader but the caller."""
+        jobs = [
+            {"name": name, "log_id": job.log_id.hex(), "lanes": job.lanes, "groups": []}
+            for name, job in sorted(self._config.jobs.items())
+        ]
+        return {"version": VERSION, "node": self._node, "workers": [], "jobs": jobs}
 
     async def _cursors_call(self, name: str, request: bytes) -> bytes:
         store = self._store

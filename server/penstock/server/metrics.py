@@ -131,24 +131,32 @@ class Metrics(Observer):
         )
         self.draining = Gauge("penstock_draining", "1 while this node drains.", registry=registry)
         self._seen: dict[tuple[str, int], dict[str, int]] = {}
+        self._children: dict[tuple[Any, tuple[str, ...]], Any] = {}
+
+    def _of(self, metric: Any, *labels: str) -> Any:
+        """Return a metric's child, found by its labels once: for every batch that is dear."""
+        child = self._children.get((metric, labels))
+        if child is None:
+            child = self._children[metric, labels] = metric.labels(*labels)
+        return child
 
     # --- what the node tells ---
 
     def produced(self, job: str, nbytes: int, counts: Mapping[str, int]) -> None:
         """A batch was made."""
-        self._batches.labels(job).inc()
-        self._bytes.labels(job).inc(nbytes)
+        self._of(self._batches, job).inc()
+        self._of(self._bytes, job).inc(nbytes)
         tokens, padding = counts.get("tokens", 0), counts.get("padding_tokens", 0)
         if tokens:
-            self._tokens.labels(job).inc(tokens)
-            self._fill.labels(job).observe(tokens / (tokens + padding))
+            self._of(self._tokens, job).inc(tokens)
+            self._of(self._fill, job).observe(tokens / (tokens + padding))
 
     def worked(self, job: str, stages_s: Mapping[str, float], read_bytes: int) -> None:
         """What a batch cost: seconds of a worker by stage, and bytes read from storage."""
         for stage, seconds in stages_s.items():
-            self._stages.labels(job, stage).observe(seconds)
+            self._of(self._stages, job, stage).observe(seconds)
         if read_bytes:
-            self._read.labels(job).inc(read_bytes)
+            self._of(self._read, job).inc(read_bytes)
 
     def counted(self, job: str, lane: int, counters: Mapping[str, int]) -> None:
         """The counters of a lane's line: what is new since the last time is added."""
@@ -158,7 +166,7 @@ class Metrics(Observer):
                 continue
             # A line that restarts from a snapshot counts from there again: only growth is new.
             if count > before.get(reason, 0):
-                self._skipped.labels(job, reason).inc(count - before.get(reason, 0))
+                self._of(self._skipped, job, reason).inc(count - before.get(reason, 0))
         self._seen[job, lane] = {k: max(v, before.get(k, 0)) for k, v in counters.items()}
 
     def worker_died(self) -> None:
@@ -167,24 +175,24 @@ class Metrics(Observer):
 
     def failed(self, job: str, code: str) -> None:
         """A batch could not be made."""
-        self._failed.labels(job, code).inc()
+        self._of(self._failed, job, code).inc()
 
     def verified(self, job: str, pure: bool) -> None:
         """A batch was made twice, and was the same, or was not."""
-        self._verified.labels(job).inc()
+        self._of(self._verified, job).inc()
         if not pure:
-            self._impure.labels(job).inc()
+            self._of(self._impure, job).inc()
 
     # --- what the edge tells ---
 
     def sent(self, job: str, nbytes: int) -> None:
         """A batch has gone out to a reader."""
-        self._sent.labels(job).inc()
-        self._sent_bytes.labels(job).inc(nbytes)
+        self._of(self._sent, job).inc()
+        self._of(self._sent_bytes, job).inc(nbytes)
 
     def waited(self, job: str, seconds: float) -> None:
         """A reader had waited for so long."""
-        self._wait.labels(job).observe(seconds)
+        self._of(self._wait, job).observe(seconds)
 
     @contextlib.contextmanager
     def cursor_call(self, method: str) -> Iterator[None]:
@@ -193,7 +201,7 @@ class Metrics(Observer):
         try:
             yield
         finally:
-            self._cursor.labels(method).observe(time.perf_counter() - start)
+            self._of(self._cursor, method).observe(time.perf_counter() - start)
 
     def watch(self, status: Callable[[], dict[str, Any]]) -> None:
         """Ask for the node's status at each scrape."""

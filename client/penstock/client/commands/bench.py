@@ -34,15 +34,26 @@ def add_parser(subparsers: Any) -> None:
         "--seconds",
         type=positive_seconds,
         default=10.0,
-        help="how long to read (default: %(default)s)",
+        metavar="SECONDS",
+        help="how long to read (default: %(default)g)",
     )
     parser.add_argument(
-        "--warm", type=natural, default=20, metavar="N", help="batches read before (default: 20)"
+        "--warm",
+        type=natural,
+        default=20,
+        metavar="N",
+        help="batches to read before the clock starts (default: 20)",
     )
     parser.add_argument(
-        "--prefetch", type=positive, default=16, metavar="N", help="batches in flight (default: 16)"
+        "--prefetch",
+        type=positive,
+        default=16,
+        metavar="N",
+        help="batches that may be ready ahead (default: 16)",
     )
-    parser.add_argument("--rank", type=natural, default=0, help="which rank to be (default: 0)")
+    parser.add_argument(
+        "--rank", type=natural, default=0, metavar="R", help="which rank to be (default: 0)"
+    )
     parser.add_argument(
         "--world-size", type=positive, default=1, metavar="W", help="of how many (default: 1)"
     )

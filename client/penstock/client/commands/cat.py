@@ -26,6 +26,11 @@ Show = Callable[[Batch], None]
 TIMEOUT_S = 60.0
 """Shorter than a Loader's: a person waits, not a training run."""
 
+DESCRIPTION = """\
+Print the batches that one rank of a training run reads, one line per batch. Without --group nothing
+is stored and reading starts at step 0; with --group and without --from-* it starts at the group's
+cursor. It only looks, unless --commit is given."""
+
 EPILOG = """\
 examples:
   the first three batches of a job:
@@ -41,17 +46,14 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "cat",
         help="print the batches that a rank reads",
-        description="Print the batches that one rank of a training run reads, one line per batch. "
-        "Without --group nothing is stored and reading starts at step 0; with --group and "
-        "without --from-* it starts at the group's cursor. It only looks, unless --commit is "
-        "given.",
+        description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_target(parser)
     parser.add_argument("job", metavar="JOB", help="the name of a job of the node")
     who = parser.add_argument_group("who reads")
-    who.add_argument("--group", metavar="G", help="the training run (default: none, ephemeral)")
+    who.add_argument("--group", metavar="NAME", help="the training run (default: none, ephemeral)")
     who.add_argument("--rank", type=natural, metavar="R", help="data-parallel rank (default: 0)")
     who.add_argument("--world-size", type=positive, metavar="W", help="ranks (default: 1)")
     who.add_argument(

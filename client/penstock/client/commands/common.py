@@ -18,7 +18,10 @@ TIMEOUT_S = 10.0
 def add_target(parser: argparse.ArgumentParser) -> None:
     """Add the TARGET argument."""
     parser.add_argument(
-        "target", metavar="TARGET", help="host:port, dns:///name:port, unix:/path or local:FILE"
+        "target",
+        metavar="TARGET",
+        help="a node: host:port, dns:///name:port or unix:/path; or a job file: local:FILE or "
+        "spawn:FILE",
     )
 
 
@@ -92,6 +95,11 @@ def table(rows: list[list[str]], right: frozenset[int] = frozenset()) -> str:
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `1 lane`, `3 lanes`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def bytes_text(nbytes: float) -> str:

@@ -10,6 +10,7 @@ from penstock.client.commands.common import (
     add_target,
     add_timeout,
     connected,
+    counted,
     natural,
     print_json,
     table,
@@ -101,7 +102,8 @@ def _show(control: Control, args: argparse.Namespace) -> int:
     print(f"group {group.name!r} of job {group.job!r}")
     print(f"  cursor      step {group.cursor:,} (started at {group.start_step:,})")
     print(f"  step size   {group.batches_per_step} batches")
-    print(f"  generation  {group.generation}, {group.world_size} ranks, owner {group.owner or '?'}")
+    ranks = counted(group.world_size, "rank")
+    print(f"  generation  {group.generation}, {ranks}, owner {group.owner or '?'}")
     print(f"  committed   {_when(group.committed_at)}")
     print(f"  log         {group.log_id.hex()}")
     behind = [f"rank {rank} at step {row:,}" for rank, row in enumerate(group.rows)]

@@ -6,7 +6,13 @@ import argparse
 import time
 from typing import Any
 
-from penstock.client.commands.common import add_target, add_timeout, connected, print_json
+from penstock.client.commands.common import (
+    add_target,
+    add_timeout,
+    connected,
+    counted,
+    print_json,
+)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -41,6 +47,6 @@ def run(args: argparse.Namespace) -> int:
         f"up {status.get('uptime_s', 0):.0f} s{draining}; answered in {answer_s * 1000:.1f} ms"
     )
     for job in status.get("jobs", []):
-        readers = len(job.get("groups", []))
-        print(f"  {job['name']}: {job.get('lanes', '?')} lanes, {readers} readers")
+        lanes, readers = job.get("lanes", 0), len(job.get("groups", []))
+        print(f"  {job['name']}: {counted(lanes, 'lane')}, {counted(readers, 'reader')}")
     return 0

@@ -13,6 +13,7 @@ from penstock.client.commands.common import (
     add_timeout,
     bytes_text,
     connected,
+    counted,
     positive_seconds,
     print_json,
     table,
@@ -86,7 +87,8 @@ def render(
     for job in status.get("jobs", []):
         lines += [
             "",
-            f"job {job['name']}  log {str(job.get('log_id', ''))[:12]}  {job.get('lanes', 0)} lanes"
+            f"job {job['name']}  log {str(job.get('log_id', ''))[:12]}  "
+            f"{counted(job.get('lanes', 0), 'lane')}"
             f"  ready {job.get('ready_batches', 0)} batches, "
             f"{bytes_text(job.get('ready_bytes', 0))}"
             f"  produced {job.get('produced', 0):,} (again: {job.get('recomputed', 0):,})",

@@ -244,10 +244,10 @@ def report(verdict: Verdict) -> list[str]:
             f"  {'unverified':<10}{len(verdict.unverified):>8,}{_named(verdict.unverified)}"
         )
     if verdict.again:
+        batches = "1 batch" if len(verdict.again) == 1 else f"{len(verdict.again)} batches"
         lines += [
-            f"{len(verdict.again)} batches of an unfinished step had been delivered before the "
-            "ranks were killed;",
-            "the step was read again from its start, as a run does that resumes at its checkpoint",
+            f"{batches} of an unfinished step had been delivered before the ranks were killed;",
+            "that step was read again from its start, as a run does that resumes at its checkpoint",
         ]
     lines += [f"problem: {sentence}" for sentence in verdict.problems]
     return lines

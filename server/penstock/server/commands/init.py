@@ -66,6 +66,7 @@ def _say(found: Guess, output: str) -> None:
 
 def render(found: Guess, name: str) -> str:
     """Return the job file's text."""
+    store = f"sqlite:///{Path(name).stem}.db"
     lines = [
         f"# A penstock job file. Check it:  penstockd check {name}",
         f"# Look at a batch:                penstockd show {name} main --position 0 --text",
@@ -73,9 +74,10 @@ def render(found: Guess, name: str) -> str:
         "# Paths are relative to this file. docs/jobs.md explains every key; for editors:",
         "#   penstockd schema > penstock.schema.json",
         "server:",
-        "  listen: 127.0.0.1:50051       # 0.0.0.0:50051 for trainers on other machines",
+        "  listen: 127.0.0.1:50051         # 0.0.0.0:50051 for trainers on other machines",
         "  metrics: 127.0.0.1:9090",
-        "  store: sqlite:///penstock.db  # cursors and checkpoints: keep this file",
+        # A store has one holder: job files of one folder, each with its own, can all be served.
+        f"  store: {_text(store)}  # cursors and checkpoints: keep this file",
         "  workers: auto",
         "jobs:",
         "  main:",

@@ -85,19 +85,12 @@ class Maker:
             SourceUnavailable: A read failed to the deadline.
         """
         found = self._samples(plan, at_hand or {})
-        rows = [
-            [
-                self._piece(ref, found[ref.item, ref.part])
-                for ref in row
-                if (ref.item, ref.part) in found
-            ]
-            for row in plan.rows
-        ]
         kept = BatchPlan(
             plan.lane,
             plan.offset,
             [[ref for ref in row if (ref.item, ref.part) in found] for row in plan.rows],
         )
+        rows = [[self._piece(ref, found[ref.item, ref.part]) for ref in row] for row in kept.rows]
         padding = blank or not any(rows)
         values, counts = self._collate(rows, plan)
         if padding:
@@ -141,11 +134,8 @@ class Maker:
                 return
             size = self.job.batcher.size_of(sample)
             planned = ref.size if ref.span is None else ref.span.stop
-            if (
-                size == planned
-                or (size < planned and ref.span is None)
-                or (ref.span and size >= planned)
-            ):
+            # Whole, it may be smaller: size() is a bound. Cut, it must reach to the piece's end.
+            if size <= planned if ref.span is None else size >= planned:
                 found[ref.item, ref.part] = sample
                 return
             reason = f"its size is {size}, and it was planned with {planned}"

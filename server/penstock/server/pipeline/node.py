@@ -510,12 +510,15 @@ class Node:
 
         if ticket.line is not None:
             ticket.line.busy -= 1
-        ticket.log.remember_plan(ticket.lane, ticket.offset, plan)
+        if plan:
+            ticket.log.remember_plan(ticket.lane, ticket.offset, plan)
+        else:  # it was made from this very plan
+            plan = ticket.lane.plans.get(ticket.offset, b"")
         ticket.log.ready(ticket.entry, header, body, nbytes, release)
         name = ticket.log.job.name
         self.observer.produced(name, nbytes, message["counts"])
         self.observer.worked(name, message["stages_s"], message["read_bytes"])
-        if ticket.log.produced % VERIFY_EVERY == 0:
+        if plan and ticket.log.produced % VERIFY_EVERY == 0:
             self._verify(worker, ticket, header, plan)
         if "counters" in message:
             self.observer.counted(name, ticket.lane.lane, message["counters"])

@@ -51,7 +51,7 @@ class Planner:
         self.batcher = job.batcher.clone()
         self.ready: deque[Group] = deque()
         self.samples: dict[tuple[ItemRef, int], Sample] = {}
-        self._ahead: dict[ItemRef, Outcome | int | None] = {}
+        self._ahead: dict[ItemRef, Outcome | int] = {}
         self._without_sample = 0
         self._without_group = 0
 
@@ -201,7 +201,7 @@ class Planner:
         epoch = self.job.distributor.epoch_draws(1)
         enough = max(STARVED_EPOCHS * epoch, MIN_DRAWS_WITHOUT_SAMPLE)
         starved = self._without_sample > min(enough, MAX_DRAWS_WITHOUT_GROUP)
-        stuck = self._without_group > max(4 * epoch, MAX_DRAWS_WITHOUT_GROUP)
+        stuck = self._without_group > max(STARVED_EPOCHS * epoch, MAX_DRAWS_WITHOUT_GROUP)
         if starved or stuck:
             reasons = {**self.counters, **self.batcher.counters()}
             drawn = self._without_sample if starved else self._without_group
@@ -227,7 +227,6 @@ class Planner:
                 outcomes = self.items.samples(items, "draw")
             self._ahead.update(zip(items, outcomes, strict=True))
         outcome = self._ahead.pop(item)
-        assert outcome is not None
         assert not isinstance(outcome, int)
         return outcome
 

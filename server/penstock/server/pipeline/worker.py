@@ -19,6 +19,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from penstock.server.config import load
@@ -73,8 +74,7 @@ class Page:
         now = time.perf_counter()
         self._spent_s[self._stage] = self._spent_s.get(self._stage, 0.0) + now - self._since_s
         self._stage, self._since_s = stage, now
-        text = json.dumps([stage, lane, list(item) if item else None]).encode()
-        text = text[: PAGE_BYTES - _PAGE_HEAD.size]
+        text = _note(stage, lane, item)[: PAGE_BYTES - _PAGE_HEAD.size]
         self._serial += 1
         self._map[_PAGE_HEAD.size : _PAGE_HEAD.size + len(text)] = text
         self._map[: _PAGE_HEAD.size] = _PAGE_HEAD.pack(self._serial, len(text))
@@ -236,7 +236,7 @@ class Worker:
         self._require(message["job"])
         plan = BatchPlan.from_json(json.loads(message["blobs"][0]))
         made = self.makers[message["job"]].make(plan, blank=message["blank"])
-        self._done(message, made, plan, [], None)
+        self._done(message, made, None, [], None)
 
     def _on_verify(self, message: Message) -> None:
         """Make a batch once more and answer its header: it holds the checksum of the body."""
@@ -301,7 +301,7 @@ class Worker:
         self,
         message: Message,
         made: Made,
-        plan: BatchPlan,
+        plan: BatchPlan | None,  # None: the server has it
         snapshots: list[tuple[int, bytes]],
         line: Line | None,
     ) -> None:
@@ -327,7 +327,9 @@ class Worker:
         }
         if line is not None:
             answer["counters"] = {**line.planner.counters, **line.planner.batcher.counters()}
-        self._send(answer, [header, _plan_bytes(plan), *(data for _, data in snapshots)])
+        self._send(
+            answer, [header, _plan_bytes(plan) if plan else b"", *(data for _, data in snapshots)]
+        )
 
     def _fail(self, message: Message, error: PenstockError) -> None:
         self._send(
@@ -409,6 +411,17 @@ class Worker:
                     self.arenas.give_back(number, start)
                 self.inbox.append(message)
         return self.inbox.popleft()
+
+
+def _note(stage: str, lane: int | None, item: ItemRef | None) -> bytes:
+    """Return the JSON of a note; made by hand, since every batch writes several."""
+    ref = f"[{_quoted(item.source)},{item.index},{item.epoch}]" if item else "null"
+    return f'["{stage}",{"null" if lane is None else lane},{ref}]'.encode()
+
+
+@cache
+def _quoted(text: str) -> str:
+    return json.dumps(text)
 
 
 def _plan_bytes(plan: BatchPlan) -> bytes:

@@ -15,7 +15,7 @@ import inspect
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -519,12 +519,6 @@ class KeySpec:
     place: str = "device"
 
 
-def iter_refs(group: Group) -> Iterator[SampleRef]:
-    """Yield every sample ref of a group, row by row."""
-    for row in group:
-        yield from row
-
-
 __all__ = [
     "BatchCollator",
     "CollateContext",
@@ -544,6 +538,5 @@ __all__ = [
     "Source",
     "batch_key",
     "item_key",
-    "iter_refs",
     "module_hash",
 ]

@@ -51,7 +51,7 @@ class FileLock:
             holder = f"process {pid}" if pid else "another process"
             raise StoreLocked(
                 f"the store {self._guarded} is held by {holder}: stop it, or give this server a "
-                "store of its own",
+                "store of its own (--store, or store: in the job file)",
                 path=str(self._guarded),
                 pid=pid,
             ) from error
