@@ -19,6 +19,16 @@ from penstock.client.commands.common import (
     table,
 )
 
+DESCRIPTION = """\
+Show the jobs, readers and workers of a loader node, refreshed every second; end it with Ctrl-C.
+
+  ready     batches that are made and not yet taken by everybody who wants them
+  produced  batches made since the node started; again: those of them made more than once
+  next      the position that the reader is sent next
+  ahead     how many positions beyond it the reader accepts
+  batches   what it was sent; the rates are those of the time since the last refresh
+  waited    how long it stood with room and nothing was ready for it, all waits together"""
+
 CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -27,8 +37,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "top",
         help="watch a loader node live",
-        description="Show the jobs, readers and workers of a loader node, refreshed every second; "
-        "end it with Ctrl-C. The rates are those of the time since the last refresh.",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_target(parser)
     add_timeout(parser)
@@ -97,7 +107,7 @@ def render(
         if not readers:
             lines.append("  nobody reads it")
             continue
-        rows = [["  group", "rank", "next", "ahead", "batches", "batches/s", "rate", "waiting"]]
+        rows = [["  group", "rank", "next", "ahead", "batches", "batches/s", "rate", "waited"]]
         for reader in readers:
             key = _key(job, reader)
             batches, nbytes = reader.get("sent_batches", 0), reader.get("sent_bytes", 0)
