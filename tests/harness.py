@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,15 +89,24 @@ class Server:
                     self.address = event["address"]
         process.stderr.close()
 
-    def events(self, name: str) -> list[dict[str, Any]]:
-        """Return what the node has logged under a name."""
-        found = []
-        for line in list(self.lines):
-            with contextlib.suppress(ValueError):
-                event = json.loads(line)
-                if event.get("event") == name:
-                    found.append(event)
-        return found
+    def events(self, name: str, at_least: int = 0, **fields: Any) -> list[dict[str, Any]]:
+        """Return what the node has logged under a name, with these fields.
+
+        The log comes through a pipe of its own, so what a stream has told may not be there yet:
+        `at_least` waits for that many.
+        """
+        end = time.monotonic() + READ_DEADLINE_S
+        while True:
+            found = []
+            for line in list(self.lines):
+                with contextlib.suppress(ValueError):
+                    event = json.loads(line)
+                    if event.get("event") == name and fields.items() <= event.items():
+                        found.append(event)
+            if len(found) >= at_least:
+                return found
+            assert time.monotonic() < end, f"{name!r} was logged {len(found)} times only"
+            time.sleep(0.01)
 
     # --- talking ---
 

@@ -360,9 +360,7 @@ def test_a_users_exception_reaches_cat_and_the_trainers_log(server: Server) -> N
         assert 'return json.loads("{" + raw["text"])' in ended.stderr
     assert cat.stderr.splitlines()[-1].endswith("[bad_item]")
     assert "penstock/server" not in cat.stderr
-    logged = [
-        event for event in server.events("a batch cannot be made") if event["job"] == "raises"
-    ]
+    logged = server.events("a batch cannot be made", at_least=1, job="raises")
     assert "line 5, in parse" in logged[0]["traceback"]
 
 

@@ -189,7 +189,7 @@ def test_a_bad_item_stops_the_lane_with_the_users_traceback(server: Server) -> N
     assert "roles.py" in error.fields["traceback"]
     assert "raise ValueError" in error.fields["traceback"]
     assert "penstock/server" not in error.fields["traceback"]
-    logged = [event for event in server.events("a batch cannot be made") if event["job"] == "stop"]
+    logged = server.events("a batch cannot be made", at_least=1, job="stop")
     assert "raise ValueError" in logged[0]["traceback"]
     assert positions == sorted(positions)
 
@@ -225,7 +225,7 @@ def test_verdicts_are_durable_and_a_replay_is_the_same(server: Server, job: str)
     purity = Purity(load(str(server.file)).jobs[job])
     for delivered in server.read(job, horizon=60).take(60):
         purity.saw(*delivered)
-    verdicts = [event for event in server.events("item quarantined") if event["job"] == job]
+    verdicts = server.events("item quarantined", at_least=4, job=job)
     items = [event["item"] for event in verdicts]
     assert len(items) == len(set(items)) >= 4
     assert {event["stage"] for event in verdicts} == {"draw" if job == "draw" else "exit"}

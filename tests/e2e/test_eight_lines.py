@@ -57,7 +57,8 @@ def test_the_eight_lines_read_the_same_over_the_wire(folder: Path) -> None:
     """In this process, from workers over a socket and from a served address: the same batches."""
     here = _train(folder, "local:penstock.yaml")
 
-    with serving(folder / "penstock.yaml", "--workers", "2") as server:
+    free = ("--listen", "127.0.0.1:0", "--metrics", "off")
+    with serving(folder / "penstock.yaml", "--workers", "2", *free) as server:
         served = _train(folder, server.address)
     spawned = _train(folder, "spawn:penstock.yaml?workers=1&store=sqlite:///spawned.db")
 

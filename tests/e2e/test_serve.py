@@ -440,7 +440,8 @@ def test_an_unusable_snapshot_costs_a_replay_and_nothing_else(tmp_path: Path) ->
         server.start()
         for delivered in server.read("packed", start=120, horizon=160).take(40):
             purity.saw(*delivered)
-        refused_snapshots = server.events("an unusable snapshot was removed")
+        removed = "an unusable snapshot was removed"
+        refused_snapshots = server.events(removed, at_least=len(spoilt))
 
     assert purity.seen == 40
     assert {(one["lane"], one["offset"]) for one in refused_snapshots} == spoilt
