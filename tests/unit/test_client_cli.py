@@ -277,6 +277,7 @@ def test_rates_of_top_are_those_since_the_last_refresh() -> None:
         (["cursors", "@", "code", "show"], 2, "--group"),
         (["cursors", "@", "code", "--group", "nobody", "show"], 1, "unknown_group"),
         (["ping", "127.0.0.1:1", "--timeout", "0.2"], 1, "unreachable"),
+        (["bench", "127.0.0.1:1", "code", "--timeout", "0.2"], 1, "unreachable"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_its_code(

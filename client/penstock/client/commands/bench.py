@@ -9,12 +9,16 @@ from typing import Any
 
 from penstock.client.commands.common import (
     add_target,
+    add_timeout,
     natural,
     positive,
     positive_seconds,
     print_json,
 )
 from penstock.client.loader import Loader
+
+TIMEOUT_S = 60.0
+"""Shorter than a Loader's: a person waits, not a training run."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -58,6 +62,7 @@ def add_parser(subparsers: Any) -> None:
         "--world-size", type=positive, default=1, metavar="W", help="of how many (default: 1)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_timeout(parser, TIMEOUT_S)
     parser.set_defaults(run=run)
 
 
@@ -69,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
         rank=args.rank,
         world_size=args.world_size,
         prefetch=args.prefetch,
+        deadline_s=args.timeout,
         as_numpy=True,
     ) as loader:
         batches = iter(loader)
