@@ -90,7 +90,7 @@ def main(folder: str, tokens: int, warm: int) -> None:
                 "tokens": place,
             }
 
-    loader = DataLoader(Packed(), batch_size=None, num_workers=2, prefetch_factor=8)
+    loader = DataLoader(Packed(), batch_size=None, num_workers=2, prefetch_factor=16)
     batches = iter(loader)
     for _ in range(warm):
         next(batches)

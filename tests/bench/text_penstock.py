@@ -11,7 +11,7 @@ def main(address: str, tokens: int, warm: int) -> None:
     """Read until `tokens` tokens have come; print the rate."""
     from penstock.client import Loader
 
-    with Loader(address, "text", rank=0, world_size=1, batches_per_step=1, prefetch=16) as loader:
+    with Loader(address, "text", rank=0, world_size=1, batches_per_step=1, prefetch=32) as loader:
         batches = iter(loader)
         for _ in range(warm):
             next(batches)
