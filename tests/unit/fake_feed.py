@@ -53,6 +53,7 @@ class Faults:
         drain_after: Say Draining and end behind so many batches, stream by stream.
         cut_at: Positions of which only the first message is sent before the stream breaks.
         corrupt: Position -> how often its body is sent with a flipped bit.
+        misplace: Positions whose header names another lane.
         errors: Position -> what the stream ends with instead of it.
         unavailable: How many unary calls are refused with UNAVAILABLE.
         hold: Positions at which the node sends Waiting until `released` is set.
@@ -63,6 +64,7 @@ class Faults:
     drain_after: list[int] = field(default_factory=list)
     cut_at: list[int] = field(default_factory=list)
     corrupt: dict[int, int] = field(default_factory=dict)
+    misplace: set[int] = field(default_factory=set)
     errors: dict[int, PenstockError] = field(default_factory=dict)
     unavailable: int = 0
     hold: set[int] = field(default_factory=set)
@@ -316,6 +318,8 @@ class FakeNode(feed_pb2_grpc.FeedServicer, cursors_pb2_grpc.CursorsServicer):
             source = blanked
         padding = source != position
         address = self.order.address(source)
+        if position in self.faults.misplace:
+            address = address._replace(lane=(address.lane + 1) % self.lanes)
         values = self.dtype_values or values_of(source, self.nbytes)
         layout = frame.layout(values, host=self.host)
         body = bytearray(layout.nbytes)

@@ -15,6 +15,7 @@ from penstock.client import Batch, Loader
 from penstock.client.backoff import Backoff
 from penstock.client.feed import MAX_REREADS
 from penstock.wire.errors import (
+    BadFrame,
     BadItem,
     ChecksumMismatch,
     DataTimeout,
@@ -230,3 +231,14 @@ def test_waits_double_up_to_a_bound_with_jitter() -> None:
     assert len(set(waits)) == 8
     backoff.reset()
     assert backoff.next_s() <= 0.1
+
+
+def test_a_batch_under_a_foreign_address_is_refused() -> None:
+    """A position says which lane and offset it is; a header that disagrees is no batch of it."""
+    with FakeNode() as node, reader(node) as loader:
+        node.faults.misplace.add(2)
+        batches = iter(loader)
+
+        assert [next(batches).position, next(batches).position] == [0, 1]
+        with pytest.raises(BadFrame, match="position 2 says that it is offset 0 of lane 0"):
+            next(batches)

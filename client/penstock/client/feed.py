@@ -31,7 +31,7 @@ from penstock.wire.errors import (
     PenstockError,
     Unreachable,
 )
-from penstock.wire.order import Share
+from penstock.wire.order import Order, Share
 from penstock.wire.transport import ReadCall, Transport
 from penstock.wire.v1 import feed_pb2
 
@@ -158,6 +158,7 @@ class Feed:
         self._ready_bytes = 0
         self._requests: Requests | None = None
         self._sent_horizon = 0
+        self._order: Order | None = None  # of an endless log, once the stream is open
         self._call: ReadCall | None = None
         self._error: BaseException | None = None
         self._broken: PenstockError | None = None  # why there is no stream now
@@ -417,6 +418,8 @@ class Feed:
                 log_id=message.log_id.hex(),
                 expected=self._opening.log_id.hex(),
             )
+        # Where the lanes of a finite log end is the server's to know.
+        self._order = None if message.HasField("batches") else Order(max(1, message.lanes))
         with self._changed:
             self._broken = None
             self._reason = f"{self._opening.target} has opened the stream and sent nothing yet"
@@ -463,6 +466,14 @@ class Feed:
             raise BadFrame(
                 f"position {position} was sent to rank {self._share.rank} of "
                 f"{self._share.world_size}, which did not ask for it (horizon {horizon}); check "
+                "that client and server are of the same version",
+                position=position,
+            )
+        address = (header.lane, header.offset)
+        if self._order is not None and self._order.address(position) != address:
+            raise BadFrame(
+                f"the batch at position {position} says that it is offset {header.offset} of lane "
+                f"{header.lane}, which is another position of {self._order.lanes} lanes; check "
                 "that client and server are of the same version",
                 position=position,
             )
