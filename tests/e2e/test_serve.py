@@ -286,13 +286,21 @@ def test_metrics_and_probes_answer(server: Server) -> None:
 
     assert get(server, "/healthz") == (200, "ok\n")
     assert get(server, "/readyz") == (200, "ready\n")
-    status, text = get(server, "/metrics")
 
-    assert status == 200
-    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert float(values['penstock_batches_produced_total{job="packed"}']) >= 1
-    assert float(values['penstock_batches_sent_total{job="packed"}']) >= 5
-    assert float(values["penstock_workers_ready"]) == 1
+    def scrape() -> dict[str, float]:
+        status, text = get(server, "/metrics")
+        assert status == 200
+        lines = (line for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+    # A batch is counted when it has been written, and by then the reader may have it.
+    sent = 'penstock_batches_sent_total{job="packed"}'
+    eventually(lambda: scrape().get(sent, 0) >= 5, 30, "five batches are counted")
+    values = scrape()
+    assert values['penstock_batches_produced_total{job="packed"}'] >= 1
+    assert values['penstock_decode_duration_seconds_count{job="packed",stage="process"}'] >= 1
+    assert values['penstock_decode_duration_seconds_sum{job="packed",stage="process"}'] > 0
+    assert values["penstock_workers_ready"] == 1
 
 
 def test_health_and_reflection_answer(server: Server) -> None:

@@ -39,13 +39,9 @@ def whole(log: Log, horizon: int, start: int = 0, lanes: frozenset[int] | None =
 
 def best(log: Log) -> Entry | None:
     """Return the most urgent entry that may be made, as a node picks it."""
-    found = sorted(
-        ((urgency, entry.key.position, entry) for urgency, entry, _ in log.candidates()),
-        key=lambda one: one[:2],
-    )
-    for _, _, entry in found:
-        if log.admits(entry, log.busy_bytes):
-            return entry
+    for one in sorted(log.candidates(), key=lambda one: one.rank):
+        if log.admits(one.entry, log.busy_bytes):
+            return one.entry
     return None
 
 
@@ -62,7 +58,7 @@ def test_the_owed_batch_is_admitted_above_the_bound() -> None:
     """With a bound below one batch every reader still gets its next one, and no other is made."""
     log = Log(make_job(), bound_bytes=SIZE // 2)
     readers = [whole(log, 8), whole(log, 24, start=16)]
-    finish(log, next(log.candidates())[1])
+    finish(log, next(log.candidates()).entry)
 
     made = []
     while (entry := best(log)) is not None:
@@ -77,7 +73,7 @@ def test_a_head_does_not_wait_behind_another_readers_batches() -> None:
     """In one lane a reader far ahead is served although one behind it takes nothing."""
     log = Log(make_job(lanes=1), bound_bytes=SIZE)
     stalled = whole(log, 50)
-    finish(log, next(log.candidates())[1])
+    finish(log, next(log.candidates()).entry)
     ahead = whole(log, 60, start=40)
 
     taken = []

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -95,30 +94,6 @@ class _Assembly:
     crc: int = 0
 
 
-class Requests:
-    """The requests of one stream: gRPC's own thread takes what others put."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-
-    def put(self, message: bytes) -> None:
-        """Send a serialized `ReadRequest`."""
-        self._queue.put(message)
-
-    def close(self) -> None:
-        """End the iteration, so that the thread that waits in it can go."""
-        self._queue.put(None)
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        message = self._queue.get()
-        if message is None:
-            raise StopIteration
-        return message
-
-
 class Feed:
     """Delivers a rank's own positions from `start` on, in order.
 
@@ -150,13 +125,15 @@ class Feed:
         self._transport, self._opening, self._share = transport, opening, share
         self._prefetch, self._max_body_bytes, self._pool = prefetch, max_body_bytes, pool
         self.finished_step = share.step(start)
+        # The consumer's own: what it has fetched at once, so that it need not ask for each.
+        self._fetched: deque[Delivery] = deque()
+        self._next = share.at_or_after(start)  # the next position to be taken
         # Everything below is guarded by this condition, which is notified at every change.
         self._changed = threading.Condition()
-        self._next = share.at_or_after(start)  # the next position to be taken
+        self._due = self._next  # the next position to be fetched
         self._end = stop  # the first position that will not come
         self._ready: dict[int, Delivery] = {}
         self._ready_bytes = 0
-        self._requests: Requests | None = None
         self._sent_horizon = 0
         self._order: Order | None = None  # of an endless log, once the stream is open
         self._call: ReadCall | None = None
@@ -169,6 +146,7 @@ class Feed:
         # The background thread's own.
         self._assembling: dict[tuple[int, int], _Assembly] = {}
         self._rereads: dict[int, int] = {}
+        self._in_bundle = False
         self._backoff = Backoff()
         self._thread = threading.Thread(target=self._run, name="penstock-feed", daemon=True)
         self._thread.start()
@@ -183,21 +161,35 @@ class Feed:
             Unreachable: No server could be reached within `deadline_s`.
             PenstockError: What the server says is wrong.
         """
-        with self._changed:
-            if self._next not in self._ready:
-                self._wait(deadline_s)
-            delivery = self._ready.pop(self._next, None)
-            if delivery is None:
+        if not self._fetched:
+            with self._changed:
+                if self._due not in self._ready:
+                    self._wait(deadline_s)
+                self._fetch()
+            if not self._fetched:
                 return None
+        self._next = self._share.nth_after(self._next, 1)
+        # A message for every batch may cost more than the batch: half of the room at once.
+        if self._may_extend(at_least=max(1, self._prefetch // 2)):
+            with self._changed:
+                self._send_horizon()
+        return self._fetched.popleft()
+
+    def _fetch(self) -> None:
+        """Take all that is ready in order."""
+        while (delivery := self._ready.pop(self._due, None)) is not None:
             self._ready_bytes -= delivery.body.nbytes
-            self._next = self._share.nth_after(self._next, 1)
-            self._send_horizon(at_least=max(1, self._prefetch // 2))
-            return delivery
+            self._fetched.append(delivery)
+            self._due = self._share.nth_after(self._due, 1)
 
     def statistics(self) -> dict[str, int]:
         """Return what is ready: `buffered_batches`, `buffer_bytes`."""
         with self._changed:
-            return {"buffered_batches": len(self._ready), "buffer_bytes": self._ready_bytes}
+            return {
+                "buffered_batches": len(self._ready) + len(self._fetched),
+                "buffer_bytes": self._ready_bytes
+                + sum(one.body.nbytes for one in tuple(self._fetched)),
+            }
 
     def close(self) -> None:
         """End the stream and the thread; idempotent."""
@@ -214,17 +206,17 @@ class Feed:
         began = time.monotonic()
         log_at = LOG_EVERY_S
         try:
-            while self._next not in self._ready:
+            while self._due not in self._ready:
                 if self._end is not None and self._next >= self._end:
                     return
                 if self._error is not None:
                     raise _again(self._error)
                 if self._closed.is_set():
                     raise PenstockError("the Loader was closed while a batch was waited for")
-                if self._next >= self._sent_horizon:
+                if self._next >= self._sent_horizon and self._may_extend(at_least=1):
                     # Nobody moves the horizon while the only consumer waits: send what was held
                     # back. Below it the server is at work already, and a message would cost both.
-                    self._send_horizon(at_least=1)
+                    self._send_horizon()
                 waited = time.monotonic() - began
                 if waited >= deadline_s:
                     raise self._timeout(waited)
@@ -261,24 +253,27 @@ class Feed:
             reason=self._reason,
         )
 
-    def _send_horizon(self, at_least: int) -> None:
-        """Tell the server how far we accept, if that moved by `at_least` own positions."""
+    def _may_extend(self, at_least: int) -> bool:
+        """Tell whether the horizon has moved by `at_least` own positions since it was sent."""
         horizon = self._horizon()
         moved = horizon - self._sent_horizon
         # At the end the horizon stops short: its last move may be less than one own position.
-        enough = moved > 0 if horizon == self._end else moved >= at_least * self._share.world_size
-        if self._requests is None or not enough:
-            return
-        self._sent_horizon = horizon
-        message = feed_pb2.Horizon(horizon=horizon, finished_step=self.finished_step)
-        self._requests.put(feed_pb2.ReadRequest(horizon=message).SerializeToString())
+        return moved > 0 if horizon == self._end else moved >= at_least * self._share.world_size
+
+    def _send_horizon(self) -> None:
+        """Tell the server how far we accept."""
+        if self._call is None:
+            return  # the next stream opens with it
+        self._sent_horizon = self._horizon()
+        message = feed_pb2.Horizon(horizon=self._sent_horizon, finished_step=self.finished_step)
+        self._call.send(feed_pb2.ReadRequest(horizon=message).SerializeToString())
 
     def _horizon(self) -> int:
         horizon = self._share.nth_after(self._next, self._prefetch)
         return horizon if self._end is None else min(horizon, self._end)
 
     def _first_missing(self) -> int:
-        position = self._next
+        position = self._due
         while position in self._ready:
             position = self._share.nth_after(position, 1)
         return position
@@ -325,32 +320,26 @@ class Feed:
 
     def _read(self) -> None:
         """Read one stream until it ends; return when nothing more is to come."""
-        requests = Requests()
         self._assembling.clear()
         with self._changed:
-            self._sent_horizon = self._horizon()
-            requests.put(self._open_message(self._first_missing(), self._sent_horizon))
-            self._requests = requests
-        call = self._transport.read(requests)
+            horizon = self._horizon()
+            opening = self._open_message(self._first_missing(), horizon)
+        call = self._transport.read(opening)
         with self._changed:
-            self._call = call
+            self._sent_horizon, self._call = horizon, call
         try:
             if self._closed.is_set():
                 return
             for message in call:
-                replies = frame.parse_replies(message)
-                # The lock is held over a bundle, so that its first batch does not wake the consumer
-                # to fight for the interpreter with those behind it.
-                with self._changed if len(replies) > 1 else contextlib.nullcontext():
-                    # A list, as every reply is to be handled.
-                    done = any([self._handle(reply) for reply in replies])  # noqa: C419
-                if done and self._complete():
+                if self._handle_all(frame.parse_replies(message)) and self._complete():
                     return
         finally:
             with self._changed:
-                self._call = self._requests = None
-            requests.close()
+                self._call = None
             call.cancel()
+            with contextlib.suppress(PenstockError):  # it is over, whatever else it says
+                for _ in call:
+                    pass
         if not self._complete():
             raise Unreachable(
                 f"{self._opening.target} closed the stream", target=self._opening.target
@@ -375,6 +364,21 @@ class Feed:
             bundles=True,
         )
         return feed_pb2.ReadRequest(open=message).SerializeToString()
+
+    def _handle_all(self, replies: list[frame.Reply]) -> bool:
+        """Take in what came in one message; tell whether it could have completed the reading."""
+        if len(replies) == 1:
+            return self._handle(replies[0])
+        # A bundle is there at once: its first batch shall not wake the consumer to fight for the
+        # interpreter with those behind it.
+        with self._changed:
+            self._in_bundle = True
+            try:
+                # A list, as every reply is to be handled.
+                return any([self._handle(reply) for reply in replies])  # noqa: C419
+            finally:
+                self._in_bundle = False
+                self._changed.notify_all()
 
     def _handle(self, reply: frame.Reply) -> bool:
         """Take in one message; tell whether it could have completed the reading."""
@@ -460,7 +464,7 @@ class Feed:
                 position=position,
             )
         with self._changed:
-            known = position < self._next or position in self._ready
+            known = position < self._due or position in self._ready
             horizon = self._sent_horizon
         if not self._share.owns(position) or position >= horizon:
             raise BadFrame(
@@ -493,7 +497,8 @@ class Feed:
             self._ready[header.position] = Delivery(header, body)
             self._ready_bytes += body.nbytes
             self._reason = "the server has sent nothing since the last batch"
-            self._changed.notify_all()
+            if not self._in_bundle:
+                self._changed.notify_all()
         self._rereads.pop(header.position, None)
         return True
 
@@ -518,4 +523,4 @@ def _again(error: BaseException) -> BaseException:
     return RuntimeError(f"the feed's thread failed: {error!r}").with_traceback(error.__traceback__)
 
 
-__all__ = ["LOG_EVERY_S", "MAX_REREADS", "Delivery", "Feed", "Opening", "Requests"]
+__all__ = ["LOG_EVERY_S", "MAX_REREADS", "Delivery", "Feed", "Opening"]

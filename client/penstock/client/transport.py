@@ -7,7 +7,7 @@ The data path never lets protobuf touch a body: messages leave and enter as byte
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -27,6 +27,8 @@ from penstock.wire.transport import Address, ReadCall, Transport
 # gRPC prints INFO lines at every cancelled stream: they belong to its authors, not to a trainer's
 # log.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+from penstock.client.conversation import Call, converse  # isort: skip - it imports grpc, and first
 
 import grpc
 
@@ -85,12 +87,10 @@ class GrpcTransport:
             raise error_from_rpc(error, self.target) from None
         return reply
 
-    def read(self, requests: Iterable[bytes]) -> ReadCall:
+    def read(self, opening: bytes) -> ReadCall:
         """Open `Feed/Read`; see `Transport.read`."""
-        method = self._channel.stream_stream(
-            SERVICE_PREFIX + "Feed/Read", request_serializer=None, response_deserializer=None
-        )
-        return GrpcReadCall(method(iter(requests)), self.target)
+        call = converse(self._channel, SERVICE_PREFIX + "Feed/Read", opening)
+        return GrpcReadCall(call, self.target)
 
     def close(self) -> None:
         """Close the channel and end what was started for it; idempotent."""
@@ -103,7 +103,7 @@ class GrpcTransport:
 class GrpcReadCall:
     """One open stream; its errors are PenstockErrors."""
 
-    def __init__(self, call: Any, target: str) -> None:
+    def __init__(self, call: Call, target: str) -> None:
         self._call, self._target = call, target
 
     def __iter__(self) -> Iterator[bytes]:
@@ -111,10 +111,13 @@ class GrpcReadCall:
 
     def __next__(self) -> bytes:
         try:
-            message: bytes = next(self._call)
+            return next(self._call)
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._target) from None
-        return message
+
+    def send(self, request: bytes) -> None:
+        """Send a `ReadRequest`; see `ReadCall.send`."""
+        self._call.send(request)
 
     def cancel(self) -> None:
         """End the call; safe from any thread and after its end."""

@@ -7,13 +7,17 @@ where `rest` is what follows the colon.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 
 class ReadCall(Protocol):
-    """One open `Feed.Read`: an iterator of serialized `ReadReply` messages."""
+    """One open `Feed.Read`: an iterator of serialized `ReadReply` messages.
+
+    One thread iterates, and goes on until the iteration ends, also behind a `cancel`: only then is
+    everything let go of.
+    """
 
     def __iter__(self) -> Iterator[bytes]:
         """Return itself."""
@@ -28,8 +32,15 @@ class ReadCall(Protocol):
         """
         ...
 
+    def send(self, request: bytes) -> None:
+        """Send a serialized `ReadRequest` with a horizon, from any thread.
+
+        A horizon says all that an earlier one said, so one that was not sent yet may be left out.
+        """
+        ...
+
     def cancel(self) -> None:
-        """End the call from any thread; a waiting `__next__` returns soon after."""
+        """End the call from any thread; a waiting `__next__` returns soon after. Idempotent."""
         ...
 
 
@@ -44,8 +55,8 @@ class Transport(Protocol):
         """
         ...
 
-    def read(self, requests: Iterable[bytes]) -> ReadCall:
-        """Open `Feed/Read`; another thread consumes `requests`, serialized `ReadRequest`s."""
+    def read(self, opening: bytes) -> ReadCall:
+        """Open `Feed/Read` with a serialized `ReadRequest` that holds `open`."""
         ...
 
     def close(self) -> None:

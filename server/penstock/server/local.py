@@ -10,7 +10,7 @@ import asyncio
 import json
 import threading
 import uuid
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Any, TypeVar
 
 from penstock.server.config import Config, load
@@ -99,9 +99,9 @@ class LocalTransport:
             return feed_pb2.StatusReply(json=json.dumps(self._status())).SerializeToString()
         raise InvalidRequest(f"there is no method {method!r}", method=method)
 
-    def read(self, requests: Iterable[bytes]) -> LocalRead:
+    def read(self, opening: bytes) -> LocalRead:
         """Open `Feed/Read`: batches are computed by whoever iterates."""
-        return LocalRead(self, requests)
+        return LocalRead(self, opening)
 
     def check_token(self, request: feed_pb2.Open) -> None:
         """Refuse a reader of an older attempt."""
@@ -171,15 +171,13 @@ class LocalRead:
     Batches are computed one at a time, when asked for, and never beyond the reader's horizon.
     """
 
-    def __init__(self, transport: LocalTransport, requests: Iterable[bytes]) -> None:
+    def __init__(self, transport: LocalTransport, opening: bytes) -> None:
         self._transport = transport
-        self._requests = iter(requests)
         self._moved = threading.Condition()
         self._horizon = 0
         self._cancelled = False
-        self._hung_up = False  # no more horizons come; what was accepted is still wanted
         self._failed: PenstockError | None = None
-        self._messages = self._stream()
+        self._messages = self._stream(opening)
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -193,18 +191,26 @@ class LocalRead:
             self._cancelled = True
             self._moved.notify_all()
 
-    def _stream(self) -> Iterator[bytes]:
-        first = next(self._requests, None)
-        if first is None:
-            return
-        message = parse_request(first)
+    def send(self, request: bytes) -> None:
+        """Move the horizon."""
+        with self._moved:
+            try:
+                message = parse_request(request)
+                if message.WhichOneof("kind") != "horizon":
+                    raise BadFrame("after `open` a consumer sends only `horizon`")
+                self._horizon = max(self._horizon, message.horizon.horizon)
+            except PenstockError as error:
+                self._failed = error  # for whoever iterates, as over the network
+            self._moved.notify_all()
+
+    def _stream(self, request: bytes) -> Iterator[bytes]:
+        message = parse_request(request)
         if message.WhichOneof("kind") != "open":
             raise BadFrame("the first message of a Read must be `open`")
         opening = open_read(self._transport.jobs, message.open)
         self._transport.check_token(message.open)
-        self._horizon = message.open.horizon
-        listener = threading.Thread(target=self._listen, name="penstock-local-horizon", daemon=True)
-        listener.start()
+        with self._moved:
+            self._horizon = max(self._horizon, message.open.horizon)
         yield opened(opening, self._transport.node).SerializeToString()
         loader = LocalLoader(opening.job)
         end = opening.tail.end if opening.tail is not None else None
@@ -227,28 +233,11 @@ class LocalRead:
     def _wait_for(self, position: int) -> bool:
         with self._moved:
             self._moved.wait_for(
-                lambda: self._horizon > position or self._hung_up or self._cancelled
+                lambda: self._horizon > position or self._failed is not None or self._cancelled
             )
             if self._failed is not None:
                 raise self._failed
-            return self._horizon > position and not self._cancelled
-
-    def _listen(self) -> None:
-        try:
-            for data in self._requests:
-                message = parse_request(data)
-                if message.WhichOneof("kind") != "horizon":
-                    raise BadFrame("after `open` a consumer sends only `horizon`")
-                with self._moved:
-                    self._horizon = max(self._horizon, message.horizon.horizon)
-                    self._moved.notify_all()
-                    if self._cancelled:
-                        return
-        except PenstockError as error:
-            self._failed = error
-        with self._moved:
-            self._hung_up = True
-            self._moved.notify_all()
+            return not self._cancelled
 
 
 def _source(opening: Opening, position: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import (
@@ -18,10 +18,14 @@ from prometheus_client import (
     Gauge,
     Histogram,
     Info,
-    Summary,
     disable_created_metrics,
 )
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 from penstock.server.pipeline.node import Observer
@@ -46,15 +50,10 @@ class Metrics(Observer):
         info = Info("penstock_build", "Versions of this node.", registry=registry)
         info.info({"version": version, "python": platform.python_version()})
         job = ("job",)
-        self._batches = Counter(
-            "penstock_batches_produced_total", "Batches made.", job, registry=registry
-        )
-        self._bytes = Counter(
-            "penstock_produced_bytes_total", "Bytes of batches made.", job, registry=registry
-        )
-        self._tokens = Counter(
-            "penstock_tokens_packed_total", "Tokens in the batches made.", job, registry=registry
-        )
+        # What every batch counts costs an addition: prometheus_client's own locks are dear there.
+        self._batches = Tally("penstock_batches_produced", "Batches made.", job, registry)
+        self._bytes = Tally("penstock_produced_bytes", "Bytes of batches made.", job, registry)
+        self._tokens = Tally("penstock_tokens_packed", "Tokens in the batches made.", job, registry)
         self._fill = Histogram(
             "penstock_packing_fill_ratio",
             "Tokens of a batch divided by its tokens and padding.",
@@ -62,24 +61,21 @@ class Metrics(Observer):
             buckets=(0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 1.0),
             registry=registry,
         )
-        self._stages = Summary(
+        self._stages = Tally(
             "penstock_decode_duration_seconds",
             "Time of a worker for one batch, by stage: fetch, process, collate, encode, replay.",
             ("job", "stage"),
-            registry=registry,
+            registry,
+            SummaryMetricFamily,
         )
-        self._read = Counter(
-            "penstock_source_read_bytes_total",
+        self._read = Tally(
+            "penstock_source_read_bytes",
             "Bytes read from storage; divided by the bytes used it is the read amplification.",
             job,
-            registry=registry,
+            registry,
         )
-        self._sent = Counter(
-            "penstock_batches_sent_total", "Batches sent to readers.", job, registry=registry
-        )
-        self._sent_bytes = Counter(
-            "penstock_sent_bytes_total", "Bytes of batches sent.", job, registry=registry
-        )
+        self._sent = Tally("penstock_batches_sent", "Batches sent to readers.", job, registry)
+        self._sent_bytes = Tally("penstock_sent_bytes", "Bytes of batches sent.", job, registry)
         self._wait = Histogram(
             "penstock_consumer_wait_seconds",
             "How long a reader with room waited for its next batch, for each wait.",
@@ -144,19 +140,21 @@ class Metrics(Observer):
 
     def produced(self, job: str, nbytes: int, counts: Mapping[str, int]) -> None:
         """A batch was made."""
-        self._of(self._batches, job).inc()
-        self._of(self._bytes, job).inc(nbytes)
+        self._batches.add(1, job)
+        self._bytes.add(nbytes, job)
         tokens, padding = counts.get("tokens", 0), counts.get("padding_tokens", 0)
         if tokens:
-            self._of(self._tokens, job).inc(tokens)
+            self._tokens.add(tokens, job)
             self._of(self._fill, job).observe(tokens / (tokens + padding))
 
-    def worked(self, job: str, stages_s: Mapping[str, float], read_bytes: int) -> None:
-        """What a batch cost: seconds of a worker by stage, and bytes read from storage."""
+    def worked(
+        self, job: str, batches: int, stages_s: Mapping[str, float], read_bytes: int
+    ) -> None:
+        """What some batches cost: a worker's seconds by stage, and bytes read from storage."""
         for stage, seconds in stages_s.items():
-            self._of(self._stages, job, stage).observe(seconds)
+            self._stages.add(seconds, job, stage, count=batches)
         if read_bytes:
-            self._of(self._read, job).inc(read_bytes)
+            self._read.add(read_bytes, job)
 
     def counted(self, job: str, lane: int, counters: Mapping[str, int]) -> None:
         """The counters of a lane's line: what is new since the last time is added."""
@@ -187,8 +185,8 @@ class Metrics(Observer):
 
     def sent(self, job: str, nbytes: int) -> None:
         """A batch has gone out to a reader."""
-        self._of(self._sent, job).inc()
-        self._of(self._sent_bytes, job).inc(nbytes)
+        self._sent.add(1, job)
+        self._sent_bytes.add(nbytes, job)
 
     def waited(self, job: str, seconds: float) -> None:
         """A reader had waited for so long."""
@@ -206,6 +204,52 @@ class Metrics(Observer):
     def watch(self, status: Callable[[], dict[str, Any]]) -> None:
         """Ask for the node's status at each scrape."""
         self.registry.register(_StatusCollector(status))
+
+
+class Tally(Collector):
+    """A counter, or a summary, that one thread adds to, and that becomes samples at a scrape.
+
+    Args:
+        name: Its name; a counter's samples have `_total` behind it.
+        text: What it counts.
+        labels: The names of its labels.
+        registry: Where scrapes find it.
+        family: What its samples are: a counter's sums, or a summary's sums and counts.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str],
+        registry: CollectorRegistry,
+        family: type[CounterMetricFamily | SummaryMetricFamily] = CounterMetricFamily,
+    ) -> None:
+        self._name, self._text, self._labels, self._family = name, text, labels, family
+        self._values: dict[tuple[str, ...], list[float]] = {}
+        registry.register(self)
+
+    def add(self, value: float, *labels: str, count: int = 1) -> None:
+        """Add to the sum, and to the count, of these labels."""
+        found = self._values.get(labels)
+        if found is None:
+            found = self._values[labels] = [0, 0]
+        found[0] += value
+        found[1] += count
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the family without samples: two metrics of one name are refused."""
+        return [self._family(self._name, self._text, labels=self._labels)]
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the samples as they are now."""
+        family = self._family(self._name, self._text, labels=self._labels)
+        for labels, (total, count) in list(self._values.items()):
+            if isinstance(family, SummaryMetricFamily):
+                family.add_metric(labels, count_value=int(count), sum_value=total)
+            else:
+                family.add_metric(labels, total)
+        return [family]
 
 
 class _StatusCollector(Collector):

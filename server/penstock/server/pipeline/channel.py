@@ -19,12 +19,13 @@ _MAX_FDS = 4
 
 Message = dict[str, Any]
 
+_ENCODE, _DECODE = json.JSONEncoder(separators=(",", ":")).encode, json.JSONDecoder().decode
+
 
 def pack(message: Message, blobs: Sequence[bytes] = ()) -> bytes:
     """Return the bytes of one message; `blobs` come back under the key `blobs`."""
-    text = json.dumps({**message, "blobs": [len(blob) for blob in blobs]}).encode()
-    tail = b"".join(blobs)
-    return b"".join((_HEAD.pack(len(text), len(tail)), text, tail))
+    text = _ENCODE({**message, "blobs": [len(blob) for blob in blobs]}).encode()
+    return b"".join((_HEAD.pack(len(text), sum(map(len, blobs))), text, *blobs))
 
 
 class Unpacker:
@@ -44,7 +45,7 @@ class Unpacker:
             if len(self._buffer) < end:
                 break
             text_end = start + _HEAD.size + text_bytes
-            message: Message = json.loads(self._buffer[start + _HEAD.size : text_end])
+            message: Message = _DECODE(self._buffer[start + _HEAD.size : text_end].decode())
             blobs, place = [], text_end
             for length in message["blobs"]:
                 blobs.append(bytes(self._buffer[place : place + length]))

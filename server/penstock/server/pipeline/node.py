@@ -7,7 +7,9 @@ readers, whose demand it is.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import itertools
+import operator
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -26,6 +28,7 @@ from penstock.server.pipeline.scheduler import (
     MAX_LINES_PER_LANE,
     MAX_STARTS,
     PLANS_AHEAD,
+    Candidate,
     Entry,
     LaneState,
     LineState,
@@ -61,6 +64,8 @@ VERIFY_EVERY = 1000
 
 MAX_CHECKS = 16
 
+_RANK = operator.attrgetter("rank")
+
 
 class Observer:
     """What a node tells as it works; metrics are made of it. The default listens to nothing."""
@@ -68,8 +73,10 @@ class Observer:
     def produced(self, job: str, nbytes: int, counts: Mapping[str, int]) -> None:
         """A batch was made."""
 
-    def worked(self, job: str, stages_s: Mapping[str, float], read_bytes: int) -> None:
-        """What a batch cost: seconds of a worker by stage, and bytes read from storage."""
+    def worked(
+        self, job: str, batches: int, stages_s: Mapping[str, float], read_bytes: int
+    ) -> None:
+        """What some batches cost: a worker's seconds by stage, and bytes read from storage."""
 
     def counted(self, job: str, lane: int, counters: Mapping[str, int]) -> None:
         """The counters of a lane's line, since the lane's start."""
@@ -304,25 +311,25 @@ class Node:
 
     def _give_out(self) -> None:
         room = {worker.number: worker.room() for worker in self.workers}
+        if not any(room.values()):
+            return
+        wanted = sorted((one for log in self.logs.values() for one in log.candidates()), key=_RANK)
         progress = True
         while progress and not self.draining:
             progress = False
             # One ticket per worker and round: the most urgent ones spread over all workers.
             for worker in self.workers:
-                if room[worker.number] > 0 and self._give(worker):
+                if room[worker.number] > 0 and self._give(worker, wanted):
                     room[worker.number] -= 1
                     progress = True
 
-    def _give(self, worker: WorkerProcess) -> bool:
-        best: tuple[int, int, Log, Entry, LaneState] | None = None
-        for name, one in self.logs.items():
-            for urgency, entry, lane in one.candidates():
-                rank = (urgency, entry.key.position)
-                if (best is None or rank < best[:2]) and self._can(name, one, entry, lane, worker):
-                    best = (*rank, one, entry, lane)
-        if best is None:
+    def _give(self, worker: WorkerProcess, wanted: list[Candidate]) -> bool:
+        """Give a worker the most urgent thing that it can do, and put what follows in its place."""
+        able = (at for at, one in enumerate(wanted) if self._can(one, worker))
+        index = next(able, None)
+        if index is None:
             return False
-        _, _, one, entry, lane = best
+        _, _, one, entry, lane = wanted[index]
         busy = sum(other.busy_bytes for other in self.logs.values())
         if busy + one.largest_bytes > self.bound_bytes:
             # Also for what is always admitted: it goes above the bound, what is only kept does not.
@@ -332,13 +339,18 @@ class Node:
         if not one.admits(entry, busy):
             return False
         self._assign(one, entry, lane, worker)
+        del wanted[index]
+        following = None if lane.planning else one.candidate(lane)
+        if following is not None:
+            bisect.insort(wanted, following, key=_RANK)
         return True
 
-    def _can(
-        self, name: str, one: Log, entry: Entry, lane: LaneState, worker: WorkerProcess
-    ) -> bool:
-        """Tell whether this worker can go on with an entry; start looking where nobody can."""
-        offset = entry.key.offset
+    def _can(self, candidate: Candidate, worker: WorkerProcess) -> bool:
+        """Tell whether this worker can go on with a batch; start looking where nobody can."""
+        _, _, one, entry, lane = candidate
+        name, offset = one.job.name, entry.key.offset
+        if entry.state is not State.WANTED:
+            return False  # it was wanted twice, and is given out
         if offset in lane.plans:
             return True
         if lane.planning:
@@ -517,7 +529,8 @@ class Node:
         ticket.log.ready(ticket.entry, header, body, nbytes, release)
         name = ticket.log.job.name
         self.observer.produced(name, nbytes, message["counts"])
-        self.observer.worked(name, message["stages_s"], message["read_bytes"])
+        if "cost" in message:
+            self.observer.worked(name, **message["cost"])
         if plan and ticket.log.produced % VERIFY_EVERY == 0:
             self._verify(worker, ticket, header, plan)
         if "counters" in message:

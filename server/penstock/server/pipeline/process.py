@@ -20,7 +20,7 @@ from penstock.server.pipeline.worker import PAGE_BYTES, Page, worker_environment
 
 log = structlog.get_logger("penstock.worker")
 
-MIN_DEPTH, MAX_DEPTH, DEPTH_S = 2, 8, 0.004
+MIN_DEPTH, MAX_DEPTH, DEPTH_S = 2, 24, 0.004
 """Tickets that a worker holds at once: the next is there when one is done. Where tickets take less
 than `DEPTH_S` seconds it holds more of them, and gets them several at a time: a wake-up costs as
 much."""

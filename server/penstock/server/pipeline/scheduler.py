@@ -120,6 +120,26 @@ class LineState:
     busy: int = 0
 
 
+class Candidate(NamedTuple):
+    """A wanted batch that a worker may be given now, if it can go on with it.
+
+    Attributes:
+        urgency: Its position minus the next of the reader that needs it soonest.
+        position: Its position.
+    """
+
+    urgency: int
+    position: int
+    log: Log
+    entry: Entry
+    lane: LaneState
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Return what the most urgent one has least of."""
+        return self.urgency, self.position
+
+
 class Start(NamedTuple):
     """Where a new line may begin, decided and waiting for a worker with room."""
 
@@ -353,22 +373,29 @@ class Log:
         self.active.discard(lane.lane)
         return None
 
-    def candidates(self) -> Iterator[tuple[int, Entry, LaneState]]:
-        """Yield (urgency, entry, lane) of every lane's, and every reader's, next wanted batch."""
+    def candidates(self) -> Iterator[Candidate]:
+        """Yield every lane's, and every reader's, next wanted batch."""
         seen: set[Entry] = set()
         for number in list(self.active):
-            lane = self.lanes[number]
-            entry = self.first_wanted(lane)
-            if entry is not None:
-                seen.add(entry)
-                urgency = min(entry.key.position - reader.head for reader in entry.readers)
-                yield urgency, entry, lane
+            found = self.candidate(self.lanes[number])
+            if found is not None:
+                seen.add(found.entry)
+                yield found
         for reader in self.readers:
             # What a reader is owed next never waits behind what another wants of the same lane.
             entry = reader.pending.get(reader.head)
             if entry is not None and entry.state is State.WANTED and entry not in seen:
                 seen.add(entry)
-                yield 0, entry, self.lanes[entry.key.lane]
+                yield Candidate(0, entry.key.position, self, entry, self.lanes[entry.key.lane])
+
+    def candidate(self, lane: LaneState) -> Candidate | None:
+        """Return a lane's next wanted batch."""
+        entry = self.first_wanted(lane)
+        if entry is None:
+            return None
+        position = entry.key.position
+        urgency = min(position - reader.head for reader in entry.readers)
+        return Candidate(urgency, position, self, entry, lane)
 
     def admits(self, entry: Entry, busy_bytes: int) -> bool:
         """Tell whether a batch may be made now.
@@ -496,6 +523,7 @@ __all__ = [
     "KEPT_PLANS",
     "MAX_LINES_PER_LANE",
     "PLANS_AHEAD",
+    "Candidate",
     "Entry",
     "Key",
     "LaneState",

@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -76,8 +76,8 @@ class Page:
         self._stage, self._since_s = stage, now
         text = _note(stage, lane, item)[: PAGE_BYTES - _PAGE_HEAD.size]
         self._serial += 1
-        self._map[_PAGE_HEAD.size : _PAGE_HEAD.size + len(text)] = text
-        self._map[: _PAGE_HEAD.size] = _PAGE_HEAD.pack(self._serial, len(text))
+        data = _PAGE_HEAD.pack(self._serial, len(text)) + text
+        self._map[: len(data)] = data
 
     def take_spent(self) -> dict[str, float]:
         """Return the seconds spent at each stage since the last call, without those of waiting."""
@@ -115,6 +115,7 @@ class Worker:
         self._held: list[bytes] = []
         self._held_until = self._last_s = 0.0
         self._ticket_s = 1.0
+        self._unreported = 0  # batches whose cost was not told yet
         self.job: str | None = None
         self.careful = False
 
@@ -320,16 +321,21 @@ class Worker:
             "nbytes": made.nbytes,
             "counts": dict(made.counts),
             "snapshots": [offset for offset, _ in snapshots],
-            "stages_s": self.page.take_spent(),
-            "read_bytes": sum(
-                source.read_bytes() for source in self.jobs[message["job"]].sources.values()
-            ),
         }
         if line is not None:
             answer["counters"] = {**line.planner.counters, **line.planner.batcher.counters()}
-        self._send(
-            answer, [header, _plan_bytes(plan) if plan else b"", *(data for _, data in snapshots)]
-        )
+        self._unreported += 1
+        hold = self._may_hold()
+        if not hold:
+            sources = self.jobs[message["job"]].sources.values()
+            answer["cost"] = {
+                "batches": self._unreported,
+                "stages_s": self.page.take_spent(),
+                "read_bytes": sum(source.read_bytes() for source in sources),
+            }
+            self._unreported = 0
+        blobs = [header, _plan_bytes(plan) if plan else b"", *(data for _, data in snapshots)]
+        self._send(answer, blobs, hold=hold)
 
     def _fail(self, message: Message, error: PenstockError) -> None:
         self._send(
@@ -372,9 +378,9 @@ class Worker:
         message = pack({"op": "arena", "number": arena.number, "size": arena.size_bytes})
         send_with_fd(self.sock, message, arena.fd)
 
-    def _send(self, message: Message, blobs: list[bytes] | None = None) -> None:
-        self._held.append(pack(message, blobs or []))
-        if message["op"] != "done" or not self._may_hold():
+    def _send(self, message: Message, blobs: Sequence[bytes] = (), *, hold: bool = False) -> None:
+        self._held.append(pack(message, blobs))
+        if not hold:
             self._flush()
 
     def _may_hold(self) -> bool:
@@ -386,7 +392,7 @@ class Worker:
         now = time.monotonic()
         took_s, self._last_s = now - self._last_s, now
         self._ticket_s += 0.2 * (took_s - self._ticket_s)
-        if len(self._held) == 1:
+        if not self._held:
             self._held_until = now + HOLD_S
         return (
             not self.careful  # what comes next may be what ended a worker here
@@ -415,8 +421,15 @@ class Worker:
 
 def _note(stage: str, lane: int | None, item: ItemRef | None) -> bytes:
     """Return the JSON of a note; made by hand, since every batch writes several."""
-    ref = f"[{_quoted(item.source)},{item.index},{item.epoch}]" if item else "null"
+    if item is None:
+        return _stage_note(stage, lane)
+    ref = f"[{_quoted(item.source)},{item.index},{item.epoch}]"
     return f'["{stage}",{"null" if lane is None else lane},{ref}]'.encode()
+
+
+@cache
+def _stage_note(stage: str, lane: int | None) -> bytes:
+    return json.dumps([stage, lane, None]).encode()
 
 
 @cache

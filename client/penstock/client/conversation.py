@@ -1,0 +1,230 @@
+"""One `Feed.Read`: a bidirectional call, read on the thread that iterates it.
+
+gRPC for Python reads a bidirectional call on a thread of its own, which wakes the iterating one for
+every message. It has a way without that thread, `ChannelOptions.SingleThreadedUnaryStream`, for
+calls of one direction only; `Conversation` is that way for both directions, built of the same
+private parts of grpcio. They belong to the versions that are named here: any other gets
+`PlainConversation`, which does the same with what is public. Why this is worth it, and what was
+measured, is in docs/decisions/0009.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import queue
+import sys
+import threading
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any, Protocol
+
+
+def _version() -> tuple[int, ...]:
+    numbers = itertools.takewhile(str.isdigit, metadata.version("grpcio").split(".")[:2])
+    return tuple(map(int, numbers))
+
+
+KNOWN_GRPC = (1, 78), (1, 85)
+"""The first and the last version of grpcio whose private parts were tried."""
+
+IS_KNOWN = KNOWN_GRPC[0] <= _version() <= KNOWN_GRPC[1]
+
+POLLING = "-event_engine_client"
+"""Let a thread that waits for a call read its socket itself, not be woken by another that did."""
+
+if IS_KNOWN and "grpc" not in sys.modules and "GRPC_EXPERIMENTS" not in os.environ:
+    # Read once, by this import; child processes of the trainer shall not inherit it.
+    os.environ["GRPC_EXPERIMENTS"] = POLLING
+    try:
+        import grpc
+    finally:
+        del os.environ["GRPC_EXPERIMENTS"]
+else:
+    import grpc
+
+
+class Call(Protocol):
+    """What both conversations are. One thread iterates, to the end; any thread sends or cancels."""
+
+    def send(self, message: bytes) -> None:
+        """Send a message; one that replaces an unsent one, as horizons do, is all that is sent."""
+        ...
+
+    def cancel(self) -> None:
+        """End the call; the iteration ends soon after. Idempotent."""
+        ...
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Return itself."""
+        ...
+
+    def __next__(self) -> bytes:
+        """Return the next message.
+
+        Raises:
+            grpc.RpcError: The call ended with another status than OK.
+        """
+        ...
+
+
+def converse(channel: grpc.Channel, method: str, opening: bytes) -> Call:
+    """Open a call.
+
+    Args:
+        channel: Where to.
+        method: `/package.Service/Method`, bidirectional.
+        opening: The first message.
+    """
+    cls = Conversation if IS_KNOWN else PlainConversation
+    return cls(channel, method, opening)
+
+
+class Ended(grpc.RpcError):
+    """How a call ended, if not with OK."""
+
+    def __init__(self, status: Any) -> None:
+        self._status = status
+        super().__init__(self.details())
+
+    def code(self) -> grpc.StatusCode:
+        """Return the status code."""
+        return _CODES.get(self._status.code(), grpc.StatusCode.UNKNOWN)
+
+    def details(self) -> str:
+        """Return what the server says of it."""
+        details: str = self._status.details()
+        return details
+
+    def trailing_metadata(self) -> Any:
+        """Return the (key, value) pairs that came with it."""
+        return self._status.trailing_metadata() or ()
+
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class Conversation:
+    """A call that no other thread reads; see `Call`.
+
+    Every batch of operations that gRPC takes is answered by one event, and all events are taken by
+    the thread that iterates. `_due` counts them: behind the last one the call's queue is gone, and
+    asking it for another would end the process.
+    """
+
+    def __init__(self, channel: grpc.Channel, method: str, opening: bytes) -> None:
+        self._grpc = cygrpc = importlib.import_module("grpc._cython.cygrpc")
+        self._lock = threading.Lock()  # guards all below
+        self._due = 3
+        self._sending = True
+        self._unsent: bytes | None = None
+        self._status: Any = None
+        begin = (
+            (
+                cygrpc.SendInitialMetadataOperation((), 0),
+                cygrpc.SendMessageOperation(opening, 0),
+            ),
+            (cygrpc.ReceiveStatusOnClientOperation(0),),
+            (cygrpc.ReceiveInitialMetadataOperation(0),),
+        )
+        core: Any = channel._channel  # type: ignore[attr-defined]  # its C half
+        self._call = core.segregated_call(
+            cygrpc.PropagationConstants.GRPC_PROPAGATE_DEFAULTS,
+            method.encode(),
+            None,  # host
+            None,  # deadline
+            (),  # metadata
+            None,  # credentials
+            tuple((operations, None) for operations in begin),
+            None,  # context
+        )
+
+    def send(self, message: bytes) -> None:
+        """Send a message, or put it in the place of one that could not be sent yet."""
+        with self._lock:
+            self._unsent = message
+            self._send_unsent()
+
+    def cancel(self) -> None:
+        """End the call; idempotent."""
+        with self._lock:
+            if self._status is None:
+                self._call.cancel(self._grpc.StatusCode.cancelled, "not wanted any more")
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        with self._lock:
+            self._operate(self._grpc.ReceiveMessageOperation(0))
+        while True:
+            with self._lock:
+                if not self._due:
+                    break
+            event = self._call.next_event()  # lets go of the interpreter, and reads the socket
+            with self._lock:
+                self._due -= 1
+                message = self._take(event.batch_operations)
+            if message is not None:
+                return message
+        if self._status.code() == self._grpc.StatusCode.ok:
+            raise StopIteration
+        raise Ended(self._status)
+
+    def _take(self, operations: Any) -> bytes | None:
+        """See to what has been done; return the message that came with it."""
+        types = self._grpc.OperationType
+        message: bytes | None = None
+        for operation in operations:
+            kind = operation.type()
+            if kind == types.receive_message:
+                message = operation.message()
+            elif kind == types.send_message:
+                self._sending = False
+                self._send_unsent()
+            elif kind == types.receive_status_on_client:
+                self._status = operation
+        return message
+
+    def _send_unsent(self) -> None:
+        # gRPC takes one message at a time.
+        if self._unsent is not None and not self._sending:
+            message, self._unsent = self._unsent, None
+            self._sending = self._operate(self._grpc.SendMessageOperation(message, 0))
+
+    def _operate(self, operation: Any) -> bool:
+        """Have gRPC do something, if the call is not over."""
+        if self._status is not None or not self._call.operate((operation,), None):
+            return False
+        self._due += 1
+        return True
+
+
+class PlainConversation:
+    """A call by what grpcio offers to everybody; see `Call`."""
+
+    def __init__(self, channel: grpc.Channel, method: str, opening: bytes) -> None:
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._requests.put(opening)
+        start = channel.stream_stream(method, request_serializer=None, response_deserializer=None)
+        self._call: Any = start(iter(self._requests.get, None))
+
+    def send(self, message: bytes) -> None:
+        """Send a message."""
+        self._requests.put(message)
+
+    def cancel(self) -> None:
+        """End the call, and the thread of gRPC that waits for messages to send."""
+        self._requests.put(None)
+        self._call.cancel()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        message: bytes = next(self._call)
+        return message
+
+
+__all__ = ["IS_KNOWN", "KNOWN_GRPC", "Call", "Conversation", "PlainConversation", "converse"]
