@@ -319,6 +319,46 @@ def test_check_names_an_impure_source(home: Path) -> None:
     assert "TorchDatasetSource gives another raw item main[" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        ("", "batch 1 of lane 0 has another 'x' when its lane goes on from a snapshot; Growing"),
+        (
+            "    def state(self): return {}\n"
+            "    def restore(self, state): self.held = state['held']\n",
+            "Growing.restore() does not take what state() gave behind batch 0 of lane 0 "
+            "(KeyError('held'))",
+        ),
+    ],
+)
+def test_check_names_a_batcher_that_cannot_be_resumed(
+    state: str, sentence: str, home: Path
+) -> None:
+    """An attribute that has the name of a parameter and changes; a restore of another state."""
+    (home / "batchers.py").write_text(
+        "from penstock.server.roles import SampleBatcher\n"
+        "class Growing(SampleBatcher):\n"
+        "    version, needs_sizes, needs_content = 1, False, False\n"
+        "    def __init__(self, size): self.size, self.held = size, []\n"
+        "    def add(self, ref, sample=None):\n"
+        "        self.held.append(ref)\n"
+        "        if len(self.held) < self.size: return []\n"
+        "        group, self.held, self.size = [[one] for one in self.held], [], self.size + 1\n"
+        "        return [group]\n" + state
+    )
+    (home / "job.yaml").write_text(
+        "jobs:\n  job:\n    batcher: {type: ./batchers.py:Growing, size: 1}\n    lanes: 1\n"
+        f"    source: {{type: items, items: {[{'x': number} for number in range(32)]}}}\n"
+    )
+
+    done = command("check", "job.yaml")
+
+    assert done.returncode == 2
+    assert "job 'job' cannot be resumed" in done.stderr
+    assert sentence in done.stderr
+    assert "[log_diverged]" in done.stderr
+
+
 def test_check_counts_what_a_verdict_removes(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ import subprocess
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from penstock.server.core.refs import Verdict
+from penstock.server.core.refs import ItemRef, Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline.arena import ArenaReader, Arenas, ArenaWriter
 from penstock.server.pipeline.channel import Message, Unpacker, pack
@@ -105,9 +105,16 @@ class InlineWorker(WorkerProcess):
             self.on_message(self, self.side.answers.popleft())
         return True
 
-    def die(self, *, stage: str = "idle") -> None:
+    def die(
+        self,
+        *,
+        stage: str = "idle",
+        job: str | None = None,
+        lane: int | None = None,
+        item: ItemRef | None = None,
+    ) -> None:
         """End the worker: what is in its inbox is lost, what it answered is not."""
-        self.page.note(stage, None, None)
+        self.page.note(stage, job, lane, item)
         self._gone()
         self.on_death(self)
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
 from penstock.server.metrics import Metrics
 from penstock.server.pipeline.scheduler import Entry, Reader
@@ -304,6 +305,28 @@ async def test_many_jobs_share_one_bound(store: SqliteStore) -> None:
                 held = sum(log.busy_bytes for log in node.logs.values())
                 assert held <= bound + len(readers) * largest, (name, position)
                 assert held <= bound + largest, (name, position)
+    finally:
+        await node.close()
+
+
+async def test_a_death_is_blamed_on_the_job_that_the_worker_was_at(store: SqliteStore) -> None:
+    """Two jobs have a lane 0 in the same worker, and an item of one of them ends it."""
+    items = ItemsSource([{"x": [n]} for n in range(5)])
+    jobs = {name: Job(items, batch_size=1, lanes=1, name=name) for name in ("good", "bad")}
+    node = InlineNode(jobs, store, workers=1, bound_bytes=1 << 20)
+    await node.start()
+    readers = [node.open(name, Share(1, 0, 1), None, 0, None, lambda: None) for name in jobs]
+    try:
+        await node.settle()
+        for reader in readers:
+            node.extend(reader, 1)
+        await node.settle()
+        [worker] = node.hands
+        assert {ticket.log.job.name for ticket in worker.tickets.values()} == set(jobs)
+        worker.die(stage="process", job="bad", lane=0, item=ItemRef("main", 3, 0))
+
+        deaths = {name: log.lanes[0].deaths for name, log in node.logs.items()}
+        assert deaths == {"good": {}, "bad": {0: ["main[3] in epoch 0"]}}
     finally:
         await node.close()
 

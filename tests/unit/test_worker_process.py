@@ -99,16 +99,18 @@ async def test_workers_that_do_not_listen_are_ended_together(tmp_path: Path) -> 
     assert all(worker.process.poll() == -9 for worker in node.workers)
 
 
-@pytest.mark.parametrize("text", [b'["fetch"', b'["fetch", 3, 5]', b'["fetch", 3, ["a"]]', b"7"])
+@pytest.mark.parametrize(
+    "text", [b'["fetch"', b'["fetch", "code", 3, 5]', b'["fetch", "code", 3, ["a"]]', b"7"]
+)
 def test_a_torn_note_is_no_note(text: bytes, tmp_path: Path) -> None:
     """A note may be read while it is written: whatever it looks like, reading it is no error."""
     with (tmp_path / "page").open("w+b") as file:
         file.truncate(PAGE_BYTES)
         writer, reader = Page(file.fileno(), write=True), Page(file.fileno())
-    writer.note("process", 3, ItemRef("main", 5, 0))
-    assert reader.read()[1:] == ("process", 3, ItemRef("main", 5, 0))
+    writer.note("process", "code", 3, ItemRef("main", 5, 0))
+    assert reader.read()[1:] == ("process", "code", 3, ItemRef("main", 5, 0))
 
     writer._map[12 : 12 + len(text)] = text
     writer._map[8:12] = len(text).to_bytes(4, "little")
 
-    assert reader.read()[1:] == ("", None, None)
+    assert reader.read()[1:] == ("", None, None, None)

@@ -38,8 +38,9 @@ def check(file: str, job: str | None, items: int, batches: int, as_json: bool) -
     """Check FILE, or one JOB of it, by running a little of everything.
 
     Validates every key, builds every role, runs items and batches of each job twice (again in
-    another order, in another process) and names the first value that differs. Prints times per
-    role, packing efficiency, read amplification and one sample. Nothing is served or stored.
+    another order, in another process, batches also from snapshots) and names the first value that
+    differs. Prints times per role, packing efficiency, read amplification and one sample. Nothing
+    is served or stored.
 
     Exits with 0 when all is well, with 2 when something is wrong; then the key and the reason are
     on stderr, and your own frames where your code raised.

@@ -1,5 +1,7 @@
 """Are a job's roles pure? The same items and batches again, in another order and another process.
 
+The batches a third time, from a snapshot behind each: can the job be resumed?
+
 What is compared are digests of every value, so the first one that differs can be named. Run as a
 module, this file is the other process.
 """
@@ -21,7 +23,14 @@ from penstock.server.job import Job
 from penstock.server.pipeline.items import Filtered, Items, Outcome, Quarantined, content_hash
 from penstock.server.pipeline.line import Computed, Line
 from penstock.wire import frame
-from penstock.wire.errors import LogDiverged, PastEnd, PenstockError, decode_error, encode_error
+from penstock.wire.errors import (
+    BadSnapshot,
+    LogDiverged,
+    PastEnd,
+    PenstockError,
+    decode_error,
+    encode_error,
+)
 from penstock.wire.v1.feed_pb2 import BatchHeader
 
 Facts = dict[str, str]
@@ -101,6 +110,33 @@ def first_batches(line: Line, count: int) -> list[Computed]:
     return found
 
 
+def resumed_batches(job: Job, count: int) -> list[Computed]:
+    """Return the same batches, each by a line that goes on from a snapshot of the one before.
+
+    Raises:
+        LogDiverged: The batcher does not take back what it gave.
+    """
+    lane = first_lane(job)
+    line = Line(job, lane)
+    found: list[Computed] = []
+    while len(found) < count:
+        batches = first_batches(line, 1)
+        if not batches:
+            break
+        found += batches
+        snapshot = line.planner.snapshot()
+        try:
+            line = Line(job, lane, snapshot=snapshot)
+        except BadSnapshot as error:
+            raise LogDiverged(
+                f"job {job.name!r} cannot be resumed: {type(job.batcher).__name__}.restore() does "
+                f"not take what state() gave behind batch {len(found) - 1} of lane {lane} "
+                f"({error.__cause__!r})",
+                what=f"batch {len(found) - 1}",
+            ) from error
+    return found
+
+
 def first_lane(job: Job) -> int:
     """Return the lane of position 0: in a small finite job lane 0 may be empty."""
     return job.order.address(0).lane
@@ -116,7 +152,12 @@ def gather_backwards(job: Job, item_count: int, batch_count: int) -> dict[str, A
         facts[str(item)] = item_facts(outcome)
         raws |= raw_facts(items, [item], [outcome])
     batches = first_batches(Line(job, first_lane(job)), batch_count)
-    return {"items": facts, "raws": raws, "batches": [batch_facts(batch) for batch in batches]}
+    return {
+        "items": facts,
+        "raws": raws,
+        "batches": [batch_facts(batch) for batch in batches],
+        "resumed": [batch_facts(batch) for batch in resumed_batches(job, batch_count)],
+    }
 
 
 def gather_elsewhere(target: str, job: str, item_count: int, batch_count: int) -> dict[str, Any]:
@@ -161,7 +202,7 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     Args:
         job: The job, for its name and those of its roles.
         ours: `{"items": {item: facts}, "raws": facts, "batches": [facts]}` from this process.
-        theirs: The same from the other one.
+        theirs: The same from the other one, and the batches of lines that were resumed: `resumed`.
 
     Raises:
         LogDiverged: Names the item or batch, the key, and what to do.
@@ -195,6 +236,19 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
                 f"{first_lane(job)} has another {key!r} in another process; look at "
                 f"{type(job.batcher).__name__} and {collator}, and take what is random from "
                 "context.rng",
+                what=f"batch {number} {key}",
+                ours=facts.get(key),
+                theirs=other.get(key),
+            )
+    for number, facts in enumerate(ours["batches"]):
+        other = theirs["resumed"][number] if number < len(theirs["resumed"]) else {}
+        if key := _difference(facts, other):
+            raise LogDiverged(
+                f"job {job.name!r} cannot be resumed: batch {number} of lane {first_lane(job)} has "
+                f"another {key!r} when its lane goes on from a snapshot; "
+                f"{type(job.batcher).__name__} holds something that its state leaves out, such as "
+                "an attribute that changes and has the name of a constructor's parameter: rename "
+                "it, or override state() and restore()",
                 what=f"batch {number} {key}",
                 ours=facts.get(key),
                 theirs=other.get(key),
@@ -234,4 +288,5 @@ __all__ = [
     "gather_elsewhere",
     "item_facts",
     "raw_facts",
+    "resumed_batches",
 ]

@@ -276,8 +276,8 @@ class Node:
             for worker in self.workers:
                 ticket = next(iter(worker.tickets.values()), None)
                 if ticket is not None and ticket.log is reader.log and ticket.lane is lane:
-                    _, stage, _, item = worker.current()
-                    return key.lane, key.offset, stage or "producing", str(item or "")
+                    note = worker.current()
+                    return key.lane, key.offset, note.stage or "producing", str(note.item or "")
             return key.lane, key.offset, "producing", ""
         if lane.looking:
             return key.lane, key.offset, "store", ""
@@ -735,7 +735,7 @@ class Node:
         """Replace a worker that is gone; its lines go on elsewhere from their snapshots."""
         worker.kill()  # only its socket is known to be closed
         code = worker.process.wait()
-        _, stage, noted, item = worker.current()
+        note = worker.current()
         if not worker.ready:
             self._failed_starts += 1
         log.warning(
@@ -743,8 +743,8 @@ class Node:
             worker=worker.number,
             pid=worker.pid,
             exit=code,
-            stage=stage,
-            item=str(item),
+            stage=note.stage,
+            item=str(note.item),
         )
         self.observer.worker_died()
         tickets = list(worker.tickets.values())
@@ -756,9 +756,10 @@ class Node:
                 ticket.lane.planning = False
             ticket.log.back(ticket.entry)
         # Not the first: what is finished may not have been answered yet.
-        guilty = next((ticket for ticket in tickets if ticket.lane.lane == noted), None)
-        if guilty is not None and stage not in ("", "idle"):
-            self._blame(guilty, f"{item}" if item else f"stage {stage}")
+        place = note.job, note.lane
+        guilty = next((t for t in tickets if (t.log.job.name, t.lane.lane) == place), None)
+        if guilty is not None and note.stage not in ("", "idle"):
+            self._blame(guilty, f"{note.item}" if note.item else f"stage {note.stage}")
         future = self._drained.pop(worker.number, None)
         if future is not None and not future.done():
             future.set_result(None)
@@ -827,13 +828,16 @@ class Node:
                 if worker.dead or not worker.tickets:
                     self._page_seen.pop(worker.number, None)
                     continue
-                serial, stage, _, item = worker.current()
+                note = worker.current()
                 seen = self._page_seen.get(worker.number)
-                if seen is None or seen[0] != serial:
-                    self._page_seen[worker.number] = (serial, now)
+                if seen is None or seen[0] != note.serial:
+                    self._page_seen[worker.number] = (note.serial, now)
                 elif now - seen[1] > self.item_deadline_s:
                     log.error(
-                        "a worker is stuck", worker=worker.number, stage=stage, item=str(item)
+                        "a worker is stuck",
+                        worker=worker.number,
+                        stage=note.stage,
+                        item=str(note.item),
                     )
                     self._page_seen.pop(worker.number)
                     worker.kill()

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from penstock.server.core.refs import ItemRef
 from penstock.server.pipeline.arena import ArenaReader
 from penstock.server.pipeline.channel import Message, Unpacker, pack, receive
 from penstock.server.pipeline.scheduler import Entry, LaneState, LineState, Log
-from penstock.server.pipeline.worker import PAGE_BYTES, Page, worker_environment
+from penstock.server.pipeline.worker import PAGE_BYTES, Note, Page, worker_environment
 
 log = structlog.get_logger("penstock.worker")
 
@@ -169,8 +168,8 @@ class WorkerProcess:
         if self._frees:
             self.send({"op": "free"})
 
-    def current(self) -> tuple[int, str, int | None, ItemRef | None]:
-        """Return what the worker noted last: (serial, stage, lane, item)."""
+    def current(self) -> Note:
+        """Return what the worker noted last."""
         return self.page.read()
 
     def notice_end(self) -> None:

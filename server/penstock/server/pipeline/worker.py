@@ -20,7 +20,7 @@ import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.server.config import load
 from penstock.server.core.refs import BatchPlan, ItemRef, Verdict
@@ -58,6 +58,24 @@ def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+class Note(NamedTuple):
+    """What a worker is at.
+
+    Attributes:
+        serial: Grows with every note.
+        stage: What it does; empty = the note was not finished.
+        job: The job that it does it for.
+        lane: The lane.
+        item: The item, where there is one.
+    """
+
+    serial: int
+    stage: str = ""
+    job: str | None = None
+    lane: int | None = None
+    item: ItemRef | None = None
+
+
 class Page:
     """A page of memory where a worker notes what it does; the server reads it after a death."""
 
@@ -69,31 +87,38 @@ class Page:
         self._stage, self._since_s = "idle", time.perf_counter()
         self._spent_s: dict[str, float] = {}
 
-    def note(self, stage: str, lane: int | None, item: ItemRef | None) -> None:
+    def note(
+        self,
+        stage: str,
+        job: str | None = None,
+        lane: int | None = None,
+        item: ItemRef | None = None,
+    ) -> None:
         """Write what comes next; the time since the last note counts for its stage."""
         now = time.perf_counter()
         self._spent_s[self._stage] = self._spent_s.get(self._stage, 0.0) + now - self._since_s
         self._stage, self._since_s = stage, now
-        text = _note(stage, lane, item)[: PAGE_BYTES - _PAGE_HEAD.size]
+        text = _note(stage, job, lane, item)[: PAGE_BYTES - _PAGE_HEAD.size]
         self._serial += 1
         data = _PAGE_HEAD.pack(self._serial, len(text)) + text
         self._map[: len(data)] = data
 
     def take_spent(self) -> dict[str, float]:
         """Return the seconds spent at each stage since the last call, without those of waiting."""
-        self.note(self._stage, None, None)
+        self.note(self._stage)
         spent, self._spent_s = self._spent_s, {}
         spent.pop("idle", None)
         return spent
 
-    def read(self) -> tuple[int, str, int | None, ItemRef | None]:
-        """Return the note's number, stage, lane and item; an unfinished one has an empty stage."""
+    def read(self) -> Note:
+        """Return the last note."""
         serial, length = _PAGE_HEAD.unpack_from(self._map)
         try:
-            stage, lane, item = json.loads(self._map[_PAGE_HEAD.size : _PAGE_HEAD.size + length])
-            return serial, stage, lane, ItemRef(*item) if item else None
+            text = self._map[_PAGE_HEAD.size : _PAGE_HEAD.size + length]
+            stage, job, lane, item = json.loads(text)
+            return Note(serial, stage, job, lane, ItemRef(*item) if item else None)
         except (ValueError, TypeError):
-            return serial, "", None, None
+            return Note(serial)
 
 
 class Worker:
@@ -142,7 +167,7 @@ class Worker:
                 message,
                 Internal(f"a bug in penstock: {type(error).__name__}: {error}", traceback=text),
             )
-        self.page.note("idle", None, None)
+        self.page.note("idle")
 
     # --- what the server asks ---
 
@@ -371,7 +396,7 @@ class Worker:
         raise SystemExit(0)  # the server process is gone, and with it whoever wanted this batch
 
     def _progress(self, stage: str, item: ItemRef | None) -> None:
-        self.page.note(stage, self.lane, item)
+        self.page.note(stage, self.job, self.lane, item)
 
     def _announce(self, arena: ArenaWriter) -> None:
         self._flush()  # in order: the file descriptor rides on this message
@@ -419,17 +444,17 @@ class Worker:
         return self.inbox.popleft()
 
 
-def _note(stage: str, lane: int | None, item: ItemRef | None) -> bytes:
-    """Return the JSON of a note; made by hand, since every batch writes several."""
+def _note(stage: str, job: str | None, lane: int | None, item: ItemRef | None) -> bytes:
+    """Return the JSON of a note; put together by hand, since every batch writes several."""
+    head = _note_head(stage, job, lane)
     if item is None:
-        return _stage_note(stage, lane)
-    ref = f"[{_quoted(item.source)},{item.index},{item.epoch}]"
-    return f'["{stage}",{"null" if lane is None else lane},{ref}]'.encode()
+        return head + b"null]"
+    return head + f"[{_quoted(item.source)},{item.index},{item.epoch}]]".encode()
 
 
 @cache
-def _stage_note(stage: str, lane: int | None) -> bytes:
-    return json.dumps([stage, lane, None]).encode()
+def _note_head(stage: str, job: str | None, lane: int | None) -> bytes:
+    return json.dumps([stage, job, lane, None]).encode().removesuffix(b"null]")
 
 
 @cache

@@ -434,7 +434,7 @@ class Service:
                     "pid": worker.pid,
                     "ready": worker.ready,
                     "busy": bool(worker.tickets),
-                    "stage": worker.current()[1],
+                    "stage": worker.current().stage,
                 }
                 for worker in self.node.workers
             ],
