@@ -14,6 +14,8 @@ import pytest
 from harness import Rank, Server, run_command, serving, write_job_file
 from invariants import eventually
 from penstock.server.metrics import SLOWEST_RANKS
+from penstock.wire import PROTOCOL
+from penstock.wire.v1 import cursors_pb2
 
 DEADLINE_S = 60.0
 
@@ -125,6 +127,49 @@ def test_moving_a_cursor_ends_the_ranks_that_read_with_the_reason(
     again = ["packed", "--group", group, "--commit", "--steps", "1", "--json"]
     records = [json.loads(line) for line in penstock(server, "cat", *again).splitlines()]
     assert [one["position"] for one in records] == [8, 9, 10, 11]
+
+
+def scrape(server: Server) -> dict[str, float]:
+    """Return the samples of the metrics page, by name and labels."""
+    address = server.events("ready")[0]["metrics"]
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as reply:
+        lines = [line for line in reply.read().decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def test_lag_restarts_and_commits_of_a_group_are_seen(server: Server) -> None:
+    """What was sent and not finished, streams that were opened again, and commits by time."""
+    labels = 'group="lag",job="simple"'
+    lag = f'penstock_consumer_lag_batches{{{labels},rank="0"}}'
+    restarts = 'penstock_stream_restarts_total{job="simple"}'
+    commits = "penstock_cursor_commit_duration_seconds_count"
+    before = scrape(server)
+    options: dict[str, Any] = {"group": "lag", "token": "t", "world_size": 1}
+    begun = server.cursors.Begin(
+        cursors_pb2.BeginRequest(protocol=PROTOCOL, job="simple", start_step=5, **options),
+        timeout=DEADLINE_S,
+    )
+    opening = {**options, "generation": begun.generation, "batches_per_step": 4, "horizon": 36}
+
+    reader = server.read("simple", **opening, start=20)
+    reader.take(16)
+    eventually(lambda: scrape(server).get(lag) == 16, DEADLINE_S, "16 are sent, none is finished")
+    reader.extend(36, finished_step=8)
+    eventually(lambda: scrape(server).get(lag) == 4, DEADLINE_S, "three steps are finished")
+    reader.cancel()
+    again = server.read("simple", **opening, start=32)
+    again.take(4)
+    server.cursors.Commit(
+        cursors_pb2.CommitRequest(
+            job="simple", group="lag", token="t", generation=begun.generation, step=8
+        ),
+        timeout=DEADLINE_S,
+    )
+
+    after = scrape(server)
+    again.cancel()
+    assert after[restarts] - before.get(restarts, 0) == 1
+    assert after[commits] - before.get(commits, 0) == 1
 
 
 def test_series_are_few_and_distinct_however_many_ranks_read(server: Server) -> None:

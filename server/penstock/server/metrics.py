@@ -90,9 +90,9 @@ class Metrics(Observer):
             registry=registry,
         )
         self._failed = Counter(
-            "penstock_batch_errors_total",
-            "Batches that could not be made, by error code.",
-            ("job", "code"),
+            "penstock_decode_errors_total",
+            "Batches that could not be made, by the code of the error.",
+            ("job", "reason"),
             registry=registry,
         )
         self._verified = Counter(
@@ -118,9 +118,21 @@ class Metrics(Observer):
             "Calls and streams refused because a newer attempt has taken over.",
             registry=registry,
         )
+        self.restarts = Counter(
+            "penstock_stream_restarts_total",
+            "Streams that a rank has opened again within one attempt.",
+            job,
+            registry=registry,
+        )
+        self._commit = Histogram(
+            "penstock_cursor_commit_duration_seconds",
+            "Time of a commit, until it is durable.",
+            buckets=_CALL_BUCKETS,
+            registry=registry,
+        )
         self._cursor = Histogram(
             "penstock_cursor_call_duration_seconds",
-            "Time of a call to the store's cursors.",
+            "Time of the other calls to the store's cursors.",
             ("method",),
             buckets=_CALL_BUCKETS,
             registry=registry,
@@ -199,7 +211,8 @@ class Metrics(Observer):
         try:
             yield
         finally:
-            self._of(self._cursor, method).observe(time.perf_counter() - start)
+            histogram = self._commit if method == "Commit" else self._of(self._cursor, method)
+            histogram.observe(time.perf_counter() - start)
 
     def watch(self, status: Callable[[], dict[str, Any]]) -> None:
         """Ask for the node's status at each scrape."""
@@ -282,6 +295,11 @@ class _StatusCollector(Collector):
             "Batches made more than once since the start.",
             labels=job,
         )
+        hits = CounterMetricFamily(
+            "penstock_cache_hits",
+            "Batches that a late reader was given from those that were kept.",
+            labels=job,
+        )
         group = ["job", "group"]
         readers = GaugeMetricFamily(
             "penstock_group_readers", "Open readers of a group.", labels=group
@@ -294,10 +312,16 @@ class _StatusCollector(Collector):
             "How long the slowest readers of a group have waited since they opened.",
             labels=["job", "group", "rank"],
         )
+        lag = GaugeMetricFamily(
+            "penstock_consumer_lag_batches",
+            "Batches sent to the readers that are furthest behind, and not finished by them.",
+            labels=["job", "group", "rank"],
+        )
         for one in status["jobs"]:
             ready.add_metric([one["name"]], one["ready_batches"])
             size.add_metric([one["name"]], one["ready_bytes"])
             again.add_metric([one["name"]], one["recomputed"])
+            hits.add_metric([one["name"]], one["cache_hits"])
             groups: dict[str, list[dict[str, Any]]] = {}
             for stream in one["groups"]:
                 groups.setdefault(stream["group"], []).append(stream)
@@ -305,14 +329,19 @@ class _StatusCollector(Collector):
                 labels = [one["name"], name]
                 readers.add_metric(labels, len(streams))
                 first.add_metric(labels, min(stream["next"] for stream in streams))
-                by_rank: dict[str, float] = {}
-                for stream in streams:
-                    rank = str(stream["rank"])
-                    by_rank[rank] = max(by_rank.get(rank, 0.0), stream["waiting_s"])
-                slowest = sorted(by_rank.items(), key=lambda pair: -pair[1])[:SLOWEST_RANKS]
-                for rank, waited in slowest:
-                    waits.add_metric([*labels, rank], waited)
-        yield from (ready, size, again, readers, first, waits)
+                for family, key in ((waits, "waiting_s"), (lag, "lag_batches")):
+                    for rank, value in _highest(streams, key):
+                        family.add_metric([*labels, rank], value)
+        yield from (ready, size, again, hits, readers, first, waits, lag)
+
+
+def _highest(streams: Iterable[Mapping[str, Any]], key: str) -> list[tuple[str, float]]:
+    """Return the ranks where a value is highest: a series for each rank would be too many."""
+    by_rank: dict[str, float] = {}
+    for stream in streams:
+        rank = str(stream["rank"])
+        by_rank[rank] = max(by_rank.get(rank, 0.0), stream[key])
+    return sorted(by_rank.items(), key=lambda pair: -pair[1])[:SLOWEST_RANKS]
 
 
 __all__ = ["SLOWEST_RANKS", "Metrics"]

@@ -291,7 +291,7 @@ class Log:
         self.ready_bytes = 0  # ready, for somebody
         self.making = 0
         self.largest_bytes = self.largest_body_bytes = 0
-        self.produced = self.recomputed = 0
+        self.produced = self.recomputed = self.cache_hits = 0
         self._highest: dict[int, int] = {}
 
     # --- demand ---
@@ -323,6 +323,7 @@ class Log:
             if entry is not None:
                 self.kept_bytes -= entry.nbytes
                 self.ready_bytes += entry.nbytes
+                self.cache_hits += 1
             else:
                 entry = Entry(key)
                 lane = self.lanes[key.lane]

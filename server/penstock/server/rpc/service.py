@@ -81,7 +81,7 @@ class Stream:
     def __init__(self, request: feed_pb2.Open, reader: Reader, wake: asyncio.Event) -> None:
         self.request, self.reader, self.wake = request, reader, wake
         self.error: PenstockError | None = None
-        self.finished_step = 0
+        self.finished_step = reader.share.step(reader.head)
         self.waiting_since: float | None = None
         self.waited_s = 0.0
 
@@ -89,6 +89,13 @@ class Stream:
         """Return for how long the consumer has waited for its next batch, all waits together."""
         now = time.monotonic()
         return self.waited_s + (now - self.waiting_since if self.waiting_since is not None else 0.0)
+
+    @property
+    def lag_batches(self) -> int:
+        """Return how many batches were sent of steps that the consumer has not finished."""
+        share = self.reader.share
+        first = share.at_or_after(self.finished_step * share.batches_per_step)
+        return max(0, (self.reader.head - first) // share.world_size)
 
     def waits(self, waiting: bool) -> float | None:
         """Note that the consumer waits, or not; return the seconds of a wait that ends now."""
@@ -115,6 +122,8 @@ class Service:
         self.node, self.store, self.metrics = node, store, metrics
         self.streams: dict[int, Stream] = {}
         self.cursors = Cursors(node.jobs, store, self._moved)
+        # By (job, group): the generation, and its ranks that have opened a stream.
+        self._opened: dict[tuple[str, str], tuple[int, set[int]]] = {}
         self.health = HealthServicer()
         self.draining = asyncio.Event()
         self._numbers = itertools.count(1)
@@ -257,6 +266,7 @@ class Service:
         stream, number = Stream(request, reader, wake), next(self._numbers)
         self.streams[number] = stream
         self.metrics.streams.inc()
+        self._note_restart(request)
         listening = asyncio.ensure_future(self._listen(stream, context))
         listening.add_done_callback(lambda _: wake.set())
         try:
@@ -270,6 +280,19 @@ class Service:
             self.metrics.streams.dec()
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
+
+    def _note_restart(self, request: feed_pb2.Open) -> None:
+        """Count a stream that a rank of the group's latest attempt has opened before."""
+        if not request.token:
+            return
+        place = request.job, request.group
+        generation, ranks = self._opened.get(place, (0, set()))
+        if request.generation != generation:
+            ranks = set()
+        if request.rank in ranks:
+            self.metrics.restarts.labels(request.job).inc()
+        ranks.add(request.rank)
+        self._opened[place] = request.generation, ranks
 
     async def _check_token(self, request: feed_pb2.Open) -> None:
         if not request.group or not request.token:
@@ -406,6 +429,7 @@ class Service:
                     "sent_batches": stream.reader.sent_batches,
                     "sent_bytes": stream.reader.sent_bytes,
                     "waiting_s": round(stream.waiting_s(), 3),
+                    "lag_batches": stream.lag_batches,
                 }
                 for stream in self.streams.values()
                 if stream.request.job == name
@@ -420,6 +444,7 @@ class Service:
                     "kept_bytes": one.kept_bytes,
                     "produced": one.produced,
                     "recomputed": one.recomputed,
+                    "cache_hits": one.cache_hits,
                     "groups": groups,
                 }
             )
