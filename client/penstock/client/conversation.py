@@ -22,8 +22,12 @@ from typing import Any, Protocol
 
 
 def _version() -> tuple[int, ...]:
-    numbers = itertools.takewhile(str.isdigit, metadata.version("grpcio").split(".")[:2])
-    return tuple(map(int, numbers))
+    """Return the major and minor version of grpcio; nothing where pip does not know it."""
+    try:
+        text = metadata.version("grpcio")
+    except metadata.PackageNotFoundError:
+        return ()
+    return tuple(map(int, itertools.takewhile(str.isdigit, text.split(".")[:2])))
 
 
 KNOWN_GRPC = (1, 78), (1, 85)
