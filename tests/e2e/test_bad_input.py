@@ -281,7 +281,11 @@ CALLS: list[tuple[list[str], str, str]] = [
         "uneven_step",
     ),
     (["cat", "@", "finite", "--from-step", "99"], "step 99 lies past the end", "past_end"),
-    (["cat", "@", "finite", "--from-position", "99"], "lies past the end", "past_end"),
+    (
+        ["cat", "@", "finite", "--from-position", "99", "--batches-per-step", "4"],
+        "position 99 lies past the end",
+        "past_end",
+    ),
     (
         ["cat", "@", "finite", "--from-step", "99", "--group", "g", "--commit"],
         "step 99 lies past the end",

@@ -243,6 +243,38 @@ def test_verdicts_are_durable_and_a_replay_is_the_same(server: Server, job: str)
         assert [position % 10 for position in padding] == [7] * 6
 
 
+def test_local_with_a_group_obeys_and_keeps_verdicts(tmp_path: Path) -> None:
+    """An item that is healed later stays left out, in this process as on a server: one log."""
+    (tmp_path / "roles.py").write_text(
+        "import os\n"
+        "def to_sample(raw):\n"
+        f"    if raw['x'] == 3 and not os.path.exists({str(tmp_path / 'healed')!r}):\n"
+        "        raise ValueError('an old library')\n"
+        "    return raw\n"
+    )
+    job = {
+        "lanes": 1,
+        "on_item_error": "quarantine",
+        "source": {"type": "items", "items": [{"x": number} for number in range(6)]},
+        "distributor": {"type": "map", "shuffle": "none"},
+        "function": "./roles.py:to_sample",
+        "batch_size": 2,
+    }
+    file = write_job_file(tmp_path / "jobs.yaml", {"job": job})
+
+    def read(target: str) -> list[list[int]]:
+        with Loader(target, "job", group="run", start=0, as_numpy=True) as loader:
+            return [batch["x"].tolist() for batch, _ in zip(loader, range(4), strict=False)]
+
+    first = read(f"local:{file}")
+    (tmp_path / "healed").touch()
+    again = read(f"local:{file}")
+    with serving(file) as server:
+        served = read(server.address)
+
+    assert first == again == served == [[0, 1], [2, 4], [5, 0], [1, 2]]
+
+
 def test_conservation_names_what_was_left_out(tmp_path: Path) -> None:
     """Drawn = delivered + quarantined + held, lane by lane."""
     jobs = load(str(make_jobs(tmp_path))).jobs

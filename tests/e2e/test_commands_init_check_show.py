@@ -382,6 +382,45 @@ def test_check_counts_what_a_verdict_removes(
     assert "4 of 32 items fail: ValueError: an eighth is bad" in job["warnings"]
 
 
+def test_check_names_a_batcher_that_finds_no_size(home: Path) -> None:
+    """A batcher of the user's whose samples have no `input_ids`: one sentence, no traceback."""
+    (home / "batchers.py").write_text(
+        "from penstock.server.roles import SampleBatcher\n"
+        "class Pairs(SampleBatcher):\n"
+        "    def add(self, ref, sample=None): return [[[ref]]]\n"
+    )
+
+    done = check_role(home, "batcher: ./batchers.py:Pairs\n    collator: default")
+
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert "Pairs fails on a sample of item main[" in line
+    assert line.endswith("with KeyError: 'input_ids'; the sample has x [bad_batch]")
+
+
+def test_check_counts_what_a_batcher_refuses(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`overlong: error` follows the job's policy, as on a server: a note, or the end."""
+    text = (
+        "jobs:\n  job:\n    on_item_error: quarantine\n    lanes: 1\n"
+        f"    source: {{type: items, items: {[{'input_ids': [1] * (n + 1)} for n in range(9)]}}}\n"
+        "    batcher: {type: best_fit, max_tokens: 8, pool_size: 2, overlong: error}\n"
+        "    collator: packed\n"
+    )
+    (home / "job.yaml").write_text(text)
+    (home / "stop.yaml").write_text(text.replace("quarantine", "stop"))
+
+    assert run(["check", "job.yaml", "--json"]) == 0
+    [job] = json.loads(capsys.readouterr().out)["jobs"]
+    assert run(["check", "stop.yaml"]) == 2
+
+    [(reason, count)] = job["quarantined"].items()
+    assert reason.startswith("9 tokens do not fit into a row of 8")
+    assert count >= 1
+    assert "[bad_item]" in capsys.readouterr().err
+
+
 def test_check_passes_seeded_randomness(home: Path) -> None:
     """The item's own generator and the seeded global ones are pure, in any order and process."""
     done = check_role(home, "batch_size: 2\n    processor: ./roles.py:Pure")

@@ -190,7 +190,7 @@ class Opener:
             first = share.at_or_after(wish.position)
         batches = info.batches if info.HasField("batches") else None
         session = Session(share, info.log_id, store, batches, token, generation, first)
-        self._check_end(session)
+        self._check_end(session, wish)
         if self._group is None:
             logger.info(
                 "job %r: reading from step %s, %d batches per step",
@@ -227,7 +227,7 @@ class Opener:
         logger.info("%s", resuming(self._job, group, begun, wish))
         return begun
 
-    def _check_end(self, session: Session) -> None:
+    def _check_end(self, session: Session, wish: Wish) -> None:
         steps = session.steps(self._tail_pad)
         if steps is None:
             if session.first > MAX_POSITION:
@@ -240,8 +240,11 @@ class Opener:
             return
         step_size = session.share.batches_per_step
         if session.first > steps * step_size + session.share.rank:
+            asked = f"step {session.share.step(session.first)}"
+            if wish.position is not None:
+                asked = f"position {wish.position}"
             raise PastEnd(
-                f"step {session.share.step(session.first)} lies past the end: job {self._job!r} "
+                f"{asked} lies past the end: job {self._job!r} "
                 f"holds {session.batches} batches, {steps} steps of {step_size}",
                 position=session.first,
                 batches=session.batches,

@@ -14,8 +14,9 @@ from collections.abc import Awaitable, Iterator
 from typing import Any, TypeVar
 
 from penstock.server.config import Config, load
+from penstock.server.core.refs import Verdict
 from penstock.server.job import Job
-from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import Computed, Line, compute
 from penstock.server.rpc.cursors import Cursors
 from penstock.server.rpc.opening import (
@@ -41,11 +42,12 @@ class LocalLoader:
 
     Args:
         job: The job.
+        verdicts: The verdicts that hold; None = none, and new ones stay in this process.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, verdicts: VerdictBook | None = None) -> None:
         self.job = job
-        self._items = Items(job)
+        self._items = Items(job, verdicts)
         self._lines: dict[int, Line] = {}
 
     def batch(self, position: int, opening: Opening | None = None) -> Computed:
@@ -111,6 +113,16 @@ class LocalTransport:
                 self._run(
                     store.check_token(request.job, request.group, request.token, request.generation)
                 )
+
+    def verdicts(self, log_id: bytes) -> VerdictBook:
+        """Return the verdicts of a log that the store holds; new ones are inserted there."""
+
+        def insert(verdict: Verdict) -> Verdict:
+            with self._lock:
+                return self._run(self._open_store().add_verdict(log_id, verdict))
+
+        with self._lock:
+            return VerdictBook(self._run(self._open_store().verdicts(log_id)), insert)
 
     @property
     def node(self) -> str:
@@ -212,7 +224,11 @@ class LocalRead:
         with self._moved:
             self._horizon = max(self._horizon, message.open.horizon)
         yield opened(opening, self._transport.node).SerializeToString()
-        loader = LocalLoader(opening.job)
+        # Who reads for a group obeys its store's verdicts, as a server does: else an item that
+        # fails no longer, or not here, would move every item behind it.
+        stored = message.open.group and opening.job.on_item_error == "quarantine"
+        verdicts = self._transport.verdicts(opening.job.log_id) if stored else None
+        loader = LocalLoader(opening.job, verdicts)
         end = opening.tail.end if opening.tail is not None else None
         for position in opening.share.walk(opening.start):
             if end is not None and position >= end:

@@ -89,6 +89,12 @@ class Metrics(Observer):
             ("job", "reason"),
             registry=registry,
         )
+        self._batcher = Counter(
+            "penstock_batcher_counts_total",
+            "What the batchers count beside samples that are left out: split, cut tokens, ...",
+            ("job", "count"),
+            registry=registry,
+        )
         self._failed = Counter(
             "penstock_decode_errors_total",
             "Batches that could not be made, by the code of the error.",
@@ -174,9 +180,12 @@ class Metrics(Observer):
         for reason, count in counters.items():
             if reason == "drawn":
                 continue
+            # What is split or cut is delivered, and cut tokens are no samples.
+            left_out = reason.startswith(("filtered:", "quarantined:")) or "dropped" in reason
+            metric = self._skipped if left_out else self._batcher
             # A line that restarts from a snapshot counts from there again: only growth is new.
             if count > before.get(reason, 0):
-                self._of(self._skipped, job, reason).inc(count - before.get(reason, 0))
+                self._of(metric, job, reason).inc(count - before.get(reason, 0))
         self._seen[job, lane] = {k: max(v, before.get(k, 0)) for k, v in counters.items()}
 
     def worker_died(self) -> None:

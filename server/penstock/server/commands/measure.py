@@ -10,10 +10,12 @@ from typing import Any
 
 from penstock.server.commands import purity
 from penstock.server.commands.text import decoder, documents, render, summary
+from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef, SampleRef
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Filtered, Items, Outcome, Quarantined
 from penstock.server.pipeline.line import Computed, Line
+from penstock.wire.errors import BadBatch, BadItem, PenstockError
 from penstock.wire.v1.feed_pb2 import BatchHeader
 
 POOLS_PER_LANE = 4
@@ -117,7 +119,8 @@ def examine(
     for stage in ("fetch", "process"):
         found.ms[f"{stage} per item"] = 1000 * watch.seconds[stage] / max(1, len(refs))
     _count_outcomes(found, outcomes)
-    found.ms["batch per item"] = 1000 * _batching_seconds(job, refs, outcomes) / max(1, len(refs))
+    seconds_batching = _batching_seconds(job, refs, outcomes, found.quarantined)
+    found.ms["batch per item"] = 1000 * seconds_batching / max(1, len(refs))
     found.read_amplification = _amplification(job, items, refs, outcomes)
     raws = purity.raw_facts(items, refs, outcomes)
     found.sample = _sample_text(job, outcomes)
@@ -158,16 +161,44 @@ def _count_outcomes(found: Measured, outcomes: Sequence[Outcome]) -> None:
             found.quarantined[reason] = found.quarantined.get(reason, 0) + 1
 
 
-def _batching_seconds(job: Job, refs: Sequence[ItemRef], outcomes: Sequence[Outcome]) -> float:
-    """Return what the batcher alone takes for these samples."""
+def _batching_seconds(
+    job: Job, refs: Sequence[ItemRef], outcomes: Sequence[Outcome], quarantined: dict[str, int]
+) -> float:
+    """Return what the batcher alone takes for these samples.
+
+    Args:
+        job: The job.
+        refs: Items.
+        outcomes: What became of each of them.
+        quarantined: Counts of bad items by reason; those that the batcher refuses are added where
+            the job's policy is to leave them out.
+
+    Raises:
+        BadItem: The batcher refuses a sample, and the job's policy is to stop.
+        BadBatch: The batcher fails; carries the user's traceback.
+    """
     batcher = job.batcher.clone()
     begin = time.perf_counter()
     for ref, outcome in zip(refs, outcomes, strict=True):
         if isinstance(outcome, Filtered | Quarantined):
             continue
-        for part, sample in enumerate(outcome):
-            size = batcher.size_of(sample) if batcher.needs_sizes else 0
-            batcher.add(SampleRef(ref, part, size), sample if batcher.needs_content else None)
+        try:
+            for part, sample in enumerate(outcome):
+                size = batcher.size_of(sample) if batcher.needs_sizes else 0
+                batcher.add(SampleRef(ref, part, size), sample if batcher.needs_content else None)
+        except BadItem as error:
+            if job.on_item_error == "stop":
+                raise
+            reason = str(error.fields.get("reason", error.message))
+            quarantined[reason] = quarantined.get(reason, 0) + 1
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise BadBatch(
+                f"{type(batcher).__name__} fails on a sample of item {ref} of job {job.name!r} "
+                f"with {error_line(error)}; the sample has {', '.join(sample)}",
+                traceback=user_traceback(error),
+            ) from error
     return time.perf_counter() - begin
 
 
