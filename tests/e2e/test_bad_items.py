@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from invariants import Purity, check_conservation, eventually
 from penstock.client import Loader
 from penstock.server.config import load
 from penstock.server.job import Job
-from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.items import RETRY_DEADLINE_S, Items
 from penstock.server.pipeline.line import Line
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import (
@@ -343,6 +344,22 @@ def test_an_unreadable_source_is_waited_for(server: Server, tmp_path: Path) -> N
     assert not server.events("a batch cannot be made")
 
 
+def test_a_job_whose_storage_is_away_holds_up_no_other(server: Server, tmp_path: Path) -> None:
+    """Their one worker gives up its retries when another job has a ticket for it."""
+    (tmp_path / "away").touch()
+    reader = server.read("flaky", horizon=3)
+    eventually(
+        lambda: server.status()["workers"][0]["stage"] == "retrying", 30, "the worker retries"
+    )
+
+    assert len(server.read("picky", horizon=3).take(3)) == 3
+
+    with pytest.raises(SourceUnavailable) as caught:
+        reader.take(3)
+    [tried_s] = re.findall(r"was tried for (\d+) s", caught.value.message)
+    assert int(tried_s) < RETRY_DEADLINE_S / 2
+
+
 def test_a_source_that_stays_away_is_named() -> None:
     """After the deadline the item is named, and the class says that it is not the item's fault."""
 
@@ -356,7 +373,7 @@ def test_a_source_that_stays_away_is_named() -> None:
     line = Line(job, 0, Items(job, retry_deadline_s=0.2))
     plan = line.advance()
 
-    with pytest.raises(SourceUnavailable, match=r"could not be read for .* no answer"):
+    with pytest.raises(SourceUnavailable, match=r"could not be read, .* no answer"):
         line.make(plan)
 
 

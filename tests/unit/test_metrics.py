@@ -17,16 +17,34 @@ def test_only_what_is_left_out_counts_as_skipped() -> None:
         "truncated_tokens": 500,
     }
 
-    metrics.counted("code", 0, counters)
-    metrics.counted("code", 0, {**counters, "overlong_split": 6})
+    metrics.counted("code", 0, counters, {})
+    metrics.counted("code", 0, {**counters, "overlong_split": 6}, {})
 
-    def of(name: str, label: str) -> dict[str, float]:
-        [family] = [f for f in metrics.registry.collect() if f.name == name]
-        return {s.labels[label]: s.value for s in family.samples if s.name.endswith("_total")}
-
-    assert of("penstock_samples_skipped", "reason") == {
+    assert samples(metrics, "penstock_samples_skipped", "reason") == {
         "filtered:too short": 2,
         "quarantined:draw": 1,
         "overlong_dropped": 3,
     }
-    assert of("penstock_batcher_counts", "count") == {"overlong_split": 6, "truncated_tokens": 500}
+    assert samples(metrics, "penstock_batcher_counts", "count") == {
+        "overlong_split": 6,
+        "truncated_tokens": 500,
+    }
+
+
+def test_what_was_counted_before_this_node_is_not_counted_again() -> None:
+    """A lane goes on from a snapshot: here its history, and what a replay repeats, are not new."""
+    metrics = Metrics("0")
+    reason = "filtered:too short"
+
+    metrics.counted("code", 0, {reason: 103}, {reason: 100})
+    metrics.counted("code", 0, {reason: 105}, {reason: 100})
+    metrics.counted("code", 0, {reason: 104}, {reason: 101})  # its worker died
+    metrics.counted("code", 0, {reason: 106}, {reason: 101})
+
+    assert samples(metrics, "penstock_samples_skipped", "reason") == {reason: 6}
+
+
+def samples(metrics: Metrics, name: str, label: str) -> dict[str, float]:
+    """Return a counter's values by a label."""
+    [family] = [one for one in metrics.registry.collect() if one.name == name]
+    return {one.labels[label]: one.value for one in family.samples if one.name.endswith("_total")}

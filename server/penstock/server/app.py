@@ -105,9 +105,12 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             watching = asyncio.ensure_future(_end_when_unused(users, stop))
             stack.callback(watching.cancel)
         await stop.wait()
-        log.info("draining", streams=len(service.streams), grace_s=settings.drain_seconds)
+        grace_s = settings.drain_seconds
+        if users is not None and watching.done():
+            grace_s = min(grace_s, UNUSED_GRACE_S)
+        log.info("draining", streams=len(service.streams), grace_s=grace_s)
         metrics.draining.set(1)
-        drain = asyncio.ensure_future(_drain(node, service, settings.drain_seconds))
+        drain = asyncio.ensure_future(_drain(node, service, grace_s))
         hurried = asyncio.ensure_future(at_once.wait())
         await asyncio.wait((drain, hurried), return_when=asyncio.FIRST_COMPLETED)
         for task in (drain, hurried):
@@ -115,6 +118,10 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
         await asyncio.gather(drain, hurried, return_exceptions=True)
     log.info("stopped")
     return 1 if failed.is_set() else 0
+
+
+UNUSED_GRACE_S = 1.0
+"""How long a node that nobody uses any more waits for its workers: its last user waits for it."""
 
 
 async def _start(node: Node, stop: asyncio.Event) -> bool:

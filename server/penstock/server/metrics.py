@@ -174,9 +174,12 @@ class Metrics(Observer):
         if read_bytes:
             self._read.add(read_bytes, job)
 
-    def counted(self, job: str, lane: int, counters: Mapping[str, int]) -> None:
-        """The counters of a lane's line: what is new since the last time is added."""
-        before = self._seen.get((job, lane), {})
+    def counted(
+        self, job: str, lane: int, counters: Mapping[str, int], before: Mapping[str, int]
+    ) -> None:
+        """The counters of a lane: what is new since the last time is added."""
+        # What was counted before this node started is not of this node.
+        before = self._seen.get((job, lane), before)
         for reason, count in counters.items():
             if reason == "drawn":
                 continue

@@ -55,7 +55,9 @@ def add_parser(subparsers: Any) -> None:
     who = parser.add_argument_group("who reads")
     who.add_argument("--group", metavar="NAME", help="the training run (default: none, ephemeral)")
     who.add_argument("--rank", type=natural, metavar="R", help="data-parallel rank (default: 0)")
-    who.add_argument("--world-size", type=positive, metavar="W", help="ranks (default: 1)")
+    who.add_argument(
+        "--world-size", type=positive, metavar="W", help="ranks; goes with --rank (default: 1)"
+    )
     who.add_argument(
         "--batches-per-step",
         type=positive,

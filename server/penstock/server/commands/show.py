@@ -48,8 +48,9 @@ def show(
 ) -> None:
     """Show batches of JOB in FILE, computed here: no server, no cursor, no trace.
 
-    What is shown is byte for byte what any loader node sends for that position. `--json` prints
-    what `penstock cat --json` prints.
+    What is shown is byte for byte what any loader node sends for that position, unless its store
+    holds verdicts about items that work here: no store is looked at. `--json` prints what
+    `penstock cat --json` prints.
 
     \b
     Examples:

@@ -96,6 +96,7 @@ class Items:
         processed: How often `process` was called.
         careful: One item at a time, none ahead: something here has ended a worker, and `progress`
             shall name it.
+        may_wait: Asked before a retry; False ends it, with the error, for those who wait behind.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Items:
         self.verdicts = verdicts or VerdictBook()
         self.progress: Progress = progress or (lambda stage, item: None)
         self.retry_deadline_s = retry_deadline_s
+        self.may_wait: Callable[[], bool] = lambda: True
         self.processed = 0
         self.careful = False
         self._ready = False
@@ -324,7 +326,7 @@ class Items:
 
     def _retried(self, call: Callable[[], T], item: ItemRef) -> T:
         """Call; retry what is about here and now, with backoff to the deadline."""
-        deadline, backoff_s = None, FIRST_BACKOFF_S
+        failed_s, backoff_s = None, FIRST_BACKOFF_S
         while True:
             try:
                 return call()
@@ -332,12 +334,11 @@ class Items:
                 if not about_here_and_now(error):
                     raise
                 now = time.monotonic()
-                deadline = deadline or now + self.retry_deadline_s
-                if now + backoff_s > deadline:
+                failed_s = failed_s or now
+                if now + backoff_s > failed_s + self.retry_deadline_s or not self.may_wait():
                     raise SourceUnavailable(
-                        f"item {item} of job {self.job.name!r} could not be read for "
-                        f"{self.retry_deadline_s:.0f} s: {error}; check the storage, then read "
-                        "again",
+                        f"item {item} of job {self.job.name!r} could not be read, and was tried "
+                        f"for {now - failed_s:.0f} s: {error}; check the storage, then read again",
                         item=list(item),
                     ) from error
                 self.progress("retrying", item)

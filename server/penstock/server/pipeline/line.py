@@ -22,6 +22,9 @@ class Line:
         lane: The lane.
         items: What both halves fetch and process with; its own if None.
         snapshot: Where to start; None = at offset 0.
+
+    Attributes:
+        counters_before: What was counted up to there.
     """
 
     def __init__(
@@ -33,6 +36,11 @@ class Line:
         self.maker = Maker(job, self.items)
         if snapshot is not None:
             self.planner.restore(snapshot)
+        self.counters_before = self.counters()
+
+    def counters(self) -> dict[str, int]:
+        """Return what the planner and its batcher have counted since the lane's beginning."""
+        return {**self.planner.counters, **self.planner.batcher.counters()}
 
     @property
     def offset(self) -> int:

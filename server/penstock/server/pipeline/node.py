@@ -78,8 +78,10 @@ class Observer:
     ) -> None:
         """What some batches cost: a worker's seconds by stage, and bytes read from storage."""
 
-    def counted(self, job: str, lane: int, counters: Mapping[str, int]) -> None:
-        """The counters of a lane's line, since the lane's start."""
+    def counted(
+        self, job: str, lane: int, counters: Mapping[str, int], before: Mapping[str, int]
+    ) -> None:
+        """The counters of a lane since its beginning, now and when its line was opened."""
 
     def worker_died(self) -> None:
         """A worker process ended unasked."""
@@ -138,6 +140,7 @@ class Node:
         self._start_error: PenstockError | None = None
         self._drained: dict[int, asyncio.Future[None]] = {}
         self._page_seen: dict[int, tuple[int, float]] = {}
+        self._waiting: dict[str, Entry] = {}  # by job, its most urgent batch a turn ago
 
     def _new_worker(self, number: int) -> WorkerProcess:
         return WorkerProcess(number, self.target, self._message, self._death)
@@ -534,7 +537,7 @@ class Node:
         if plan and ticket.log.produced % VERIFY_EVERY == 0:
             self._verify(worker, ticket, header, plan)
         if "counters" in message:
-            self.observer.counted(name, ticket.lane.lane, message["counters"])
+            self.observer.counted(name, ticket.lane.lane, message["counters"], message["before"])
         self._remember_snapshots(ticket, message["snapshots"], snapshots)
 
     def _verify(self, maker: WorkerProcess, ticket: Ticket, header: bytes, plan: bytes) -> None:
@@ -818,10 +821,14 @@ class Node:
         ticket.log.stop_lane(lane, error)
 
     async def _watch(self) -> None:
-        """Kill a worker that has been at one thing for longer than `item_deadline_s`."""
+        """Kill a worker that has been at one thing for longer than `item_deadline_s`.
+
+        And hurry one whose retries hold up another job.
+        """
         while True:
             await asyncio.sleep(1.0)
             now = self._loop.time()
+            stalled = self._stalled_jobs()
             for worker in self.workers:
                 # A child of its own may hold its socket open beyond its end.
                 worker.notice_end()
@@ -829,6 +836,8 @@ class Node:
                     self._page_seen.pop(worker.number, None)
                     continue
                 note = worker.current()
+                if note.stage == "retrying" and stalled - {note.job}:
+                    worker.send({"op": "hurry", "job": note.job})
                 seen = self._page_seen.get(worker.number)
                 if seen is None or seen[0] != note.serial:
                     self._page_seen[worker.number] = (note.serial, now)
@@ -841,6 +850,15 @@ class Node:
                     )
                     self._page_seen.pop(worker.number)
                     worker.kill()
+
+    def _stalled_jobs(self) -> set[str]:
+        """Return the jobs whose most urgent batch waits for a worker as it did a turn ago."""
+        first = {
+            name: min(one.candidates(), key=_RANK, default=None) for name, one in self.logs.items()
+        }
+        waiting = {name: one.entry for name, one in first.items() if one is not None}
+        before, self._waiting = self._waiting, waiting
+        return {name for name, entry in waiting.items() if before.get(name) is entry}
 
     # --- snapshots ---
 

@@ -30,7 +30,9 @@ MIN_DRAWS_WITHOUT_SAMPLE, STARVED_EPOCHS = 1000, 4
 part of an epoch may be a handful of items, and that a strict filter rejects all of them is chance.
 """
 
-MAX_DRAWS_WITHOUT_GROUP = 1_000_000
+MIN_DRAWS_WITHOUT_GROUP, MAX_DRAWS = 100_000, 1_000_000
+"""A batcher may hold many samples before it finishes a batch, but not for ever: the lane of a small
+job stops after the first number, and no lane draws more than the second."""
 
 
 class Planner:
@@ -199,9 +201,9 @@ class Planner:
         if self.job.epochs is not None:
             return  # a finite lane ends by itself
         epoch = self.job.distributor.epoch_draws(1)
-        enough = max(STARVED_EPOCHS * epoch, MIN_DRAWS_WITHOUT_SAMPLE)
-        starved = self._without_sample > min(enough, MAX_DRAWS_WITHOUT_GROUP)
-        stuck = self._without_group > max(STARVED_EPOCHS * epoch, MAX_DRAWS_WITHOUT_GROUP)
+        many = STARVED_EPOCHS * epoch
+        starved = self._without_sample > min(max(many, MIN_DRAWS_WITHOUT_SAMPLE), MAX_DRAWS)
+        stuck = self._without_group > min(max(many, MIN_DRAWS_WITHOUT_GROUP), MAX_DRAWS)
         if starved or stuck:
             reasons = {**self.counters, **self.batcher.counters()}
             drawn = self._without_sample if starved else self._without_group

@@ -11,6 +11,7 @@ import ctypes
 import json
 import mmap
 import os
+import select
 import signal
 import socket
 import struct
@@ -199,11 +200,15 @@ class Worker:
                 return self._verdict(name, verdict)
 
             items = Items(job, VerdictBook((), insert), self._progress)
+            items.may_wait = self._may_wait
             self.items[name] = items
             self.makers[name] = Maker(job, items)
         for message in waiting:
             self.items[name].verdicts.learn(_verdict(entry) for entry in message["verdicts"])
         waiting.clear()
+
+    def _on_hurry(self, message: Message) -> None:
+        """Nothing to do any more: it is looked for between retries."""
 
     def _on_free(self, message: Message) -> None:
         """Nothing else to do: the spans were freed on receipt."""
@@ -348,7 +353,7 @@ class Worker:
             "snapshots": [offset for offset, _ in snapshots],
         }
         if line is not None:
-            answer["counters"] = {**line.planner.counters, **line.planner.batcher.counters()}
+            answer["counters"], answer["before"] = line.counters(), line.counters_before
         self._unreported += 1
         hold = self._may_hold()
         if not hold:
@@ -432,16 +437,35 @@ class Worker:
             self.sock.sendall(b"".join(self._held))
             self._held.clear()
 
+    def _may_wait(self) -> bool:
+        """Tell whether a retry harms nobody: no other job waits for this worker.
+
+        Whoever reads the job whose storage is away asks again by and by, to a deadline of their
+        own; the readers of another job must not wait for it meanwhile.
+        """
+        while select.select([self.sock], [], [], 0)[0]:
+            if not self._receive():
+                return False
+        return not any(
+            one["job"] == self.job if one["op"] == "hurry" else one.get("job") != self.job
+            for one in self.inbox
+            if "ticket" in one or one["op"] == "hurry"
+        )
+
     def _next(self) -> Message | None:
         while not self.inbox:
-            data = self.sock.recv(1 << 18)
-            if not data:
+            if not self._receive():
                 return None
-            for message in self.unpacker.feed(data):
-                for number, start in message.get("frees", ()):
-                    self.arenas.give_back(number, start)
-                self.inbox.append(message)
         return self.inbox.popleft()
+
+    def _receive(self) -> bool:
+        """Put what the server has sent into the inbox; False when it is gone."""
+        data = self.sock.recv(1 << 18)
+        for message in self.unpacker.feed(data):
+            for number, start in message.get("frees", ()):
+                self.arenas.give_back(number, start)
+            self.inbox.append(message)
+        return bool(data)
 
 
 def _note(stage: str, job: str | None, lane: int | None, item: ItemRef | None) -> bytes:
