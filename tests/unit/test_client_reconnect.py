@@ -247,7 +247,7 @@ def test_a_batch_under_a_foreign_address_is_refused() -> None:
 
 
 class Silent:
-    """A way to a node that can go silent, as a cut network does: nothing comes, and nothing ends."""
+    """A way to a node that can go silent, as a cut network: nothing comes, and nothing ends."""
 
     def __init__(self, port: int) -> None:
         self._port, self._cut = port, threading.Event()
@@ -283,7 +283,7 @@ class Silent:
 
 
 def test_a_silent_network_is_noticed_by_keepalive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gRPC's own bound for the answer to a ping is a minute, whatever the keepalive's is."""
+    """GRPC's own bound for the answer to a ping is a minute, whatever the keepalive's is."""
     short = tuple(
         (name, value // 20 if name.endswith("_ms") else value)
         for name, value in transport.CHANNEL_OPTIONS

@@ -226,7 +226,7 @@ class Interrupted(Exception):
 
 
 def test_a_wait_that_is_broken_off_ends_the_call(talk: Talk) -> None:
-    """gRPC has destroyed the queue by then: nobody may ask it for more."""
+    """GRPC has destroyed the queue by then: nobody may ask it for more."""
 
     def interrupt(*_: object) -> None:
         raise Interrupted
@@ -265,7 +265,7 @@ loader.close()
 
 
 def test_a_fork_of_grpc_with_fork_support_goes_on() -> None:
-    """gRPC closes its channels in the child then, and waits for the calls that it knows of."""
+    """Its channels are closed in the child then, which waits for the calls that it knows of."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     environment["GRPC_ENABLE_FORK_SUPPORT"] = "1"
     with FakeNode(batches=40, nbytes=4096) as node:

@@ -377,7 +377,9 @@ class Worker:
             "job": self.job,
             "batches": self._unreported,
             "stages_s": self.page.take_spent(),
-            "read_bytes": sum(source.read_bytes() for source in self.jobs[self.job].sources.values()),
+            "read_bytes": sum(
+                source.read_bytes() for source in self.jobs[self.job].sources.values()
+            ),
         }
         self._unreported = 0
 
@@ -429,7 +431,7 @@ class Worker:
             self._held.append(data)
             if not hold:
                 self._flush()
-        if hold:
+        if hold and not self._holding.is_set():
             self._holding.set()
 
     def _may_hold(self) -> bool:
