@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import random
+import socket
 import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
-from penstock.client import Batch, Loader
+from penstock.client import Batch, Loader, transport
 from penstock.client.backoff import Backoff
 from penstock.client.feed import MAX_REREADS
 from penstock.wire.errors import (
@@ -242,3 +244,61 @@ def test_a_batch_under_a_foreign_address_is_refused() -> None:
         assert [next(batches).position, next(batches).position] == [0, 1]
         with pytest.raises(BadFrame, match="position 2 says that it is offset 0 of lane 0"):
             next(batches)
+
+
+class Silent:
+    """A way to a node that can go silent, as a cut network: nothing comes, and nothing ends."""
+
+    def __init__(self, port: int) -> None:
+        self._port, self._cut = port, threading.Event()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Let all that is connected now go silent; who connects again is served."""
+        self._cut.set()
+        self._cut = threading.Event()
+
+    def close(self) -> None:
+        """Take nobody any more."""
+        self._listening.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                ours, _ = self._listening.accept()
+            except OSError:
+                return
+            theirs = socket.create_connection(("127.0.0.1", self._port))
+            for pair in ((ours, theirs), (theirs, ours)):
+                threading.Thread(target=self._pump, args=(*pair, self._cut), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, cut: threading.Event) -> None:
+        with source, sink, contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if cut.is_set():
+                    threading.Event().wait(60)  # it lies in the cable
+                sink.sendall(data)
+
+
+def test_a_silent_network_is_noticed_by_keepalive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GRPC's own bound for the answer to a ping is a minute, whatever the keepalive's is."""
+    short = tuple(
+        (name, value // 20 if name.endswith("_ms") else value)
+        for name, value in transport.CHANNEL_OPTIONS
+    )
+    monkeypatch.setattr(transport, "CHANNEL_OPTIONS", short)
+    with FakeNode(nbytes=64) as node:
+        way = Silent(node.port)
+        with Loader(
+            way.address, "code", rank=0, world_size=1, prefetch=2, deadline_s=20, as_numpy=True
+        ) as loader:
+            batches = iter(loader)
+            for _ in range(5):
+                next(batches)
+            way.cut()
+            for _ in range(5):
+                next(batches)
+            assert loader.stats()["reconnects"] == 1
+        way.close()

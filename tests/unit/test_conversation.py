@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -196,6 +198,88 @@ def test_nobody_there_is_unavailable(cls: type[Any]) -> None:
             next(cls(channel, METHOD, b"count 1"))
         error: Any = caught.value
         assert error.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_call_may_be_cancelled_from_within_itself(
+    opening: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector may end a Loader anywhere, on the thread that reads for it, too."""
+    calls: list[Call] = []
+    take = Conversation._take
+
+    def collect(self: Conversation, operations: Any) -> bytes | None:
+        calls[0].cancel()
+        return take(self, operations)
+
+    monkeypatch.setattr(Conversation, "_take", collect)
+    calls.append(opening("wait"))
+    reading = threading.Thread(target=list, args=(swallow(calls[0]),), daemon=True)
+    reading.start()
+    calls[0].cancel()  # for the conversation that has no `_take`
+    reading.join(5)
+
+    assert not reading.is_alive()
+
+
+class Interrupted(Exception):
+    """What a signal handler raises."""
+
+
+def test_a_wait_that_is_broken_off_ends_the_call(talk: Talk) -> None:
+    """GRPC has destroyed the queue by then: nobody may ask it for more."""
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{talk.port}") as channel:
+            call = Conversation(channel, METHOD, b"wait")
+            assert next(call) == b"waiting"
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            with pytest.raises(Interrupted):
+                next(call)
+            for _ in range(2):
+                with pytest.raises(grpc.RpcError, match="Interrupted"):
+                    next(call)
+            call.send(b"nobody listens")
+            call.cancel()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+FORK = """
+import os, sys
+from penstock.client import Loader
+from unit.fake_feed import FakeNode
+
+loader = Loader(sys.argv[1], "code", rank=0, world_size=1, as_numpy=True)
+batches = iter(loader)
+next(batches)
+child = os.fork()
+if child == 0:
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), next(batches).info.position)
+loader.close()
+"""
+
+
+def test_a_fork_of_grpc_with_fork_support_goes_on() -> None:
+    """Its channels are closed in the child then, which waits for the calls that it knows of."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment["GRPC_ENABLE_FORK_SUPPORT"] = "1"
+    with FakeNode(batches=40, nbytes=4096) as node:
+        command = [sys.executable, "-c", FORK, node.address]
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        try:
+            output, _ = process.communicate(timeout=30)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    assert output.split() == ["7", "1"]
 
 
 def test_hundreds_of_calls_leave_nothing_behind(opening: Open) -> None:

@@ -81,8 +81,17 @@ def converse(channel: grpc.Channel, method: str, opening: bytes) -> Call:
         method: `/package.Service/Method`, bidirectional.
         opening: The first message.
     """
-    cls = Conversation if IS_KNOWN else PlainConversation
+    cls = Conversation if IS_KNOWN and not _survives_forks() else PlainConversation
     return cls(channel, method, opening)
+
+
+def _survives_forks() -> bool:
+    """Tell whether gRPC was asked to make forks safe (`GRPC_ENABLE_FORK_SUPPORT`).
+
+    It then closes the channel in the child, and waits there for the end of every call: for ever, if
+    it is one whose events only a thread of the parent takes.
+    """
+    return bool(importlib.import_module("grpc._cython.cygrpc").is_fork_support_enabled())
 
 
 class Ended(grpc.RpcError):
@@ -106,6 +115,22 @@ class Ended(grpc.RpcError):
         return self._status.trailing_metadata() or ()
 
 
+class _Lost:
+    """The status of a call whose events cannot be taken any more."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def code(self) -> int:
+        return int(grpc.StatusCode.UNKNOWN.value[0])
+
+    def details(self) -> str:
+        return f"reading was broken off by {self._error!r}"
+
+    def trailing_metadata(self) -> None:
+        return None
+
+
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -119,7 +144,7 @@ class Conversation:
 
     def __init__(self, channel: grpc.Channel, method: str, opening: bytes) -> None:
         self._grpc = cygrpc = importlib.import_module("grpc._cython.cygrpc")
-        self._lock = threading.Lock()  # guards all below
+        self._lock = threading.Lock()  # guards all below, but for `cancel`
         self._due = 3
         self._sending = True
         self._unsent: bytes | None = None
@@ -152,9 +177,9 @@ class Conversation:
 
     def cancel(self) -> None:
         """End the call; idempotent."""
-        with self._lock:
-            if self._status is None:
-                self._call.cancel(self._grpc.StatusCode.cancelled, "not wanted any more")
+        # Without our lock: the collector may end a Loader in the middle of what its own feed's
+        # thread does here. gRPC's own lock may be taken twice, and behind the end it does nothing.
+        self._call.cancel(self._grpc.StatusCode.cancelled, "not wanted any more")
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -166,7 +191,13 @@ class Conversation:
             with self._lock:
                 if not self._due:
                     break
-            event = self._call.next_event()  # lets go of the interpreter, and reads the socket
+            try:
+                event = self._call.next_event()  # lets go of the interpreter, and reads the socket
+            except BaseException as error:  # no memory for the message; a signal in the main thread
+                with self._lock:
+                    self._due = 0  # gRPC has destroyed the queue
+                    self._status = self._status or _Lost(error)
+                raise
             with self._lock:
                 self._due -= 1
                 message = self._take(event.batch_operations)

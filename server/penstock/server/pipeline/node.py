@@ -495,6 +495,8 @@ class Node:
 
     def _message(self, worker: WorkerProcess, message: Message) -> None:
         try:
+            if "cost" in message:
+                self.observer.worked(**message["cost"])
             getattr(self, f"_on_{message['op']}")(worker, message)
         except Exception as error:
             self._fatal(error)
@@ -532,8 +534,6 @@ class Node:
         ticket.log.ready(ticket.entry, header, body, nbytes, release)
         name = ticket.log.job.name
         self.observer.produced(name, nbytes, message["counts"])
-        if "cost" in message:
-            self.observer.worked(name, **message["cost"])
         if plan and ticket.log.produced % VERIFY_EVERY == 0:
             self._verify(worker, ticket, header, plan)
         if "counters" in message:

@@ -16,6 +16,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import traceback
 from collections import deque
@@ -38,6 +39,9 @@ PAGE_BYTES = 4096
 
 HOLD_S = 0.001
 """How long a finished batch may wait for the next one, where more tickets are at hand."""
+
+LATE_S = 0.02
+"""Behind this it goes without the next one, which takes longer than the ones before it."""
 
 _PAGE_HEAD = struct.Struct("<QI")  # a number that grows with every note, and the note's length
 
@@ -138,7 +142,9 @@ class Worker:
         self.lines: dict[int, Line] = {}
         self.broken: dict[int, Exception] = {}  # lines whose planner failed, until they are closed
         self.lane: int | None = None
+        self._sending = threading.Lock()  # guards the socket and what is held
         self._held: list[bytes] = []
+        self._holding = threading.Event()
         self._held_until = self._last_s = 0.0
         self._ticket_s = 1.0
         self._unreported = 0  # batches whose cost was not told yet
@@ -148,6 +154,7 @@ class Worker:
     def run(self) -> None:
         """Answer until the server process closes the socket."""
         self._send({"op": "ready", "pid": os.getpid()})
+        threading.Thread(target=self._flush_late, name="penstock-late", daemon=True).start()
         while (message := self._next()) is not None:
             self.handle(message)
 
@@ -251,16 +258,15 @@ class Worker:
                 break
             plans.append(_plan_bytes(plan))
             snapshots += self._snapshot_if_due(line)
-        self._send(
-            {
-                "op": "planned",
-                "ticket": message["ticket"],
-                "plans": len(plans),
-                "broken": broken,
-                "snapshots": [offset for offset, _ in snapshots],
-            },
-            [*plans, *(data for _, data in snapshots)],
-        )
+        answer: Message = {
+            "op": "planned",
+            "ticket": message["ticket"],
+            "plans": len(plans),
+            "broken": broken,
+            "snapshots": [offset for offset, _ in snapshots],
+        }
+        self._tell_cost(answer)
+        self._send(answer, [*plans, *(data for _, data in snapshots)])
 
     def _on_make(self, message: Message) -> None:
         """Make a batch from its plan."""
@@ -275,7 +281,9 @@ class Worker:
         plan = BatchPlan.from_json(json.loads(message["blobs"][0]))
         made = self.makers[message["job"]].make(plan, blank=message["blank"])
         header = made.write(memoryview(bytearray(made.nbytes)))
-        self._send({"op": "verified", "check": message["check"]}, [header])
+        answer: Message = {"op": "verified", "check": message["check"]}
+        self._tell_cost(answer)
+        self._send(answer, [header])
 
     def _on_snapshot(self, message: Message) -> None:
         """Answer the snapshots of every line, as the server drains."""
@@ -357,29 +365,42 @@ class Worker:
         self._unreported += 1
         hold = self._may_hold()
         if not hold:
-            sources = self.jobs[message["job"]].sources.values()
-            answer["cost"] = {
-                "batches": self._unreported,
-                "stages_s": self.page.take_spent(),
-                "read_bytes": sum(source.read_bytes() for source in sources),
-            }
-            self._unreported = 0
+            self._tell_cost(answer)
         blobs = [header, _plan_bytes(plan) if plan else b"", *(data for _, data in snapshots)]
         self._send(answer, blobs, hold=hold)
 
+    def _tell_cost(self, answer: Message) -> None:
+        """Put into an answer what batches cost since the last time, all of the job at hand.
+
+        An answer is held only where the next message is of the same job: whatever answers that one
+        tells the cost of both, or another job would be charged for it.
+        """
+        if not self._unreported:
+            return
+        assert self.job is not None
+        answer["cost"] = {
+            "job": self.job,
+            "batches": self._unreported,
+            "stages_s": self.page.take_spent(),
+            "read_bytes": sum(
+                source.read_bytes() for source in self.jobs[self.job].sources.values()
+            ),
+        }
+        self._unreported = 0
+
     def _fail(self, message: Message, error: PenstockError) -> None:
-        self._send(
-            {
-                "op": "failed",
-                "of": message["op"],
-                "ticket": message.get("ticket"),
-                "line": message.get("line"),
-                "job": message.get("job"),
-                "code": error.code,
-                "message": error.message,
-                "fields": json.loads(json.dumps(error.fields, default=str)),
-            }
-        )
+        answer: Message = {
+            "op": "failed",
+            "of": message["op"],
+            "ticket": message.get("ticket"),
+            "line": message.get("line"),
+            "job": message.get("job"),
+            "code": error.code,
+            "message": error.message,
+            "fields": json.loads(json.dumps(error.fields, default=str)),
+        }
+        self._tell_cost(answer)
+        self._send(answer)
 
     def _verdict(self, job: str, verdict: Verdict) -> Verdict:
         """Make a verdict durable before anything that depends on it is released."""
@@ -404,14 +425,19 @@ class Worker:
         self.page.note(stage, self.job, self.lane, item)
 
     def _announce(self, arena: ArenaWriter) -> None:
-        self._flush()  # in order: the file descriptor rides on this message
         message = pack({"op": "arena", "number": arena.number, "size": arena.size_bytes})
-        send_with_fd(self.sock, message, arena.fd)
+        with self._sending:
+            self._flush()  # in order: the file descriptor rides on this message
+            send_with_fd(self.sock, message, arena.fd)
 
     def _send(self, message: Message, blobs: Sequence[bytes] = (), *, hold: bool = False) -> None:
-        self._held.append(pack(message, blobs))
-        if not hold:
-            self._flush()
+        data = pack(message, blobs)
+        with self._sending:
+            self._held.append(data)
+            if not hold:
+                self._flush()
+        if hold and not self._holding.is_set():
+            self._holding.set()
 
     def _may_hold(self) -> bool:
         """Tell whether a finished batch may wait a moment for the next one.
@@ -431,6 +457,21 @@ class Worker:
             and self._ticket_s < HOLD_S
             and now < self._held_until
         )
+
+    def _flush_late(self) -> None:
+        """Let what is held go when the ticket behind it takes long: a thread, since a role has it.
+
+        It wakes at most once in `LATE_S`, and not at all where nothing is held.
+        """
+        while True:
+            self._holding.wait()
+            self._holding.clear()
+            time.sleep(LATE_S)
+            try:
+                with self._sending:
+                    self._flush()
+            except OSError:
+                return  # the server process is gone; whoever reads the socket sees it, too
 
     def _flush(self) -> None:
         if self._held:
