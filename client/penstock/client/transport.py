@@ -43,7 +43,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.http2.max_frame_size", 16777215),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # else a minute: it overrides the one above
     ("grpc.keepalive_permit_without_calls", 1),
     # The horizon bounds what is under way, so HTTP/2 need not: a wide window instead of probing,
     # which was faster for 8 MB batches wherever both were tried in turn.

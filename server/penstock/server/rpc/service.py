@@ -68,6 +68,7 @@ OPTIONS = [
     ("grpc.http2.write_buffer_size", 8 << 20),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # else a minute: it overrides the one above
     ("grpc.keepalive_permit_without_calls", 1),
     # Else a client's pings every 30 s earn GOAWAY too_many_pings: the default minimum is 5 minutes.
     ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
