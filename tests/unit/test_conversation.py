@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -28,7 +29,7 @@ Open = Callable[[str], Call]
 class Talk:
     """A server whose first message says what it shall do: `count N`, `echo`, `fail` or `wait`."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.heard: list[bytes] = []
         self.ended = threading.Event()
         self._changed = threading.Condition()
@@ -37,7 +38,7 @@ class Talk:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("test.Talk", {"Talk": handler}),)
         )
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
         self._server.start()
 
     def _talk(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -192,12 +193,31 @@ def test_a_server_that_goes_away_ends_the_call(opening: Open, talk: Talk) -> Non
 
 
 @pytest.mark.parametrize("cls", [Conversation, PlainConversation])
-def test_nobody_there_is_unavailable(cls: type[Any]) -> None:
+def test_a_call_waits_for_a_server_that_is_away(cls: type[Any]) -> None:
+    """Until it is there: so a reader goes on as soon as its node has been restarted."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    found: list[bytes] = []
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = cls(channel, METHOD, b"count 2")
+        reading = threading.Thread(target=lambda: found.extend(call))
+        reading.start()
+        talk = Talk(port)
+        reading.join(DEADLINE_S)
+        assert [len(message) for message in found] == [1000, 1000]
+        talk.stop()
+
+
+@pytest.mark.parametrize("cls", [Conversation, PlainConversation])
+def test_a_call_that_waits_for_a_server_is_cancelled(cls: type[Any]) -> None:
     with grpc.insecure_channel("127.0.0.1:1") as channel:
-        with pytest.raises(grpc.RpcError) as caught:
-            next(cls(channel, METHOD, b"count 1"))
-        error: Any = caught.value
-        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        call = cls(channel, METHOD, b"count 1")
+        reading = threading.Thread(target=lambda: list(swallow(call)))
+        reading.start()
+        call.cancel()
+        reading.join(DEADLINE_S)
+        assert not reading.is_alive()
 
 
 def test_a_call_may_be_cancelled_from_within_itself(

@@ -35,22 +35,32 @@ KNOWN_GRPC = (1, 78), (1, 85)
 
 IS_KNOWN = KNOWN_GRPC[0] <= _version() <= KNOWN_GRPC[1]
 
-POLLING = "-event_engine_client"
-"""Let a thread that waits for a call read its socket itself, not be woken by another that did."""
+POLLING = {
+    # Let a thread that waits for a call read its socket itself, not be woken by another that did.
+    "GRPC_EXPERIMENTS": "-event_engine_client",
+    # Nobody waits for a call between two attempts: see to a new connection more often than after 5
+    # seconds.
+    "GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS": "100",
+}
+"""What grpcio is told as it is imported, where that has not happened and nothing else was said."""
 
-if IS_KNOWN and "grpc" not in sys.modules and "GRPC_EXPERIMENTS" not in os.environ:
+if IS_KNOWN and "grpc" not in sys.modules and not POLLING.keys() & os.environ.keys():
     # Read once, by this import; child processes of the trainer shall not inherit it.
-    os.environ["GRPC_EXPERIMENTS"] = POLLING
+    os.environ.update(POLLING)
     try:
         import grpc
     finally:
-        del os.environ["GRPC_EXPERIMENTS"]
+        for name in POLLING:
+            del os.environ[name]
 else:
     import grpc
 
 
 class Call(Protocol):
-    """What both conversations are. One thread iterates, to the end; any thread sends or cancels."""
+    """What both conversations are. One thread iterates, to the end; any thread sends or cancels.
+
+    A call to a server that is away waits until it is back, or until it is cancelled.
+    """
 
     def send(self, message: bytes) -> None:
         """Send a message; one that replaces an unsent one, as horizons do, is all that is sent."""
@@ -149,9 +159,11 @@ class Conversation:
         self._sending = True
         self._unsent: bytes | None = None
         self._status: Any = None
+        flags = cygrpc.InitialMetadataFlags
+        patient = flags.wait_for_ready | flags.wait_for_ready_explicitly_set
         begin = (
             (
-                cygrpc.SendInitialMetadataOperation((), 0),
+                cygrpc.SendInitialMetadataOperation((), patient),
                 cygrpc.SendMessageOperation(opening, 0),
             ),
             (cygrpc.ReceiveStatusOnClientOperation(0),),
@@ -243,7 +255,7 @@ class PlainConversation:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._requests.put(opening)
         start = channel.stream_stream(method, request_serializer=None, response_deserializer=None)
-        self._call: Any = start(iter(self._requests.get, None))
+        self._call: Any = start(iter(self._requests.get, None), wait_for_ready=True)
 
     def send(self, message: bytes) -> None:
         """Send a message."""
