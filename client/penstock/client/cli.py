@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"penstock: error: {_one_line(error.message)} [{error.code}]", file=sys.stderr)
         return EXIT_USAGE if error.status == "INVALID_ARGUMENT" else EXIT_FAILED
     except KeyboardInterrupt:
+        print("penstock: stopped", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has enough. Python would complain at exit when it flushes.

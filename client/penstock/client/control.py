@@ -25,7 +25,7 @@ from penstock.wire.v1 import cursors_pb2, feed_pb2
 
 logger = logging.getLogger("penstock")
 
-LOG_FIRST_S, LOG_EVERY_S = 5.0, 30.0
+LOG_FIRST_S, LOG_EVERY_S = 2.0, 30.0
 """When a wait for an unreachable node is said first, and how often after that."""
 
 CALL_S = 30.0
@@ -178,20 +178,22 @@ class Control:
                 answer = self._transport.unary(method, payload, max(0.1, min(CALL_S, left)))
                 return reply.FromString(answer)
             except (Unreachable, StoreUnavailable) as error:
-                wait = backoff.next_s()
-                waited = time.monotonic() - began
-                if waited + wait >= self._deadline_s:
-                    raise _gave_up(error, self._target, method, waited) from None
-                if waited >= log_at:
-                    log_at = waited + LOG_EVERY_S
-                    logger.warning(
-                        "%s: trying again, for %.0f s already: %s", method, waited, error
-                    )
-                time.sleep(wait)
+                away: PenstockError = error
             except DecodeError as error:
                 raise BadFrame(
                     f"{self._target} answered {method} with what is no {reply.__name__}: {error}"
                 ) from error
+            # Not inside the handler: a Ctrl-C while it waits is not another error's consequence.
+            wait = backoff.next_s()
+            waited = time.monotonic() - began
+            if waited + wait >= self._deadline_s:
+                raise _gave_up(away, self._target, method, waited) from None
+            if waited >= log_at:
+                log_at = waited + LOG_EVERY_S
+                logger.warning(
+                    "%s; trying for %.0f s more (%s)", away, self._deadline_s - waited, method
+                )
+            time.sleep(wait)
 
 
 def _gave_up(error: PenstockError, target: str, method: str, waited: float) -> PenstockError:

@@ -102,6 +102,8 @@ class StepSource(Protocol):
 class Step:
     """One global step, as this rank sees it: iterate it once, for its micro batches.
 
+    They are not kept: whoever needs them again says `list(step)`.
+
     Attributes:
         index: Its number; step `index` holds the same batches for any number of ranks.
     """
@@ -111,6 +113,9 @@ class Step:
         self._source, self._remaining, self._is_whole = source, remaining, is_whole
         self._seen: list[Mapping[str, int]] = []
         self._totals: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"Step(index={self.index}, batches={self._remaining})"
 
     def __len__(self) -> int:
         """Return how many micro batches this rank gets of it, from where the Loader stood."""

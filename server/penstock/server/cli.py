@@ -16,9 +16,13 @@ from penstock.server.commands.show import show
 from penstock.wire.errors import PenstockError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="penstock", prog_name="penstockd")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Feed GPUs from CPU nodes: the loader node and its job files.
 
     \b
@@ -30,6 +34,9 @@ def cli() -> None:
 
     A job file says where the data lies and how it becomes batches; docs/jobs.md explains every key.
     """  # noqa: D301 - \b is for click
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help(), err=True)
+        context.exit(2)
 
 
 for _command in (serve, init, check, show, schema):

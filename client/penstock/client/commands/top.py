@@ -18,6 +18,7 @@ from penstock.client.commands.common import (
     print_json,
     table,
 )
+from penstock.wire.errors import Unreachable
 
 DESCRIPTION = """\
 Show the jobs, readers and workers of a loader node, refreshed every second; end it with Ctrl-C.
@@ -60,14 +61,25 @@ def run(args: argparse.Namespace) -> int:
     """Print the table again and again."""
     before: Mapping[str, Any] | None = None
     before_at = 0.0
+    live = sys.stdout.isatty() and not args.once and not args.json
+    text = ""
+    if live:
+        print(f"waiting for {args.target} ...", flush=True)
     with connected(args.target, "", args.timeout) as control:
         while True:
-            status, now = control.status(), time.monotonic()
+            try:
+                status = control.status()
+            except Unreachable as error:
+                if not live or before is None:
+                    raise
+                away_s = time.monotonic() - before_at
+                print(f"{CLEAR}{error.message}\nfrom {away_s:.0f} s ago:\n\n{text}", flush=True)
+                continue  # it has waited already
+            now = time.monotonic()
             if args.json:
                 print_json(status)
             else:
                 text = render(args.target, status, before, now - before_at)
-                live = sys.stdout.isatty() and not args.once
                 print(f"{CLEAR if live else ''}{text}", flush=True)
             if args.once:
                 return 0

@@ -611,6 +611,7 @@ class Node:
             self._close_line(ticket.lane, ticket.line)
         if ticket.plans:
             ticket.lane.planning = False
+        traceback = error.fields.get("traceback")
         log.error(
             "a batch cannot be made",
             job=name,
@@ -618,7 +619,7 @@ class Node:
             offset=ticket.offset,
             code=error.code,
             error=error.message,
-            traceback=error.fields.get("traceback"),
+            **({"traceback": traceback} if traceback else {}),
         )
         self.observer.failed(name, error.code)
         ticket.log.failed(ticket.entry, error)
