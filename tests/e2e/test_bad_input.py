@@ -554,3 +554,13 @@ def _restart_workers(server: Server) -> None:
         DEADLINE_S,
         "the workers are back",
     )
+
+
+def test_a_command_alone_prints_its_help() -> None:
+    """On stderr and with a status that is not 0: nothing was done."""
+    for module in ("penstock.server.cli", "penstock.client.cli"):
+        ended = run_command([module])
+
+        assert ended.returncode == 2
+        assert ended.stderr.lower().startswith("usage: penstock")
+        assert ended.stdout == ""

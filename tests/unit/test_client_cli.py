@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +19,7 @@ import pytest
 from penstock.client import cli
 from penstock.client.commands import text, top
 from penstock.wire.frame import body_digest
-from unit.fake_feed import FakeNode
+from unit.fake_feed import FakeNode, wait_until
 
 
 @pytest.fixture
@@ -234,6 +239,41 @@ def test_top_prints_readers_once_or_as_json(
     assert "1 of 1 workers busy" in out
     assert "run" in out
     assert found["jobs"][0]["groups"][0]["next"] == 7
+
+
+def test_top_goes_on_when_its_node_comes_back(node: FakeNode) -> None:
+    """On a terminal: what the node said last stays in sight while it is away."""
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-m", "penstock.client.cli", "top", node.address]
+    process = subprocess.Popen(
+        [*command, "--timeout", "1", "--interval", "0.1"], stdout=end, stderr=end
+    )
+    os.close(end)
+    shown: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # its end
+            while data := os.read(terminal, 1 << 16):
+                shown.append(data)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    try:
+        for away in (False, True, False):
+            if away:
+                node.stop()
+            elif shown:
+                node.start()
+            shown.clear()
+            sign = b"s ago:" if away else b"1 of 1 workers busy"
+            wait_until(lambda sign=sign: sign in b"".join(shown), f"{sign!r} is shown", 60.0)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    finally:
+        process.kill()
+        process.wait()
+        reading.join()
+        os.close(terminal)
 
 
 def test_rates_of_top_are_those_since_the_last_refresh() -> None:

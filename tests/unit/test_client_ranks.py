@@ -63,12 +63,19 @@ def test_launchers_are_asked_in_order(environ: dict[str, str], place: Place) -> 
         ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK is 'one'"),
         ({"RANK": "1", "WORLD_SIZE": ""}, "WORLD_SIZE is ''"),
         ({"RANK": "1"}, "WORLD_SIZE is not"),
+        ({"WORLD_SIZE": "2"}, "RANK is not: each process would read everything"),
         ({"SLURM_PROCID": "0"}, "SLURM_NTASKS is not"),
     ],
 )
 def test_a_variable_that_cannot_be_is_named(environ: dict[str, str], sentence: str) -> None:
     with pytest.raises(InvalidRequest, match=sentence):
         discover(environ=environ)
+
+
+@pytest.mark.parametrize("environ", [{"WORLD_SIZE": "1"}, {"SLURM_NTASKS": "4"}])
+def test_a_size_alone_that_says_nothing_is_a_single_process(environ: dict[str, str]) -> None:
+    """Slurm sets its size for a shell that holds an allocation, too."""
+    assert discover(environ=environ) == Place(0, 1, "single process")
 
 
 def test_a_rank_outside_its_world_is_refused() -> None:
