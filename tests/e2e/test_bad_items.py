@@ -75,6 +75,15 @@ class Filters(RawItemProcessor):
         context.skip("too short")
 
 
+class Together(Fine):
+    """Cannot take several items at once."""
+
+    uses_global_rng = False
+
+    def process_batch(self, raws, contexts):
+        raise KeyError("length")
+
+
 class Poison(RawItemProcessor):
     """Item 13 ends the process that touches it."""
 
@@ -148,6 +157,7 @@ def make_jobs(folder: Path, **server: Any) -> Path:
             **quarantine,
         },
         "starved": {**pack, "processor": {"type": "./roles.py:Filters"}},
+        "together": {**pack, "processor": {"type": "./roles.py:Together"}},
         "poison": {**simple, "lanes": 2, "processor": {"type": "./roles.py:Poison"}},
         "slow": {**simple, "processor": {"type": "./roles.py:Slow"}},
         "flaky": {
@@ -342,6 +352,17 @@ def test_an_unreadable_source_is_waited_for(server: Server, tmp_path: Path) -> N
 
     assert not server.events("item quarantined")
     assert not server.events("a batch cannot be made")
+
+
+def test_an_error_that_went_away_is_in_the_servers_log(server: Server) -> None:
+    """Its batches are right, and who looks at the log learns of the role."""
+    assert len(server.read("together", horizon=3).take(3)) == 3
+
+    eventually(
+        lambda: any("Together.process_batch() failed" in line for line in server.lines),
+        30,
+        "the node has logged it",
+    )
 
 
 def test_a_job_whose_storage_is_away_holds_up_no_other(server: Server, tmp_path: Path) -> None:

@@ -82,6 +82,68 @@ def test_what_a_processor_returns_is_what_it_means() -> None:
     ]
 
 
+class Together(BatchRecorder):
+    """Cannot take several items at once."""
+
+    def process_batch(self, raws: Sequence[Any], contexts: Sequence[ProcessContext]) -> list[Any]:
+        """Fail, whatever the items are."""
+        raise KeyError("length")
+
+
+class Grudging(ItemsSource):
+    """Gives items one by one only."""
+
+    version = 1
+
+    def fetch(self, indices: Sequence[int]) -> list[Any]:
+        """Fail for several."""
+        if len(indices) > 1:
+            raise IndexError("one, please")
+        return super().fetch(indices)
+
+
+def test_an_error_that_goes_away_is_told_once() -> None:
+    """Nothing failed for good, so nothing stops; but a role that does so is worth a look."""
+    told: list[str] = []
+    items, refs = make(["a", "b", "c"], Together())
+    items.warn = told.append
+    Recorder.fails.update(b=[ValueError("by chance")])
+
+    for _ in range(3):
+        assert items.samples(refs, "draw") == [[{"x": "a"}], [{"x": "b"}], [{"x": "c"}]]
+
+    first, second = told
+    assert "first of two tries of item main[1] in epoch 0 failed" in first
+    assert "ValueError: by chance" in first
+    assert "Together.process_batch() failed" in second
+    assert "KeyError: 'length'" in second
+
+
+def test_a_source_that_gives_no_two_items_at_once_is_told() -> None:
+    told: list[str] = []
+    job = Job(Grudging(["a", "b"]), batch_size=1, lanes=1)
+    items = Items(job)
+    items.warn = told.append
+
+    assert items.raws([ItemRef("main", index, 0) for index in (0, 1)]) == ["a", "b"]
+    [sentence] = told
+    assert "Grudging.fetch() of several items failed" in sentence
+
+
+def test_an_item_that_is_judged_is_not_told_as_well() -> None:
+    """A bad item among others has its verdict and its name already."""
+    told: list[str] = []
+    items, refs = make(["a", "bad"], BatchRecorder(), on_item_error="quarantine")
+    items.warn = told.append
+    Recorder.fails.update(bad=[ValueError("always")] * 3)
+
+    samples, verdict = items.samples(refs, "draw")
+
+    assert samples == [{"x": "a"}]
+    assert isinstance(verdict, Quarantined)
+    assert told == []
+
+
 @pytest.mark.parametrize("cls", [Recorder, BatchRecorder])
 def test_an_item_that_fails_twice_is_bad_and_named(cls: type[Recorder]) -> None:
     """Once may be chance and is forgiven; the second failure is a property of the bytes."""

@@ -1,8 +1,8 @@
 """Where bodies land: page-aligned storage that is used again when its last view is gone.
 
-A fresh allocation of a large body costs a page fault for every 4 KiB of it: measured, page faults
-were three quarters of the time of a transfer. So storage goes back to a pool, and the pool learns
-of it from the garbage collector: no user has to release anything.
+A fresh allocation of a large body costs a page fault for every 4 KiB of it, which can take longer
+than the transfer. So storage goes back to a pool, and the pool learns of it from the garbage
+collector: no user has to release anything.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ released.
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,12 +17,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from penstock.server.core.frames import user_traceback
+from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef, Verdict
 from penstock.server.core.seeding import seeded_globals
 from penstock.server.job import Job
 from penstock.server.roles.base import ProcessContext, RawItem, Sample, item_key
 from penstock.wire.errors import BadItem, InvalidJob, PenstockError, SourceUnavailable
+
+logger = logging.getLogger("penstock")
 
 T = TypeVar("T")
 
@@ -97,6 +100,7 @@ class Items:
         careful: One item at a time, none ahead: something here has ended a worker, and `progress`
             shall name it.
         may_wait: Asked before a retry; False ends it, with the error, for those who wait behind.
+        warn: Told, as a sentence, what people should know of although nothing failed for good.
     """
 
     def __init__(
@@ -111,6 +115,8 @@ class Items:
         self.progress: Progress = progress or (lambda stage, item: None)
         self.retry_deadline_s = retry_deadline_s
         self.may_wait: Callable[[], bool] = lambda: True
+        self.warn: Callable[[str], None] = logger.warning
+        self._told: set[tuple[str, type[Exception]]] = set()
         self.processed = 0
         self.careful = False
         self._ready = False
@@ -149,19 +155,22 @@ class Items:
             with seeded_globals(item_key(self.job.seed, items[0])):
                 return source.fetch([item.index for item in items])
 
-        try:
-            return self._retried(fetch, items[0])
-        except PenstockError:
-            raise
-        except Exception as error:
-            if len(items) > 1:  # find the one that fails, and name it
-                return [self._fetch(name, [item])[0] for item in items]
+        if len(items) > 1:
             try:
                 return self._retried(fetch, items[0])
             except PenstockError:
                 raise
-            except Exception:
-                raise self._bad("draw", items[0], error) from error
+            except Exception as error:
+                # One of them fails, and is named when it is alone.
+                found = [self._fetch(name, [item])[0] for item in items]
+                self._tell_of(f"{type(source).__name__}.fetch() of several items", error)
+                return found
+        try:
+            return self._twice(fetch, items[0], PenstockError)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise self._bad("draw", items[0], error) from error
 
     def samples(self, items: Sequence[ItemRef], stage: str) -> list[Outcome]:
         """Return what processing gives for each item.
@@ -254,14 +263,22 @@ class Items:
             self.progress("process", items[0])
             try:
                 results = processor.process_batch(raws, contexts)
-            except Exception:
-                pass  # one of them fails: below each is processed alone, and the one is named
-            else:
-                self.processed += len(items)
-                return [
-                    outcome_of(result, context)
-                    for result, context in zip(results, contexts, strict=True)
-                ]
+            except Exception as error:
+                # One of them fails, and is named when it is alone.
+                outcomes = self._one_by_one(items, raws, stage)
+                if not any(isinstance(outcome, Quarantined) for outcome in outcomes):
+                    self._tell_of(f"{type(processor).__name__}.process_batch()", error)
+                return outcomes
+            self.processed += len(items)
+            return [
+                outcome_of(result, context)
+                for result, context in zip(results, contexts, strict=True)
+            ]
+        return self._one_by_one(items, raws, stage)
+
+    def _one_by_one(
+        self, items: Sequence[ItemRef], raws: Sequence[RawItem], stage: str
+    ) -> list[Outcome]:
         return [self._process_one(item, raw, stage) for item, raw in zip(items, raws, strict=True)]
 
     def _process_one(self, item: ItemRef, raw: RawItem, stage: str) -> Outcome:
@@ -273,13 +290,7 @@ class Items:
 
         self.progress("process", item)
         try:
-            return self._retried(process, item)
-        except (SourceUnavailable, InvalidJob):
-            raise
-        except Exception:
-            pass  # once may be chance; the same bytes twice are a property of the bytes
-        try:
-            return self._retried(process, item)
+            return self._twice(process, item, (SourceUnavailable, InvalidJob))
         except (SourceUnavailable, InvalidJob):
             raise
         except Exception as error:
@@ -323,6 +334,41 @@ class Items:
             reason=reason,
             traceback=user_traceback(error),
         )
+
+    def _twice(
+        self,
+        call: Callable[[], T],
+        item: ItemRef,
+        final: type[Exception] | tuple[type[Exception], ...],
+    ) -> T:
+        """Call, and again if it fails: once may be chance, the same bytes twice are the bytes.
+
+        Args:
+            call: A role's own code.
+            item: What it is called for.
+            final: Errors that a second try would not change.
+        """
+        try:
+            return self._retried(call, item)
+        except final:
+            raise
+        except Exception as error:
+            found = self._retried(call, item)
+            self._tell_of(f"the first of two tries of item {item}", error)
+            return found
+
+    def _tell_of(self, what: str, error: Exception) -> None:
+        """Warn of an error that went away: nothing is wrong with the data, but maybe with a role.
+
+        Once for each kind of error: a role that always does so must not fill the log.
+        """
+        kind = what.split(" of item ")[0], type(error)
+        if kind not in self._told and not about_here_and_now(error):
+            self._told.add(kind)
+            self.warn(
+                f"job {self.job.name!r}: {what} failed, and what came after it did not: "
+                f"{error_line(error)}"
+            )
 
     def _retried(self, call: Callable[[], T], item: ItemRef) -> T:
         """Call; retry what is about here and now, with backoff to the deadline."""

@@ -683,6 +683,9 @@ class Node:
             lane.lines.remove(line)
             self.workers[line.worker].send({"op": "close", "line": line.number})
 
+    def _on_warning(self, worker: WorkerProcess, message: Message) -> None:
+        log.warning(message["text"], worker=worker.number)
+
     def _on_verdict(self, worker: WorkerProcess, message: Message) -> None:
         self._spawn(self._verdict(worker, message))
 

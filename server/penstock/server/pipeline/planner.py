@@ -76,13 +76,14 @@ class Planner:
                 self.ready.extend(self.batcher.flush())
                 self.ended = True
             else:
+                taken = False
                 try:
                     self._take(item)
-                except Exception:
-                    # The failed item stays the next draw: a retry must not step over it.
-                    self.draws.restore(before)
-                    self.counters["drawn"] -= 1
-                    raise
+                    taken = True
+                finally:
+                    if not taken:  # it stays the next draw: a retry must not step over it
+                        self.draws.restore(before)
+                        self.counters["drawn"] -= 1
         plan = BatchPlan(self.lane, self.offset, self.ready.popleft())
         self.offset += 1
         return plan

@@ -208,6 +208,8 @@ class Worker:
 
             items = Items(job, VerdictBook((), insert), self._progress)
             items.may_wait = self._may_wait
+            # The server process logs it: a worker's own words would stand between JSON lines.
+            items.warn = lambda text: self._send({"op": "warning", "text": text})
             self.items[name] = items
             self.makers[name] = Maker(job, items)
         for message in waiting:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 WHOLE_BYTES = 64 << 20
-"""Up to this size every byte is hashed: about 40 ms."""
+"""Up to this size every byte is hashed."""
 
 BLOCK_BYTES = 64 << 10
 """Of larger files the head, the tail and some blocks of this size between them are hashed."""
