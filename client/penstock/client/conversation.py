@@ -105,28 +105,30 @@ def _survives_forks() -> bool:
 
 
 class Ended(grpc.RpcError):
-    """How a call ended, if not with OK."""
+    """How a call ended, if not with OK; made again for everybody who asks."""
 
-    def __init__(self, status: Any) -> None:
-        self._status = status
-        super().__init__(self.details())
+    def __init__(self, code: grpc.StatusCode, details: str, metadata: Any) -> None:
+        self._code, self._details, self._metadata = code, details, metadata
+        super().__init__(details)
 
     def code(self) -> grpc.StatusCode:
         """Return the status code."""
-        return _CODES.get(self._status.code(), grpc.StatusCode.UNKNOWN)
+        return self._code
 
     def details(self) -> str:
         """Return what the server says of it."""
-        details: str = self._status.details()
-        return details
+        return self._details
 
     def trailing_metadata(self) -> Any:
         """Return the (key, value) pairs that came with it."""
-        return self._status.trailing_metadata() or ()
+        return self._metadata
+
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class _Lost:
-    """The status of a call whose events cannot be taken any more."""
+    """The status of a call whose events cannot be taken any more, as cygrpc words a status."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -139,9 +141,6 @@ class _Lost:
 
     def trailing_metadata(self) -> None:
         return None
-
-
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class Conversation:
@@ -215,9 +214,11 @@ class Conversation:
                 message = self._take(event.batch_operations)
             if message is not None:
                 return message
-        if self._status.code() == self._grpc.StatusCode.ok:
+        status = self._status
+        if status.code() == self._grpc.StatusCode.ok:
             raise StopIteration
-        raise Ended(self._status)
+        code = _CODES.get(status.code(), grpc.StatusCode.UNKNOWN)
+        raise Ended(code, status.details(), status.trailing_metadata() or ())
 
     def _take(self, operations: Any) -> bytes | None:
         """See to what has been done; return the message that came with it."""
@@ -249,13 +250,19 @@ class Conversation:
 
 
 class PlainConversation:
-    """A call by what grpcio offers to everybody; see `Call`."""
+    """A call by what grpcio offers to everybody; see `Call`.
+
+    Behind its end nothing of gRPC's call is kept. It is the error that it raises, so a traceback
+    would keep it alive in a circle; and it takes a lock as it dies, which the interpreter, at its
+    exit, may have left for ever in the hands of gRPC's own thread.
+    """
 
     def __init__(self, channel: grpc.Channel, method: str, opening: bytes) -> None:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._requests.put(opening)
         start = channel.stream_stream(method, request_serializer=None, response_deserializer=None)
         self._call: Any = start(iter(self._requests.get, None), wait_for_ready=True)
+        self._end: tuple[grpc.StatusCode, str, Any] | None = None
 
     def send(self, message: bytes) -> None:
         """Send a message."""
@@ -264,14 +271,27 @@ class PlainConversation:
     def cancel(self) -> None:
         """End the call, and the thread of gRPC that waits for messages to send."""
         self._requests.put(None)
-        self._call.cancel()
+        call = self._call
+        if call is not None:
+            call.cancel()
 
     def __iter__(self) -> Iterator[bytes]:
         return self
 
     def __next__(self) -> bytes:
-        message: bytes = next(self._call)
-        return message
+        if self._call is not None:
+            try:
+                message: bytes = next(self._call)
+            except StopIteration:
+                self._call = None
+            except grpc.RpcError as call:
+                self._end = call.code(), call.details() or "", call.trailing_metadata() or ()
+                call.__traceback__ = self._call = None
+            else:
+                return message
+        if self._end is None:
+            raise StopIteration
+        raise Ended(*self._end)
 
 
 __all__ = ["IS_KNOWN", "KNOWN_GRPC", "Call", "Conversation", "PlainConversation", "converse"]
