@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import mmap
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -118,6 +120,33 @@ def test_leases_of_many_threads_never_overlap() -> None:
         thread.join()
 
     assert wrong == []
+
+
+FORK = """
+import os, sys
+from penstock.client.buffers import BufferPool
+
+pool = BufferPool(keep=1)
+lease = pool.lease(int(sys.argv[1]))
+lease[:] = 1
+hear, tell = os.pipe()
+child = os.fork()
+if child == 0:
+    os.read(hear, 1)  # until the parent has put the next batch there
+    os._exit(int(lease.min() == lease.max() == 1))
+lease[:] = 2
+os.write(tell, b".")
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), lease.min(), lease.max())
+"""
+
+
+@pytest.mark.parametrize("nbytes", [100_000, 5 << 20])
+def test_a_fork_keeps_the_batch_that_it_was_given(nbytes: int) -> None:
+    """Its parent uses the storage again as soon as nobody in the parent holds it."""
+    command = [sys.executable, "-c", FORK, str(nbytes)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+    assert output.split() == ["1", "2", "2"]
 
 
 def test_glibc_can_be_told_to_keep_memory() -> None:

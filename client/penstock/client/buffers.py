@@ -7,6 +7,7 @@ collector: no user has to release anything.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 import weakref
@@ -17,6 +18,9 @@ from numpy.typing import NDArray
 
 MIN_FREE_BYTES = 64 << 20
 """What a pool may always keep for reuse, in bytes."""
+
+HUGE_PAGE_BYTES = 2 << 20
+"""Storage at least this large asks for huge pages, in bytes."""
 
 
 def size_class(nbytes: int) -> int:
@@ -30,6 +34,17 @@ def size_class(nbytes: int) -> int:
         return pages * mmap.PAGESIZE
     step = 1 << ((pages - 1).bit_length() - 3)
     return -(-pages // step) * step * mmap.PAGESIZE
+
+
+def _new_storage(size: int) -> mmap.mmap:
+    """Return zeroed memory of this process alone: a fork keeps what it saw when it was made."""
+    storage = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        # A hint that saves the copy into it many page faults and lookups of addresses; a kernel
+        # that was built without such pages refuses it, and nothing is lost.
+        with contextlib.suppress(OSError):
+            storage.madvise(mmap.MADV_HUGEPAGE)
+    return storage
 
 
 class BufferPool:
@@ -67,7 +82,7 @@ class BufferPool:
                 storage = shelf.pop()
                 self._free_bytes -= size
             else:
-                storage = mmap.mmap(-1, size)
+                storage = _new_storage(size)
             self._leased_bytes += size
         # The base of this array is no ndarray, so every view of it has *it* as its base: it lives
         # as long as the last view, and its end is the storage's.
