@@ -16,7 +16,7 @@ from pathlib import Path
 
 from support import HERE, best, free_port, in_child, interleaved, serving, table, write_job
 
-SIZES = {"8 MB": (8_000_000, 300, 100, 32), "200 KB": (200_000, 6_000, 1_000, 128)}
+SIZES = {"8 MB": (8_000_000, 600, 100, 32), "200 KB": (200_000, 6_000, 1_000, 128)}
 """Label -> bytes, batches, batches to warm up with, batches that both sides may prefetch.
 
 Warming up goes through every buffer of both sides once: the first write to a page is dear."""
@@ -28,7 +28,7 @@ WAYS = {
     "ready": "DataLoader, ready batches",
     "flight": "Arrow Flight",
 }
-ROUNDS = 4
+ROUNDS = 6
 
 
 def run() -> None:

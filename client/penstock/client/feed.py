@@ -333,6 +333,8 @@ class Feed:
             for message in call:
                 if self._handle_all(frame.parse_replies(message)) and self._complete():
                     return
+                # Free it before the next one is made: that one then lies where the cache is warm.
+                del message
         finally:
             with self._changed:
                 self._call = None
@@ -448,9 +450,10 @@ class Feed:
             )
         after = frame.check_chunk(found.header, chunk, found.filled)
         if found.body is not None:
+            # First the sum, while the message is in the cache: the copy pushes it out.
+            found.crc = frame.crc32c(chunk.data, found.crc)
             # An array over the message's bytes: slices of ndarrays copy at memory speed.
             found.body[found.filled : after] = np.frombuffer(chunk.data, np.uint8)
-            found.crc = frame.crc32c(chunk.data, found.crc)
         found.filled = after
         return after == found.header.body_bytes and self._finish(found)
 

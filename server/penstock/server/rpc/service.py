@@ -382,6 +382,7 @@ class Service:
             else:
                 for message in frame.batch_messages(*batches[0]):
                     await context.write(message)
+                    del message  # the next one then lies where the cache is warm
         finally:
             for one in entries:
                 self.node.sent(reader, one)
