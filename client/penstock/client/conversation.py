@@ -270,10 +270,11 @@ class PlainConversation:
 
     def cancel(self) -> None:
         """End the call, and the thread of gRPC that waits for messages to send."""
-        self._requests.put(None)
         call = self._call
         if call is not None:
             call.cancel()
+        # Behind it: the end of what we send could let the server end the call before that.
+        self._requests.put(None)
 
     def __iter__(self) -> Iterator[bytes]:
         return self
