@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -231,27 +231,34 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     _compare_batches(
         ours["batches"],
         theirs["batches"],
-        f"job {job.name!r} is not pure: its items are the same, and batch {{number}} of lane "
-        f"{first_lane(job)} has another {{key!r}} in another process; look at "
-        f"{type(job.batcher).__name__} and {collator}, and take what is random from context.rng",
+        lambda number, key: (
+            f"job {job.name!r} is not pure: its items are the same, and batch {number} of lane "
+            f"{first_lane(job)} has another {key!r} in another process; look at "
+            f"{type(job.batcher).__name__} and {collator}, and take what is random from "
+            "context.rng"
+        ),
     )
     _compare_batches(
         ours["batches"],
         theirs["resumed"],
-        f"job {job.name!r} cannot be resumed: batch {{number}} of lane {first_lane(job)} has "
-        "another {key!r} when its lane goes on from a snapshot; "
-        f"{type(job.batcher).__name__} holds something that its state leaves out, such as an "
-        "attribute that changes and has the name of a constructor's parameter: rename it, or "
-        "override state() and restore()",
+        lambda number, key: (
+            f"job {job.name!r} cannot be resumed: batch {number} of lane {first_lane(job)} has "
+            f"another {key!r} when its lane goes on from a snapshot; "
+            f"{type(job.batcher).__name__} holds something that its state leaves out, such as an "
+            "attribute that changes and has the name of a constructor's parameter: rename it, or "
+            "override state() and restore()"
+        ),
     )
 
 
-def _compare_batches(ours: Sequence[Facts], theirs: Sequence[Facts], sentence: str) -> None:
+def _compare_batches(
+    ours: Sequence[Facts], theirs: Sequence[Facts], sentence: Callable[[int, str], str]
+) -> None:
     for number, facts in enumerate(ours):
         other = theirs[number] if number < len(theirs) else {}
         if key := _difference(facts, other):
             raise LogDiverged(
-                sentence.replace("{number}", str(number)).replace("{key!r}", repr(key)),
+                sentence(number, key),
                 what=f"batch {number} {key}",
                 ours=facts.get(key),
                 theirs=other.get(key),

@@ -354,19 +354,20 @@ class Items:
             raise
         except Exception as error:
             found = self._retried(call, item)
-            self._tell_of(f"the first of two tries of item {item}", error)
+            self._tell_of("the first of two tries", error, item)
             return found
 
-    def _tell_of(self, what: str, error: Exception) -> None:
+    def _tell_of(self, what: str, error: Exception, item: ItemRef | None = None) -> None:
         """Warn of an error that went away: nothing is wrong with the data, but maybe with a role.
 
         Once for each kind of error: a role that always does so must not fill the log.
         """
-        kind = what.split(" of item ")[0], type(error)
+        kind = what, type(error)
         if kind not in self._told and not about_here_and_now(error):
             self._told.add(kind)
+            where = "" if item is None else f" of item {item}"
             self.warn(
-                f"job {self.job.name!r}: {what} failed, and what came after it did not: "
+                f"job {self.job.name!r}: {what}{where} failed, and what came after it did not: "
                 f"{error_line(error)}"
             )
 
