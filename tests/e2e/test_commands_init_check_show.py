@@ -437,7 +437,7 @@ def test_check_shows_a_users_exception_with_the_users_frames(home: Path) -> None
     frames = [line for line in done.stderr.splitlines() if line.strip().startswith("File ")]
     assert len(frames) == 2
     assert all("roles.py" in frame for frame in frames)
-    assert "fails in Raises with ValueError: not this one" in done.stderr
+    assert "fails in Raises.process() with ValueError: not this one" in done.stderr
     assert "[bad_item]" in done.stderr
 
 

@@ -1,4 +1,4 @@
-"""Raw items to samples: errors of here and now are retried, errors of the bytes are judged."""
+"""Raw items to samples: errors of a moment are retried, errors of the bytes are judged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from penstock.server.pipeline.items import (
     Items,
     Quarantined,
     VerdictBook,
-    about_here_and_now,
     content_hash,
 )
 from penstock.server.roles import ProcessContext, RawItemProcessor, Sample
@@ -113,7 +112,7 @@ def test_an_error_that_goes_away_is_told_once() -> None:
         assert items.samples(refs, "draw") == [[{"x": "a"}], [{"x": "b"}], [{"x": "c"}]]
 
     first, second = told
-    assert "first of two tries of item main[1] in epoch 0 failed" in first
+    assert "Together.process(), the first of two tries of item main[1] in epoch 0, failed" in first
     assert "ValueError: by chance" in first
     assert "Together.process_batch() failed" in second
     assert "KeyError: 'length'" in second
@@ -185,7 +184,7 @@ def test_a_verdict_is_durable_before_the_outcome_is_known() -> None:
     assert Recorder.calls == ["a", "bad", "bad", "a"]
 
 
-def test_errors_of_here_and_now_are_retried_and_never_judged() -> None:
+def test_errors_of_a_moment_are_retried_and_never_judged() -> None:
     """A flaky mount costs time; no verdict, no error, the same sample."""
     items, refs = make(["a"], on_item_error="quarantine")
     Recorder.fails.update(a=[OSError(5, "EIO"), TimeoutError(), ConnectionResetError()])
@@ -207,24 +206,6 @@ def test_the_deadline_of_retries_names_the_item() -> None:
         with pytest.raises(SourceUnavailable, match=r"main\[0\] in epoch 0") as caught:
             items.samples(refs, "draw")
         assert caught.value.fields["item"] == ["main", 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("error", "here_and_now"),
-    [
-        (OSError(5, "EIO"), True),
-        (FileNotFoundError(2, "gone"), True),
-        (TimeoutError(), True),
-        (ConnectionResetError(), True),
-        (SourceUnavailable("s3 says 503"), True),
-        (OSError("image file is truncated"), False),
-        (ValueError("no JPEG"), False),
-        (MemoryError(), False),
-    ],
-)
-def test_the_two_classes_of_errors(error: Exception, here_and_now: bool) -> None:
-    """A decoder's OSError has no errno: it is about the bytes."""
-    assert about_here_and_now(error) is here_and_now
 
 
 def test_what_is_random_depends_on_the_item_alone() -> None:
