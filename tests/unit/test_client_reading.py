@@ -129,7 +129,9 @@ def test_labels_are_int64_whatever_travels(node: FakeNode, as_numpy: bool) -> No
         with alone(node, as_numpy=as_numpy) as loader:
             (batch,) = take(loader, 1)
 
-        wide, kept = (np.int64, np.dtype(dtype)) if as_numpy else (torch.int64, getattr(torch, dtype))
+        wide, kept = (
+            (np.int64, np.dtype(dtype)) if as_numpy else (torch.int64, getattr(torch, dtype))
+        )
         assert (batch["labels"].dtype, batch["input_ids"].dtype) == (wide, kept)
         assert batch["parts"][0].dtype == kept
         assert batch["labels"].tolist() == labels.tolist()
