@@ -192,6 +192,11 @@ class Job:
         """
         return hashlib.sha256(canonical(self.plan)).digest()
 
+    def cautions(self) -> list[str]:
+        """Return sentences about what the log id does not know of this job's content."""
+        found = ((name, source.unseen()) for name, source in sorted(self.sources.items()))
+        return [f"source {name!r}: {sentence}" for name, sentence in found if sentence]
+
     def close(self) -> None:
         """Let go of the sources' files."""
         for source in self.sources.values():
