@@ -25,8 +25,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from penstock.server.config import load
-from penstock.server.core.frames import error_line
 from penstock.server.core import libraries
+from penstock.server.core.frames import error_line
 from penstock.server.core.refs import BatchPlan, ItemRef, Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline.arena import Arenas, ArenaWriter
