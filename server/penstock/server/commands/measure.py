@@ -260,7 +260,7 @@ def _sample_text(job: Job, outcomes: Sequence[Outcome]) -> str:
 
 
 def _warnings(job: Job, found: Measured) -> list[str]:
-    warnings: list[str] = []
+    warnings = job.cautions()
     pool = getattr(job.batcher, "pool_size", None)
     if isinstance(pool, int) and found.items / job.lanes < POOLS_PER_LANE * pool:
         lanes = max(1, found.items // (POOLS_PER_LANE * pool))

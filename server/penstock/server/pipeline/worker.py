@@ -25,6 +25,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from penstock.server.config import load
+from penstock.server.core import libraries
 from penstock.server.core.frames import error_line
 from penstock.server.core.refs import BatchPlan, ItemRef, Verdict
 from penstock.server.job import Job
@@ -153,6 +154,7 @@ class Worker:
         self._held_until = self._last_s = 0.0
         self._ticket_s = 1.0
         self._unreported = 0  # batches whose cost was not told yet
+        self._told: set[str] = set()  # jobs whose libraries the server process knows
         self.job: str | None = None
         self.careful = False
 
@@ -368,6 +370,9 @@ class Worker:
         }
         if line is not None:
             answer["counters"], answer["before"] = line.counters(), line.counters_before
+        if self.job is not None and self.job not in self._told:
+            self._told.add(self.job)  # the first batch has imported what the job needs
+            answer["libraries"] = libraries.in_use()
         self._unreported += 1
         hold = self._may_hold()
         if not hold:
