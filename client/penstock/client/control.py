@@ -15,6 +15,7 @@ from penstock.client.backoff import Backoff
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import (
     BadFrame,
+    Counting,
     PenstockError,
     ProtocolMismatch,
     StoreUnavailable,
@@ -177,7 +178,7 @@ class Control:
             try:
                 answer = self._transport.unary(method, payload, max(0.1, min(CALL_S, left)))
                 return reply.FromString(answer)
-            except (Unreachable, StoreUnavailable) as error:
+            except (Unreachable, StoreUnavailable, Counting) as error:
                 away: PenstockError = error
             except DecodeError as error:
                 raise BadFrame(
