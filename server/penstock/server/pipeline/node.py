@@ -539,6 +539,8 @@ class Node:
         try:
             if "cost" in message:
                 self.observer.worked(**message["cost"])
+            if "counted" in message:
+                self.observer.counted(**message["counted"])
             getattr(self, f"_on_{message['op']}")(worker, message)
         except Exception as error:
             self._fatal(error)
@@ -578,8 +580,6 @@ class Node:
         self.observer.produced(name, nbytes, message["counts"])
         if plan and ticket.log.produced % VERIFY_EVERY == 0:
             self._verify(worker, ticket, header, plan)
-        if "counters" in message:
-            self.observer.counted(name, ticket.lane.lane, message["counters"], message["before"])
         if "libraries" in message:
             self._note_libraries(name, message["libraries"])
         self._remember_snapshots(ticket, message["snapshots"], snapshots)

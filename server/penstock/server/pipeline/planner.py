@@ -174,7 +174,7 @@ class Planner:
 
     def _add(self, ref: SampleRef, sample: Sample | None) -> tuple[list[Group], bool]:
         """Give a sample to the batcher; return the finished groups and whether it was kept."""
-        dropped = _dropped(self.batcher.counters())
+        dropped = sum(self.batcher.dropped().values())
         try:
             groups = self.batcher.add(ref, sample if self.batcher.needs_content else None)
         except PenstockError:
@@ -187,7 +187,7 @@ class Planner:
                 offset=self.offset,
                 traceback=user_traceback(error),
             ) from error
-        kept = _dropped(self.batcher.counters()) == dropped
+        kept = sum(self.batcher.dropped().values()) == dropped
         if kept and sample is not None:
             self.samples[ref.item, ref.part] = sample
         return groups, kept
@@ -210,7 +210,7 @@ class Planner:
         return size
 
     def _count_filtered(self, reason: str) -> None:
-        name = f"filtered:{clean_text(reason[:MAX_REASON_CHARACTERS], MAX_REASON_CHARACTERS)}"
+        name = f"filtered:{_cut(reason)}"
         if name not in self.counters and len(self.counters) >= MAX_REASONS:
             name = "filtered:other reasons"
         self.counters[name] += 1
@@ -226,6 +226,18 @@ class Planner:
                 reason="quarantine budget spent",
             )
 
+    def counts(self) -> dict[str, int]:
+        """Return all that was counted since the lane's beginning, each name with its kind.
+
+        `drawn`; `filtered:REASON` and `quarantined:STAGE`, of items; `dropped:REASON`, of samples
+        that the batcher has left out; `batcher:NAME`, what else it counts.
+        """
+        return {
+            **self.counters,
+            **{f"dropped:{_cut(reason)}": n for reason, n in self.batcher.dropped().items()},
+            **{f"batcher:{_cut(name)}": n for name, n in self.batcher.counters().items()},
+        }
+
     def _watch_starvation(self, accepted: bool, finished: bool) -> None:
         self._without_sample = 0 if accepted else self._without_sample + 1
         self._without_group = 0 if finished else self._without_group + 1
@@ -236,7 +248,7 @@ class Planner:
         starved = self._without_sample > min(max(many, MIN_DRAWS_WITHOUT_SAMPLE), MAX_DRAWS)
         stuck = self._without_group > min(max(many, MIN_DRAWS_WITHOUT_GROUP), MAX_DRAWS)
         if starved or stuck:
-            reasons = {**self.counters, **self.batcher.counters()}
+            reasons = self.counts()
             drawn = self._without_sample if starved else self._without_group
             raise LaneStarved(
                 f"lane {self.lane} of job {self.job.name!r} drew {drawn} items in a row without "
@@ -365,8 +377,8 @@ class Planner:
         self.offset = offset
 
 
-def _dropped(counters: dict[str, int]) -> int:
-    return sum(count for name, count in counters.items() if "dropped" in name)
+def _cut(reason: str) -> str:
+    return clean_text(reason[:MAX_REASON_CHARACTERS], MAX_REASON_CHARACTERS)
 
 
 def _reasons(counts: dict[str, int]) -> str:

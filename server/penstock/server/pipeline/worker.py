@@ -276,6 +276,7 @@ class Worker:
             "snapshots": [offset for offset, _ in snapshots],
         }
         self._tell_cost(answer)
+        _tell_counts(answer, line)
         self._send(answer, [*plans, *(data for _, data in snapshots)])
 
     def _on_make(self, message: Message) -> None:
@@ -371,7 +372,7 @@ class Worker:
             "snapshots": [offset for offset, _ in snapshots],
         }
         if line is not None:
-            answer["counters"], answer["before"] = line.counters(), line.counters_before
+            _tell_counts(answer, line)
         if self.job is not None and self.job not in self._told:
             self._told.add(self.job)  # the first batch has imported what the job needs
             answer["libraries"] = libraries.in_use()
@@ -551,6 +552,16 @@ def _clean(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_clean(inner) for inner in value[:1000]]
     return f"a {type(value).__name__}"
+
+
+def _tell_counts(answer: Message, line: Line) -> None:
+    """Put into an answer what a line's planner has counted: by whatever ticket it went on."""
+    answer["counted"] = {
+        "job": line.job.name,
+        "lane": line.lane,
+        "counters": line.counters(),
+        "before": line.counters_before,
+    }
 
 
 def _plan_bytes(plan: BatchPlan) -> bytes:

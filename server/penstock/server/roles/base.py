@@ -453,8 +453,17 @@ class SampleBatcher(Role, ABC):
         """Return the size of a processed sample: by default `len(sample["input_ids"])`."""
         return len(sample["input_ids"])
 
+    def dropped(self) -> dict[str, int]:
+        """Return by reason how many samples were left out since the lane's start.
+
+        A sample that `add` takes and counts here will be in no group: only this says so, not the
+        name of any count. The reasons are few words, the same for every lane; those that are known
+        beforehand are there from the start, at 0.
+        """
+        return {}
+
     def counters(self) -> dict[str, int]:
-        """Return counts since the lane's start, for example of truncated or dropped samples."""
+        """Return what else is counted since the lane's start, for example truncated samples."""
         return {}
 
     def batches(self, draws: int) -> int | None:

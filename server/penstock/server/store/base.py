@@ -8,7 +8,7 @@ server database over the network fits the same contract.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -156,6 +156,10 @@ class Store(ABC):
     def created(self) -> str:
         """Return where `open` made an empty store because there was none; empty = it was there."""
         return ""
+
+    @abstractmethod
+    def watch(self, on_error: Callable[[str], None]) -> None:
+        """Tell the code of every error that a call ends with, from now on: metrics count them."""
 
     @abstractmethod
     async def open(self) -> None:
