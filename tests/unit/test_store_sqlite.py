@@ -459,3 +459,16 @@ async def test_old_history_is_dropped(tmp_path: Path, monkeypatch: pytest.Monkey
     }
     reader.close()
     assert counts == {"cursors": 8, "generations": 8, "jobs": 17, "snapshots": 16, "bodies": 16}
+
+
+async def test_an_empty_store_that_open_makes_is_told_with_its_path(tmp_path: Path) -> None:
+    """A mistyped name looks like a fresh start: whoever opens it can say so; once."""
+    first = SqliteStore(tmp_path / "typo.db")
+    await first.open()
+    await first.close()
+    second = SqliteStore(tmp_path / "typo.db")
+    await second.open()
+    await second.close()
+
+    assert first.created == str((tmp_path / "typo.db").resolve())
+    assert second.created == ""

@@ -199,7 +199,9 @@ def _batching_seconds(
                 f"with {error_line(error)}; the sample has {', '.join(sample)}",
                 traceback=user_traceback(error),
             ) from error
-    return time.perf_counter() - begin
+    seconds = time.perf_counter() - begin
+    batcher.state()  # what cannot be in a snapshot is found here, and not after hours
+    return seconds
 
 
 def _count_batches(found: Measured, batches: Sequence[Computed]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from penstock.server.core.frames import error_text
 from penstock.server.core.neighbours import add_folder, neighbours, source_hash
 from penstock.wire.errors import InvalidJob
 
@@ -134,7 +135,7 @@ def _failed(place: str, error: Exception) -> InvalidJob:
 
 
 def _line(error: Exception) -> str:
-    return (error.msg if isinstance(error, SyntaxError) else str(error)).partition("\n")[0]
+    return (error.msg if isinstance(error, SyntaxError) else error_text(error)).partition("\n")[0]
 
 
 __all__ = ["SOURCE_HASH", "is_file_spec", "load_attribute", "load_module"]

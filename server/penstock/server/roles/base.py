@@ -15,6 +15,7 @@ import inspect
 import os
 import sys
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,8 +70,14 @@ class Role:
         return self
 
     def clone(self) -> Any:
-        """Return a fresh role with the same parameters: every lane has a batcher of its own."""
-        return _construct(type(self), self.arguments)
+        """Return a fresh role with the same parameters: every lane has a batcher of its own.
+
+        It gets copies of lists, dicts and the like: what one lane's batcher does to a list that it
+        was given must not reach another's.
+        """
+        made = _construct(type(self), _copied(self.arguments))
+        made.arguments = self.arguments  # as they were given, whatever the role does to its own
+        return made
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that decide bytes: those equal to their default are left out."""
@@ -133,6 +140,17 @@ def _file_hash(path: Any) -> str | None:
             return stream.read(stop - start)
 
         return content_hash(read_at, size, whole=size <= WHOLE_BYTES)
+
+
+def _copied(value: Any) -> Any:
+    """Return a value with copies of all plain containers and arrays in it."""
+    if type(value) in (list, tuple, set, frozenset, deque):
+        if isinstance(value, deque):
+            return deque(map(_copied, value), maxlen=value.maxlen)
+        return type(value)(map(_copied, value))
+    if type(value) is dict:
+        return {name: _copied(inner) for name, inner in value.items()}
+    return value.copy() if isinstance(value, np.ndarray | bytearray) else value
 
 
 def _construct(cls: type[Any], arguments: Mapping[str, Any]) -> Any:

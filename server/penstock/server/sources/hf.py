@@ -9,12 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from penstock.server.core.frames import error_line
+from penstock.server.core.transient import is_transient
 from penstock.server.roles.base import Source
 from penstock.server.sources.access import check_columns, check_indices, require
 from penstock.server.sources.arrow import ArrowRows
 from penstock.server.sources.content import files_fingerprint
 from penstock.server.sources.prepared import HashedFile, hash_files, load_builder, prepare
-from penstock.wire.errors import InvalidJob, PenstockError, SourceChanged, SourceUnavailable
+from penstock.wire.errors import (
+    BadItem,
+    InvalidJob,
+    PenstockError,
+    SourceChanged,
+    SourceUnavailable,
+)
 
 DataFiles = str | Sequence[str] | Mapping[str, str | Sequence[str]]
 
@@ -109,6 +117,7 @@ class HfSource(Source):
             IndexError: An index is negative or not below the length.
             SourceUnavailable: The bytes cannot be read here and now; `item` is the first index.
             SourceChanged: A mapped file is not the one that was opened.
+            BadItem: What is mapped there cannot be decoded.
         """
         check_indices(indices, len(self))
         if not indices:
@@ -120,6 +129,11 @@ class HfSource(Source):
             for item in items:
                 self._settle(item)
         except OSError as error:
+            if not is_transient(error):  # of Arrow: the map was there, and holds something else
+                raise BadItem(
+                    f"the prepared rows {indices[0]} ... cannot be decoded: {error_line(error)}",
+                    reason=error_line(error),
+                ) from error
             raise SourceUnavailable(
                 f"items {indices[0]} ... cannot be read here and now: {error}", item=indices[0]
             ) from error

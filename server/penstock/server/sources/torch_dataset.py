@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from penstock.server.core.frames import error_line
 from penstock.server.core.imports import is_file_spec, load_attribute
 from penstock.server.core.seeding import purpose_key, seeded_globals
 from penstock.server.roles.base import RawItem, Source, module_hash, unseen_sentence
@@ -124,8 +125,7 @@ class TorchDatasetSource(Source):
         except Exception as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             raise InvalidJob(
-                f"{factory} failed: {type(error).__name__}: {error} ({frame.filename}, line "
-                f"{frame.lineno})",
+                f"{factory} failed: {error_line(error)} ({frame.filename}, line {frame.lineno})",
                 key="source.factory",
                 traceback=traceback.format_exc(),
             ) from error

@@ -152,6 +152,11 @@ class Store(ABC):
     def uuid(self) -> str:
         """Return the identity of this store: an empty one is not taken for a fresh start."""
 
+    @property
+    def created(self) -> str:
+        """Return where `open` made an empty store because there was none; empty = it was there."""
+        return ""
+
     @abstractmethod
     async def open(self) -> None:
         """Open or create.

@@ -53,12 +53,17 @@ class Database:
 
     Args:
         path: The database file. `<path>.lock` is held from `open` to `close`.
+
+    Attributes:
+        uuid: The store's identity; empty before `open`.
+        created: There was no file, and `open` made one.
     """
 
     def __init__(self, path: Path) -> None:
         # Two names of one file must meet at one lock.
         self.path = Path(os.path.realpath(path))
         self.uuid = ""
+        self.created = False
         self._lock = FileLock(self.path)
         self._tasks: deque[_Task] = deque()
         self._thread: ThreadPoolExecutor | None = None
@@ -265,6 +270,7 @@ class Database:
         finally:
             connection.close()
         fresh.rename(self.path)
+        self.created = True
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

@@ -44,6 +44,10 @@ class SqliteStore(Store):
         return self._database.path
 
     @property
+    def created(self) -> str:  # noqa: D102 - the contract says it
+        return str(self.path) if self._database.created else ""
+
+    @property
     def uuid(self) -> str:
         """Return the identity of this store; empty before `open`."""
         return self._database.uuid
