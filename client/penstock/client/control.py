@@ -172,13 +172,19 @@ class Control:
         began = time.monotonic()
         backoff, log_at = Backoff(), LOG_FIRST_S
         payload = request.SerializeToString()
+        answered: StoreUnavailable | None = None
         while True:
             left = self._deadline_s - (time.monotonic() - began)
             try:
                 answer = self._transport.unary(method, payload, max(0.1, min(CALL_S, left)))
                 return reply.FromString(answer)
-            except (Unreachable, StoreUnavailable) as error:
+            except StoreUnavailable as error:
                 away: PenstockError = error
+                answered = error
+            except Unreachable as error:
+                # The node did answer: it waits for its store as before, longer than is left here.
+                timed_out = bool(error.fields.get("timed_out"))
+                away = answered if answered is not None and timed_out else error
             except DecodeError as error:
                 raise BadFrame(
                     f"{self._target} answered {method} with what is no {reply.__name__}: {error}"

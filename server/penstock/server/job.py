@@ -127,7 +127,17 @@ class Job:
                     f"source {source_name!r} holds zero items: a job needs at least one",
                     key="source",
                 )
+            self._check_columns(one)
         self.distributor.bind(self.sources, seed, epochs)
+
+    def _check_columns(self, source: Source) -> None:
+        """Refuse what the data's schema tells: that every item would fail."""
+        columns = source.columns_of_items()
+        if columns is not None:
+            self.processor.check_columns(columns)
+        keys = self.processor.keys_of_samples(columns)
+        if keys is not None:
+            self.batcher.check_keys(keys)
 
     @property
     def plans_from_refs(self) -> bool:

@@ -16,7 +16,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -218,6 +218,13 @@ class Source(Role, ABC):
         """Return what identifies the content, as JSON: names, sizes, hashes; no times or places."""
         return {"length": len(self)}
 
+    def columns_of_items(self) -> Mapping[str, str] | None:
+        """Return the keys that items may have, with Arrow's name of their type; "" = unknown.
+
+        None = items are not dicts, or nothing is known before they are read.
+        """
+        return None
+
     def unseen(self) -> str | None:
         """Return a sentence about content that `fingerprint` does not tell, or None."""
         if type(self).fingerprint is Source.fingerprint:
@@ -390,6 +397,20 @@ class RawItemProcessor(Role, ABC):
         """Tell whether `size` gives an answer: by default whether a subclass overrides it."""
         return type(self).size is not RawItemProcessor.size
 
+    def check_columns(self, columns: Mapping[str, str]) -> None:  # optional
+        """Refuse a source whose items have no column that this needs; called with the job's own.
+
+        Args:
+            columns: What `Source.columns_of_items` tells, where it tells something.
+
+        Raises:
+            InvalidJob: Every item would fail.
+        """
+
+    def keys_of_samples(self, columns: Mapping[str, str] | None) -> Sequence[str] | None:
+        """Return the keys that samples have, given those of the items; None = not known."""
+        return None
+
     def setup(self) -> None:  # optional
         """Load what processing needs; called once in each worker before the first item."""
 
@@ -443,6 +464,13 @@ class SampleBatcher(Role, ABC):
     def pending(self) -> Sequence[SampleRef]:
         """Return the samples that are held and not yet in a finished group, in any order."""
         return role_state.find_refs(self)
+
+    def check_keys(self, keys: Iterable[str]) -> None:  # optional
+        """Refuse samples that lack a value that this needs; called where their keys are known.
+
+        Raises:
+            InvalidJob: Every sample would fail.
+        """
 
     def size_of(self, sample: Sample) -> int:
         """Return the size of a processed sample: by default `len(sample["input_ids"])`."""
