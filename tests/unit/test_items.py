@@ -177,7 +177,7 @@ def test_a_verdict_is_durable_before_the_outcome_is_known() -> None:
     again = items.samples(refs, "exit")
 
     assert inserted == [
-        Verdict("exit", refs[1], content_hash("bad"), "ValueError: damaged"),
+        Verdict("exit", refs[1], content_hash("bad"), "ValueError: damaged", every_epoch=True),
     ]
     assert first == again
     assert isinstance(first[1], Quarantined)

@@ -15,9 +15,11 @@ import pytest
 
 from penstock.server.core.refs import ItemRef, Verdict
 from penstock.server.store import SqliteStore
-from penstock.server.store.base import BeginRequest, JobRecord, SnapshotRecord
+from penstock.server.store.base import BeginRequest, JobRecord, Seen, SnapshotRecord
 from penstock.server.store.database import Database
+from penstock.server.store.schema import FORMAT
 from penstock.wire.errors import StoreCorrupt, StoreLocked, StoreUnavailable
+from penstock.wire.order import Order
 
 LOG = bytes(range(32))
 JOB = JobRecord("code", LOG, {"seed": 7, "lanes": 2, "text": "plan " * 300})
@@ -31,7 +33,8 @@ async def fill(path: Path) -> list[Any]:
         await store.begin(BeginRequest(JOB, "run", f"t{number}", 0, 16))
         await store.commit("code", "run", f"t{number}", number + 1, 3, 700 + number, all_rows=True)
         await store.checkpoint("code", "run", f"c{number}", number)
-        await store.add_verdict(LOG, Verdict("draw", ItemRef("main", number, 0), "aa", "bad"))
+        verdict = Verdict("draw", ItemRef("main", number, 0), "aa", "bad", offset=10**6)
+        await store.add_verdict(LOG, verdict, Seen(Order(2)))
         await store.add_lane_end(LOG, number, 40 + number)
     await store.put_snapshots(
         [SnapshotRecord(LOG, 0, offset, b"%d" % offset * 900) for offset in range(40)]
@@ -154,10 +157,10 @@ async def test_a_newer_format_names_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "penstock.db"
     await fill(path)
     newer = sqlite3.connect(path)
-    newer.execute("PRAGMA user_version = 2")
+    newer.execute(f"PRAGMA user_version = {FORMAT + 1}")
     newer.close()
 
-    with pytest.raises(StoreCorrupt, match=r"format 2.*knows format 1.*newer"):
+    with pytest.raises(StoreCorrupt, match=rf"format {FORMAT + 1}.*knows format {FORMAT}.*newer"):
         await SqliteStore(path).open()
 
 

@@ -112,7 +112,8 @@ class Maker:
                     found[key] = at_hand[key]
                 else:
                     missing[ref.item] = None
-        for item, outcome in zip(missing, self.items.samples(list(missing), "exit"), strict=True):
+        outcomes = self.items.samples(list(missing), "exit", plan.lane, plan.offset)
+        for item, outcome in zip(missing, outcomes, strict=True):
             if isinstance(outcome, Quarantined):
                 continue  # removed from its own group only: no other item moves
             if isinstance(outcome, Filtered):
@@ -120,11 +121,15 @@ class Maker:
             for row in plan.rows:
                 for ref in row:
                     if ref.item == item:
-                        self._take(ref, outcome, found)
+                        self._take(ref, outcome, found, plan)
         return found
 
     def _take(
-        self, ref: SampleRef, samples: list[Sample], found: dict[tuple[ItemRef, int], Sample]
+        self,
+        ref: SampleRef,
+        samples: list[Sample],
+        found: dict[tuple[ItemRef, int], Sample],
+        plan: BatchPlan,
     ) -> None:
         """Put one processed sample in its place, if it is what the plan counted on."""
         if ref.part < len(samples):
@@ -151,7 +156,7 @@ class Maker:
         )
         # The verdict tells people. It is never looked up: another piece of the same item may fit,
         # and whether this one does is found alike by whoever makes this batch.
-        self.items.judge("size", ref.item, error)
+        self.items.refuse("size", ref.item, error, plan.lane, plan.offset)
 
     def _piece(self, ref: SampleRef, sample: Sample) -> Sample:
         if ref.span is None:

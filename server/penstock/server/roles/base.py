@@ -299,6 +299,11 @@ class ProcessContext:
             self._rng = np.random.Generator(np.random.Philox(key=item_key(self.seed, self.item)))
         return self._rng
 
+    @property
+    def drew(self) -> bool:
+        """Tell whether `rng` was used."""
+        return self._rng is not None
+
     def skip(self, reason: str) -> None:
         """Filter this item with a counted reason: `return context.skip("too short")`."""
         self.skipped = reason

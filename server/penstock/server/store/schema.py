@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 """Raised by every change of the text below: stores compare it with what they hold."""
 
 APPLICATION_ID = 0x70656E73
@@ -88,13 +88,19 @@ _TABLES: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "verdicts": (
-        "log_id, source, item, epoch, stage",
+        "log_id, number",
         {
             "log_id": "BLOB",
+            "number": "INTEGER",
+            "stage": "TEXT",
             "source": "TEXT",
             "item": "INTEGER",
             "epoch": "INTEGER",
-            "stage": "TEXT",
+            "every_epoch": "INTEGER",
+            "lane": "INTEGER",
+            "offset": "INTEGER",  # from here on it holds in its lane
+            "above": "INTEGER",  # from here on it holds in every lane
+            "released": "INTEGER",  # from here on it holds no more; -1 = it was not released
             "content_hash": "TEXT",
             "reason": "TEXT",
         },
