@@ -32,6 +32,9 @@ from penstock.server.pipeline.node import Observer
 
 SLOWEST_RANKS = 8
 
+MAX_KINDS = 64
+"""Series of items left out: whoever makes a class of error for each item gets no more."""
+
 _WAIT_BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300)
 _CALL_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)
 
@@ -89,6 +92,13 @@ class Metrics(Observer):
             ("job", "reason"),
             registry=registry,
         )
+        self._quarantined = Gauge(
+            "penstock_quarantined_items",
+            "Items that verdicts leave out now, by stage and kind of error; max_quarantined of the "
+            "job bounds their sum.",
+            ("job", "stage", "reason"),
+            registry=registry,
+        )
         self._batcher = Counter(
             "penstock_batcher_counts_total",
             "What the batchers count beside samples that are left out: split, cut tokens, ...",
@@ -144,6 +154,7 @@ class Metrics(Observer):
             registry=registry,
         )
         self.draining = Gauge("penstock_draining", "1 while this node drains.", registry=registry)
+        self._kinds: set[tuple[str, str, str]] = set()
         self._seen: dict[tuple[str, int], dict[str, int]] = {}
         self._children: dict[tuple[Any, tuple[str, ...]], Any] = {}
 
@@ -190,6 +201,17 @@ class Metrics(Observer):
             if count > before.get(reason, 0):
                 self._of(metric, job, reason).inc(count - before.get(reason, 0))
         self._seen[job, lane] = {k: max(v, before.get(k, 0)) for k, v in counters.items()}
+
+    def quarantined(self, job: str, left_out: Mapping[tuple[str, str], int]) -> None:
+        """How many items are left out now, by stage and kind of reason."""
+        sums: dict[tuple[str, str], int] = {}
+        for (stage, reason), count in left_out.items():
+            known = (job, stage, reason) in self._kinds or len(self._kinds) < MAX_KINDS
+            label = reason if known else "other"
+            self._kinds.add((job, stage, label))
+            sums[stage, label] = sums.get((stage, label), 0) + count
+        for (stage, label), count in sums.items():
+            self._of(self._quarantined, job, stage, label).set(count)
 
     def worker_died(self) -> None:
         """A worker process ended unasked."""

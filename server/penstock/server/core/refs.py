@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from penstock.wire.errors import BadItem
+
 
 class ItemRef(NamedTuple):
     """One raw record in one epoch."""
@@ -133,4 +135,18 @@ class Verdict(NamedTuple):
         return cls(stage, ItemRef(*item), *rest)
 
 
-__all__ = ["BatchPlan", "Group", "ItemRef", "Row", "SampleRef", "Span", "Verdict"]
+def budget_spent(limit: int, verdict: Verdict) -> BadItem:
+    """Return the error for an item that would be left out beyond `max_quarantined`."""
+    return BadItem(
+        f"item {verdict.item} fails ({verdict.reason}), and max_quarantined = {limit} items of the "
+        "job are left out already; look at the data (`penstock quarantine` lists them, and why), "
+        "or raise max_quarantined",
+        item=list(verdict.item),
+        stage=verdict.stage,
+        lane=verdict.lane,
+        offset=verdict.offset,
+        reason="quarantine budget spent",
+    )
+
+
+__all__ = ["BatchPlan", "Group", "ItemRef", "Row", "SampleRef", "Span", "Verdict", "budget_spent"]

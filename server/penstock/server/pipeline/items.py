@@ -11,14 +11,15 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from penstock.server.core.frames import error_line, user_traceback
-from penstock.server.core.refs import ItemRef, Verdict
+from penstock.server.core.refs import ItemRef, Verdict, budget_spent
 from penstock.server.core.seeding import drawn_since, seeded_globals
 from penstock.server.job import Job
 from penstock.server.roles.base import ProcessContext, RawItem, Sample, item_key
@@ -30,6 +31,8 @@ T = TypeVar("T")
 
 RETRY_DEADLINE_S = 60.0
 """How long a source may be unavailable before this node gives up on an item."""
+
+MAX_KIND_CHARACTERS = 40
 
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 5.0
 
@@ -75,6 +78,9 @@ class VerdictBook:
             None keeps verdicts in this process: for a reader that has no store, which finds the
             same ones again.
         limit: How many items may be left out, where there is no store to count them.
+
+    Attributes:
+        left_out: How many items are left out, by stage and kind of reason.
     """
 
     def __init__(
@@ -85,7 +91,17 @@ class VerdictBook:
     ) -> None:
         self._known: dict[tuple[str, str, int], list[Verdict]] = {}
         self._insert, self._limit = insert, limit
+        self.left_out: Counter[tuple[str, str]] = Counter()
         self.learn(known)
+
+    def __iter__(self) -> Iterator[Verdict]:
+        """Yield every verdict, released ones too."""
+        for verdicts in self._known.values():
+            yield from verdicts
+
+    def __contains__(self, verdict: object) -> bool:
+        """Tell whether this very verdict is known."""
+        return isinstance(verdict, Verdict) and verdict in self._known.get(_place(verdict), ())
 
     def find(self, stage: str, item: ItemRef, lane: int = 0, offset: int = 0) -> Verdict | None:
         """Return the verdict that leaves an item out of the batch at `offset` of `lane`."""
@@ -103,10 +119,9 @@ class VerdictBook:
         """
         if self._insert is not None:
             held = self._insert(verdict)
+        elif self._limit is not None and self.left_out.total() >= self._limit:
+            raise budget_spent(self._limit, verdict)
         else:
-            count = sum(map(len, self._known.values()))
-            if self._limit is not None and count >= self._limit:
-                raise budget_spent(self._limit, verdict)
             held = verdict
         self.learn([held])
         return held
@@ -114,12 +129,32 @@ class VerdictBook:
     def learn(self, verdicts: Iterable[Verdict]) -> None:
         """Take over verdicts that are durable already; of one number the later news holds."""
         for verdict in verdicts:
-            place = verdict.stage, verdict.item.source, verdict.item.index
-            others = self._known.get(place, [])
-            self._known[place] = [
-                *(one for one in others if not one.number or one.number != verdict.number),
-                verdict,
-            ]
+            place = _place(verdict)
+            before = self._known.get(place, [])
+            after = [one for one in before if not one.number or one.number != verdict.number]
+            self._known[place] = [*after, verdict]
+            self.left_out.subtract(_counted(before))
+            self.left_out.update(_counted(self._known[place]))
+
+
+def _place(verdict: Verdict) -> tuple[str, str, int]:
+    return verdict.stage, verdict.item.source, verdict.item.index
+
+
+def _counted(verdicts: Iterable[Verdict]) -> Iterator[tuple[str, str]]:
+    """Yield (stage, kind of reason) for each that counts, however many lanes have met the item."""
+    seen: set[int | None] = set()
+    for verdict in verdicts:
+        epoch = None if verdict.every_epoch else verdict.item.epoch
+        if verdict.released is None and epoch not in seen:
+            seen.add(epoch)
+            yield verdict.stage, kind_of(verdict.reason)
+
+
+def kind_of(reason: str) -> str:
+    """Return the class of error that a reason begins with, or `other`: few, for metrics."""
+    kind = reason.partition(":")[0]
+    return kind if kind.isidentifier() and len(kind) <= MAX_KIND_CHARACTERS else "other"
 
 
 class Items:
@@ -527,19 +562,6 @@ def outcome_of(result: Any, context: ProcessContext) -> list[Sample] | Filtered:
     return samples if samples else Filtered("empty")
 
 
-def budget_spent(limit: int, verdict: Verdict) -> BadItem:
-    """Return the error for an item that would be left out beyond `max_quarantined`."""
-    return BadItem(
-        f"item {verdict.item} fails ({verdict.reason}), and max_quarantined = {limit} items of the "
-        "job are left out already; look at the data, or raise max_quarantined",
-        item=list(verdict.item),
-        stage=verdict.stage,
-        lane=verdict.lane,
-        offset=verdict.offset,
-        reason="quarantine budget spent",
-    )
-
-
 def content_hash(raw: Any) -> str:
     """Return the SHA-256 of a raw item, hex; arrays by their bytes, dicts in sorted order."""
     digest = hashlib.sha256()
@@ -577,7 +599,7 @@ __all__ = [
     "Quarantined",
     "VerdictBook",
     "about_here_and_now",
-    "budget_spent",
     "content_hash",
+    "kind_of",
     "outcome_of",
 ]

@@ -10,6 +10,7 @@ from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.core.seeding import seeded_globals
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Filtered, Items, Quarantined
+from penstock.server.pipeline.standin import StandIns
 from penstock.server.roles.base import CollateContext, Sample, batch_key
 from penstock.wire import frame
 from penstock.wire.errors import BadBatch, BadItem, PenstockError, SourceUnavailable
@@ -20,6 +21,7 @@ class Made:
 
     Attributes:
         nbytes: Bytes of the body.
+        emptied: Every item of it was left out.
     """
 
     def __init__(
@@ -29,9 +31,10 @@ class Made:
         layout: frame.Layout,
         counts: Mapping[str, int],
         padding: bool,
+        emptied: bool,
     ) -> None:
         self._log_id, self._plan, self._layout = log_id, plan, layout
-        self.counts, self.padding = counts, padding
+        self.counts, self.padding, self.emptied = counts, padding, emptied
         self.nbytes = layout.nbytes
 
     def write(self, out: memoryview) -> bytes:
@@ -63,6 +66,7 @@ class Maker:
 
     def __init__(self, job: Job, items: Items) -> None:
         self.job, self.items = job, items
+        self._stand_ins = StandIns(items)
         self._host = [spec.name for spec in job.collator.specs() if spec.place == "host"]
 
     def make(
@@ -91,14 +95,17 @@ class Maker:
             [[ref for ref in row if (ref.item, ref.part) in found] for row in plan.rows],
         )
         rows = [[self._piece(ref, found[ref.item, ref.part]) for ref in row] for row in kept.rows]
-        padding = blank or not any(rows)
+        emptied = not any(rows)
+        if emptied and not self.job.collator.pads_empty:
+            rows = self._stand_ins.rows(plan)
+        padding = blank or emptied
         values, counts = self._collate(rows, plan)
         if padding:
             values = self.job.collator.blank(values)
             counts = dict.fromkeys(counts, 0)
         self.items.progress("encode", None)
         layout = frame.layout(values, host=self._host)
-        return Made(self.job.log_id, kept, layout, counts, padding)
+        return Made(self.job.log_id, kept, layout, counts, padding, emptied)
 
     def _samples(
         self, plan: BatchPlan, at_hand: Mapping[tuple[ItemRef, int], Sample]

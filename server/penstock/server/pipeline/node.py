@@ -23,8 +23,8 @@ import structlog
 from penstock.server.core.refs import Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline.channel import Message
-from penstock.server.pipeline.items import Items
-from penstock.server.pipeline.line import far
+from penstock.server.pipeline.items import Items, VerdictBook
+from penstock.server.pipeline.line import MAX_EMPTIED, far, only_padding
 from penstock.server.pipeline.planner import Planner
 from penstock.server.pipeline.process import Ticket, WorkerProcess
 from penstock.server.pipeline.scheduler import (
@@ -87,6 +87,9 @@ class Observer:
     ) -> None:
         """The counters of a lane since its beginning, now and when its line was opened."""
 
+    def quarantined(self, job: str, left_out: Mapping[tuple[str, str], int]) -> None:
+        """How many items are left out now, by stage and kind of reason."""
+
     def worker_died(self) -> None:
         """A worker process ended unasked."""
 
@@ -128,7 +131,7 @@ class Node:
         self.observer = observer or Observer()
         self.incarnation = uuid.uuid4().hex[:12]
         self.logs: dict[str, Log] = {}
-        self.verdicts: dict[str, list[Verdict]] = {}
+        self.verdicts: dict[str, VerdictBook] = {}
         self.workers = [self._new_worker(number) for number in range(workers)]
         self.draining = False
         self.on_fatal: Callable[[], None] = lambda: None
@@ -162,7 +165,8 @@ class Node:
             self.logs[name] = Log(job, self.bound_bytes)
             self._seekable[name] = Planner(job, 0, Items(job)).can_seek()
             await self.store.register_job(JobRecord(name, job.log_id, job.plan))
-            self.verdicts[name] = await self.store.verdicts(job.log_id)
+            self.verdicts[name] = VerdictBook(await self.store.verdicts(job.log_id))
+            self.observer.quarantined(name, self.verdicts[name].left_out)
         for worker in self.workers:
             worker.start(self._loop)
         try:
@@ -551,6 +555,21 @@ class Node:
         if "counters" in message:
             self.observer.counted(name, ticket.lane.lane, message["counters"], message["before"])
         self._remember_snapshots(ticket, message["snapshots"], snapshots)
+        if message["emptied"] and ticket.lane.note_emptied(ticket.offset, MAX_EMPTIED):
+            self._stop(
+                ticket.log,
+                ticket.lane,
+                only_padding(ticket.log.job, ticket.lane.lane, ticket.offset),
+            )
+
+    def _stop(self, one: Log, lane: LaneState, error: PenstockError) -> None:
+        """Stop a lane by name: what is ready of it is right, and goes out."""
+        if lane.error is not None:
+            return
+        name = one.job.name
+        log.error("a lane stopped", job=name, lane=lane.lane, code=error.code, error=error.message)
+        self.observer.failed(name, error.code)
+        one.stop_lane(lane, error)
 
     def _verify(self, maker: WorkerProcess, ticket: Ticket, header: bytes, plan: bytes) -> None:
         """Have a batch made once more: purity is what everything here stands on."""
@@ -738,9 +757,9 @@ class Node:
         deadline = self._loop.time() + STORE_DEADLINE_S
         lane, offset, job = verdict.lane, verdict.offset, one.job
         while True:
-            for known in self.verdicts[job.name]:
-                if known.stage == verdict.stage and known.holds(verdict.item, lane, offset):
-                    return known
+            known = self.verdicts[job.name].find(verdict.stage, verdict.item, lane, offset)
+            if known is not None:
+                return known
             try:
                 with self._deciding(one) as seen:
                     if verdict.stage == "draw":
@@ -795,12 +814,12 @@ class Node:
         for name, job in self.jobs.items():
             if job.log_id != one.job.log_id:
                 continue
-            known = {verdict.number: verdict for verdict in self.verdicts[name]}
-            changed = [verdict for verdict in news if known.get(verdict.number) != verdict]
+            book = self.verdicts[name]
+            changed = [verdict for verdict in news if verdict not in book]
             if not changed:
                 continue
-            known |= {verdict.number: verdict for verdict in changed}
-            self.verdicts[name] = [known[number] for number in sorted(known)]
+            book.learn(changed)
+            self.observer.quarantined(name, book.left_out)
             for worker in self.workers:
                 if name in worker.jobs and not worker.dead:
                     self._tell_verdicts(worker, name, changed)
@@ -932,9 +951,7 @@ class Node:
             item=doing,
             deaths=MAX_DEATHS,
         )
-        log.error("a lane stopped", job=name, lane=lane.lane, error=error.message)
-        self.observer.failed(name, error.code)
-        ticket.log.stop_lane(lane, error)
+        self._stop(ticket.log, lane, error)
 
     async def _watch(self) -> None:
         """Kill a worker that has been at one thing for longer than `item_deadline_s`.

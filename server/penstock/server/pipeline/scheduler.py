@@ -29,6 +29,9 @@ KEPT_BATCHES, KEPT_SHARE = 64, 4
 MAX_LINES_PER_LANE = 4
 """A lane has several lines when readers stand far apart; the least recently used one is closed."""
 
+KEPT_EMPTIED = 1024
+"""Offsets kept per lane of batches that quarantine has emptied: enough to see many in a row."""
+
 MAX_PENDING = 1024
 """Batches that one reader wants at once, wherever its horizon lies: that is only a number."""
 
@@ -163,6 +166,20 @@ class LaneState:
     error: PenstockError | None = None  # stopped for good
     planned: int = 0  # offsets below were planned, by whatever line
     asked: int = 0  # offsets below were planned, or a worker was told to
+    emptied: set[int] = field(default_factory=set)  # latest offsets whose every item was left out
+
+    def note_emptied(self, offset: int, at_most: int) -> bool:
+        """Note a batch without an item; tell whether there are `at_most` of them in a row."""
+        self.emptied.add(offset)
+        first, last = offset, offset
+        while first - 1 in self.emptied:
+            first -= 1
+        while last + 1 in self.emptied:
+            last += 1
+        if len(self.emptied) > KEPT_EMPTIED:
+            self.emptied.remove(min(self.emptied))
+        return last - first + 1 >= at_most
+
     # What was being done when a worker died, by the offset that it was working for.
     deaths: dict[int, list[str]] = field(default_factory=dict)
 

@@ -362,6 +362,7 @@ class Worker:
             "where": where,
             "nbytes": made.nbytes,
             "counts": dict(made.counts),
+            "emptied": made.emptied,
             "snapshots": [offset for offset, _ in snapshots],
         }
         if line is not None:

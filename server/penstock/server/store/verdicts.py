@@ -10,12 +10,12 @@ import sqlite3
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.server.core.refs import ItemRef, Verdict
+from penstock.server.core.refs import ItemRef, Verdict, budget_spent
 from penstock.server.store.base import Seen
 from penstock.server.store.checks import clean
 from penstock.server.store.groups import Group, checkpoints_of, log_id_of
 from penstock.server.store.schema import insert, update
-from penstock.wire.errors import BadItem, LogDiverged
+from penstock.wire.errors import LogDiverged
 from penstock.wire.order import MAX_POSITION, Order
 
 _COLUMNS = (
@@ -70,20 +70,23 @@ def add_verdict(
     db: sqlite3.Connection, log_id: bytes, verdict: Verdict, seen: Seen, limit: int | None
 ) -> Verdict:
     """Insert a verdict above what was given, as `Store.add_verdict` says."""
-    known = verdicts(db, log_id)
-    for one in known:
+    item = verdict.item
+    for one in _select(db, "AND source = ? AND item = ?", log_id, item.source, item.index):
         if one.stage == verdict.stage and one.holds(verdict.item, verdict.lane, verdict.offset):
             return one
     if verdict.stage == "draw":
         _refuse_moving(db, log_id, verdict, seen)
     else:
         _refuse_changing(db, log_id, verdict, seen.order)
-    _refuse_too_many(known, verdict, limit)
+    _refuse_too_many(db, log_id, verdict, limit)
+    (last,) = db.execute(
+        "SELECT coalesce(max(number), 0) FROM verdicts WHERE log_id = ?", (log_id,)
+    ).fetchone()
     verdict = verdict._replace(
         reason=clean(verdict.reason),
         above=max(_above(db, log_id, seen), verdict.offset),
         released=None,
-        number=max((one.number for one in known), default=0) + 1,
+        number=last + 1,
     )
     insert(
         db,
@@ -111,8 +114,8 @@ def release_verdicts(
     """Let an item be drawn again, as `Store.release_verdicts` says."""
     released = []
     above = _above(db, log_id, seen)
-    for verdict in verdicts(db, log_id):
-        if verdict.item[:2] != (source, index) or verdict.released is not None:
+    for verdict in _select(db, "AND source = ? AND item = ?", log_id, source, index):
+        if verdict.released is not None:
             continue
         # Where it was to hold from a later offset on in other lanes, it never will.
         verdict = verdict._replace(released=max(above, verdict.offset + 1))
@@ -130,8 +133,12 @@ def release_verdicts(
 
 def verdicts(db: sqlite3.Connection, log_id: bytes) -> list[Verdict]:
     """Return every verdict of a log by number, as `Store.verdicts` says."""
+    return _select(db, "", log_id)
+
+
+def _select(db: sqlite3.Connection, where: str, *parameters: bytes | str | int) -> list[Verdict]:
     rows = db.execute(
-        f"SELECT {_COLUMNS} FROM verdicts WHERE log_id = ? ORDER BY number", (log_id,)
+        f"SELECT {_COLUMNS} FROM verdicts WHERE log_id = ? {where} ORDER BY number", parameters
     ).fetchall()
     return [
         Verdict(
@@ -210,28 +217,28 @@ def _diverged(verdict: Verdict, why: str, reached: int) -> LogDiverged:
     )
 
 
-def _refuse_too_many(known: list[Verdict], verdict: Verdict, limit: int | None) -> None:
-    """Hold the budget: one for all lanes and stages, counted here since it outlives every node."""
+def _refuse_too_many(
+    db: sqlite3.Connection, log_id: bytes, verdict: Verdict, limit: int | None
+) -> None:
+    """Hold the budget: one for all lanes and stages, counted here since it outlives every node.
+
+    An item counts once, however many lanes and epochs have met it.
+    """
     if limit is None:
         return
-    out = {_counted(one) for one in known if one.released is None}
-    if len(out) >= limit and _counted(verdict) not in out:
-        raise BadItem(
-            f"item {verdict.item} fails ({verdict.reason}), and max_quarantined = {limit} items of "
-            "the job are left out already; look at the data (`penstock quarantine` lists them), or "
-            "raise max_quarantined",
-            item=list(verdict.item),
-            stage=verdict.stage,
-            lane=verdict.lane,
-            offset=verdict.offset,
-            reason="quarantine budget spent",
-        )
-
-
-def _counted(verdict: Verdict) -> tuple[object, ...]:
-    """Return what the budget counts once: an item, whatever lanes and epochs have met it."""
-    epoch = None if verdict.every_epoch else verdict.item.epoch
-    return verdict.stage, verdict.item.source, verdict.item.index, epoch
+    counted = "stage, source, item, CASE every_epoch WHEN 1 THEN -1 ELSE epoch END AS epoch"
+    out = f"SELECT DISTINCT {counted} FROM verdicts WHERE log_id = ? AND released = -1"
+    (count,) = db.execute(f"SELECT count(*) FROM ({out})", (log_id,)).fetchone()
+    if count < limit:
+        return
+    source, index, epoch = verdict.item
+    place = verdict.stage, source, index, -1 if verdict.every_epoch else epoch
+    found = db.execute(
+        f"SELECT 1 FROM ({out}) WHERE stage = ? AND source = ? AND item = ? AND epoch = ?",
+        (log_id, *place),
+    ).fetchone()
+    if found is None:
+        raise budget_spent(limit, verdict)
 
 
 def _above(db: sqlite3.Connection, log_id: bytes, seen: Seen) -> int:
