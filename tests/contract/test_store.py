@@ -703,9 +703,27 @@ class StoreContract(ABC):
             False, True, True, False,
         ]  # fmt: skip
         assert await store.verdicts(LOG) == [released]
-        assert await store.release_verdicts(LOG, "main", 7, NOTHING) == []
+        assert await store.release_verdicts(LOG, "main", 7, NOTHING) == [released]
         assert await store.release_verdicts(LOG, "main", 8, NOTHING) == []
         assert (await store.add_verdict(LOG, bad._replace(offset=31), NOTHING)).number == 2
+
+    async def test_nothing_is_released_into_a_log_that_was_given_whole(self, store: Store) -> None:
+        """A release that could change nothing says so, and what would."""
+        finite = Seen(Order(2, (5, 6)), asked=6)
+        await store.add_verdict(LOG, Verdict("exit", ItemRef("main", 7, 0), "", "r"), finite)
+
+        with pytest.raises(errors.LogDiverged, match="read a new log"):
+            await store.release_verdicts(LOG, "main", 7, finite)
+        assert [one.released for one in await store.verdicts(LOG)] == [None]
+        assert await store.release_verdicts(LOG, "main", 7, finite._replace(asked=5)) != []
+
+    async def test_verdicts_come_in_pages(self, store: Store) -> None:
+        """After a number, so many."""
+        for index in range(5):
+            await store.add_verdict(LOG, Verdict("exit", ItemRef("m", index, 0), "", "r"), NOTHING)
+
+        numbers = [one.number for one in await store.verdicts(LOG, after=1, limit=3)]
+        assert numbers == [2, 3, 4]
 
     async def test_the_budget_counts_items_of_all_lanes_and_stages(self, store: Store) -> None:
         """Once each, however many lanes meet them; what is released counts no more."""

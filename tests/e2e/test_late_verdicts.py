@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from harness import Server, serving, write_job_file
 from penstock.client import Loader
+from penstock.client.cli import main
 from penstock.wire.errors import BadItem, LaneStarved, LogDiverged
 
 ROLES = """
@@ -195,3 +197,47 @@ def test_a_lane_of_nothing_but_padding_stops_on_a_node(tmp_path: Path) -> None:
 
 def _numbers(count: int) -> dict[str, Any]:
     return {"type": "items", "items": [{"x": number} for number in range(count)]}
+
+
+def test_people_see_what_is_left_out_and_let_it_in_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`list`, `export`, `release`: in what is planned from there on, never in what was given."""
+    (tmp_path / "aged").write_text("3")
+
+    def quarantine(*rest: str) -> str:
+        assert main(["quarantine", server.address, "job", *rest]) == 0
+        return capsys.readouterr().out
+
+    with serving(make_file(tmp_path, source=_numbers(5), snapshot_every=1000)) as server:
+        assert "no item of job 'job'" in quarantine("list")
+        first = items_of(server, 0, 20)
+        assert not any(3 in batch for batch in first)
+        [listed] = json.loads(quarantine("list", "--json"))
+        assert (listed["source"], listed["index"], listed["every_epoch"]) == ("main", 3, True)
+        assert "ValueError: the file went bad" in quarantine("list")
+        assert quarantine("export") == "main\t3\tall\tdraw\tValueError: the file went bad\n"
+        (tmp_path / "aged").unlink()
+
+        [released] = json.loads(quarantine("release", "main[3]", "--json"))
+        assert released["released"] >= 20
+        assert f"from offset {released['released']:,} of every lane" in quarantine("release", "3")
+        assert quarantine("export") == ""
+        again = items_of(server, 0, released["released"] + 20)
+        server.kill()
+        server.start()
+
+        assert again[:20] == first
+        assert not any(3 in batch for batch in again[: released["released"]])
+        assert any(3 in batch for batch in again[released["released"] :])
+        assert items_of(server, 0, len(again)) == again
+        assert main(["quarantine", server.address, "job", "release", "4"]) == 1
+        assert "[unknown_verdict]" in capsys.readouterr().err
+        assert main(["quarantine", server.address, "job", "release", "other[4]"]) == 2
+
+
+@pytest.mark.parametrize("text", ["", "main", "[3]", "main[-3]", "main[3", "9" * 30])
+def test_what_is_no_item_is_said_so(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["quarantine", "127.0.0.1:1", "job", "release", text])
+    assert "write SOURCE[INDEX]" in capsys.readouterr().err

@@ -86,6 +86,12 @@ class UnknownCheckpoint(PenstockError):
     code, status = "unknown_checkpoint", "NOT_FOUND"
 
 
+class UnknownVerdict(PenstockError):
+    """The item is not in quarantine. Fields `job`, `item`."""
+
+    code, status = "unknown_verdict", "NOT_FOUND"
+
+
 class RankOutOfRange(PenstockError):
     """The rank is not below the world size. Fields `rank`, `world_size`."""
 

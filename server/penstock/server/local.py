@@ -102,6 +102,7 @@ class LocalTransport:
         self._store: Store | None = None
         self._lock = threading.Lock()
         self._marks: dict[bytes, Marks] = {}
+        self._books: dict[bytes, VerdictBook] = {}
 
     def unary(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Answer `Feed/Describe`, `Feed/Status` or a method of `Cursors`."""
@@ -147,8 +148,21 @@ class LocalTransport:
                 return self._run(store.add_verdict(job.log_id, verdict, seen, job.max_quarantined))
 
         with self._lock:
-            known = self._run(self._open_store().verdicts(job.log_id))
-        return LocalLoader(job, VerdictBook(known, insert), marks)
+            book = self._books.get(job.log_id)
+            if book is None:
+                known = self._run(self._open_store().verdicts(job.log_id))
+                # One for all readers here: what one of them finds, or releases, all obey.
+                book = self._books[job.log_id] = VerdictBook(known, insert)
+        return LocalLoader(job, book, marks)
+
+    async def _release(self, job: Job, source: str, index: int) -> list[Verdict]:
+        assert self._store is not None
+        asked = self._marks[job.log_id].asked if job.log_id in self._marks else 0
+        seen = Seen(job.order, asked=asked)
+        found = await self._store.release_verdicts(job.log_id, source, index, seen)
+        if (book := self._books.get(job.log_id)) is not None:
+            book.learn(found)
+        return found
 
     @property
     def node(self) -> str:
@@ -184,7 +198,7 @@ class LocalTransport:
             store = open_store(self._config.server.store, self._config.base)
             await store.open()
             self._store = store
-        return await Cursors(self._config.jobs, store).call(name, request)
+        return await Cursors(self._config.jobs, store, release=self._release).call(name, request)
 
     def _open_store(self) -> Store:
         if self._store is None:

@@ -778,6 +778,22 @@ class Node:
                 )
             await asyncio.sleep(STORE_RETRY_S)
 
+    async def release(self, job: Job, source: str, index: int) -> list[Verdict]:
+        """Let an item be drawn again, above all that was given or asked for; tell every worker.
+
+        Returns:
+            Every verdict about the item, released; empty = there is none.
+
+        Raises:
+            LogDiverged: The log holds no batch above.
+            StoreUnavailable: The store does not answer.
+        """
+        one = self.log(job.name)
+        with self._deciding(one) as seen:
+            found = await self.store.release_verdicts(job.log_id, source, index, seen)
+            self._learn(one, found)
+        return found
+
     def _same(self, one: Log) -> list[Log]:
         """Return every job of the same log, this one among them."""
         return [other for other in self.logs.values() if other.job.log_id == one.job.log_id]

@@ -333,12 +333,23 @@ class Store(ABC):
         """Release the verdicts about an item, above all that was given, planned or asked for.
 
         Returns:
-            Those that were released now; empty = none holds.
+            Every verdict about it, those that were released before too; empty = there is none.
+
+        Raises:
+            LogDiverged: The log holds no batch above: nothing that a release could change.
         """
 
     @abstractmethod
-    async def verdicts(self, log_id: bytes) -> list[Verdict]:
-        """Return every verdict of a log, released ones too, by number."""
+    async def verdicts(
+        self, log_id: bytes, after: int = 0, limit: int | None = None
+    ) -> list[Verdict]:
+        """Return the verdicts of a log, released ones too, by number.
+
+        Args:
+            log_id: The log.
+            after: Only those with a higher number.
+            limit: At most so many; None = all.
+        """
 
     @abstractmethod
     async def add_lane_end(self, log_id: bytes, lane: int, batches: int) -> int:

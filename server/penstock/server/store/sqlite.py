@@ -140,8 +140,10 @@ class SqliteStore(Store):
             lambda db: verdicts.release_verdicts(db, log_id, source, index, seen)
         )
 
-    async def verdicts(self, log_id: bytes) -> list[Verdict]:  # noqa: D102
-        return await self._database.run(partial(verdicts.verdicts, log_id=log_id))
+    async def verdicts(  # noqa: D102
+        self, log_id: bytes, after: int = 0, limit: int | None = None
+    ) -> list[Verdict]:
+        return await self._database.run(lambda db: verdicts.verdicts(db, log_id, after, limit))
 
     async def add_lane_end(self, log_id: bytes, lane: int, batches: int) -> int:  # noqa: D102
         return await self._database.run(lambda db: lanes.add_lane_end(db, log_id, lane, batches))

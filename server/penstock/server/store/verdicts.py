@@ -112,33 +112,47 @@ def release_verdicts(
     db: sqlite3.Connection, log_id: bytes, source: str, index: int, seen: Seen
 ) -> list[Verdict]:
     """Let an item be drawn again, as `Store.release_verdicts` says."""
-    released = []
+    found = []
     above = _above(db, log_id, seen)
+    ends = seen.order.ends
     for verdict in _select(db, "AND source = ? AND item = ?", log_id, source, index):
-        if verdict.released is not None:
-            continue
-        # Where it was to hold from a later offset on in other lanes, it never will.
-        verdict = verdict._replace(released=max(above, verdict.offset + 1))
-        assert verdict.released is not None
-        update(
-            db,
-            "verdicts",
-            {"released": verdict.released},
-            "log_id = :log_id AND number = :number",
-            {"log_id": log_id, "number": verdict.number},
-        )
-        released.append(verdict)
-    return released
+        if verdict.released is None:
+            if ends is not None and above >= max(ends):
+                raise LogDiverged(
+                    f"item {source}[{index}] cannot come back: every batch of this log was given "
+                    "or planned already, without it; read a new log, with another seed and "
+                    "another group name",
+                    what=f"item {source}[{index}]",
+                    ours="released",
+                    theirs=f"left out below offset {above}",
+                )
+            # Where it was to hold from a later offset on in other lanes, it never will.
+            verdict = verdict._replace(released=max(above, verdict.offset + 1))
+            update(
+                db,
+                "verdicts",
+                {"released": max(above, verdict.offset + 1)},
+                "log_id = :log_id AND number = :number",
+                {"log_id": log_id, "number": verdict.number},
+            )
+        found.append(verdict)
+    return found
 
 
-def verdicts(db: sqlite3.Connection, log_id: bytes) -> list[Verdict]:
-    """Return every verdict of a log by number, as `Store.verdicts` says."""
-    return _select(db, "", log_id)
+def verdicts(
+    db: sqlite3.Connection, log_id: bytes, after: int = 0, limit: int | None = None
+) -> list[Verdict]:
+    """Return the verdicts of a log by number, as `Store.verdicts` says."""
+    most = -1 if limit is None else limit  # as SQLite says it
+    return _select(db, "AND number > ?", log_id, after, limit=most)
 
 
-def _select(db: sqlite3.Connection, where: str, *parameters: bytes | str | int) -> list[Verdict]:
+def _select(
+    db: sqlite3.Connection, where: str, *parameters: bytes | str | int, limit: int = -1
+) -> list[Verdict]:
     rows = db.execute(
-        f"SELECT {_COLUMNS} FROM verdicts WHERE log_id = ? {where} ORDER BY number", parameters
+        f"SELECT {_COLUMNS} FROM verdicts WHERE log_id = ? {where} ORDER BY number LIMIT ?",
+        (*parameters, limit),
     ).fetchall()
     return [
         Verdict(
