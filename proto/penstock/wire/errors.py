@@ -210,7 +210,7 @@ class BadBatch(PenstockError):
 
 
 class LaneStarved(PenstockError):
-    """A lane drew a whole epoch without one sample. Fields `lane`, `drawn`, `reasons`."""
+    """A lane gives no sample, or nothing but padding. Fields `lane`, `drawn`, `reasons`."""
 
     code, status = "lane_starved", "DATA_LOSS"
 
