@@ -49,7 +49,7 @@ class Job:
         epochs: How often each item is drawn; None = endlessly.
         batches_per_step: Default for groups; decides no bytes.
         on_item_error: `stop` or `quarantine`; decides no bytes by itself, verdicts do.
-        max_quarantined: The lane stops after this many verdicts of its own.
+        max_quarantined: How many items may be left out, over all lanes, stages and restarts.
         max_replay: Batches that may be planned again to reach a far position.
         snapshot_every: Offsets between snapshots of a lane.
         name: Its name; given by the job file's key.

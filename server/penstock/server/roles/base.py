@@ -342,6 +342,11 @@ class ProcessContext:
             self._rng = np.random.Generator(np.random.Philox(key=item_key(self.seed, self.item)))
         return self._rng
 
+    @property
+    def drew(self) -> bool:
+        """Tell whether `rng` was used."""
+        return self._rng is not None
+
     def skip(self, reason: str) -> None:
         """Filter this item with a counted reason: `return context.skip("too short")`."""
         self.skipped = reason
@@ -543,19 +548,25 @@ class CollateContext:
 class BatchCollator(Role, ABC):
     """Turns rows of samples into named values. Pure; fixes names, dtypes, order and layout.
 
-    Class attribute `uses_global_rng`: the generators of random, numpy and torch are seeded before
-    each batch; False promises not to use them.
+    Class attributes:
+        uses_global_rng: The generators of random, numpy and torch are seeded before each batch;
+            False promises not to use them.
+        pads_empty: True promises that `collate` makes of rows that are all empty a batch of padding
+            with the keys, dtypes and shapes of every other batch. Else it never gets such rows: a
+            batch that quarantine has emptied is collated from samples of zeros in the shapes of a
+            real one, and then given to `blank`.
     """
 
     uses_global_rng: ClassVar[bool] = True
+    pads_empty: bool = False
 
     @abstractmethod
     def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
         """Return the values of one batch.
 
         Args:
-            rows: The rows of the batch, each a list of samples. Rows may be empty where every item
-                of a group was quarantined: then return a batch of padding.
+            rows: The rows of the batch, each a list of samples. A row may be empty where items were
+                quarantined; all of them only with `pads_empty`.
             context: Lane, offset, random generator, counts.
         """
 
