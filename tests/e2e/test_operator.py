@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import sqlite3
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +15,12 @@ import pytest
 
 from harness import Rank, Server, run_command, serving, write_job_file
 from invariants import eventually
+from penstock.client.control import Control
+from penstock.client.transport import open_transport
 from penstock.server.metrics import SLOWEST_RANKS
+from penstock.server.store.database import BUSY_TIMEOUT_S
 from penstock.wire import PROTOCOL
+from penstock.wire.errors import StoreUnavailable
 from penstock.wire.v1 import cursors_pb2
 
 DEADLINE_S = 60.0
@@ -49,6 +55,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("operator")
     with serving(write_job_file(folder / "jobs.yaml", JOBS, metrics="127.0.0.1:0")) as running:
         yield running
+
+
+def test_a_busy_store_is_named_and_not_taken_for_a_missing_node(tmp_path: Path) -> None:
+    """The node waits for its store, and the caller's deadline ends while it waits once more."""
+    file = write_job_file(
+        tmp_path / "jobs.yaml", {"simple": JOBS["simple"]}, store="sqlite:///p.db"
+    )
+    with (
+        serving(file) as server,
+        contextlib.closing(open_transport(server.address)) as transport,
+    ):
+        control = Control(transport, "simple", server.address, BUSY_TIMEOUT_S + 1)
+        control.begin("g", "t", 0, 1, batches_per_step=None, start_step=None, store="")
+        other = sqlite3.connect(tmp_path / "p.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+
+        with pytest.raises(StoreUnavailable, match="database is locked"):
+            control.commit("g", "t", 1, 0, 3, all_rows=True)
+        other.close()
+
+        assert control.commit("g", "t", 1, 0, 3, all_rows=True).cursor == 3
 
 
 def penstock(server: Server, command: str, *arguments: str) -> str:

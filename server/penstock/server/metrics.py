@@ -128,6 +128,13 @@ class Metrics(Observer):
             (JOB, "reason"),
             registry=registry,
         )
+        self._quarantined = Gauge(
+            "penstock_quarantined_items",
+            "Items that verdicts leave out now, by stage and kind of error; max_quarantined of the "
+            "job bounds their sum.",
+            (JOB, "stage", "reason"),
+            registry=registry,
+        )
         self._batcher = Counter(
             "penstock_batcher_counts_total",
             "What the batchers count beside samples that are left out: split, cut tokens, ...",
@@ -191,6 +198,7 @@ class Metrics(Observer):
         for code in STORE_ERRORS:
             self._store_errors.labels(code)
         self.draining = Gauge("penstock_draining", "1 while this node drains.", registry=registry)
+        self._kinds: dict[str, set[str]] = {}
         self._seen: dict[tuple[str, int], dict[str, int]] = {}
         self._children: dict[tuple[Any, tuple[str, ...]], Any] = {}
         self._reasons: dict[tuple[Any, str], set[str]] = {}
@@ -268,6 +276,17 @@ class Metrics(Observer):
             metric, reason = (self._batcher, rest) if kind == "batcher" else (self._skipped, name)
             self._of(metric, job, self._bounded(metric, job, reason)).inc(new)
         self._seen[job, lane] = {k: max(v, before.get(k, 0)) for k, v in counters.items()}
+
+    def quarantined(self, job: str, left_out: Mapping[tuple[str, str], int]) -> None:
+        """How many items are left out now, by stage and kind of reason."""
+        sums = dict.fromkeys(self._kinds.setdefault(job, set()), 0)  # some may have been released
+        for (stage, reason), count in left_out.items():
+            kind = self._bounded(self._quarantined, job, f"{stage}:{reason}")
+            sums[kind] = sums.get(kind, 0) + count
+        for kind, count in sums.items():
+            stage, _, reason = kind.partition(":")
+            self._of(self._quarantined, job, stage, reason).set(count)
+        self._kinds[job].update(sums)
 
     def worker_died(self) -> None:
         """A worker process ended unasked."""

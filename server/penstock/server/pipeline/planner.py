@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.server.core.frames import error_line, user_traceback
-from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef
+from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef, Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
-from penstock.server.pipeline.items import Filtered, Items, Outcome, Quarantined
+from penstock.server.pipeline.items import Bad, Filtered, Items
 from penstock.server.roles.base import LaneDraws, Sample
 from penstock.wire.errors import (
     BadBatch,
@@ -61,7 +61,8 @@ class Planner:
         self.batcher = job.batcher.clone()
         self.ready: deque[Group] = deque()
         self.samples: dict[tuple[ItemRef, int], Sample] = {}
-        self._ahead: dict[ItemRef, Outcome | int] = {}
+        self._ahead: dict[ItemRef, list[Sample] | Filtered | Bad | int] = {}
+        self._verdicts = 0  # the highest number of a verdict that removed a draw
         self._without_sample = 0
         self._without_group = 0
 
@@ -130,9 +131,7 @@ class Planner:
             outcome = self._outcome(item)
             if isinstance(outcome, Filtered):
                 self._count_filtered(outcome.reason)
-            elif isinstance(outcome, Quarantined):
-                self._count_verdict()
-            else:
+            elif outcome is not None:
                 refs = [
                     SampleRef(item, part, self._size_of(item, sample))
                     for part, sample in enumerate(outcome)
@@ -167,8 +166,8 @@ class Planner:
                 self.samples.pop((ref.item, ref.part), None)
             if not isinstance(error, BadItem):
                 raise
-            self.items.judge("draw", refs[0].item, error)
-            self._count_verdict()
+            held = self.items.refuse("draw", refs[0].item, error, self.lane, self.offset)
+            self._count_verdict(held.verdict)
             return [], False
         return groups, accepted
 
@@ -215,16 +214,23 @@ class Planner:
             name = "filtered:other reasons"
         self.counters[name] += 1
 
-    def _count_verdict(self) -> None:
+    def _leave_out(self, item: ItemRef, bad: Bad) -> None:
+        """Have an item judged at the place where its verdict takes effect."""
+        held = self.items.judge("draw", item, bad, self.lane, self.offset)
+        self._count_verdict(held.verdict)
+
+    def _count_verdict(self, verdict: Verdict) -> None:
         self.counters["quarantined:draw"] += 1
-        if self.counters["quarantined:draw"] > self.job.max_quarantined:
-            raise BadItem(
-                f"lane {self.lane} of job {self.job.name!r} has more than max_quarantined = "
-                f"{self.job.max_quarantined} bad items; look at the data, or raise max_quarantined",
-                lane=self.lane,
-                stage="draw",
-                reason="quarantine budget spent",
-            )
+        self._verdicts = max(self._verdicts, verdict.number)
+
+    def _left_out(self, item: ItemRef) -> bool:
+        """Tell whether a verdict removes this draw; whatever was known of it ahead is forgotten."""
+        verdict = self.items.verdicts.find("draw", item, self.lane, self.offset)
+        if verdict is None:
+            return False
+        self._ahead.pop(item, None)
+        self._count_verdict(verdict)
+        return True
 
     def counts(self) -> dict[str, int]:
         """Return all that was counted since the lane's beginning, each name with its kind.
@@ -261,32 +267,30 @@ class Planner:
 
     # --- items, some ahead ---
 
-    def _outcome(self, item: ItemRef) -> Outcome:
+    def _outcome(self, item: ItemRef) -> list[Sample] | Filtered | None:
+        """Return what processing gives for a drawn item; None if it is quarantined."""
+        if self._left_out(item):
+            return None
         if item not in self._ahead:
             items = [item, *self._coming(item)]
-            try:
-                outcomes = self.items.samples(items, "draw")
-            except BadItem:
-                # One of those ahead may be the bad one: it stops the lane only when it is drawn.
-                items = [item]
-                outcomes = self.items.samples(items, "draw")
-            self._ahead.update(zip(items, outcomes, strict=True))
+            self._ahead.update(zip(items, self.items.outcomes(items, "draw"), strict=True))
         outcome = self._ahead.pop(item)
+        if isinstance(outcome, Bad):
+            self._leave_out(item, outcome)
+            return None
         assert not isinstance(outcome, int)
         return outcome
 
     def _size(self, item: ItemRef) -> int | None:
         """Return an item's size from its raw form, unprocessed; None if it is quarantined."""
-        if self.items.verdicts.find("draw", item):
-            self._count_verdict()
+        if self._left_out(item):
             return None
         if item not in self._ahead:
             items = [item, *self._coming(item)]
-            # Fewer come back where one ahead is bad: it is met again when it is drawn.
-            self._ahead.update(zip(items, self.items.sizes(items), strict=False))
+            self._ahead.update(zip(items, self.items.sizes(items), strict=True))
         size = self._ahead.pop(item)
-        if isinstance(size, Quarantined):
-            self._count_verdict()
+        if isinstance(size, Bad):
+            self._leave_out(item, size)
             return None
         assert isinstance(size, int)
         return size
@@ -297,7 +301,12 @@ class Planner:
             return []
         coming = dict.fromkeys(self.draws.peek(LOOK_AHEAD - 1))
         coming.pop(item, None)
-        return [one for one in coming if one not in self._ahead]
+        find = self.items.verdicts.find
+        return [
+            one
+            for one in coming
+            if one not in self._ahead and find("draw", one, self.lane, self.offset) is None
+        ]
 
     def forget(self) -> None:
         """Let go of every sample that nothing pending needs: of past batches, and left out ones."""
@@ -331,7 +340,7 @@ class Planner:
         self.ended = total is not None and before >= total and drawn < before
         self.counters = Counter({"drawn": drawn} if drawn else {})
         self.offset = offset
-        self._without_sample = self._without_group = 0
+        self._without_sample = self._without_group = self._verdicts = 0
 
     def snapshot(self) -> bytes:
         """Return the canonical bytes from which a line restarts at `offset`."""
@@ -343,6 +352,8 @@ class Planner:
             "counters": {name: count for name, count in self.counters.items() if count},
             "without": [self._without_sample, self._without_group],
         }
+        if self._verdicts:
+            state["verdicts"] = self._verdicts
         return snapshot.encode(self.job.log_id, self.lane, self.offset, state)
 
     def restore(self, data: bytes) -> None:
@@ -372,6 +383,7 @@ class Planner:
         self.ended = bool(state["ended"])
         self.counters = Counter(state["counters"])
         self._without_sample, self._without_group = state["without"]
+        self._verdicts = int(state.get("verdicts", 0))
         self.samples.clear()
         self._ahead.clear()
         self.offset = offset

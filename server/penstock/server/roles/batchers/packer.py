@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.server.roles.base import Sample, SampleBatcher
@@ -27,6 +27,15 @@ class PackingBatcher(SampleBatcher):
         self._dropped = dict.fromkeys(dropped, 0)
         self._counts = dict.fromkeys(counts, 0)
 
+    def check_keys(self, keys: Iterable[str]) -> None:
+        """Refuse samples without a value `length_key`.
+
+        Raises:
+            InvalidJob: Names the keys that they have.
+        """
+        if self.needs_sizes and self.length_key not in keys:
+            raise self._no_length(keys)
+
     def size_of(self, sample: Sample) -> int:
         """Return the length of the sample's value `length_key`.
 
@@ -36,16 +45,19 @@ class PackingBatcher(SampleBatcher):
         try:
             value = sample[self.length_key]
         except KeyError:
-            raise InvalidJob(
-                f"length_key is {self.length_key!r}, but the processor's samples have "
-                f"{', '.join(map(repr, sample)) or 'no values'}: name one of these",
-                key="length_key",
-            ) from None
+            raise self._no_length(sample) from None
         return len(value)
 
     def dropped(self) -> dict[str, int]:
         """Return by reason how many samples were left out; every reason is there from the start."""
         return dict(self._dropped)
+
+    def _no_length(self, keys: Iterable[str]) -> InvalidJob:
+        return InvalidJob(
+            f"length_key is {self.length_key!r}, but the processor's samples have "
+            f"{', '.join(map(repr, keys)) or 'no values'}: name one of these",
+            key="batcher.length_key",
+        )
 
     def counters(self) -> dict[str, int]:
         """Return counts since the lane's start; every name is there from the start."""
