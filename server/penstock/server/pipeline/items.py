@@ -26,6 +26,7 @@ from penstock.server.core.transient import is_transient
 from penstock.server.job import Job
 from penstock.server.roles.base import ProcessContext, RawItem, Sample, item_key
 from penstock.wire.errors import (
+    BadBatch,
     BadItem,
     InvalidJob,
     PenstockError,
@@ -577,6 +578,29 @@ class Items:
                 self.progress("retrying", item)
                 time.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    def failure(self, error: Exception, what: str, lane: int, offset: int) -> PenstockError:
+        """Return what an error means that a role raised where no item is judged.
+
+        It is not called again here: its state may be half changed.
+
+        Args:
+            error: What it raised, other than a `PenstockError`, which says enough.
+            what: What fails where, as the beginning of a sentence; `of job ... with ...` follows.
+            lane: The lane of the batch that it was called for.
+            offset: Its offset.
+
+        Returns:
+            `SourceUnavailable` for what may be gone in a moment, so that whoever reads tries again;
+            else `BadBatch` with the user's line.
+        """
+        cls = SourceUnavailable if is_transient(error) else BadBatch
+        return cls(
+            f"{what} of job {self.job.name!r} with {error_line(error)}",
+            lane=lane,
+            offset=offset,
+            traceback=user_traceback(error),
+        )
 
     def _unavailable(
         self, what: Call, item: ItemRef | None, error: Exception, tried_s: float
