@@ -29,8 +29,12 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from penstock.server.pipeline.node import Observer
+from penstock.wire.errors import clean_text
 
 SLOWEST_RANKS = 8
+
+MAX_LABEL = 120
+"""Characters of a label's value."""
 
 _WAIT_BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300)
 _CALL_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)
@@ -148,10 +152,14 @@ class Metrics(Observer):
         self._children: dict[tuple[Any, tuple[str, ...]], Any] = {}
 
     def _of(self, metric: Any, *labels: str) -> Any:
-        """Return a metric's child, found by its labels once: for every batch that is dear."""
+        """Return a metric's child, found by its labels once: for every batch that is dear.
+
+        Labels may be a user's words; one that is not Unicode would cost the whole scrape.
+        """
         child = self._children.get((metric, labels))
         if child is None:
-            child = self._children[metric, labels] = metric.labels(*labels)
+            clean = [clean_text(label, MAX_LABEL) for label in labels]
+            child = self._children[metric, labels] = metric.labels(*clean)
         return child
 
     # --- what the node tells ---

@@ -23,6 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from penstock.server.core.frames import error_line
 from penstock.server.metrics import Metrics
 from penstock.server.pipeline.node import Node
 from penstock.server.pipeline.scheduler import Entry, Reader
@@ -47,13 +48,19 @@ from penstock.wire.errors import (
     PortInUse,
     StaleGeneration,
     StoreUnavailable,
+    clean_json,
+    clean_text,
     encode_error,
+    status_text,
 )
 from penstock.wire.v1 import feed_pb2
 
 log = structlog.get_logger("penstock.rpc")
 
 WAITING_EVERY_S, CHECK_DEADLINE_S = 5.0, 10.0
+
+MAX_TEXT = 300
+"""Characters of an item's name, of a stage and of any text of Status."""
 
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # grpc-stubs leave it out
 
@@ -209,17 +216,10 @@ class Service:
         return answer
 
     async def _abort(self, context: Any, error: Exception) -> None:
-        """End a call with a status, the sentence, and the code and fields behind it."""
-        if not isinstance(error, PenstockError):
-            log.exception("a bug", exc_info=error)
-            error = Internal(
-                f"a bug in the server: {type(error).__name__}: {error}; its log has more"
-            )
+        """End a call with a status, the sentence, and the code and fields beside it."""
         if isinstance(error, StaleGeneration):
             self.metrics.fenced.inc()
-        metadata = ((ERROR_METADATA_KEY, encode_error(error)),)
-        # A header longer than the peer's limit would cost the whole answer.
-        await context.abort(grpc.StatusCode[error.status], error.message[:1024], metadata)
+        await context.abort(*_ending(error))
 
     async def _describe(self, data: bytes) -> bytes:
         request = _parse(feed_pb2.DescribeRequest, data)
@@ -234,7 +234,9 @@ class Service:
         return reply.SerializeToString()
 
     async def _status(self, data: bytes) -> bytes:
-        return feed_pb2.StatusReply(json=json.dumps(self.status())).SerializeToString()
+        return feed_pb2.StatusReply(
+            json=json.dumps(clean_json(self.status(), MAX_TEXT))
+        ).SerializeToString()
 
     async def _read(self, requests: AsyncIterator[bytes], context: Any) -> None:
         try:
@@ -394,7 +396,11 @@ class Service:
         since = time.monotonic() - (stream.waiting_since or time.monotonic())
         return feed_pb2.ReadReply(
             waiting=feed_pb2.Waiting(
-                lane=lane, offset=offset, stage=stage, item=item, since_s=since
+                lane=lane,
+                offset=offset,
+                stage=clean_text(stage, MAX_TEXT),
+                item=clean_text(item, MAX_TEXT),
+                since_s=since,
             )
         )
 
@@ -467,6 +473,26 @@ class Service:
             ],
             "jobs": jobs,
         }
+
+
+def _ending(error: Exception) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
+    """Return status, sentence and metadata for `context.abort`: such that it cannot refuse them.
+
+    gRPC notes that the status was sent before it encodes it, so a call whose abort fails would
+    never end. Everything that can fail is therefore done here, and has a plain answer behind it.
+    """
+    if not isinstance(error, PenstockError):
+        log.exception("a bug", exc_info=error)
+        error = Internal(f"a bug in the server: {error_line(error)}; its log has more")
+    try:
+        metadata = ((ERROR_METADATA_KEY, encode_error(error)),)
+        return grpc.StatusCode[error.status], status_text(error), metadata
+    except Exception as failure:
+        log.error("an error cannot be told", code=error.code, error=error_line(failure))
+        plain = Internal(
+            f"an error of the code {error.code} that cannot be told: the server's log has it"
+        )
+        return grpc.StatusCode.INTERNAL, plain.message, ((ERROR_METADATA_KEY, encode_error(plain)),)
 
 
 def _draining() -> feed_pb2.ReadReply:
