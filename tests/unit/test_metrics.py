@@ -44,6 +44,17 @@ def test_what_was_counted_before_this_node_is_not_counted_again() -> None:
     assert samples(metrics, "penstock_samples_skipped", "reason") == {reason: 6}
 
 
+def test_counts_that_make_no_sense_harm_nobody() -> None:
+    """A user's collator may call anything padding; its node goes on."""
+    metrics = Metrics("0")
+
+    metrics.produced("code", 100, {"tokens": 5, "padding_tokens": -5})
+    metrics.produced("code", 100, {"tokens": -5, "padding_tokens": 5})
+
+    [family] = [one for one in metrics.registry.collect() if one.name == "penstock_tokens_packed"]
+    assert [one.value for one in family.samples if one.labels] in ([], [0])
+
+
 def samples(metrics: Metrics, name: str, label: str) -> dict[str, float]:
     """Return a counter's values by a label."""
     [family] = [one for one in metrics.registry.collect() if one.name == name]

@@ -212,7 +212,7 @@ class LaneStarved(PenstockError):
 
 
 class WorkerCrashed(PenstockError):
-    """An item killed its worker three times. Fields `lane`, `offset`, `item`, `deaths`."""
+    """An item ended its worker three times. Fields `lane`, `offset`, `item`, `deaths`, `how`."""
 
     code, status = "worker_crashed", "DATA_LOSS"
 

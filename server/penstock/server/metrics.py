@@ -169,7 +169,8 @@ class Metrics(Observer):
         self._batches.add(1, job)
         self._bytes.add(nbytes, job)
         tokens, padding = counts.get("tokens", 0), counts.get("padding_tokens", 0)
-        if tokens:
+        # A user's collator may count anything under these names.
+        if tokens > 0 and padding >= 0:
             self._tokens.add(tokens, job)
             self._of(self._fill, job).observe(tokens / (tokens + padding))
 

@@ -19,7 +19,7 @@ import structlog
 
 from penstock.server.core.refs import ItemRef, Verdict
 from penstock.server.job import Job
-from penstock.server.pipeline.channel import Message
+from penstock.server.pipeline.channel import Message, Misspoken
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import far
 from penstock.server.pipeline.planner import Planner
@@ -37,6 +37,7 @@ from penstock.server.pipeline.scheduler import (
     Start,
     State,
 )
+from penstock.server.pipeline.worker import Note
 from penstock.server.store.base import JobRecord, SnapshotRecord, Store
 from penstock.wire.errors import (
     ERRORS,
@@ -498,6 +499,8 @@ class Node:
             if "cost" in message:
                 self.observer.worked(**message["cost"])
             getattr(self, f"_on_{message['op']}")(worker, message)
+        except Misspoken as error:
+            worker.misspoke(error)
         except Exception as error:
             self._fatal(error)
         self.schedule()
@@ -510,14 +513,16 @@ class Node:
 
     def _on_done(self, worker: WorkerProcess, message: Message) -> None:
         ticket = worker.answer(message["ticket"])
-        assert ticket is not None
         header, plan, *snapshots = message["blobs"]
         nbytes, where = message["nbytes"], message["where"]
         body, release = None, None
         if where is not None:
             arena, start = where
             reader = worker.arenas[arena]
-            reader.spans += 1
+            reader.starts.add(start)
+            if ticket is None:  # it was taken back before it was answered
+                worker.free_later(arena, start)
+                return
             body = reader.view[start : start + nbytes]
             view = body
 
@@ -525,6 +530,8 @@ class Node:
                 view.release()
                 worker.free_later(arena, start)
 
+        if ticket is None:
+            return
         if ticket.line is not None:
             ticket.line.busy -= 1
         if plan:
@@ -572,7 +579,8 @@ class Node:
 
     def _on_planned(self, worker: WorkerProcess, message: Message) -> None:
         ticket = worker.answer(message["ticket"])
-        assert ticket is not None
+        if ticket is None:
+            return
         plans = message["blobs"][: message["plans"]]
         ticket.lane.planning = False
         assert ticket.line is not None
@@ -596,6 +604,10 @@ class Node:
         cls = ERRORS.get(message["code"], Internal)
         error = cls(message["message"], **message["fields"])
         name = message["job"]
+        if message["of"] == "snapshot":
+            log.error("a worker cannot say where its lines are", error=error.message)
+            self._has_drained(worker)
+            return
         if message["of"] == "verify":
             log.warning("a batch could not be made twice", job=name, error=error.message)
             return
@@ -653,7 +665,7 @@ class Node:
     ) -> None:
         """Take tickets from a worker that cannot make them; with no error another one shall."""
         for ticket in tickets:
-            del worker.tickets[ticket.number]
+            worker.take_back(ticket)
             if ticket.plans:
                 ticket.lane.planning = False
             if error is None:
@@ -687,6 +699,8 @@ class Node:
         log.warning(message["text"], worker=worker.number)
 
     def _on_verdict(self, worker: WorkerProcess, message: Message) -> None:
+        if self.jobs[message["job"]].on_item_error != "quarantine":
+            raise Misspoken(f"a verdict for job {message['job']!r}, whose policy is to stop")
         self._spawn(self._verdict(worker, message))
 
     async def _verdict(self, worker: WorkerProcess, message: Message) -> None:
@@ -722,6 +736,8 @@ class Node:
 
     def _on_snapshots(self, worker: WorkerProcess, message: Message) -> None:
         """Where every line of a draining worker stands."""
+        if worker.number not in self._drained:
+            raise Misspoken("it says where its lines are, and nobody asked")
         numbers: dict[int, int] = dict(message["lines"])
         blobs = dict(zip(numbers, message["blobs"], strict=True))
         for one in self.logs.values():
@@ -732,6 +748,9 @@ class Node:
                             one.job.log_id, lane.lane, numbers[line.number], blobs[line.number]
                         )
                         self._unsaved[one.job.log_id, lane.lane] = record
+        self._has_drained(worker)
+
+    def _has_drained(self, worker: WorkerProcess) -> None:
         future = self._drained.pop(worker.number, None)
         if future is not None and not future.done():
             future.set_result(None)
@@ -740,8 +759,7 @@ class Node:
 
     def _death(self, worker: WorkerProcess) -> None:
         """Replace a worker that is gone; its lines go on elsewhere from their snapshots."""
-        worker.kill()  # only its socket is known to be closed
-        code = worker.process.wait()
+        code = worker.end_status()
         note = worker.current()
         if not worker.ready:
             self._failed_starts += 1
@@ -750,26 +768,22 @@ class Node:
             worker=worker.number,
             pid=worker.pid,
             exit=code,
+            how=worker.how_it_ended(),
             stage=note.stage,
             item=str(note.item),
         )
         self.observer.worker_died()
         tickets = list(worker.tickets.values())
         worker.tickets.clear()
+        worker.taken_back.clear()
         for one in self.logs.values():
             one.drop_lines(worker.number)
         for ticket in tickets:
             if ticket.plans:
                 ticket.lane.planning = False
             ticket.log.back(ticket.entry)
-        # Not the first: what is finished may not have been answered yet.
-        place = note.job, note.lane
-        guilty = next((t for t in tickets if (t.log.job.name, t.lane.lane) == place), None)
-        if guilty is not None and note.stage not in ("", "idle"):
-            self._blame(guilty, f"{note.item}" if note.item else f"stage {note.stage}")
-        future = self._drained.pop(worker.number, None)
-        if future is not None and not future.done():
-            future.set_result(None)
+        self._find_guilty(worker, tickets, note)
+        self._has_drained(worker)
         if self.draining:
             return
         if self._failed_starts >= MAX_DEATHS and not self._all_ready.is_set():
@@ -781,6 +795,25 @@ class Node:
             return
         delay_s = 0.0 if worker.ready else self._restart_delay_s()
         self._loop.call_later(delay_s, self._replace, worker.number)
+
+    def _find_guilty(self, worker: WorkerProcess, tickets: list[Ticket], note: Note) -> None:
+        """Blame a death on what the worker was doing."""
+        place = note.job, note.lane
+        if worker.fault is not None:
+            # It answers in order: whatever was said amiss was said on behalf of the first one.
+            guilty = tickets[0] if tickets else None
+        else:
+            # Not the first: what is finished may not have been answered yet.
+            guilty = next((t for t in tickets if (t.log.job.name, t.lane.lane) == place), None)
+        if guilty is None:
+            return
+        if (guilty.log.job.name, guilty.lane.lane) == place and note.item is not None:
+            self._blame(guilty, str(note.item), worker.how_it_ended())
+        elif worker.fault is not None:
+            doing = f"what was made for offset {guilty.offset}"
+            self._blame(guilty, doing, worker.how_it_ended())
+        elif note.stage not in ("", "idle"):
+            self._blame(guilty, f"stage {note.stage}", worker.how_it_ended())
 
     def _restart_delay_s(self) -> float:
         """Return how long to wait where the last start failed, too."""
@@ -803,8 +836,14 @@ class Node:
         self.workers[number] = replacement
         self.schedule()
 
-    def _blame(self, ticket: Ticket, doing: str) -> None:
-        """Count a death against the lane; the third over the same item stops it by name."""
+    def _blame(self, ticket: Ticket, doing: str, how: str) -> None:
+        """Count a death against the lane; the third over the same item stops it by name.
+
+        Args:
+            ticket: What the worker was asked.
+            doing: What it was doing.
+            how: How it ended.
+        """
         lane = ticket.lane
         deaths = lane.deaths.setdefault(ticket.offset, [])
         deaths.append(doing)
@@ -813,12 +852,13 @@ class Node:
         name = ticket.log.job.name
         error = WorkerCrashed(
             f"lane {lane.lane} of job {name!r} stopped at offset {ticket.offset}: {doing} ended "
-            f"its worker {MAX_DEATHS} times (a crash in native code, or the out-of-memory killer); "
-            "remove or repair the item, then restart the server",
+            f"its worker {MAX_DEATHS} times, at last {how}; remove or repair the item or the "
+            "role, then restart the server",
             lane=lane.lane,
             offset=ticket.offset,
             item=doing,
             deaths=MAX_DEATHS,
+            how=how,
         )
         log.error("a lane stopped", job=name, lane=lane.lane, error=error.message)
         self.observer.failed(name, error.code)
@@ -853,6 +893,7 @@ class Node:
                         item=str(note.item),
                     )
                     self._page_seen.pop(worker.number)
+                    worker.stuck_s = self.item_deadline_s
                     worker.kill()
 
     def _stalled_jobs(self) -> set[str]:
