@@ -47,6 +47,7 @@ class Ticket:
     line: LineState | None
     offset: int
     plans: bool = False  # it only plans, on behalf of `entry`
+    suspect: bool = False  # a worker has ended over it
     given_s: float = 0.0
 
 
@@ -64,6 +65,8 @@ class WorkerProcess:
         tickets: What it was asked and has not answered, in the order in which it was asked.
         taken_back: Tickets that it may still answer, and whose answer nobody wants any more.
         fault: What it said that no worker says, for which it was ended.
+        held_up_s: For how long it has been at one thing, where that is long: it is asked nothing
+            more, and has no share of the lanes.
         stuck_s: For how long it was allowed to do one thing, where it was ended for that.
     """
 
@@ -80,6 +83,7 @@ class WorkerProcess:
     dead: bool = False
     fault: str | None = None
     stuck_s: float | None = None
+    held_up_s: float = 0.0
     ticket_s: float = DEPTH_S
     _answered_s: float = 0.0
 
@@ -145,9 +149,24 @@ class WorkerProcess:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
+    @property
+    def takes_part(self) -> bool:
+        """Tell whether it has a share of the lanes: not while it starts, or is held up."""
+        return self.ready and not self.dead and not self.held_up_s
+
+    @property
+    def alone(self) -> bool:
+        """Tell whether it does what has ended a worker before.
+
+        What it was given beside that would wait for it, perhaps to its deadline.
+        """
+        return any(ticket.suspect for ticket in self.tickets.values())
+
     def room(self) -> int:
         """Return how many tickets this worker may be given now."""
-        if not self.ready or self.dead:
+        if not self.ready or self.dead or self.held_up_s:
+            return 0
+        if self.alone:
             return 0
         depth = min(MAX_DEPTH, max(MIN_DEPTH, int(DEPTH_S / max(self.ticket_s, 1e-6))))
         return depth - len(self.tickets) if len(self.tickets) <= depth // 2 else 0
@@ -169,6 +188,7 @@ class WorkerProcess:
             now = self._loop.time()
             took_s = now - max(ticket.given_s, self._answered_s)
             self.ticket_s += 0.2 * (took_s - self.ticket_s)
+            ticket.log.ticket_s += 0.2 * (took_s - ticket.log.ticket_s)
             self._answered_s = now
         return ticket
 
