@@ -32,6 +32,7 @@ class _Side(Worker):
         self.jobs, self.items, self.makers, self.lines, self.broken = {}, {}, {}, {}, {}
         self.announced = {}
         self.lane, self._unreported = None, 0
+        self._told = set()
         self.answers: deque[Message] = deque()
 
     def _send(self, message: Message, blobs: Sequence[bytes] = (), *, hold: bool = False) -> None:

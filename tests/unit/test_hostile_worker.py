@@ -46,7 +46,7 @@ VALUES: list[Any] = [
 KEYS = (
     *("ticket", "where", "nbytes", "counts", "counters", "before", "snapshots", "plans", "broken"),
     *("of", "line", "job", "code", "message", "fields", "check", "text", "verdict", "lines"),
-    *("cost", "number", "size"),
+    *("cost", "number", "size", "libraries"),
 )
 
 

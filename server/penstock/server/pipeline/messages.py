@@ -18,6 +18,9 @@ from penstock.wire.order import MAX_POSITION
 MAX_TEXT = 8000
 """Characters that are kept of a text: an error's sentence, its fields, a warning."""
 
+MAX_LIBRARIES = 64
+"""Libraries whose versions are recorded."""
+
 STAGES = (
     "collate",
     "encode",
@@ -142,7 +145,19 @@ def _check_done(
     if "counters" in message or "before" in message:
         for name in ("counters", "before"):
             _need(_counts(message.get(name)), name, message.get(name))
+    if "libraries" in message:
+        message["libraries"] = _libraries(message["libraries"])
     _snapshots(message, len(blobs) - 2)
+
+
+def _libraries(versions: Any) -> dict[str, str]:
+    fits = (
+        isinstance(versions, dict)
+        and len(versions) <= MAX_LIBRARIES
+        and all(isinstance(one, str) for one in versions.values())
+    )
+    _need(fits, "libraries", versions)
+    return {clean_text(name, 100): clean_text(one, 100) for name, one in versions.items()}
 
 
 def _check_planned(
