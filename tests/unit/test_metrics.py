@@ -115,6 +115,17 @@ def test_failures_are_named_by_codes_that_there_are() -> None:
     assert set(FAILURES) | set(STORE_ERRORS) <= set(ERRORS)
 
 
+def test_counts_that_make_no_sense_harm_nobody() -> None:
+    """A user's collator may call anything padding; its node goes on."""
+    metrics = Metrics("0")
+
+    metrics.produced("code", 100, {"tokens": 5, "padding_tokens": -5})
+    metrics.produced("code", 100, {"tokens": -5, "padding_tokens": 5})
+
+    [family] = [one for one in metrics.registry.collect() if one.name == "penstock_tokens_packed"]
+    assert [one.value for one in family.samples if one.labels] in ([], [0])
+
+
 def samples(metrics: Metrics, name: str, label: str) -> dict[str, float]:
     """Return a counter's values by a label."""
     [family] = [one for one in metrics.registry.collect() if one.name == name]

@@ -131,7 +131,7 @@ def error_from_rpc(error: Any, target: str) -> PenstockError:
         if key == ERROR_METADATA_KEY:
             return decode_error(value)
     code, details = error.code(), error.details() or ""
-    if code in _BROKEN or _is_reset(code, details):
+    if code in _BROKEN or _is_reset(code, details) or _is_busy(code, details):
         return Unreachable(
             f"no answer from {target} ({code.name}: {details}); check the address and that "
             "penstockd runs there",
@@ -148,6 +148,11 @@ def error_from_rpc(error: Any, target: str) -> PenstockError:
         f"{target} failed with {code.name}: {details}; the server's log has the cause",
         target=target,
     )
+
+
+def _is_busy(code: Any, details: str) -> bool:
+    """Tell a proxy's rate limit, which passes, from a message that is too large, which does not."""
+    return code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" not in details
 
 
 def _is_reset(code: Any, details: str) -> bool:

@@ -176,7 +176,7 @@ class Layout:
                     name=name,
                     type="int",
                 )
-            rest.counts.add(name=name, value=value)
+            rest.counts.add(name=str(to_plain(name, name)), value=value)
         add = rest.samples.add
         for row, source, index, epoch, part, span in samples:
             if span is None:

@@ -72,6 +72,7 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             workers=settings.worker_count,
             bound_bytes=settings.ready_limit_bytes,
             snapshot_seconds=settings.snapshot_seconds,
+            item_deadline_s=settings.item_seconds,
             observer=metrics,
         )
         failed = asyncio.Event()
