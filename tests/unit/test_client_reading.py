@@ -252,8 +252,12 @@ def test_batches_of_a_step_that_were_not_taken_are_skipped_and_counted(node: Fak
 
 
 def test_a_step_that_is_entered_in_the_middle_has_no_total(node: FakeNode) -> None:
+    """A state from within a step leads there: its first batches were another Loader's."""
     with alone(node, batches_per_step=4) as loader:
         take(loader, 2)
+        state = loader.state_dict()
+    with alone(node, batches_per_step=4, start="state") as loader:
+        loader.load_state_dict(state)
         steps = loader.steps()
         step = next(steps)
 
@@ -262,6 +266,16 @@ def test_a_step_that_is_entered_in_the_middle_has_no_total(node: FakeNode) -> No
             step.total("tokens")
         assert [batch.position for batch in step] == [2, 3]
         assert next(steps).total("tokens") == 10 * 4 + 4 + 5 + 6 + 7
+
+
+def test_a_step_that_this_loader_entered_itself_has_its_total(node: FakeNode) -> None:
+    """So a notebook whose loop was interrupted goes on with right totals."""
+    with alone(node, batches_per_step=4) as loader:
+        take(loader, 2)
+        step = next(loader.steps())
+
+        assert step.total("tokens") == 10 * 4 + 0 + 1 + 2 + 3
+        assert [batch.position for batch in step] == [2, 3]
 
 
 def test_a_total_over_ranks_needs_a_process_group(node: FakeNode) -> None:
