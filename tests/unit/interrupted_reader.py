@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - what a Reader does is called what a training loop calls it
 """A reader that is interrupted again and again: `python -m unit.interrupted_reader ADDRESS HOW N`.
 
 It reads as a notebook does: an exception comes out of a call, it is caught, and the next call reads
@@ -78,7 +79,7 @@ class Signals:
 
 
 class Bytecodes:
-    """Raises before the n-th bytecode of a call, n = 1, 2, 3 and so on, until a call has no more."""
+    """Raises before the n-th bytecode of a call, n = 1, 2, 3 and so on until a call has no more."""
 
     def __init__(self, rng: random.Random, stride: int) -> None:
         self._rng, self._stride = rng, stride
@@ -138,7 +139,17 @@ class Reader:
         while source.count < count:
             self.calls += 1
             name = self._rng.choices(
-                ("read", "step", "total", "state", "commit", "checkpoint", "stats", "seek", "begin"),
+                (
+                    "read",
+                    "step",
+                    "total",
+                    "state",
+                    "commit",
+                    "checkpoint",
+                    "stats",
+                    "seek",
+                    "begin",
+                ),
                 (400, 100, 40, 40, 20, 6, 10, 4, 20),
             )[0]
             getattr(self, name)(source)
@@ -187,7 +198,11 @@ class Reader:
         if broken:
             return
         broken, total = self.attempt(source, lambda: step.total("tokens"))
-        if not broken and self._holds_positions and total != sum(10 + step.index * 4 + n for n in range(4)):
+        if (
+            not broken
+            and self._holds_positions
+            and total != sum(10 + step.index * 4 + n for n in range(4))
+        ):
             raise Wrong(f"the total of step {step.index} is {total}")
 
     def state(self, source: Any) -> None:
@@ -255,7 +270,7 @@ def main() -> int:
         "ran_s": round(ran_s, 3),
         "close_s": round(time.monotonic() - began, 3),
     }
-    print(json.dumps(found), flush=True)
+    sys.stdout.write(json.dumps(found) + "\n")
     return 0 if wrong is None else 1
 
 

@@ -19,7 +19,7 @@ import pytest
 from harness import ENVIRONMENT, write_job_file
 from unit.fake_feed import FakeNode
 
-COUNT = int(os.environ.get("PENSTOCK_INTERRUPTS", "2000"))
+COUNT = int(os.environ.get("PENSTOCK_INTERRUPTS", "2300"))
 DEADLINE_S = 60 + COUNT / 50
 
 

@@ -301,7 +301,11 @@ grpc.insecure_channel("127.0.0.1:1").close()
 def test_importing_the_client_leaves_no_trace() -> None:
     """Not in the environment of the trainer, not in how its gRPC works, not on the terminal."""
     done = subprocess.run(
-        [sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, timeout=DEADLINE_S
+        [sys.executable, "-c", PROBE],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=DEADLINE_S,
     )
 
     assert (done.stdout.strip(), done.stderr) == ("[]", "")

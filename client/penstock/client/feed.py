@@ -42,6 +42,7 @@ LOG_EVERY_S = 30.0
 MAX_REREADS = 2
 """How often one position is read again after its checksum was wrong."""
 
+
 @dataclass(frozen=True)
 class Opening:
     """What every stream of one reader opens with.

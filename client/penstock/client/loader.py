@@ -18,7 +18,7 @@ from penstock.client.state import State
 from penstock.client.stats import Tally, Waits, report
 from penstock.client.steps import Batch, BatchInfo, Step
 from penstock.client.values import Decoder, make_decoder, position_value
-from penstock.wire.errors import InvalidRequest, NoGroup, NotStarted, PenstockError
+from penstock.wire.errors import InvalidRequest, NoGroup, NotStarted
 from penstock.wire.transport import Transport
 from penstock.wire.v1 import feed_pb2
 
@@ -483,9 +483,7 @@ class Loader:
         at = self._at
         # A call that was broken off and is made again is the same move, to the same place.
         moves = at.moves + (at.session is not None or (at.is_opening and at.wish != wish))
-        self._at = self._parted(at)._replace(
-            wish=wish, moves=moves, session=None, is_opening=False
-        )
+        self._at = self._parted(at)._replace(wish=wish, moves=moves, session=None, is_opening=False)
         self._resources.close_feeds()
 
     def _parted(self, at: _At) -> _At:
