@@ -53,6 +53,7 @@ class Faults:
         drain_after: Say Draining and end behind so many batches, stream by stream.
         cut_at: Positions of which only the first message is sent before the stream breaks.
         corrupt: Position -> how often its body is sent with a flipped bit.
+        misspell: Position -> how often its header is sent with a wrong letter in a text.
         misplace: Positions whose header names another lane.
         errors: Position -> what the stream ends with instead of it.
         unavailable: How many unary calls are refused with UNAVAILABLE.
@@ -64,6 +65,7 @@ class Faults:
     drain_after: list[int] = field(default_factory=list)
     cut_at: list[int] = field(default_factory=list)
     corrupt: dict[int, int] = field(default_factory=dict)
+    misspell: dict[int, int] = field(default_factory=dict)
     misplace: set[int] = field(default_factory=set)
     errors: dict[int, PenstockError] = field(default_factory=dict)
     unavailable: int = 0
@@ -336,7 +338,12 @@ class FakeNode(feed_pb2_grpc.FeedServicer, cursors_pb2_grpc.CursorsServicer):
         raw = frame.batch_messages(
             header, address.lane, address.offset, memoryview(body), chunk_bytes=self.chunk_bytes
         )
-        return [feed_pb2.ReadReply.FromString(message) for message in raw]
+        replies = [feed_pb2.ReadReply.FromString(message) for message in raw]
+        if self.faults.misspell.get(position, 0):
+            self.faults.misspell[position] -= 1
+            (name,) = (named for named in replies[0].header.values if named.name == "name")
+            name.value.text = name.value.text.replace("batch", "catch")
+        return replies
 
     # --- cursors ---
 

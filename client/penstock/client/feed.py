@@ -349,7 +349,8 @@ class Feed:
 
     def _may_retry(self, error: PenstockError) -> bool:
         if isinstance(error, ChecksumMismatch):
-            position = int(error.fields.get("position", -1))
+            # A damaged header names no position: it holds up the first that has not come.
+            position = int(error.fields.get("position", self._missing))
             self._rereads[position] = self._rereads.get(position, 0) + 1
             return self._rereads[position] <= MAX_REREADS
         return error.status == "UNAVAILABLE"
@@ -503,6 +504,7 @@ class Feed:
         return after == found.header.body_bytes and self._finish(found)
 
     def _begin(self, header: feed_pb2.BatchHeader) -> _Assembly:
+        frame.check_sealed(header)
         frame.check_header(header, max_body_bytes=self._max_body_bytes)
         position = header.position
         if header.log_id != self._opening.log_id:
