@@ -41,9 +41,8 @@ def digest(
     body = bytearray(plan.nbytes)
     crc = plan.write(memoryview(body))
     samples = [(0, "source", where, 0, 0, None)] * where
-    encoded = plan.header(
-        bytes([where]) * 32, where, where, crc, COUNTS if counts is None else counts, samples, padding
-    )  # fmt: skip
+    counts = COUNTS if counts is None else counts
+    encoded = plan.header(bytes([where]) * 32, where, where, crc, counts, samples, padding)
     return batch_digest(feed_pb2.BatchHeader.FromString(with_position(encoded, where)), body)
 
 

@@ -18,7 +18,7 @@ from penstock.client.state import State
 from penstock.client.stats import Tally, Waits, report
 from penstock.client.steps import Batch, BatchInfo, Step
 from penstock.client.values import Decoder, make_decoder, position_value
-from penstock.wire.errors import InvalidRequest, NoGroup, NotStarted
+from penstock.wire.errors import InvalidRequest, NoGroup, NotStarted, PastEnd
 from penstock.wire.transport import Transport
 from penstock.wire.v1 import feed_pb2
 
@@ -81,8 +81,9 @@ class Loader:
         tp: The names of its tensor-parallel dimensions, checked against the mesh.
         pp: The names of its pipeline-parallel dimensions, checked against the mesh.
         start: `"cursor"` (where the group stands), a step, or `"state"` (wait for load_state_dict).
-        mode: `"stream"`: iter() again goes on where it stood. `"eval"`: every iter() is one whole
-            pass from step 0; ephemeral.
+        mode: `"stream"`: iter() again goes on where it stood; once the end of a finite job was
+            reached, it reads the job again from step 0, or, with a group, raises `PastEnd`.
+            `"eval"`: every iter() is one whole pass from step 0; ephemeral.
         device: Where tensors go, in one copy per batch; None = they stay on the host.
         attempt: A token that all ranks of this start of the run share and no other start has;
             default: drawn and shared by torch.distributed, or made of the launcher's variables.
@@ -176,7 +177,10 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         """Yield this rank's batches in order.
 
+        After any exception, also one of a signal handler, the same iterator reads on.
+
         Raises:
+            PastEnd: A group has been read to its end by this Loader, and there is no other pass.
             PenstockError: See `Feed.take`; what was yielded before stays counted.
         """
         return _Batches(self, None)
@@ -510,6 +514,35 @@ class Loader:
                     "max_steps=, or give the job epochs: 1"
                 )
             self._rewind()
+        elif self._at.is_over:
+            if self.group is not None:
+                raise PastEnd(
+                    f"group {self.group!r} has read all {session.steps(self._tail_pad)} steps of "
+                    f"job {self.job!r}, and a group reads each step once: for more passes give the "
+                    "job more epochs: or read with group=None; to read it again, seek(step=0)",
+                    batches=session.batches,
+                )
+            self._rewind()
+
+    def end_pass(self) -> None:
+        """Note that an iteration has come to the end; for its iterators."""
+        at = self._at
+        self._at = at._replace(is_over=True)
+        session = at.session
+        if session is None or self._mode == "eval" or at.next != session.first or at.is_over:
+            return
+        steps = session.steps(self._tail_pad)
+        if self.group is not None:
+            whose, way = f"group {self.group!r} of job {self.job!r}", "seek(step=0) reads it again"
+        else:
+            whose, way = f"this reader of job {self.job!r}", "the next pass begins at step 0"
+        tell(
+            logger.warning,
+            "%s begins at the end of %s steps: nothing is left; %s",
+            whose,
+            f"{steps:,}" if steps is not None else "its",
+            way,
+        )
 
     # --- inside: reading ---
 
@@ -620,7 +653,8 @@ class Loader:
             lane=header.lane,
             offset=header.offset,
             micro=micro,
-            is_last=micro == share.batches_per_rank - 1,
+            is_last_of_step=micro == share.batches_per_rank - 1,
+            epoch=header.epoch,
             counts=_counts(header),
             is_padding=header.padding,
             nbytes=header.body_bytes,
@@ -686,6 +720,8 @@ class _Batches:
             self._is_begun = True
         offered = loader.offer(self._index)
         if offered is None:
+            if self._index is None:
+                loader.end_pass()
             self._is_over = True
             raise StopIteration
         # The batch is given by one assignment, and nothing comes after it but the return: CPython
@@ -724,6 +760,7 @@ class _Steps:
         step = loader.next_step()
         session = loader._at.session
         if step is None or session is None:
+            loader.end_pass()
             self._is_over = True
             raise StopIteration
         before, given = self._given, (session, step.index)

@@ -23,7 +23,9 @@ class BatchInfo:
         lane: Its lane.
         offset: How many batches of the lane come before it.
         micro: Which of this rank's micro batches of the step it is, from 0.
-        is_last: It is this rank's last of the step: time for the optimizer.
+        is_last_of_step: It is this rank's last of the step: time for the optimizer.
+        epoch: How often every item of the job had been drawn when the earliest of this batch was.
+            In an endless job it grows; a finite one of `epochs: n` has 0 to n - 1 in each pass.
         counts: Integers that travel with it: tokens, loss_tokens, samples, ...
         is_padding: A blanked copy that fills the last step of a finite pass: weight 0.
         nbytes: The length of its body in bytes.
@@ -36,7 +38,8 @@ class BatchInfo:
     lane: int
     offset: int
     micro: int
-    is_last: bool
+    is_last_of_step: bool
+    epoch: int
     counts: Mapping[str, int]
     is_padding: bool
     nbytes: int

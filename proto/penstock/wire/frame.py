@@ -7,7 +7,8 @@ chunk twice more. In the order of a batch's way:
 
 * the maker: `layout` -> `Layout.write` into the body -> `Layout.header`; `with_position`;
 * the server's edge: `batch_messages`, or `bundle` for several small batches;
-* the client: `parse_replies` -> `check_sealed` -> `check_header` -> `check_chunk` -> `check_crc` -> `decode_values`.
+* the client: `parse_replies` -> `check_sealed` -> `check_header` -> `check_chunk` -> `check_crc` ->
+  `decode_values`.
 
 What comes from the network is checked before anything is allocated by it, and `BadFrame` or
 `ChecksumMismatch` is all that it can cause.
@@ -247,7 +248,7 @@ def with_position(header: bytes, position: int) -> bytes:
     Both stand as protobuf writes them. The checksum covers every byte before its tag.
     """
     placed = header + b"\x70" + _uvarint(position) if position else header
-    return placed + _SEAL_TAG + google_crc32c.value(placed).to_bytes(4, "little")
+    return placed + _SEAL_TAG + int(google_crc32c.value(placed)).to_bytes(4, "little")
 
 
 # --- the server's edge --------------------------------------------------------------------------
