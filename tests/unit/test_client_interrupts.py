@@ -1,6 +1,6 @@
 """A signal handler that raises, at any moment, leaves a Loader usable and its positions exact.
 
-`PENSTOCK_INTERRUPTS` says how many interrupts each test makes; the default keeps it short.
+`TEST_INTERRUPTS` says how many interrupts each test makes; the default keeps it short.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from harness import ENVIRONMENT, write_job_file
 from unit.fake_feed import FakeNode
 
-COUNT = int(os.environ.get("PENSTOCK_INTERRUPTS", "2300"))
+COUNT = int(os.environ.get("TEST_INTERRUPTS", "2300"))
 DEADLINE_S = 60 + COUNT / 50
 
 
