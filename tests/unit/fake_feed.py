@@ -19,10 +19,12 @@ import grpc
 import numpy as np
 
 from penstock.wire import PROTOCOL, frame
+from penstock.wire.attempts import moves_between
 from penstock.wire.errors import (
     ERROR_METADATA_KEY,
     CheckpointExists,
     JobChanged,
+    PastEnd,
     PenstockError,
     StaleGeneration,
     StepSizeMismatch,
@@ -357,7 +359,12 @@ class FakeNode(feed_pb2_grpc.FeedServicer, cursors_pb2_grpc.CursorsServicer):
                 group = self.groups[request.group] = _Group(size)
             if request.batches_per_step not in (0, group.batches_per_step):
                 _abort(context, StepSizeMismatch(f"the group reads {group.batches_per_step}"))
-            joined = group.token == request.token
+            if (
+                self.batches is not None
+                and request.start_step * group.batches_per_step > self.batches
+            ):
+                _abort(context, PastEnd(f"step {request.start_step} lies past the end"))
+            joined = moves_between(request.token, group.token) is not None
             if joined and group.world_size != request.world_size:
                 _abort(context, WorldSizeMismatch("two world sizes in one attempt"))
             if not joined:
@@ -380,6 +387,7 @@ class FakeNode(feed_pb2_grpc.FeedServicer, cursors_pb2_grpc.CursorsServicer):
                 committed_at="2031-05-04T14:03:11Z" if group.committed_by else "",
                 committed_by=group.committed_by,
                 batches_per_step_from="group",
+                token=group.token,
             )
 
     def Commit(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802

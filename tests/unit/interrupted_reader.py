@@ -10,6 +10,7 @@ JSON object: what it did, and the first thing that was wrong.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dis
 import json
 import random
@@ -27,6 +28,23 @@ RETURN_VALUE = dis.opmap["RETURN_VALUE"]
 
 STALL_S = 20.0
 """No call of a reader whose node is well takes as long as this."""
+
+
+HOW_OFTEN = {
+    "read": 400,
+    "step": 100,
+    "total": 40,
+    "state": 40,
+    "commit": 20,
+    "checkpoint": 6,
+    "stats": 10,
+    "length": 4,
+    "seek": 4,
+    "load": 4,
+    "reopen": 2,
+    "begin": 20,
+}
+"""How often a reader makes which call."""
 
 
 class Interrupted(BaseException):
@@ -127,10 +145,22 @@ class Reader:
     def __init__(self, address: str, rng: random.Random, holds_positions: bool) -> None:
         self._rng, self.due, self.calls = rng, 0, 0
         self._holds_positions = holds_positions
+        self._open(address)
+
+    def _open(self, address: str, **options: Any) -> None:
+        self._address = address
         self.loader = Loader(
-            address, "code", group="run", attempt="a", rank=0, world_size=1, batches_per_step=4,
-            as_numpy=True, deadline_s=STALL_S,
-        )  # fmt: skip
+            address,
+            "code",
+            group="run",
+            attempt=f"attempt {self.calls}",
+            rank=0,
+            world_size=1,
+            batches_per_step=4,
+            as_numpy=True,
+            deadline_s=STALL_S,
+            **options,
+        )
         self.batches: Iterator[Any] = iter(self.loader)
         self.steps: Iterator[Any] = self.loader.steps()
 
@@ -184,10 +214,7 @@ class Reader:
             raise Wrong(f"step {step.index} came where position {self.due} was due")
         micro = iter(step)
         for _ in range(len(step)):
-            broken = True
-            while broken:
-                broken, batch = self.attempt(source, micro.__next__)
-            self.expect(batch)
+            self.expect(self.settled(source, micro.__next__))
 
     def total(self, source: Any) -> None:
         """A total is right wherever the step was entered, and gives no batch away."""
@@ -226,10 +253,36 @@ class Reader:
     def seek(self, source: Any) -> None:
         """Go to a place; repeated until it was done, as one would by hand."""
         target = self.due // 4 + self._rng.randint(-2, 3)
-        broken = True
-        while broken:
-            broken, _ = self.attempt(source, lambda: self.loader.seek(max(0, target)))
+        self.settled(source, lambda: self.loader.seek(max(0, target)))
         self.due = max(0, target) * 4
+
+    def load(self, source: Any) -> None:
+        """Go to a state, most often one from within a step."""
+        state = self.settled(source, self.loader.state_dict)
+        self.settled(source, lambda: self.loader.load_state_dict(state))
+
+    def reopen(self, source: Any) -> None:
+        """Close, and go on with another Loader."""
+        state = self.settled(source, self.loader.state_dict)
+        self.settled(source, self.loader.close)
+        self._open(self._address, start="state")
+        self.settled(source, lambda: self.loader.load_state_dict(state))
+
+    def settled(self, source: Any, call: Callable[[], Any]) -> Any:
+        """Make a call until it was not interrupted; return what it returned."""
+        while True:
+            broken, result = self.attempt(source, call)
+            if not broken:
+                return result
+
+    def length(self, source: Any) -> None:
+        """An endless job has none; what matters is that asking breaks nothing."""
+
+        def ask() -> None:
+            with contextlib.suppress(TypeError):
+                len(self.loader)
+
+        self.attempt(source, ask)
 
     def begin(self, source: Any) -> None:
         self.batches, self.steps = iter(self.loader), self.loader.steps()
@@ -258,10 +311,9 @@ def main() -> int:
     except Exception as error:
         wrong = f"{type(error).__name__}: {error}"
     ran_s = time.monotonic() - began
-    broken = True
     began = time.monotonic()
-    while broken:
-        broken, _ = source.attempt(reader.loader.close)
+    while source.attempt(reader.loader.close)[0]:
+        pass
     found = {
         "interrupts": source.count,
         "calls": reader.calls,

@@ -18,7 +18,7 @@ from penstock.client.state import State
 from penstock.client.stats import Tally, Waits, report
 from penstock.client.steps import Batch, BatchInfo, Step
 from penstock.client.values import Decoder, make_decoder, position_value
-from penstock.wire.errors import InvalidRequest, NoGroup, NotStarted, PastEnd
+from penstock.wire.errors import InvalidRequest, NoGroup, NotStarted, PastEnd, PositionFar
 from penstock.wire.transport import Transport
 from penstock.wire.v1 import feed_pb2
 
@@ -297,7 +297,8 @@ class Loader:
 
         Raises:
             InvalidRequest: Neither or both are given, or they are negative.
-            PastEnd: The job ends before it.
+            PastEnd: The job ends before it. The Loader stays where it stands.
+            PositionFar: With a group: it takes too much planning to get there. It stays, too.
             StaleGeneration: A newer attempt of the group has taken over.
         """
         self._check()
@@ -318,8 +319,14 @@ class Loader:
         else:
             assert step is not None
             wish = Wish(step, State(self.job, info.log_id.hex(), info.store, self.group, 0, step))
+        before = self._at
         self._restart(wish)
-        self._started()
+        try:
+            self._started()
+        except (PastEnd, PositionFar, InvalidRequest):
+            # Refused before anything was moved: reading goes on where it stood.
+            self._at = self._parted(before)
+            raise
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this Loader stands, for the training checkpoint.
@@ -472,7 +479,7 @@ class Loader:
         wish = at.wish
         self._at = at = at._replace(is_opening=True)
         session = self._opener.open(wish, at.moves)
-        self._at = at._replace(session=session, next=session.first)
+        self._at = at._replace(session=session, next=session.first, moves=session.moves)
         return session
 
     def _steps(self) -> int | None:

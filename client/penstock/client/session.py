@@ -18,6 +18,7 @@ from penstock.client.guard import ProcessGuard
 from penstock.client.ranks import Place, discover, log_place
 from penstock.client.state import State
 from penstock.client.transport import open_transport, pretty
+from penstock.wire.attempts import moved, moves_between
 from penstock.wire.errors import InvalidRequest, JobChanged, PastEnd
 from penstock.wire.order import MAX_POSITION, Share, Tail
 from penstock.wire.transport import Transport
@@ -122,6 +123,7 @@ class Session:
         token: The attempt; empty = ephemeral.
         generation: What the store gave to it; 0 = ephemeral.
         first: The own position that reading begins with.
+        moves: How often the attempt has gone elsewhere.
     """
 
     share: Share
@@ -131,6 +133,7 @@ class Session:
     token: str
     generation: int
     first: int
+    moves: int
 
     def steps(self, tail_pad: bool) -> int | None:
         """Return how many steps a whole pass has; None = endless."""
@@ -237,8 +240,11 @@ class Opener:
             step_size = wanted or info.batches_per_step or place.world_size
             first_step = wish.step or 0
         else:
-            token = self._next_token(place, moves)
-            begun = self._begin(self._group, token, wanted, wish)
+            attempt = self._attempt_token(place)
+            begun = self._begin(self._group, moved(attempt, moves), wanted, wish)
+            # A rank that was started again alone is told how often its attempt has moved.
+            token = begun.token
+            moves = moves_between(attempt, token) or 0
             generation, step_size = int(begun.generation), int(begun.batches_per_step)
             store = begun.store
             # A joining rank's row may be ahead of the state, but the trainer's checkpoint is the
@@ -251,7 +257,7 @@ class Opener:
         if wish.position is not None:
             first = share.at_or_after(wish.position)
         batches = info.batches if info.HasField("batches") else None
-        session = Session(share, info.log_id, store, batches, token, generation, first)
+        session = Session(share, info.log_id, store, batches, token, generation, first, moves)
         self._check_end(session, wish)
         if self._group is None:
             tell(
@@ -263,10 +269,10 @@ class Opener:
             )
         return session
 
-    def _next_token(self, place: Place, moves: int) -> str:
+    def _attempt_token(self, place: Place) -> str:
         if self._token is None:
             self._token = attempt_token(self._attempt, place)
-        return f"{self._token}#{moves}" if moves else self._token
+        return self._token
 
     def _begin(
         self, group: str, token: str, batches_per_step: int | None, wish: Wish

@@ -72,6 +72,7 @@ class Begun:
         committed_at: The store's time of the group's last commit, ISO 8601 UTC, for people;
             "" = never.
         committed_by: The generation of that commit; 0 = none.
+        token: What the attempt is called now.
     """
 
     generation: int
@@ -81,6 +82,7 @@ class Begun:
     joined: bool
     committed_at: str
     committed_by: int
+    token: str
 
 
 class Committed(NamedTuple):
