@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, NoReturn
 
-from penstock.client.aside import tell
+from penstock.client.aside import aside, tell
 from penstock.client.buffers import BufferPool
 from penstock.client.feed import Delivery, Feed, Opening
 from penstock.client.options import check_arguments, check_step
@@ -558,9 +558,8 @@ class Loader:
         if at.feed is not None:
             return at.feed
         if self._decoder is None:
-            # Before the feed's thread runs: with `local:` roles run in it, and they must not meet a
-            # torch that this thread has imported by half.
-            self._decoder = make_decoder(self._device, self._as_numpy)
+            # Aside, as it imports torch: an import that is broken off can leave locks behind, too.
+            self._decoder = aside(lambda _: make_decoder(self._device, self._as_numpy))
         session = self._started()
         at = self._at
         steps = self._steps()
