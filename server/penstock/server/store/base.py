@@ -73,6 +73,7 @@ class Begun:
         committed_at: The store's time of the group's last commit, ISO 8601 UTC, for people;
             "" = never.
         committed_by: The generation of that commit; 0 = none.
+        token: What the attempt is called now.
     """
 
     generation: int
@@ -82,6 +83,7 @@ class Begun:
     joined: bool
     committed_at: str
     committed_by: int
+    token: str
 
 
 class Committed(NamedTuple):
