@@ -16,6 +16,7 @@ from penstock.client.backoff import Backoff
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import (
     BadFrame,
+    Counting,
     PenstockError,
     ProtocolMismatch,
     StoreUnavailable,
@@ -202,13 +203,13 @@ class Control:
         began = time.monotonic()
         backoff, log_at = Backoff(), LOG_FIRST_S
         payload = request.SerializeToString()
-        answered: StoreUnavailable | None = None
+        answered: StoreUnavailable | Counting | None = None
         while True:
             left = self._deadline_s - (time.monotonic() - began)
             try:
                 answer = self._transport.unary(method, payload, max(0.1, min(CALL_S, left)))
                 return reply.FromString(answer)
-            except StoreUnavailable as error:
+            except (StoreUnavailable, Counting) as error:
                 away: PenstockError = error
                 answered = error
             except Unreachable as error:

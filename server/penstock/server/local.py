@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from penstock.server.config import Config, load
 from penstock.server.core.refs import Verdict
 from penstock.server.job import Job
+from penstock.server.pipeline.count import ensure_counted
 from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import Computed, Line, compute
 from penstock.server.rpc.cursors import Cursors
@@ -107,6 +108,8 @@ class LocalTransport:
 
     def unary(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Answer `Feed/Describe`, `Feed/Status` or a method of `Cursors`."""
+        for job in self._config.jobs.values():
+            ensure_counted(job)
         service, _, name = method.partition("/")
         if service == "Cursors" and name in Cursors.METHODS:
             with self._lock:
