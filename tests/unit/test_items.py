@@ -180,7 +180,7 @@ def test_a_verdict_is_durable_before_the_outcome_is_known() -> None:
     again = items.samples(refs, "exit")
 
     assert inserted == [
-        Verdict("exit", refs[1], content_hash("bad"), "ValueError: damaged"),
+        Verdict("exit", refs[1], content_hash("bad"), "ValueError: damaged", every_epoch=True),
     ]
     assert first == again
     assert isinstance(first[1], Quarantined)
@@ -410,3 +410,37 @@ def test_careful_work_notes_every_item_by_itself() -> None:
 
     assert noted == [refs[0], *refs]
     assert items.processed == 6
+
+
+class Dice(RawItemProcessor):
+    """Fails, with or without a throw before."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def process(self, raw: Any, context: ProcessContext) -> Sample:
+        """Fail as `raw` says."""
+        if raw == "own":
+            context.rng.random()
+        elif raw == "python":
+            random.random()
+        elif raw == "numpy":
+            np.random.normal()
+        elif raw == "torch":
+            pytest.importorskip("torch").rand(1)
+        raise ValueError(raw)
+
+
+def test_only_what_draws_chance_is_about_one_epoch() -> None:
+    """The same raw bytes fail in every epoch, where nothing random was drawn before they did."""
+    raws = ["plain", "own", "python", "numpy", "torch", "plain"]
+    pytest.importorskip("torch")
+    items, refs = make(raws, Dice(), on_item_error="quarantine")
+
+    outcomes = items.samples(refs, "exit")
+
+    verdicts = [outcome.verdict for outcome in outcomes if isinstance(outcome, Quarantined)]
+    every = [verdict.every_epoch for verdict in verdicts]
+    assert every == [True, False, False, False, False, True]
+    later = [ref._replace(epoch=3) for ref in refs]
+    found = [items.verdicts.find("exit", ref) is not None for ref in later]
+    assert found == every

@@ -88,6 +88,12 @@ class UnknownCheckpoint(PenstockError):
     code, status = "unknown_checkpoint", "NOT_FOUND"
 
 
+class UnknownVerdict(PenstockError):
+    """The item is not in quarantine. Fields `job`, `item`."""
+
+    code, status = "unknown_verdict", "NOT_FOUND"
+
+
 class RankOutOfRange(PenstockError):
     """The rank is not below the world size. Fields `rank`, `world_size`."""
 
@@ -206,7 +212,7 @@ class BadBatch(PenstockError):
 
 
 class LaneStarved(PenstockError):
-    """A lane drew a whole epoch without one sample. Fields `lane`, `drawn`, `reasons`."""
+    """A lane gives no sample, or nothing but padding. Fields `lane`, `drawn`, `reasons`."""
 
     code, status = "lane_starved", "DATA_LOSS"
 

@@ -55,6 +55,8 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
     jobs = {name: config.jobs[name] for name in config.jobs}
     store = open_store(settings.store, config.base)
     metrics = Metrics(VERSION)
+    metrics.begin(jobs)
+    store.watch(metrics.store_failed)
     async with contextlib.AsyncExitStack() as stack:
         users: TextIO | None = None
         if exit_when_unused is not None:

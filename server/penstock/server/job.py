@@ -49,7 +49,7 @@ class Job:
         epochs: How often each item is drawn; None = endlessly.
         batches_per_step: Default for groups; decides no bytes.
         on_item_error: `stop` or `quarantine`; decides no bytes by itself, verdicts do.
-        max_quarantined: The lane stops after this many verdicts of its own.
+        max_quarantined: How many items may be left out, over all lanes, stages and restarts.
         max_replay: Batches that may be planned again to reach a far position.
         snapshot_every: Offsets between snapshots of a lane.
         name: Its name; given by the job file's key.
@@ -127,7 +127,17 @@ class Job:
                     f"source {source_name!r} holds zero items: a job needs at least one",
                     key="source",
                 )
+            self._check_columns(one)
         self.distributor.bind(self.sources, seed, epochs)
+
+    def _check_columns(self, source: Source) -> None:
+        """Refuse what the data's schema tells: that every item would fail."""
+        columns = source.columns_of_items()
+        if columns is not None:
+            self.processor.check_columns(columns)
+        keys = self.processor.keys_of_samples(columns)
+        if keys is not None:
+            self.batcher.check_keys(keys)
 
     @property
     def plans_from_refs(self) -> bool:

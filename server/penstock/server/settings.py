@@ -216,7 +216,10 @@ class JobSettings(_Section):
         "stop or quarantine",
     )
     max_quarantined: Annotated[int, Field(ge=0)] = _key(
-        1000, "A lane stops after this many verdicts of its own.", "a whole number of at least 0"
+        1000,
+        "How many items may be left out by verdicts, over all lanes, stages and restarts; the next "
+        "one is an error.",
+        "a whole number of at least 0",
     )
     max_replay: Count = _key(
         100_000, "Batches that may be planned again to reach a far position.", _COUNT

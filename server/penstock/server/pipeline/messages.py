@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
+from penstock.server.core.refs import Verdict
 from penstock.server.pipeline.channel import Message, Misspoken
 from penstock.wire.errors import clean_json, clean_text
 from penstock.wire.frame import MAX_HEADER_BYTES
@@ -72,6 +73,8 @@ def check(
     _CHECKS[op](message, tickets, arenas, jobs)
     if "cost" in message:
         _check_cost(message["cost"], jobs)
+    if "counted" in message:
+        _check_counted(message["counted"], jobs)
     return message
 
 
@@ -142,9 +145,7 @@ def _check_done(
         _need(0 < nbytes <= arena.size_bytes - start, "number of bytes", nbytes)  # type: ignore[operator]
     _need(len(blobs) >= 2 and len(blobs[0]) <= MAX_HEADER_BYTES, "header", len(blobs))
     _need(_counts(message.get("counts")), "counts", message.get("counts"))
-    if "counters" in message or "before" in message:
-        for name in ("counters", "before"):
-            _need(_counts(message.get(name)), name, message.get(name))
+    _need(type(message.get("emptied")) is bool, "emptied", message.get("emptied"))
     if "libraries" in message:
         message["libraries"] = _libraries(message["libraries"])
     _snapshots(message, len(blobs) - 2)
@@ -171,9 +172,6 @@ def _check_planned(
     most = len(message["blobs"])
     _need(_count(plans) and plans in range(1, most + 1), "number of plans", plans)
     _need(type(message.get("broken")) is bool, "broken", message.get("broken"))
-    for name in ("counters", "before"):
-        if name in message:
-            _need(_counts(message[name]), name, message[name])
     _snapshots(message, most - plans)  # type: ignore[operator]
 
 
@@ -223,17 +221,21 @@ def _check_verdict(
     jobs: Collection[str],
 ) -> None:
     _need(_known_job(message.get("job"), jobs), "job", message.get("job"))
-    verdict = message.get("verdict")
-    _need(isinstance(verdict, list) and len(verdict) == 4, "verdict", verdict)
-    stage, item, digest, reason = verdict  # type: ignore[misc]
-    _need(stage in ("draw", "exit", "size"), "stage of a verdict", stage)
-    _need(isinstance(item, list) and len(item) == 3, "item", item)
-    source, index, epoch = item
-    _need(isinstance(source, str) and len(source) < MAX_TEXT, "item", item)
-    _need(_count(index) and _count(epoch), "item", item)
-    _need(isinstance(digest, str) and len(digest) < 1000, "hash", digest)
-    _need(isinstance(reason, str), "reason", reason)
-    message["verdict"] = [stage, [source, index, epoch], digest, clean_text(reason, MAX_TEXT)]
+    line, entry = message.get("line"), message.get("verdict")
+    _need(line is None or type(line) is int, "line", line)
+    try:
+        verdict = Verdict.from_json(entry)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise Misspoken(f"its verdict is {clean_text(repr(entry), 100)}") from None
+    source, index, epoch = verdict.item
+    texts = (source, verdict.content_hash, verdict.reason)
+    places = (index, epoch, verdict.lane, verdict.offset, verdict.above, verdict.number)
+    _need(verdict.stage in ("draw", "exit", "size"), "stage of a verdict", verdict.stage)
+    _need(all(isinstance(one, str) and len(one) <= MAX_TEXT for one in texts), "verdict", entry)
+    _need(all(map(_count, places)) and type(verdict.every_epoch) is bool, "verdict", entry)
+    # Its store gives it a number, and people release it.
+    _need((verdict.number, verdict.released) == (0, None), "verdict", entry)
+    message["verdict"] = verdict._replace(reason=clean_text(verdict.reason, MAX_TEXT)).to_json()
 
 
 def _check_snapshots(
@@ -268,6 +270,18 @@ def _check_cost(cost: Any, jobs: Collection[str]) -> None:
         for stage, seconds in stages.items()
     )
     _need(fits, "seconds by stage", stages)
+
+
+def _check_counted(counted: Any, jobs: Collection[str]) -> None:
+    _need(
+        isinstance(counted, dict) and set(counted) == {"job", "lane", "counters", "before"},
+        "counts",
+        counted,
+    )
+    _need(_known_job(counted["job"], jobs), "job", counted["job"])
+    _need(_count(counted["lane"]), "lane", counted["lane"])
+    for name in ("counters", "before"):
+        _need(_counts(counted[name]), name, counted[name])
 
 
 _CHECKS: dict[str, Callable[..., None]] = {

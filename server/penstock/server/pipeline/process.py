@@ -48,6 +48,7 @@ class Ticket:
     offset: int
     plans: bool = False  # it only plans, on behalf of `entry`
     suspect: bool = False  # a worker has ended over it
+    stale: bool = False  # a verdict has overtaken it: its answer is not used
     given_s: float = 0.0
 
 

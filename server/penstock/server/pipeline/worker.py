@@ -158,6 +158,7 @@ class Worker:
         self.lines: dict[int, Line] = {}
         self.broken: dict[int, Exception] = {}  # lines whose planner failed, until they are closed
         self.lane: int | None = None
+        self.line: int | None = None
         self._sending = threading.Lock()  # guards the socket and what is held
         self._held: list[bytes] = []
         self._holding = threading.Event()
@@ -179,6 +180,7 @@ class Worker:
         """Do what one message asks; whatever fails is answered, and never ends the worker."""
         handler = getattr(self, f"_on_{message['op']}")
         self.lane, self.job = message.get("lane"), message.get("job")
+        self.line = message.get("line")
         self.careful = message.get("careful", False)
         for items in self.items.values():
             items.careful = self.careful
@@ -229,7 +231,7 @@ class Worker:
             self.items[name] = items
             self.makers[name] = Maker(job, items)
         for message in waiting:
-            self.items[name].verdicts.learn(_verdict(entry) for entry in message["verdicts"])
+            self.items[name].verdicts.learn(map(Verdict.from_json, message["verdicts"]))
         waiting.clear()
 
     def _on_hurry(self, message: Message) -> None:
@@ -284,6 +286,7 @@ class Worker:
             "snapshots": [offset for offset, _ in snapshots],
         }
         self._tell_cost(answer)
+        _tell_counts(answer, line)
         self._send(answer, [*plans, *(data for _, data in snapshots)])
 
     def _on_make(self, message: Message) -> None:
@@ -376,10 +379,11 @@ class Worker:
             "where": where,
             "nbytes": made.nbytes,
             "counts": dict(made.counts),
+            "emptied": made.emptied,
             "snapshots": [offset for offset, _ in snapshots],
         }
         if line is not None:
-            answer["counters"], answer["before"] = line.counters(), line.counters_before
+            _tell_counts(answer, line)
         if self.job is not None and self.job not in self._told:
             self._told.add(self.job)  # the first batch has imported what the job needs
             answer["libraries"] = libraries.in_use()
@@ -425,20 +429,15 @@ class Worker:
 
     def _verdict(self, job: str, verdict: Verdict) -> Verdict:
         """Make a verdict durable before anything that depends on it is released."""
-        self._send(
-            {
-                "op": "verdict",
-                "job": job,
-                "verdict": [*verdict[:1], list(verdict.item), *verdict[2:]],
-            }
-        )
+        self._send({"op": "verdict", "job": job, "line": self.line, "verdict": verdict.to_json()})
         held: list[Message] = []
         while (message := self._next()) is not None:
             if message["op"] == "verdict":
                 self.inbox.extendleft(reversed(held))
                 if "code" in message:
-                    raise ERRORS.get(message["code"], Internal)(message["message"])
-                return _verdict(message["verdict"])
+                    cls = ERRORS.get(message["code"], Internal)
+                    raise cls(message["message"], **message["fields"])
+                return Verdict.from_json(message["verdict"])
             held.append(message)
         raise SystemExit(0)  # the server process is gone, and with it whoever wanted this batch
 
@@ -574,13 +573,18 @@ def _clean(value: Any) -> Any:
     return f"a {type(value).__name__}"
 
 
+def _tell_counts(answer: Message, line: Line) -> None:
+    """Put into an answer what a line's planner has counted: by whatever ticket it went on."""
+    answer["counted"] = {
+        "job": line.job.name,
+        "lane": line.lane,
+        "counters": line.counters(),
+        "before": line.counters_before,
+    }
+
+
 def _plan_bytes(plan: BatchPlan) -> bytes:
     return json.dumps(plan.to_json(), separators=(",", ":")).encode()
-
-
-def _verdict(entry: list[Any]) -> Verdict:
-    stage, item, digest, reason = entry
-    return Verdict(stage, ItemRef(*item), digest, reason)
 
 
 def _die_with_parent() -> None:
