@@ -15,7 +15,7 @@ from penstock.server.config import load
 from penstock.server.local import LocalLoader
 from penstock.server.rpc.cursors import MAX_NAME
 from penstock.server.rpc.service import OPTIONS, WAITING_EVERY_S
-from penstock.wire import ALIGNMENT, CHUNK_BYTES, MAX_MESSAGE_BYTES, PROTOCOL
+from penstock.wire import ALIGNMENT, CHUNK_BYTES, MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, PROTOCOL
 from penstock.wire.digest import batch_digest
 from penstock.wire.errors import ERROR_METADATA_KEY
 from penstock.wire.frame import MAX_HEADER_BYTES
@@ -96,6 +96,7 @@ def test_numbers_are_those_of_the_code() -> None:
     limits = dict(re.findall(r"^\| ([A-Z].*?) \| (.*?) \|$", section("Limits"), re.M))
 
     assert limits["One message"] == f"{MAX_MESSAGE_BYTES >> 20} MiB"
+    assert limits["One message to a server"] == f"{MAX_REQUEST_BYTES >> 20} MiB"
     assert limits["Body bytes in one chunk"] == f"{CHUNK_BYTES >> 20} MiB"
     assert limits["A header"].startswith("16 MiB less one chunk and 4 KiB;")
     assert MAX_HEADER_BYTES == MAX_MESSAGE_BYTES - CHUNK_BYTES - (4 << 10)

@@ -246,22 +246,22 @@ class Node:
         """Give out no more tickets, let workers finish theirs, and save where lines stand."""
         self.draining = True
         deadline = self._loop.time() + grace_s
-        while (  # noqa: ASYNC110 - tickets end in many places, and this runs once, to a deadline
-            any(worker.tickets for worker in self.workers) and self._loop.time() < deadline
-        ):
+        asked: set[int] = set()
+        # Tickets end in many places, and this runs once, to a deadline.
+        while self._loop.time() < deadline:
+            for worker in self.workers:
+                # Each as soon as it is free: one that hangs costs the others no snapshot.
+                if worker.ready and not (worker.dead or worker.tickets or worker.number in asked):
+                    asked.add(worker.number)
+                    self._drained[worker.number] = self._loop.create_future()
+                    worker.send({"op": "snapshot"})
+            if not self._drained and not any(worker.tickets for worker in self.workers):
+                break
             await asyncio.sleep(0.02)
-        waiting = []
-        for worker in self.workers:
-            if not worker.dead and worker.ready:
-                self._drained[worker.number] = self._loop.create_future()
-                waiting.append(self._drained[worker.number])
-                worker.send({"op": "snapshot"})
-        if waiting:
-            await asyncio.wait(waiting, timeout=max(0.1, deadline - self._loop.time()))
         await self._save()
 
-    async def close(self) -> None:
-        """End everything."""
+    async def close(self, grace_s: float = END_GRACE_S) -> None:
+        """End everything; workers have a moment to end by themselves."""
         self.draining = True
         for task in list(self._tasks):
             task.cancel()
@@ -269,7 +269,7 @@ class Node:
         started = [worker for worker in self.workers if worker.started]
         for worker in started:
             worker.hang_up()
-        deadline = time.monotonic() + END_GRACE_S  # of all together: they end at the same time
+        deadline = time.monotonic() + grace_s  # of all together: they end at the same time
         for worker in started:
             worker.close(max(0.0, deadline - time.monotonic()))
 
@@ -581,7 +581,10 @@ class Node:
             if "cost" in message:
                 self.observer.worked(**message["cost"])
             if "counted" in message:
-                self.observer.counted(**message["counted"])
+                counted = message["counted"]
+                if counted["lane"] >= self.jobs[counted["job"]].lanes:
+                    raise Misspoken(f"counts of lane {counted['lane']}, which there is not")
+                self.observer.counted(**counted)
             getattr(self, f"_on_{message['op']}")(worker, message)
         except Misspoken as error:
             worker.misspoke(error)
@@ -844,8 +847,9 @@ class Node:
     def _on_verdict(self, worker: WorkerProcess, message: Message) -> None:
         if self.jobs[message["job"]].on_item_error != "quarantine":
             raise Misspoken(f"a verdict for job {message['job']!r}, whose policy is to stop")
-        if Verdict.from_json(message["verdict"]).lane >= self.jobs[message["job"]].lanes:
-            raise Misspoken(f"a verdict for a lane that job {message['job']!r} has not")
+        lane = Verdict.from_json(message["verdict"]).lane
+        if lane >= self.jobs[message["job"]].lanes:
+            raise Misspoken(f"a verdict of lane {lane}, which job {message['job']!r} has not")
         self._spawn(self._verdict(worker, message))
 
     async def _verdict(self, worker: WorkerProcess, message: Message) -> None:
