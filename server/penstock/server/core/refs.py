@@ -124,7 +124,7 @@ class Verdict(NamedTuple):
             return False
         if offset >= self.above:
             return True
-        # Behind a draw nothing was given; makers go in any order, so behind an exit it may have been.
+        # Behind a draw nothing was given. Makers go in any order: behind an exit it may have been.
         here = offset >= self.offset if self.stage == "draw" else offset == self.offset
         return lane == self.lane and here
 
