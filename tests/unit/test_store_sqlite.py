@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -290,6 +291,59 @@ async def test_a_second_opener_is_refused_with_the_holder(tmp_path: Path) -> Non
     await third.open()
     assert len(await third.groups("code")) == 1
     await third.close()
+
+
+async def test_a_hard_link_is_no_way_around_the_lock(tmp_path: Path) -> None:
+    """A second name has a second lock and a second journal: it is refused, held or not."""
+    path, link = tmp_path / "penstock.db", tmp_path / "elsewhere" / "link.db"
+    first = SqliteStore(path)
+    await first.open()
+    link.parent.mkdir()
+    link.hardlink_to(path)
+
+    with pytest.raises(StoreUnavailable, match=r"has 2 names .*remove all of them but one"):
+        await SqliteStore(link).open()
+    await first.begin(BeginRequest(JOB, "run", "t", 0, 1))  # whoever has it is not disturbed
+    await first.close()
+    for name in (path, link):  # what was committed may lie in the journal of the other name
+        with pytest.raises(StoreUnavailable, match="has 2 names"):
+            await SqliteStore(name).open()
+    link.unlink()
+
+    await first.open()
+    assert len(await first.groups("code")) == 1
+    await first.close()
+
+
+@pytest.mark.parametrize("what", ["here/penstock.db", "here/penstock.db-wal", "here"])
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_file_that_was_moved_away_takes_no_commits(
+    tmp_path: Path, what: str, replaced: bool
+) -> None:
+    """They would go where nobody looks for them; once the file is back the store goes on."""
+    path = tmp_path / "here" / "penstock.db"
+    store = SqliteStore(path)
+    await store.open()
+    await store.begin(BeginRequest(JOB, "run", "t", 0, 1))
+    victim, moved = tmp_path / what, tmp_path / "moved"
+
+    victim.rename(moved)
+    if replaced:
+        copy = shutil.copytree if moved.is_dir() else shutil.copy
+        copy(moved, victim)
+
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match=r"moved, removed or replaced.* put it back"):
+            await store.commit("code", "run", "t", 1, 0, 5)
+    if victim.is_dir():
+        shutil.rmtree(victim)
+    moved.replace(victim)
+    assert (await store.commit("code", "run", "t", 1, 0, 7)).cursor == 7
+    await store.close()
+    again = SqliteStore(path)
+    await again.open()
+    assert (await again.groups("code"))[0].cursor == 7
+    await again.close()
 
 
 async def test_a_refused_open_holds_nothing(tmp_path: Path) -> None:

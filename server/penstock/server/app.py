@@ -53,6 +53,8 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
     jobs = {name: config.jobs[name] for name in config.jobs}
     store = open_store(settings.store, config.base)
     metrics = Metrics(VERSION)
+    metrics.begin(jobs)
+    store.watch(metrics.store_failed)
     async with contextlib.AsyncExitStack() as stack:
         users: TextIO | None = None
         if exit_when_unused is not None:
@@ -70,6 +72,7 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             workers=settings.worker_count,
             bound_bytes=settings.ready_limit_bytes,
             snapshot_seconds=settings.snapshot_seconds,
+            item_deadline_s=settings.item_seconds,
             observer=metrics,
         )
         failed = asyncio.Event()

@@ -42,7 +42,7 @@ class Line:
 
     def counters(self) -> dict[str, int]:
         """Return what the planner and its batcher have counted since the lane's beginning."""
-        return {**self.planner.counters, **self.planner.batcher.counters()}
+        return self.planner.counts()
 
     @property
     def offset(self) -> int:

@@ -21,6 +21,7 @@ from penstock.wire.errors import (
     BadItem,
     BadSnapshot,
     LaneStarved,
+    LogDiverged,
     PenstockError,
     clean_text,
 )
@@ -74,10 +75,35 @@ class Planner:
             BadItem: An item failed and the job's policy is to stop.
             SourceUnavailable: A read failed to the deadline.
             LaneStarved: As many draws as several epochs have gave no sample.
+            LogDiverged: The lane ends elsewhere than where it was counted to end.
         """
-        while not self.ready:
-            if self.ended:
-                return None
+        end = None if self.job.lane_ends is None else self.job.lane_ends[self.lane]
+        last = self.offset + 1 == end
+        # Nothing must come after the last batch that was counted, so that is looked for, too.
+        self._fill(2 if last else 1)
+        if not self.ready:
+            if end is not None and self.offset < end:
+                raise self._miscounted(end, str(self.offset))
+            return None
+        if last and len(self.ready) > 1:
+            raise self._miscounted(self.offset + 1, "more")
+        plan = BatchPlan(self.lane, self.offset, self.ready.popleft())
+        self.offset += 1
+        return plan
+
+    def _miscounted(self, counted: int, now: str) -> LogDiverged:
+        return LogDiverged(
+            f"lane {self.lane} of job {self.job.name!r} was counted to hold {counted} batches, and "
+            f"now holds {now}: a role gives another number of samples than before, or an item "
+            "fails or works that did not; run `penstockd check`",
+            what=f"end of lane {self.lane}",
+            ours=now,
+            theirs=counted,
+        )
+
+    def _fill(self, groups: int) -> None:
+        """Draw until so many groups are ready, or the lane is over."""
+        while len(self.ready) < groups and not self.ended:
             before = self.draws.state()
             item = self.draws.next()
             if item is None:
@@ -92,9 +118,6 @@ class Planner:
                     if not taken:  # it stays the next draw: a retry must not step over it
                         self.draws.restore(before)
                         self.counters["drawn"] -= 1
-        plan = BatchPlan(self.lane, self.offset, self.ready.popleft())
-        self.offset += 1
-        return plan
 
     def _take(self, item: ItemRef) -> None:
         self.counters["drawn"] += 1
@@ -150,7 +173,7 @@ class Planner:
 
     def _add(self, ref: SampleRef, sample: Sample | None) -> tuple[list[Group], bool]:
         """Give a sample to the batcher; return the finished groups and whether it was kept."""
-        dropped = _dropped(self.batcher.counters())
+        dropped = sum(self.batcher.dropped().values())
         try:
             groups = self.batcher.add(ref, sample if self.batcher.needs_content else None)
         except PenstockError:
@@ -163,7 +186,7 @@ class Planner:
                 offset=self.offset,
                 traceback=user_traceback(error),
             ) from error
-        kept = _dropped(self.batcher.counters()) == dropped
+        kept = sum(self.batcher.dropped().values()) == dropped
         if kept and sample is not None:
             self.samples[ref.item, ref.part] = sample
         return groups, kept
@@ -186,7 +209,7 @@ class Planner:
         return size
 
     def _count_filtered(self, reason: str) -> None:
-        name = f"filtered:{clean_text(reason[:MAX_REASON_CHARACTERS], MAX_REASON_CHARACTERS)}"
+        name = f"filtered:{_cut(reason)}"
         if name not in self.counters and len(self.counters) >= MAX_REASONS:
             name = "filtered:other reasons"
         self.counters[name] += 1
@@ -209,6 +232,18 @@ class Planner:
         self._count_verdict(verdict)
         return True
 
+    def counts(self) -> dict[str, int]:
+        """Return all that was counted since the lane's beginning, each name with its kind.
+
+        `drawn`; `filtered:REASON` and `quarantined:STAGE`, of items; `dropped:REASON`, of samples
+        that the batcher has left out; `batcher:NAME`, what else it counts.
+        """
+        return {
+            **self.counters,
+            **{f"dropped:{_cut(reason)}": n for reason, n in self.batcher.dropped().items()},
+            **{f"batcher:{_cut(name)}": n for name, n in self.batcher.counters().items()},
+        }
+
     def _watch_starvation(self, accepted: bool, finished: bool) -> None:
         self._without_sample = 0 if accepted else self._without_sample + 1
         self._without_group = 0 if finished else self._without_group + 1
@@ -219,7 +254,7 @@ class Planner:
         starved = self._without_sample > min(max(many, MIN_DRAWS_WITHOUT_SAMPLE), MAX_DRAWS)
         stuck = self._without_group > min(max(many, MIN_DRAWS_WITHOUT_GROUP), MAX_DRAWS)
         if starved or stuck:
-            reasons = {**self.counters, **self.batcher.counters()}
+            reasons = self.counts()
             drawn = self._without_sample if starved else self._without_group
             raise LaneStarved(
                 f"lane {self.lane} of job {self.job.name!r} drew {drawn} items in a row without "
@@ -354,8 +389,8 @@ class Planner:
         self.offset = offset
 
 
-def _dropped(counters: dict[str, int]) -> int:
-    return sum(count for name, count in counters.items() if "dropped" in name)
+def _cut(reason: str) -> str:
+    return clean_text(reason[:MAX_REASON_CHARACTERS], MAX_REASON_CHARACTERS)
 
 
 def _reasons(counts: dict[str, int]) -> str:

@@ -139,9 +139,14 @@ class Candidate(NamedTuple):
     lane: LaneState
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Return what the most urgent one has least of."""
-        return self.urgency, self.position
+    def suspect(self) -> bool:
+        """Tell whether a worker has ended over this batch: it may end the next one, too."""
+        return self.entry.key.offset in self.lane.deaths
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        """Return what the most urgent one has least of: what has ended a worker lets others by."""
+        return self.suspect and self.lane.gives_way, self.urgency, self.position
 
 
 class Start(NamedTuple):
@@ -183,6 +188,7 @@ class LaneState:
 
     # What was being done when a worker died, by the offset that it was working for.
     deaths: dict[int, list[str]] = field(default_factory=dict)
+    gives_way: bool = False  # for a while after a death other lanes' batches go first
 
 
 class Reader:
@@ -312,6 +318,7 @@ class Log:
         self.making = 0
         self.largest_bytes = self.largest_body_bytes = 0
         self.produced = self.recomputed = self.cache_hits = 0
+        self.ticket_s = 0.0  # how long a ticket of this job usually takes
         self._highest: dict[int, int] = {}
         self.made = MadeOffsets()
         self.deciding = 0  # verdicts under way: nothing new is planned before workers know them

@@ -8,7 +8,7 @@ server database over the network fits the same contract.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -73,6 +73,7 @@ class Begun:
         committed_at: The store's time of the group's last commit, ISO 8601 UTC, for people;
             "" = never.
         committed_by: The generation of that commit; 0 = none.
+        token: What the attempt is called now.
     """
 
     generation: int
@@ -82,6 +83,7 @@ class Begun:
     joined: bool
     committed_at: str
     committed_by: int
+    token: str
 
 
 class Committed(NamedTuple):
@@ -172,6 +174,10 @@ class Store(ABC):
     def created(self) -> str:
         """Return where `open` made an empty store because there was none; empty = it was there."""
         return ""
+
+    @abstractmethod
+    def watch(self, on_error: Callable[[str], None]) -> None:
+        """Tell the code of every error that a call ends with, from now on: metrics count them."""
 
     @abstractmethod
     async def open(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -52,6 +52,9 @@ class SqliteStore(Store):
     def uuid(self) -> str:
         """Return the identity of this store; empty before `open`."""
         return self._database.uuid
+
+    def watch(self, on_error: Callable[[str], None]) -> None:  # noqa: D102
+        self._database.on_error = on_error
 
     async def open(self) -> None:  # noqa: D102 - the contract says it; so for all below
         await self._database.open()
