@@ -674,6 +674,10 @@ class StoreContract(ABC):
         later = item._replace(epoch=5)
         assert [held.holds(later, 0, offset) for offset in (2, 3, 10)] == [False, True, True]
         assert [held.holds(later, 1, offset) for offset in (3, 8, 9)] == [False, False, True]
+        left = held._replace(stage="exit")  # its neighbours in the lane may have been made before
+        assert [left.holds(later, 0, offset) for offset in (2, 3, 4, 9)] == [
+            False, True, False, True,
+        ]  # fmt: skip
         below = await store.add_verdict(LOG, Verdict("draw", later, "", "r", True, 1, 5), seen)
         assert (below.number, below.lane, below.offset) == (2, 1, 5)
         again = Verdict("draw", later, "", "r", True, 1, 20)

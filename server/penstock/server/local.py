@@ -20,6 +20,7 @@ from penstock.server.job import Job
 from penstock.server.pipeline.count import ensure_counted
 from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import Computed, Line, compute
+from penstock.server.pipeline.made import MadeOffsets
 from penstock.server.rpc.cursors import Cursors
 from penstock.server.rpc.opening import (
     VERSION,
@@ -45,11 +46,20 @@ class Marks:
     Attributes:
         planned: By lane, the offset below which batches were made.
         asked: Offsets of any lane below this were made, or are being made.
+        made: The batches themselves.
     """
 
     def __init__(self) -> None:
         self.planned: dict[int, int] = {}
         self.asked = 0
+        self.made = MadeOffsets()
+
+    def seen(self, job: Job, verdict: Verdict) -> Seen:
+        """Return what a store must know of before it takes a verdict."""
+        planned = self.planned.get(verdict.lane, 0)
+        if verdict.stage != "draw":
+            planned = verdict.offset + 1 if (verdict.lane, verdict.offset) in self.made else 0
+        return Seen(job.order, planned, self.asked)
 
 
 class LocalLoader:
@@ -85,6 +95,7 @@ class LocalLoader:
         self._lines.pop(lane, None)
         self._marks.asked = max(self._marks.asked, offset + 1)
         computed = compute(self.job, position, tail, line)
+        self._marks.made.add(lane, offset)
         self._marks.planned[lane] = max(self._marks.planned.get(lane, 0), offset + 1)
         self._lines[lane] = line
         return computed
@@ -147,7 +158,7 @@ class LocalTransport:
 
         def insert(verdict: Verdict) -> Verdict:
             with self._lock:
-                seen = Seen(job.order, marks.planned.get(verdict.lane, 0), marks.asked)
+                seen = marks.seen(job, verdict)
                 store = self._open_store()
                 return self._run(store.add_verdict(job.log_id, verdict, seen, job.max_quarantined))
 

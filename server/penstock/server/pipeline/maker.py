@@ -116,9 +116,12 @@ class Maker:
     ) -> dict[tuple[ItemRef, int], Sample]:
         found: dict[tuple[ItemRef, int], Sample] = {}
         missing: dict[ItemRef, None] = {}
+        left_out = self.items.verdicts.find
         for row in plan.rows:
             for ref in row:
                 key = (ref.item, ref.part)
+                if left_out("exit", ref.item, plan.lane, plan.offset):
+                    continue
                 if key in at_hand:
                     found[key] = at_hand[key]
                 else:

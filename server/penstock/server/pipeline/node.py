@@ -883,7 +883,10 @@ class Node:
                 with self._deciding(one) as seen:
                     if verdict.stage == "draw":
                         self._overtake(one, verdict, line)
-                    planned = max(each.lanes[lane].planned for each in self._same(one))
+                        planned = max(each.lanes[lane].planned for each in self._same(one))
+                    else:
+                        made = any((lane, offset) in each.made for each in self._same(one))
+                        planned = offset + 1 if made else 0
                     held = await self.store.add_verdict(
                         job.log_id, verdict, seen._replace(planned=planned), job.max_quarantined
                     )

@@ -149,7 +149,8 @@ class Seen(NamedTuple):
 
     Attributes:
         order: How the log's positions lie on its lanes.
-        planned: Offsets of the verdict's lane below this were planned here.
+        planned: Offsets of the verdict's lane below this were planned here; at the stages `exit`
+            and `size`, which are about one batch, only if that one was made here.
         asked: Offsets of any lane below this were planned here, or are being planned.
     """
 
