@@ -47,7 +47,7 @@ VALUES: list[Any] = [
 ]
 
 KEYS = (
-    *("ticket", "where", "nbytes", "counts", "counters", "before", "snapshots", "plans", "broken"),
+    *("ticket", "where", "nbytes", "counts", "counted", "emptied", "snapshots", "plans", "broken"),
     *("of", "line", "job", "code", "message", "fields", "check", "text", "verdict", "lines"),
     *("cost", "number", "size", "libraries", "counted", "emptied"),
 )

@@ -6,11 +6,13 @@ The data path never lets protobuf touch a body: messages leave and enter as byte
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from typing import Any
 
+import grpc
+
+from penstock.client.conversation import Conversation
 from penstock.wire import MAX_MESSAGE_BYTES
 from penstock.wire.errors import (
     ERROR_METADATA_KEY,
@@ -23,14 +25,6 @@ from penstock.wire.errors import (
     decode_error,
 )
 from penstock.wire.transport import Address, ReadCall, Transport
-
-# gRPC prints INFO lines at every cancelled stream: they belong to its authors, not to a trainer's
-# log.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-
-from penstock.client.conversation import Call, converse  # isort: skip - it imports grpc, and first
-
-import grpc
 
 ENTRY_POINTS = "penstock.transports"
 """The entry point group in which other packages offer targets: `name:rest`."""
@@ -90,7 +84,7 @@ class GrpcTransport:
 
     def read(self, opening: bytes) -> ReadCall:
         """Open `Feed/Read`; see `Transport.read`."""
-        call = converse(self._channel, SERVICE_PREFIX + "Feed/Read", opening)
+        call = Conversation(self._channel, SERVICE_PREFIX + "Feed/Read", opening)
         return GrpcReadCall(call, self.target)
 
     def close(self) -> None:
@@ -104,7 +98,7 @@ class GrpcTransport:
 class GrpcReadCall:
     """One open stream; its errors are PenstockErrors."""
 
-    def __init__(self, call: Call, target: str) -> None:
+    def __init__(self, call: Conversation, target: str) -> None:
         self._call, self._target = call, target
 
     def __iter__(self) -> Iterator[bytes]:

@@ -187,6 +187,12 @@ class PositionFar(PenstockError):
 # --- data ---------------------------------------------------------------------------------------
 
 
+class Counting(PenstockError):
+    """A finite job's batches are being counted. Fields `job`, `items_done`, `items`."""
+
+    code, status = "counting", "UNAVAILABLE"
+
+
 class SourceUnavailable(PenstockError):
     """Bytes could not be read here and now; retried, never quarantined. Field `item`."""
 

@@ -201,7 +201,11 @@ class JobSettings(_Section):
         f"a whole number from 1 to {MAX_LANES:,}",
     )
     epochs: Count | None = _key(
-        None, "How often each item is drawn; null goes on without end.", f"null or {_COUNT}"
+        None,
+        "How often each item is drawn; null goes on without end. Where items give any number of "
+        "samples, the batches are counted by one pass over them before the first one is read; "
+        "packers need null.",
+        f"null or {_COUNT}",
     )
     batches_per_step: Count | None = _key(
         None,

@@ -31,7 +31,7 @@ class BeginRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., group: _Optional[str] = ..., token: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start_step: _Optional[int] = ..., owner: _Optional[str] = ..., store: _Optional[str] = ...) -> None: ...
 
 class BeginReply(_message.Message):
-    __slots__ = ("generation", "batches_per_step", "start_step", "log_id", "store", "joined", "committed_at", "committed_by", "batches_per_step_from")
+    __slots__ = ("generation", "batches_per_step", "start_step", "log_id", "store", "joined", "committed_at", "committed_by", "batches_per_step_from", "token")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BATCHES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     START_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class BeginReply(_message.Message):
     COMMITTED_AT_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_BY_FIELD_NUMBER: _ClassVar[int]
     BATCHES_PER_STEP_FROM_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
     generation: int
     batches_per_step: int
     start_step: int
@@ -50,7 +51,8 @@ class BeginReply(_message.Message):
     committed_at: str
     committed_by: int
     batches_per_step_from: str
-    def __init__(self, generation: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start_step: _Optional[int] = ..., log_id: _Optional[bytes] = ..., store: _Optional[str] = ..., joined: bool = ..., committed_at: _Optional[str] = ..., committed_by: _Optional[int] = ..., batches_per_step_from: _Optional[str] = ...) -> None: ...
+    token: str
+    def __init__(self, generation: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start_step: _Optional[int] = ..., log_id: _Optional[bytes] = ..., store: _Optional[str] = ..., joined: bool = ..., committed_at: _Optional[str] = ..., committed_by: _Optional[int] = ..., batches_per_step_from: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("job", "group", "token", "generation", "rank", "step", "all_rows")

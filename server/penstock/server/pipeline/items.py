@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from penstock.server.core.copies import own_copy
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef, Verdict, budget_spent
 from penstock.server.core.seeding import drawn_since, seeded_globals
@@ -246,10 +247,14 @@ class Items:
         self.progress("fetch", items[0])
 
         def fetch() -> list[RawItem]:
-            if not source.uses_global_rng:
-                return source.fetch([item.index for item in items])
-            with seeded_globals(item_key(self.job.seed, items[0])):
-                return source.fetch([item.index for item in items])
+            indices = [item.index for item in items]
+            if source.uses_global_rng:
+                with seeded_globals(item_key(self.job.seed, items[0])):
+                    raws = source.fetch(indices)
+            else:
+                raws = source.fetch(indices)
+            # A processor may write into what it is given: that must not be the source's own.
+            return raws if source.gives_fresh_items else [own_copy(raw) for raw in raws]
 
         if len(items) > 1:
             try:

@@ -32,8 +32,9 @@ class Made:
         counts: Mapping[str, int],
         padding: bool,
         emptied: bool,
+        epoch: int,
     ) -> None:
-        self._log_id, self._plan, self._layout = log_id, plan, layout
+        self._log_id, self._plan, self._layout, self._epoch = log_id, plan, layout, epoch
         self.counts, self.padding, self.emptied = counts, padding, emptied
         self.nbytes = layout.nbytes
 
@@ -53,6 +54,7 @@ class Made:
             self.counts,
             samples,
             self.padding,
+            self._epoch,
         )
 
 
@@ -105,16 +107,21 @@ class Maker:
             counts = dict.fromkeys(counts, 0)
         self.items.progress("encode", None)
         layout = frame.layout(values, host=self._host)
-        return Made(self.job.log_id, kept, layout, counts, padding, emptied)
+        # Of the plan, not of what is left of it: a batch that quarantine emptied has an epoch, too.
+        epoch = min((ref.item.epoch for row in plan.rows for ref in row), default=0)
+        return Made(self.job.log_id, kept, layout, counts, padding, emptied, epoch)
 
     def _samples(
         self, plan: BatchPlan, at_hand: Mapping[tuple[ItemRef, int], Sample]
     ) -> dict[tuple[ItemRef, int], Sample]:
         found: dict[tuple[ItemRef, int], Sample] = {}
         missing: dict[ItemRef, None] = {}
+        left_out = self.items.verdicts.find
         for row in plan.rows:
             for ref in row:
                 key = (ref.item, ref.part)
+                if left_out("exit", ref.item, plan.lane, plan.offset):
+                    continue
                 if key in at_hand:
                     found[key] = at_hand[key]
                 else:

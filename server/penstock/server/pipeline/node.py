@@ -24,6 +24,7 @@ from penstock.server.core import libraries
 from penstock.server.core.refs import Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline.channel import Message, Misspoken
+from penstock.server.pipeline.counting import Count
 from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import MAX_EMPTIED, far, only_padding
 from penstock.server.pipeline.planner import Planner
@@ -190,8 +191,12 @@ class Node:
         """
         self._loop = asyncio.get_running_loop()
         for name, job in self.jobs.items():
-            self.logs[name] = Log(job, self.bound_bytes)
-            self._seekable[name] = Planner(job, 0, Items(job)).can_seek()
+            if job.needs_counting:
+                ends = await self.store.lane_ends(job.log_id)
+                if len(ends) == job.lanes:
+                    job.set_lane_ends([ends[lane] for lane in range(job.lanes)])
+            if not job.needs_counting or job.lane_ends is not None:
+                self._hold(job)
             await self.store.register_job(JobRecord(name, job.log_id, job.plan))
             self.verdicts[name] = VerdictBook(await self.store.verdicts(job.log_id))
             self.observer.quarantined(name, self.verdicts[name].left_out)
@@ -207,6 +212,40 @@ class Node:
             raise self._start_error
         self._spawn(self._write_snapshots())
         self._spawn(self._watch())
+        for name, job in self.jobs.items():
+            if name not in self.logs:
+                self._spawn(self._count(job))
+
+    def _hold(self, job: Job) -> None:
+        """Take a job whose order is known into the books."""
+        self.logs[job.name] = Log(job, self.bound_bytes)
+        self._seekable[job.name] = Planner(job, 0, Items(job)).can_seek()
+
+    async def _count(self, job: Job) -> None:
+        """Find out where a job's lanes end, once for all nodes; until then nobody can open it."""
+        count = Count(self.target, job, len(self.workers), self.item_deadline_s)
+        try:
+            ends = await count.run()
+            for lane, batches in enumerate(ends):
+                await self._keep_end(job, lane, batches)
+            job.set_lane_ends(ends)
+            _ = job.order
+        except PenstockError as error:
+            log.error("a job cannot be counted", job=job.name, error=error.message)
+            job.uncounted = error
+            job.forget_lane_ends()
+            return
+        self._hold(job)
+        log.info("counted", job=job.name, batches=sum(ends))
+
+    async def _keep_end(self, job: Job, lane: int, batches: int) -> None:
+        while True:
+            try:
+                await self.store.add_lane_end(job.log_id, lane, batches)
+                return
+            except StoreUnavailable as error:
+                log.warning("the store does not answer; waiting", error=str(error))
+                await asyncio.sleep(STORE_RETRY_S)
 
     async def drain(self, grace_s: float) -> None:
         """Give out no more tickets, let workers finish theirs, and save where lines stand."""
@@ -537,7 +576,8 @@ class Node:
     def _tell_verdicts(self, worker: WorkerProcess, job: str, verdicts: Iterable[Verdict]) -> None:
         log_id = self.jobs[job].log_id.hex()
         entries = [verdict.to_json() for verdict in verdicts]
-        worker.send({"op": "job", "job": job, "log": log_id, "verdicts": entries})
+        ends = self.jobs[job].lane_ends
+        worker.send({"op": "job", "job": job, "log": log_id, "verdicts": entries, "ends": ends})
 
     # --- answers ---
 
@@ -848,7 +888,10 @@ class Node:
                 with self._deciding(one) as seen:
                     if verdict.stage == "draw":
                         self._overtake(one, verdict, line)
-                    planned = max(each.lanes[lane].planned for each in self._same(one))
+                        planned = max(each.lanes[lane].planned for each in self._same(one))
+                    else:
+                        made = any((lane, offset) in each.made for each in self._same(one))
+                        planned = offset + 1 if made else 0
                     held = await self.store.add_verdict(
                         job.log_id, verdict, seen._replace(planned=planned), job.max_quarantined
                     )

@@ -21,6 +21,7 @@ from penstock.wire.errors import (
     BadItem,
     BadSnapshot,
     LaneStarved,
+    LogDiverged,
     PenstockError,
     clean_text,
 )
@@ -74,10 +75,35 @@ class Planner:
             BadItem: An item failed and the job's policy is to stop.
             SourceUnavailable: A read failed to the deadline.
             LaneStarved: As many draws as several epochs have gave no sample.
+            LogDiverged: The lane ends elsewhere than where it was counted to end.
         """
-        while not self.ready:
-            if self.ended:
-                return None
+        end = None if self.job.lane_ends is None else self.job.lane_ends[self.lane]
+        last = self.offset + 1 == end
+        # Nothing must come after the last batch that was counted, so that is looked for, too.
+        self._fill(2 if last else 1)
+        if not self.ready:
+            if end is not None and self.offset < end:
+                raise self._miscounted(end, str(self.offset))
+            return None
+        if last and len(self.ready) > 1:
+            raise self._miscounted(self.offset + 1, "more")
+        plan = BatchPlan(self.lane, self.offset, self.ready.popleft())
+        self.offset += 1
+        return plan
+
+    def _miscounted(self, counted: int, now: str) -> LogDiverged:
+        return LogDiverged(
+            f"lane {self.lane} of job {self.job.name!r} was counted to hold {counted} batches, and "
+            f"now holds {now}: a role gives another number of samples than before, or an item "
+            "fails or works that did not; run `penstockd check`",
+            what=f"end of lane {self.lane}",
+            ours=now,
+            theirs=counted,
+        )
+
+    def _fill(self, groups: int) -> None:
+        """Draw until so many groups are ready, or the lane is over."""
+        while len(self.ready) < groups and not self.ended:
             before = self.draws.state()
             item = self.draws.next()
             if item is None:
@@ -92,9 +118,6 @@ class Planner:
                     if not taken:  # it stays the next draw: a retry must not step over it
                         self.draws.restore(before)
                         self.counters["drawn"] -= 1
-        plan = BatchPlan(self.lane, self.offset, self.ready.popleft())
-        self.offset += 1
-        return plan
 
     def _take(self, item: ItemRef) -> None:
         self.counters["drawn"] += 1

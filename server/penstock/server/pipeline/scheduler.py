@@ -17,6 +17,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from penstock.server.job import Job
+from penstock.server.pipeline.made import MadeOffsets
 from penstock.wire.errors import PenstockError
 from penstock.wire.order import Share, Tail
 
@@ -318,6 +319,7 @@ class Log:
         self.produced = self.recomputed = self.cache_hits = 0
         self.ticket_s = 0.0  # how long a ticket of this job usually takes
         self._highest: dict[int, int] = {}
+        self.made = MadeOffsets()
         self.deciding = 0  # verdicts under way: nothing new is planned before workers know them
 
     # --- demand ---
@@ -473,6 +475,7 @@ class Log:
         self.largest_body_bytes = max(self.largest_body_bytes, nbytes)
         lane = self.lanes[entry.key.lane]
         lane.deaths.pop(entry.key.offset, None)
+        self.made.add(lane.lane, entry.key.offset)
         self.produced += 1
         if entry.key.offset <= self._highest.get(lane.lane, -1):
             self.recomputed += 1

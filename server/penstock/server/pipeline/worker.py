@@ -218,6 +218,8 @@ class Worker:
                     job=name,
                     differences=["log id"],
                 )
+            if waiting[0].get("ends") is not None:
+                job.set_lane_ends(waiting[0]["ends"])
             self.jobs[name] = job
 
             def insert(verdict: Verdict) -> Verdict:

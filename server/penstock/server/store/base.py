@@ -73,6 +73,7 @@ class Begun:
         committed_at: The store's time of the group's last commit, ISO 8601 UTC, for people;
             "" = never.
         committed_by: The generation of that commit; 0 = none.
+        token: What the attempt is called now.
     """
 
     generation: int
@@ -82,6 +83,7 @@ class Begun:
     joined: bool
     committed_at: str
     committed_by: int
+    token: str
 
 
 class Committed(NamedTuple):
@@ -147,7 +149,8 @@ class Seen(NamedTuple):
 
     Attributes:
         order: How the log's positions lie on its lanes.
-        planned: Offsets of the verdict's lane below this were planned here.
+        planned: Offsets of the verdict's lane below this were planned here; at the stages `exit`
+            and `size`, which are about one batch, only if that one was made here.
         asked: Offsets of any lane below this were planned here, or are being planned.
     """
 
