@@ -153,7 +153,7 @@ SERVED: list[tuple[str, dict[str, Any], str]] = [
     (
         "packed epochs",
         {"epochs": 2},
-        "jobs.main: epochs: 2 needs a batch count that is known by arithmetic, and "
+        "jobs.main: epochs: 2 needs a batch count that is known before the batches are, and "
         "BestFitPackingBatcher does not give one",
     ),
 ]

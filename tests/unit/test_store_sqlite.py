@@ -16,9 +16,10 @@ import pytest
 
 from penstock.server.core.refs import ItemRef, Verdict
 from penstock.server.store import SqliteStore, schema
-from penstock.server.store.base import BeginRequest, JobRecord, SnapshotRecord
+from penstock.server.store.base import BeginRequest, JobRecord, Seen, SnapshotRecord
 from penstock.server.store.database import Database
 from penstock.wire.errors import StoreCorrupt, StoreLocked, StoreUnavailable
+from penstock.wire.order import Order
 
 LOG = bytes(range(32))
 JOB = JobRecord("code", LOG, {"seed": 7, "lanes": 2, "text": "plan " * 300})
@@ -32,7 +33,8 @@ async def fill(path: Path) -> list[Any]:
         await store.begin(BeginRequest(JOB, "run", f"t{number}", 0, 16))
         await store.commit("code", "run", f"t{number}", number + 1, 3, 700 + number, all_rows=True)
         await store.checkpoint("code", "run", f"c{number}", number)
-        await store.add_verdict(LOG, Verdict("draw", ItemRef("main", number, 0), "aa", "bad"))
+        verdict = Verdict("draw", ItemRef("main", number, 0), "aa", "bad", offset=10**6)
+        await store.add_verdict(LOG, verdict, Seen(Order(2)))
         await store.add_lane_end(LOG, number, 40 + number)
         await store.note_libraries(LOG, {f"library-{number}": f"1.{number}"})
     await store.put_snapshots(
@@ -160,7 +162,8 @@ async def test_a_newer_format_names_the_remedy(tmp_path: Path) -> None:
     newer.execute(f"PRAGMA user_version = {schema.FORMAT + 1}")
     newer.close()
 
-    with pytest.raises(StoreCorrupt, match=r"format 3.*knows format 2.*newer"):
+    found = rf"format {schema.FORMAT + 1}.*knows format {schema.FORMAT}.*newer"
+    with pytest.raises(StoreCorrupt, match=found):
         await SqliteStore(path).open()
 
 
@@ -173,6 +176,12 @@ async def test_a_store_of_an_older_format_is_brought_up_whole(
     with sqlite3.connect(path) as raw:  # what the first format looked like
         schema.prepare(raw)
         raw.execute("DROP TABLE libraries")
+        raw.execute("DROP TABLE verdicts")
+        columns = "log_id, source, item, epoch, stage, content_hash, reason, seal"
+        raw.execute(f"CREATE TABLE verdicts ({columns})")
+        for item in (7, 3):
+            old = (LOG, "main", item, 2, "draw", "aa", "bad", b"")
+            raw.execute("INSERT INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?, ?)", old)
         raw.execute("PRAGMA user_version = 1")
         schema.update(raw, "meta", {"value": "1"}, "key = 'format'", {})
     raw.close()
@@ -193,6 +202,10 @@ async def test_a_store_of_an_older_format_is_brought_up_whole(
     assert version == 1
     assert "libraries" not in tables
 
+    shown[2] = [
+        Verdict("draw", ItemRef("main", item, 2), "aa", "bad", number=number)
+        for number, item in ((1, 3), (2, 7))
+    ]
     shown[4] = {}
     for _ in range(2):
         store = SqliteStore(path)

@@ -15,7 +15,7 @@ from penstock.client.commands.common import plain
 from penstock.wire.errors import PenstockError
 from penstock.wire.malloc import keep_memory
 
-COMMANDS = ("ping", "cat", "cursors", "top", "demo", "bench")
+COMMANDS = ("ping", "cat", "cursors", "quarantine", "top", "demo", "bench")
 """In the order of the help; each is a module of `penstock.client.commands`."""
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import queue
 import threading
 import uuid
 from collections.abc import Awaitable, Iterator
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 from penstock.server.config import Config, load
 from penstock.server.core.refs import Verdict
 from penstock.server.job import Job
+from penstock.server.pipeline.count import ensure_counted
 from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import Computed, Line, compute
 from penstock.server.rpc.cursors import Cursors
@@ -29,12 +31,25 @@ from penstock.server.rpc.opening import (
     parse_request,
 )
 from penstock.server.store import open_store
-from penstock.server.store.base import Store
+from penstock.server.store.base import Seen, Store
 from penstock.wire import frame
-from penstock.wire.errors import BadFrame, InvalidRequest, PenstockError
+from penstock.wire.errors import BadFrame, InvalidRequest
 from penstock.wire.v1 import feed_pb2
 
 T = TypeVar("T")
+
+
+class Marks:
+    """How far the readers of one log, in this process, have had it planned.
+
+    Attributes:
+        planned: By lane, the offset below which batches were made.
+        asked: Offsets of any lane below this were made, or are being made.
+    """
+
+    def __init__(self) -> None:
+        self.planned: dict[int, int] = {}
+        self.asked = 0
 
 
 class LocalLoader:
@@ -43,12 +58,16 @@ class LocalLoader:
     Args:
         job: The job.
         verdicts: The verdicts that hold; None = none, and new ones stay in this process.
+        marks: Where to note what was planned.
     """
 
-    def __init__(self, job: Job, verdicts: VerdictBook | None = None) -> None:
+    def __init__(
+        self, job: Job, verdicts: VerdictBook | None = None, marks: Marks | None = None
+    ) -> None:
         self.job = job
         self._items = Items(job, verdicts)
         self._lines: dict[int, Line] = {}
+        self._marks = marks or Marks()
 
     def batch(self, position: int, opening: Opening | None = None) -> Computed:
         """Return the batch at a position; going upwards is cheap, going back starts a lane again.
@@ -64,7 +83,9 @@ class LocalLoader:
             # A lane whose batch failed is started again, too: its state may be half changed.
             line = Line(self.job, lane, self._items)
         self._lines.pop(lane, None)
+        self._marks.asked = max(self._marks.asked, offset + 1)
         computed = compute(self.job, position, tail, line)
+        self._marks.planned[lane] = max(self._marks.planned.get(lane, 0), offset + 1)
         self._lines[lane] = line
         return computed
 
@@ -82,9 +103,13 @@ class LocalTransport:
         self._runner: asyncio.Runner | None = None
         self._store: Store | None = None
         self._lock = threading.Lock()
+        self._marks: dict[bytes, Marks] = {}
+        self._books: dict[bytes, VerdictBook] = {}
 
     def unary(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Answer `Feed/Describe`, `Feed/Status` or a method of `Cursors`."""
+        for job in self._config.jobs.values():
+            ensure_counted(job)
         service, _, name = method.partition("/")
         if service == "Cursors" and name in Cursors.METHODS:
             with self._lock:
@@ -114,15 +139,34 @@ class LocalTransport:
                     store.check_token(request.job, request.group, request.token, request.generation)
                 )
 
-    def verdicts(self, log_id: bytes) -> VerdictBook:
-        """Return the verdicts of a log that the store holds; new ones are inserted there."""
+    def loader(self, job: Job, *, stored: bool) -> LocalLoader:
+        """Return a loader; `stored` = it obeys the store's verdicts, and puts new ones there."""
+        if not stored:
+            return LocalLoader(job)
+        marks = self._marks.setdefault(job.log_id, Marks())
 
         def insert(verdict: Verdict) -> Verdict:
             with self._lock:
-                return self._run(self._open_store().add_verdict(log_id, verdict))
+                seen = Seen(job.order, marks.planned.get(verdict.lane, 0), marks.asked)
+                store = self._open_store()
+                return self._run(store.add_verdict(job.log_id, verdict, seen, job.max_quarantined))
 
         with self._lock:
-            return VerdictBook(self._run(self._open_store().verdicts(log_id)), insert)
+            book = self._books.get(job.log_id)
+            if book is None:
+                known = self._run(self._open_store().verdicts(job.log_id))
+                # One for all readers here: what one of them finds, or releases, all obey.
+                book = self._books[job.log_id] = VerdictBook(known, insert)
+        return LocalLoader(job, book, marks)
+
+    async def _release(self, job: Job, source: str, index: int) -> list[Verdict]:
+        assert self._store is not None
+        asked = self._marks[job.log_id].asked if job.log_id in self._marks else 0
+        seen = Seen(job.order, asked=asked)
+        found = await self._store.release_verdicts(job.log_id, source, index, seen)
+        if (book := self._books.get(job.log_id)) is not None:
+            book.learn(found)
+        return found
 
     @property
     def node(self) -> str:
@@ -158,7 +202,7 @@ class LocalTransport:
             store = open_store(self._config.server.store, self._config.base)
             await store.open()
             self._store = store
-        return await Cursors(self._config.jobs, store).call(name, request)
+        return await Cursors(self._config.jobs, store, release=self._release).call(name, request)
 
     def _open_store(self) -> Store:
         if self._store is None:
@@ -185,10 +229,10 @@ class LocalRead:
 
     def __init__(self, transport: LocalTransport, opening: bytes) -> None:
         self._transport = transport
-        self._moved = threading.Condition()
+        # What `send` was given; None = cancelled.
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._horizon = 0
         self._cancelled = False
-        self._failed: PenstockError | None = None
         self._messages = self._stream(opening)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -199,21 +243,12 @@ class LocalRead:
 
     def cancel(self) -> None:
         """End the iteration from any thread."""
-        with self._moved:
-            self._cancelled = True
-            self._moved.notify_all()
+        self._cancelled = True
+        self._requests.put(None)
 
     def send(self, request: bytes) -> None:
-        """Move the horizon."""
-        with self._moved:
-            try:
-                message = parse_request(request)
-                if message.WhichOneof("kind") != "horizon":
-                    raise BadFrame("after `open` a consumer sends only `horizon`")
-                self._horizon = max(self._horizon, message.horizon.horizon)
-            except PenstockError as error:
-                self._failed = error  # for whoever iterates, as over the network
-            self._moved.notify_all()
+        """Move the horizon; takes no lock, see `ReadCall.send`."""
+        self._requests.put(request)
 
     def _stream(self, request: bytes) -> Iterator[bytes]:
         message = parse_request(request)
@@ -221,14 +256,12 @@ class LocalRead:
             raise BadFrame("the first message of a Read must be `open`")
         opening = open_read(self._transport.jobs, message.open)
         self._transport.check_token(message.open)
-        with self._moved:
-            self._horizon = max(self._horizon, message.open.horizon)
+        self._horizon = message.open.horizon
         yield opened(opening, self._transport.node).SerializeToString()
         # Who reads for a group obeys its store's verdicts, as a server does: else an item that
         # fails no longer, or not here, would move every item behind it.
-        stored = message.open.group and opening.job.on_item_error == "quarantine"
-        verdicts = self._transport.verdicts(opening.job.log_id) if stored else None
-        loader = LocalLoader(opening.job, verdicts)
+        stored = bool(message.open.group) and opening.job.on_item_error == "quarantine"
+        loader = self._transport.loader(opening.job, stored=stored)
         end = opening.tail.end if opening.tail is not None else None
         for position in opening.share.walk(opening.start):
             if end is not None and position >= end:
@@ -247,13 +280,16 @@ class LocalRead:
             )
 
     def _wait_for(self, position: int) -> bool:
-        with self._moved:
-            self._moved.wait_for(
-                lambda: self._horizon > position or self._failed is not None or self._cancelled
-            )
-            if self._failed is not None:
-                raise self._failed
-            return not self._cancelled
+        """Wait until the horizon lies beyond a position; tell whether it came so far."""
+        while self._horizon <= position and not self._cancelled:
+            request = self._requests.get()
+            if request is None:
+                break
+            message = parse_request(request)
+            if message.WhichOneof("kind") != "horizon":
+                raise BadFrame("after `open` a consumer sends only `horizon`")
+            self._horizon = max(self._horizon, message.horizon.horizon)
+        return not self._cancelled
 
 
 def _source(opening: Opening, position: int) -> int:

@@ -58,6 +58,7 @@ class Database:
     Attributes:
         uuid: The store's identity; empty before `open`.
         created: There was no file, and `open` made one.
+        on_error: Told the code of every error of `run`, in the event loop.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,6 +66,7 @@ class Database:
         self.path = Path(os.path.realpath(path))
         self.uuid = ""
         self.created = False
+        self.on_error: Callable[[str], None] = lambda code: None
         self._lock = FileLock(self.path)
         self._tasks: deque[_Task] = deque()
         self._thread: ThreadPoolExecutor | None = None
@@ -114,7 +116,11 @@ class Database:
         task = _Task(operation, Future())
         self._tasks.append(task)
         self._thread.submit(self._drain)
-        return cast(_T, await asyncio.wrap_future(task.future))
+        try:
+            return cast(_T, await asyncio.wrap_future(task.future))
+        except PenstockError as error:
+            self.on_error(error.code)
+            raise
 
     async def _in_thread(self, function: Callable[[], None]) -> None:
         assert self._thread is not None

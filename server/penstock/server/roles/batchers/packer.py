@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.server.roles.base import Sample, SampleBatcher
@@ -13,10 +13,10 @@ class PackingBatcher(SampleBatcher):
     """A batcher that looks at sizes, and counts what it does to samples that do not fit.
 
     A subclass has `length_key` among its constructor's parameters, calls `super().__init__` with it
-    and names its counts.
+    and names its reasons for dropping a sample, and its other counts.
     """
 
-    def __init__(self, length_key: str, *counts: str) -> None:
+    def __init__(self, length_key: str, dropped: Sequence[str], counts: Sequence[str] = ()) -> None:
         if not isinstance(length_key, str) or not length_key:
             raise InvalidJob(
                 f"length_key is {length_key!r}: name the value of a sample whose length is its "
@@ -24,6 +24,7 @@ class PackingBatcher(SampleBatcher):
                 key="length_key",
             )
         self.length_key = length_key
+        self._dropped = dict.fromkeys(dropped, 0)
         self._counts = dict.fromkeys(counts, 0)
 
     def check_keys(self, keys: Iterable[str]) -> None:
@@ -46,6 +47,10 @@ class PackingBatcher(SampleBatcher):
         except KeyError:
             raise self._no_length(sample) from None
         return len(value)
+
+    def dropped(self) -> dict[str, int]:
+        """Return by reason how many samples were left out; every reason is there from the start."""
+        return dict(self._dropped)
 
     def _no_length(self, keys: Iterable[str]) -> InvalidJob:
         return InvalidJob(
