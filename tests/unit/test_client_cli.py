@@ -425,7 +425,6 @@ def test_a_mistake_is_one_sentence_with_its_code(
         ["top", "a:1", "--interval", "0"],
         ["cursors", "a:1", "code", "--group", "g", "seek"],
         ["nonsense"],
-        [],
     ],
 )
 def test_a_call_that_cannot_be_parsed_exits_2(

@@ -30,6 +30,9 @@ be read without a server: local:FILE (in this process) or spawn:FILE (a node of 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status: 0, 1 = it failed, 2 = a mistake in the call."""
     parser = build_parser()
+    if not (sys.argv[1:] if argv is None else argv):  # nothing was asked: say what can be
+        parser.print_help(sys.stderr)
+        return EXIT_USAGE
     args = parser.parse_args(argv)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter("penstock: %(message)s"))
