@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.client.cli import main as penstock
-from penstock.server.cli import cli, run
+from penstock.server.cli import run
+from penstock.server.commands.group import cli
 from penstock.server.commands.show import computed_batches
 from penstock.server.config import load
 from penstock.wire import frame

@@ -6,15 +6,18 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from penstock.server.commands import purity
 from penstock.server.commands.text import decoder, documents, render, summary
+from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef, SampleRef
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Filtered, Items, Outcome, Quarantined
 from penstock.server.pipeline.line import Computed, Line
+from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.wire.errors import BadBatch, BadItem, PenstockError
 from penstock.wire.v1.feed_pb2 import BatchHeader
 
@@ -184,8 +187,9 @@ def _batching_seconds(
             continue
         try:
             for part, sample in enumerate(outcome):
-                size = batcher.size_of(sample) if batcher.needs_sizes else 0
-                batcher.add(SampleRef(ref, part, size), sample if batcher.needs_content else None)
+                size = contained(partial(_size, batcher, sample))
+                content = sample if batcher.needs_content else None
+                contained(partial(batcher.add, SampleRef(ref, part, size), content))
         except BadItem as error:
             if job.on_item_error == "stop":
                 raise
@@ -200,6 +204,10 @@ def _batching_seconds(
                 traceback=user_traceback(error),
             ) from error
     return time.perf_counter() - begin
+
+
+def _size(batcher: SampleBatcher, sample: Sample) -> int:
+    return batcher.size_of(sample) if batcher.needs_sizes else 0
 
 
 def _count_batches(found: Measured, batches: Sequence[Computed]) -> None:

@@ -12,7 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from penstock.server.core.contained import contained
 from penstock.wire.errors import InvalidJob
+
+_OWN = str(Path(__file__).parent)
 
 SOURCE_HASH = "__penstock_source_sha256__"
 """The attribute of a module from a file that holds the hash of the source that was run."""
@@ -67,7 +70,7 @@ def load_module(place: str) -> ModuleType:
     if is_file_spec(place):
         return _load_file(Path(place).expanduser().absolute(), place)
     try:
-        return importlib.import_module(place)
+        return contained(lambda: importlib.import_module(place))
     except ModuleNotFoundError as error:
         if error.name is not None and (place + ".").startswith(error.name + "."):
             raise InvalidJob(
@@ -104,7 +107,7 @@ def _load_file(path: Path, place: str) -> ModuleType:
     sys.modules[name] = module  # before it runs: dataclasses and pickles look their module up there
     try:
         # These bytes, not the import system's cache of them: that one trusts times and sizes.
-        exec(compile(source, str(path), "exec"), vars(module))
+        contained(lambda: exec(compile(source, str(path), "exec"), vars(module)))
     except Exception as error:
         del sys.modules[name]
         raise _failed(place, error) from error
@@ -116,7 +119,7 @@ def _failed(place: str, error: Exception) -> InvalidJob:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if "importlib" not in frame.filename and frame.filename != __file__
+        if "importlib" not in frame.filename and not frame.filename.startswith(_OWN)
     ]
     where = ""
     if isinstance(error, SyntaxError):

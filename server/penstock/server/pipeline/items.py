@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef, Verdict
 from penstock.server.core.seeding import seeded_globals
@@ -262,7 +263,7 @@ class Items:
             contexts = [ProcessContext(item, self.job.seed) for item in items]
             self.progress("process", items[0])
             try:
-                results = processor.process_batch(raws, contexts)
+                results = contained(lambda: processor.process_batch(raws, contexts))
             except Exception as error:
                 # One of them fails, and is named when it is alone.
                 outcomes = self._one_by_one(items, raws, stage)
@@ -376,7 +377,7 @@ class Items:
         failed_s, backoff_s = None, FIRST_BACKOFF_S
         while True:
             try:
-                return call()
+                return contained(call)
             except Exception as error:
                 if not about_here_and_now(error):
                     raise
@@ -395,7 +396,17 @@ class Items:
     def _prepare(self) -> None:
         if not self._ready:
             self.progress("setup", None)
-            self.job.processor.setup()
+            try:
+                contained(self.job.processor.setup)
+            except PenstockError:
+                raise
+            except Exception as error:
+                raise InvalidJob(
+                    f"{type(self.job.processor).__name__}.setup() of job {self.job.name!r} raises "
+                    f"{error_line(error)}; correct the role",
+                    key="processor",
+                    traceback=user_traceback(error),
+                ) from error
             self._ready = True
 
 

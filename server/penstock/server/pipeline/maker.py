@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.server.core.contained import contained
 from penstock.server.core.frames import user_traceback
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.core.seeding import seeded_globals
@@ -168,9 +169,9 @@ class Maker:
             context = CollateContext(self.job.seed, plan.lane, plan.offset)
             if collator.uses_global_rng:
                 with seeded_globals(batch_key(self.job.seed, plan.lane, plan.offset)):
-                    values = collator.collate(rows, context)
+                    values = contained(lambda: collator.collate(rows, context))
             else:
-                values = collator.collate(rows, context)
+                values = contained(lambda: collator.collate(rows, context))
             # NumPy's integers, which a sum gives, have no place in a message.
             counted = {name: int(value) for name, value in context.counts.items()}
         except SourceUnavailable:

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef
 from penstock.server.job import Job
@@ -73,7 +74,7 @@ class Planner:
             before = self.draws.state()
             item = self.draws.next()
             if item is None:
-                self.ready.extend(self.batcher.flush())
+                self.ready.extend(contained(self.batcher.flush))
                 self.ended = True
             else:
                 taken = False
@@ -146,7 +147,8 @@ class Planner:
         """Give a sample to the batcher; return the finished groups and whether it was kept."""
         dropped = _dropped(self.batcher.counters())
         try:
-            groups = self.batcher.add(ref, sample if self.batcher.needs_content else None)
+            content = sample if self.batcher.needs_content else None
+            groups = contained(lambda: self.batcher.add(ref, content))
         except PenstockError:
             raise
         except Exception as error:
@@ -166,7 +168,7 @@ class Planner:
         if not self.batcher.needs_sizes:
             return 0
         try:
-            size: int = self.batcher.size_of(sample)
+            size: int = contained(lambda: self.batcher.size_of(sample))
         except PenstockError:
             raise
         except Exception as error:

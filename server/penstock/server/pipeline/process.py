@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from penstock.server.environment import worker_environment
 from penstock.server.pipeline.arena import ArenaReader
 from penstock.server.pipeline.channel import Message, Unpacker, pack, receive
 from penstock.server.pipeline.scheduler import Entry, LaneState, LineState, Log
-from penstock.server.pipeline.worker import PAGE_BYTES, Note, Page, worker_environment
+from penstock.server.pipeline.worker import PAGE_BYTES, Note, Page
 
 log = structlog.get_logger("penstock.worker")
 

@@ -1,8 +1,8 @@
 """A worker process: it holds lines, makes the batches it is told to, and never picks the next.
 
-It is started as `python -m penstock.server.pipeline.worker FD PAGE_FD TARGET`, with a fixed
-environment (`worker_environment`), before or after gRPC runs in the parent: it is a fresh program,
-never a fork.
+It is started as `python -m penstock.server.pipeline.worker FD PAGE_FD PARENT TARGET`, with a fixed
+environment (`penstock.server.environment`), before or after gRPC runs in the parent: it is a fresh
+program, never a fork.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -44,23 +44,6 @@ LATE_S = 0.02
 """Behind this it goes without the next one, which takes longer than the ones before it."""
 
 _PAGE_HEAD = struct.Struct("<QI")  # a number that grows with every note, and the note's length
-
-
-def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment in which all workers compute: hidden inputs are fixed."""
-    threads = ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM", "BLIS")
-    return {
-        **environment,
-        "PYTHONHASHSEED": "0",
-        "TZ": "UTC",
-        "LC_ALL": "C.UTF-8",
-        "LANG": "C.UTF-8",
-        "TOKENIZERS_PARALLELISM": "false",
-        "RAYON_NUM_THREADS": "1",
-        **{f"{library}_NUM_THREADS": "1" for library in threads},
-        # The same import world as the server process, whatever put it there.
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
 
 
 class Note(NamedTuple):
@@ -126,6 +109,10 @@ class Page:
             return Note(serial)
 
 
+class ServerGone(BaseException):
+    """The server process has ended, and with it whoever wanted what this worker makes."""
+
+
 class Worker:
     """The worker's side: answers tickets one after another."""
 
@@ -169,7 +156,9 @@ class Worker:
             handler(message)
         except PenstockError as error:
             self._fail(message, error)
-        except Exception as error:
+        except ServerGone:
+            raise
+        except BaseException as error:  # whatever a role raises, the worker is there for others
             text = traceback.format_exc()
             self._fail(
                 message,
@@ -421,7 +410,7 @@ class Worker:
                     raise ERRORS.get(message["code"], Internal)(message["message"])
                 return _verdict(message["verdict"])
             held.append(message)
-        raise SystemExit(0)  # the server process is gone, and with it whoever wanted this batch
+        raise ServerGone
 
     def _progress(self, stage: str, item: ItemRef | None) -> None:
         self.page.note(stage, self.job, self.lane, item)
@@ -538,7 +527,7 @@ def _verdict(entry: list[Any]) -> Verdict:
     return Verdict(stage, ItemRef(*item), digest, reason)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Let the kernel end this process when the server process dies, even while a role computes."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
@@ -548,7 +537,7 @@ def _die_with_parent() -> None:
 def main(argv: list[str]) -> None:
     """Run a worker over the inherited socket."""
     fd, page_fd, parent, target = int(argv[0]), int(argv[1]), int(argv[2]), argv[3]
-    _die_with_parent()
+    die_with_parent()
     if os.getppid() != parent:
         return  # the parent died before prctl took effect
     # Ctrl-C reaches the whole terminal, and service managers send SIGTERM to every process of a
@@ -559,7 +548,7 @@ def main(argv: list[str]) -> None:
     sock = socket.socket(fileno=fd)
     try:
         Worker(sock, Page(page_fd, write=True), target).run()
-    except (BrokenPipeError, ConnectionResetError):
+    except (BrokenPipeError, ConnectionResetError, ServerGone):
         return  # the server process is gone
 
 
