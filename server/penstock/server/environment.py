@@ -41,7 +41,7 @@ def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
         **environment,
         **FIXED,
         # The same import world as the process that starts it, whatever put it there.
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path if path),
     }
 
 

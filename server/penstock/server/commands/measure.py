@@ -87,7 +87,7 @@ class Measured:
 
 def examine(
     job: Job,
-    elsewhere: Callable[[], dict[str, Any]],
+    elsewhere: purity.Gather,
     *,
     item_count: int = 32,
     batch_count: int = 4,
@@ -96,7 +96,7 @@ def examine(
 
     Args:
         job: The job, built.
-        elsewhere: Gives `purity.gather_backwards` of the same job from another process.
+        elsewhere: Gives what `purity.gather_backwards` gives of the same job elsewhere.
         item_count: How many items.
         batch_count: How many batches of one lane.
 
@@ -145,13 +145,14 @@ def examine(
     found.warnings = _warnings(job, found)
 
     ours = {
+        "log_id": found.log_id,
         "items": {
             str(ref): purity.item_facts(out) for ref, out in zip(refs, outcomes, strict=True)
         },
         "raws": raws,
         "batches": [purity.batch_facts(batch) for batch in batches],
     }
-    purity.compare(job, ours, elsewhere())
+    found.warnings += purity.find_dependences(job, ours, elsewhere)
     return found
 
 
