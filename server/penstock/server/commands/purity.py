@@ -358,7 +358,8 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
     Args:
         job: The job, for its name and those of its roles.
-        ours: `{"log_id": hex, "items": {item: facts}, "raws": facts, "batches": [facts]}` from this process.
+        ours: `{"log_id": hex, "items": {item: facts}, "raws": facts, "batches": [facts]}`, from
+            this process.
         theirs: The same from the other one, and the batches of lines that were resumed: `resumed`.
 
     Raises:
