@@ -62,6 +62,28 @@ class StoreContract(ABC):
         yield store
         await store.close()
 
+    # --- libraries ---
+
+    async def test_the_first_versions_of_a_log_are_the_recorded_ones(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        """Each name is recorded once per log, whoever comes with another version later."""
+        first = await store.note_libraries(LOG, {"numpy": "2.1.0", "Python": "3.11.2"})
+        later = await store.note_libraries(LOG, {"numpy": "1.26.4", "torch": "2.9.0"})
+        other = await store.note_libraries(b"\1" * 32, {"numpy": "1.26.4"})
+        with pytest.raises(errors.InvalidRequest, match="version"):
+            await store.note_libraries(LOG, {"datasets": "v" * 1000})
+        await store.close()
+
+        again = self.make(tmp_path)
+        await again.open()
+        kept = await again.note_libraries(LOG, {})
+        await again.close()
+
+        assert first == {"numpy": "2.1.0", "Python": "3.11.2"}
+        assert later == kept == {**first, "torch": "2.9.0"}
+        assert other == {"numpy": "1.26.4"}
+
     # --- begin ---
 
     async def test_a_first_begin_starts_generation_one_at_zero(self, store: Store) -> None:

@@ -194,3 +194,22 @@ def test_series_are_few_and_distinct_however_many_ranks_read(server: Server) -> 
     waits = [one for one in series if one.startswith("penstock_group_waiting_seconds{")]
     by_group = itertools.groupby(sorted(waits), lambda one: one.rpartition(",rank=")[0])
     assert max(len(list(ranks)) for _, ranks in by_group) == SLOWEST_RANKS
+
+
+def test_a_store_that_was_not_there_is_told(tmp_path: Path) -> None:
+    """A mistyped --store is an empty store: the log names it; a start that finds one does not."""
+    file = write_job_file(
+        tmp_path / "jobs.yaml",
+        {"main": {"source": {"type": "items", "items": [1, 2]}, "batch_size": 1}},
+    )
+    said = "created an empty store: no run has a cursor in it yet"
+    flags = ["--store", "sqlite:///typo.db"]
+
+    with serving(file, *flags) as server:
+        [first] = server.events(said, at_least=1)
+        server.terminate()
+        server.start()
+        again = server.events(said)
+
+    assert first["store"] == str((tmp_path / "typo.db").resolve())
+    assert again == []

@@ -116,6 +116,55 @@ def test_tensors_of_every_dtype_and_shape(node: FakeNode, device: str | None) ->
         assert tensor.to(torch.complex128).tolist() == array.astype("complex128").tolist(), key
 
 
+NARROW = ["int8", "int16", "int32", "uint8", "uint16", "uint32"]
+
+
+@pytest.mark.parametrize("as_numpy", [True, False])
+def test_labels_are_int64_whatever_travels(node: FakeNode, as_numpy: bool) -> None:
+    """Losses index with int64 alone; other values keep the dtype that travelled."""
+    for dtype in [*NARROW, "int64"]:
+        labels = np.array([[5, 7], [0, 3]]).astype(dtype)
+        node.dtype_values = {"labels": labels, "input_ids": labels, "parts": [labels]}
+
+        with alone(node, as_numpy=as_numpy) as loader:
+            (batch,) = take(loader, 1)
+
+        wide, kept = (
+            (np.int64, np.dtype(dtype)) if as_numpy else (torch.int64, getattr(torch, dtype))
+        )
+        assert (batch["labels"].dtype, batch["input_ids"].dtype) == (wide, kept)
+        assert batch["parts"][0].dtype == kept
+        assert batch["labels"].tolist() == labels.tolist()
+
+
+@pytest.mark.parametrize("as_numpy", [True, False])
+def test_lists_of_labels_are_int64_too(node: FakeNode, as_numpy: bool) -> None:
+    node.dtype_values = {"labels": [np.array([1, -100], np.int32), None, [np.array([2], np.int8)]]}
+
+    with alone(node, as_numpy=as_numpy) as loader:
+        (batch,) = take(loader, 1)
+
+    first, nothing, (inner,) = batch["labels"]
+    wide = np.int64 if as_numpy else torch.int64
+    assert (first.dtype, nothing, inner.dtype) == (wide, None, wide)
+    assert (first.tolist(), inner.tolist()) == ([1, -100], [2])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bool", "uint64", "bfloat16"])
+@pytest.mark.parametrize("as_numpy", [True, False])
+def test_labels_that_int64_cannot_stand_for_are_left_alone(
+    node: FakeNode, as_numpy: bool, dtype: str
+) -> None:
+    """Targets of a regression, masks, and integers that int64 cannot hold."""
+    found = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    node.dtype_values = {"labels": np.array([1, 0]).astype(found)}
+
+    with alone(node, as_numpy=as_numpy) as loader:
+        (batch,) = take(loader, 1)
+
+    assert batch["labels"].dtype == (np.dtype(found) if as_numpy else getattr(torch, dtype))
+
+
 def test_bfloat16_arrays_have_the_dtype_of_ml_dtypes(node: FakeNode) -> None:
     node.dtype_values = {"x": np.array([1.5, -2.0], ml_dtypes.bfloat16)}
 

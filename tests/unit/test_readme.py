@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import re
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -22,40 +26,67 @@ from penstock.server.metrics import Metrics
 from penstock.wire import errors
 
 HOME = Path(__file__).parents[2]
-STEPS_PER_RUN = 12
+STEPS = 12
 
-# What the README leaves to its reader: a model, an optimizer, and a reason to stop.
-BEFORE = f"""
+# Runs the README's script in forks of a process that has imported what the script imports, and ends
+# a fork without warning, by SIGKILL, where it is told to. Everything else is the script's.
+DRIVER = """
+import hashlib, json, os, runpy, signal, sys
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = torch.nn.Embedding(512, 8)
-        self.head = torch.nn.Linear(8, 512)
+torch.set_num_threads(1)
 
-    def forward(self, input_ids, position_ids, labels):
-        assert input_ids.shape == position_ids.shape == labels.shape
-        logits = self.head(self.embed(input_ids))
-        return torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), labels.flatten().long(), ignore_index=-100, reduction="sum"
-        )
 
-class Optimizer(torch.optim.SGD):
-    steps = 0
+def train(script, ending, record):
+    done = {}
 
-    def step(self):
-        super().step()
-        print("trained", loader.last.step, flush=True)
+    def on(name):
+        done[name] = done.get(name, 0) + 1
+        if [name, done[name]] == ending:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    def zero_grad(self):
-        super().zero_grad()
-        Optimizer.steps += 1
-        if Optimizer.steps == {STEPS_PER_RUN}:
-            raise SystemExit
+    def before(owner, attribute):
+        real = getattr(owner, attribute)
 
-model = Model()
-optimizer = Optimizer(model.parameters(), lr=0.1)
+        def hooked(*args, **kwargs):
+            on(attribute)
+            return real(*args, **kwargs)
+
+        setattr(owner, attribute, hooked)
+
+    from penstock.client import Loader
+
+    before(LlamaForCausalLM, "forward")
+    before(torch, "save")
+    before(os, "replace")
+    before(Loader, "commit")
+    real = torch.optim.AdamW.step
+    weights = hashlib.sha256()
+
+    def step(self, *args, **kwargs):
+        on("optimizer")
+        result = real(self, *args, **kwargs)
+        seen = hashlib.sha256()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                seen.update(parameter.detach().numpy().tobytes())
+        print("weights", seen.hexdigest(), flush=True)
+        return result
+
+    torch.optim.AdamW.step = step
+    sys.stdout = os.fdopen(os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w")
+    runpy.run_path(script, run_name="__main__")
+
+
+for line in sys.stdin:
+    told = json.loads(line)
+    os.chdir(told["folder"])
+    child = os.fork()
+    if child == 0:
+        train(told["script"], told["ending"], told["record"])
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
@@ -119,11 +150,58 @@ def run(command: list[str], folder: Path, environ: dict[str, str]) -> str:
     return done.stdout
 
 
-def train(script: str, folder: Path, environ: dict[str, str]) -> list[int]:
-    """Run a training script; return the steps that it trained on."""
-    (folder / "train.py").write_text(BEFORE + script)
-    output = run([sys.executable, "train.py"], folder, environ)
-    return [int(step) for step in re.findall(r"^trained (\d+)$", output, re.M)]
+class Trainer:
+    """Runs training scripts, each in a process of its own that ends by SIGKILL."""
+
+    def __init__(self, environ: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def run(self, script: str, folder: Path, name: str, count: int) -> dict[int, tuple[str, str]]:
+        """Run a script until it is about to do something for the `count`-th time.
+
+        Args:
+            script: Its text.
+            folder: Where it runs.
+            name: `forward`, `optimizer`, `save`, `replace` or `commit`.
+            count: Then it is killed.
+
+        Returns:
+            By step: the loss as the script has printed it, and a hash of the weights after it.
+        """
+        (folder / "train.py").write_text(script)
+        record = folder / "record.txt"
+        record.unlink(missing_ok=True)
+        told = {"script": "train.py", "folder": str(folder), "record": str(record)}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(told | {"ending": [name, count]}) + "\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == f"{-signal.SIGKILL}\n"
+        found = re.findall(
+            r"^weights (\w{64})\nstep (\d+) loss (\S+)$", record.read_text(), re.MULTILINE
+        )
+        return {int(step): (loss, weights) for weights, step, loss in found}
+
+    def close(self) -> None:
+        """End the process that forks."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._process.stdout.close()
+
+
+@pytest.fixture
+def trainer(environ: dict[str, str]) -> Iterator[Trainer]:
+    running = Trainer(environ)
+    yield running
+    running.close()
 
 
 @contextmanager
@@ -162,40 +240,49 @@ def free_address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-def test_the_quick_start_runs_as_it_stands(folder: Path, environ: dict[str, str]) -> None:
-    """Its commands, its loop, the loop again, and the loop against the served address.
+def test_the_quick_start_runs_as_it_stands(
+    folder: Path, environ: dict[str, str], trainer: Trainer
+) -> None:
+    """Its commands, then its script: killed again and again, it trains as if it never had died.
 
-    Every run goes on at the step that the one before committed last.
+    It dies before its first checkpoint is there, then between the checkpoint and its commit, then
+    at a seeded point, and ends against the served address. Each time losses and weights are those
+    of a run that nobody touched, to the last bit.
     """
     prepare, serve = blocks(HOME / "README.md", "sh")
-    loop, other_line = blocks(HOME / "README.md", "python")
-    loader_line = re.search(r"^loader = .*$", loop, re.M)
-    assert loader_line is not None
+    script, other_line = blocks(HOME / "README.md", "python")
+    [loader_line] = re.findall(r"^loader = .*$", script, re.M)
     assert "0.0.0.0:50051" in serve
     assert "127.0.0.1:50051" in other_line
     address = free_address()
-
+    remote = script.replace(loader_line, other_line.strip().replace("127.0.0.1:50051", address))
     run(["bash", "-euc", prepare], folder, environ)
-    first = train(loop, folder, environ)
-    second = train(loop, folder, environ)
+    whole = Path(shutil.copytree(folder, folder / "whole"))
+    seeded = random.Random(20).randrange(4 + 1, 4 * 5)
+
+    untouched = trainer.run(script, whole, "forward", 4 * STEPS + 1)
+    killed = [
+        trainer.run(script, folder, "replace", 1),
+        trainer.run(script, folder, "commit", 1),
+        trainer.run(script, folder, "forward", seeded),
+    ]
     with serving(serve.replace("0.0.0.0:50051", address).split(), folder, environ):
-        remote = loop.replace(
-            loader_line[0], other_line.strip().replace("127.0.0.1:50051", address)
-        )
-        third = train(remote, folder, environ)
+        killed.append(trainer.run(remote, folder, "forward", 4 * (STEPS - 5) + 1))
 
-    assert first == list(range(12))
-    assert second == list(range(10, 22))
-    assert third == list(range(20, 32))
+    assert list(untouched) == list(range(STEPS))
+    assert [next(iter(steps), None) for steps in killed] == [0, 0, 5, 5]
+    assert [list(steps)[-1] for steps in killed[:2]] == [4, 4]
+    for steps in killed:
+        assert steps == {step: untouched[step] for step in steps}
+    assert list(killed[-1]) == list(range(5, STEPS))
+    assert len({weights for _, weights in untouched.values()}) == STEPS
 
 
-def test_the_loop_of_the_quick_start_is_short() -> None:
-    """Ten lines and the import: what a newcomer has to take in at once."""
-    loop = blocks(HOME / "README.md", "python")[0]
+def test_the_script_of_the_quick_start_is_short() -> None:
+    """One screen, imports and all: what a newcomer has to take in at once."""
+    script = blocks(HOME / "README.md", "python")[0]
 
-    lines = [line for line in loop.splitlines() if line.strip() and "import" not in line]
-
-    assert len(lines) <= 12
+    assert len(script.splitlines()) <= 40
 
 
 def test_the_page_for_small_steps_runs_too(folder: Path, environ: dict[str, str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.server.core.refs import ItemRef, Verdict
-from penstock.server.store import SqliteStore
+from penstock.server.store import SqliteStore, schema
 from penstock.server.store.base import BeginRequest, JobRecord, SnapshotRecord
 from penstock.server.store.database import Database
 from penstock.wire.errors import StoreCorrupt, StoreLocked, StoreUnavailable
@@ -33,6 +33,7 @@ async def fill(path: Path) -> list[Any]:
         await store.checkpoint("code", "run", f"c{number}", number)
         await store.add_verdict(LOG, Verdict("draw", ItemRef("main", number, 0), "aa", "bad"))
         await store.add_lane_end(LOG, number, 40 + number)
+        await store.note_libraries(LOG, {f"library-{number}": f"1.{number}"})
     await store.put_snapshots(
         [SnapshotRecord(LOG, 0, offset, b"%d" % offset * 900) for offset in range(40)]
     )
@@ -47,6 +48,7 @@ async def show(store: SqliteStore) -> list[Any]:
         await store.groups("code"),
         await store.verdicts(LOG),
         await store.lane_ends(LOG),
+        await store.note_libraries(LOG, {}),
         await store.nearest_snapshot(LOG, 0, 17),
     ]
 
@@ -154,11 +156,50 @@ async def test_a_newer_format_names_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "penstock.db"
     await fill(path)
     newer = sqlite3.connect(path)
-    newer.execute("PRAGMA user_version = 2")
+    newer.execute(f"PRAGMA user_version = {schema.FORMAT + 1}")
     newer.close()
 
-    with pytest.raises(StoreCorrupt, match=r"format 2.*knows format 1.*newer"):
+    with pytest.raises(StoreCorrupt, match=r"format 3.*knows format 2.*newer"):
         await SqliteStore(path).open()
+
+
+async def test_a_store_of_an_older_format_is_brought_up_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it holds stays, and a kill at any point leaves a store of one format or the other."""
+    path = tmp_path / "p.db"
+    shown = await fill(path)
+    with sqlite3.connect(path) as raw:  # what the first format looked like
+        schema.prepare(raw)
+        raw.execute("DROP TABLE libraries")
+        raw.execute("PRAGMA user_version = 1")
+        schema.update(raw, "meta", {"value": "1"}, "key = 'format'", {})
+    raw.close()
+
+    def killed(connection: sqlite3.Connection, version: int) -> None:
+        upgrade(connection, version)
+        raise sqlite3.OperationalError("killed")
+
+    upgrade = schema.upgrade
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "upgrade", killed)
+        with pytest.raises(StoreCorrupt):
+            await SqliteStore(path).open()
+    with sqlite3.connect(path) as raw:
+        (version,) = raw.execute("PRAGMA user_version").fetchone()
+        tables = {name for (name,) in raw.execute("SELECT name FROM sqlite_master")}
+    raw.close()
+    assert version == 1
+    assert "libraries" not in tables
+
+    shown[4] = {}
+    for _ in range(2):
+        store = SqliteStore(path)
+        await store.open()
+        assert await show(store) == shown
+        shown[4] = {"numpy": "2.1.0"}
+        assert await store.note_libraries(LOG, {"numpy": "2.1.0"}) == {"numpy": "2.1.0"}
+        await store.close()
 
 
 async def test_a_folder_is_no_store(tmp_path: Path) -> None:
@@ -418,3 +459,16 @@ async def test_old_history_is_dropped(tmp_path: Path, monkeypatch: pytest.Monkey
     }
     reader.close()
     assert counts == {"cursors": 8, "generations": 8, "jobs": 17, "snapshots": 16, "bodies": 16}
+
+
+async def test_an_empty_store_that_open_makes_is_told_with_its_path(tmp_path: Path) -> None:
+    """A mistyped name looks like a fresh start: whoever opens it can say so; once."""
+    first = SqliteStore(tmp_path / "typo.db")
+    await first.open()
+    await first.close()
+    second = SqliteStore(tmp_path / "typo.db")
+    await second.open()
+    await second.close()
+
+    assert first.created == str((tmp_path / "typo.db").resolve())
+    assert second.created == ""

@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from penstock.wire.errors import PenstockError
 from penstock.wire.malloc import keep_memory
@@ -53,9 +54,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose mistakes end as all others do: one sentence, and a code."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print a mistake in the call and exit."""
+        self.exit(
+            EXIT_USAGE,
+            f"penstock: error: {_one_line(message)} [usage]\n  for help: {self.prog} --help\n",
+        )
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="penstock",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from penstock.client.feed import Delivery
-from penstock.client.values import host_starts, unsupported_dtype
+from penstock.client.values import host_starts, unsupported_dtype, widen_labels
 from penstock.wire import frame
 from penstock.wire.errors import InvalidRequest
 
@@ -41,6 +41,9 @@ class TorchDecoder:
 
         The copy is queued on the current stream, so kernels launched behind it see the values.
         """
+        return widen_labels(self._decode(delivery), lambda tensor: tensor.to(torch.int64))
+
+    def _decode(self, delivery: Delivery) -> dict[str, Any]:
         header = delivery.header
         on_host = torch.from_numpy(delivery.body)
         if self._mover is None:

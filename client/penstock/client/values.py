@@ -6,6 +6,7 @@ torch is imported when the first batch is made, never before, and only where it 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,13 +32,14 @@ class Decoder(Protocol):
 
 
 class NumpyDecoder:
-    """Makes arrays, views of the body."""
+    """Makes arrays, views of the body but for labels that are widened."""
 
     makes_tensors = False
 
     def __call__(self, delivery: Delivery) -> dict[str, Any]:
         """Return the values of one batch."""
-        return frame.decode_values(delivery.header, delivery.body)
+        values = frame.decode_values(delivery.header, delivery.body)
+        return widen_labels(values, lambda array: array.astype(np.int64))
 
 
 def make_decoder(device: Any, as_numpy: bool | None) -> Decoder:
@@ -80,6 +82,36 @@ def position_value(as_tensor: bool, position: int) -> Any:
     return torch.from_numpy(array)
 
 
+LABELS = "labels"
+"""The name under which trainers and losses look for the targets."""
+
+NARROW = frozenset({"int8", "int16", "int32", "uint8", "uint16", "uint32"})
+"""Dtypes whose every value int64 holds too."""
+
+
+def widen_labels(values: dict[str, Any], widen: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the values of a batch with integer `labels` as int64, whatever travelled.
+
+    Losses take int64 alone, and a job may send int32 to halve its bytes. Tensors of other dtypes,
+    and values of other names, are kept.
+
+    Args:
+        values: The values by name; changed in place.
+        widen: Makes an int64 of an array or a tensor.
+    """
+    if LABELS in values:
+        values[LABELS] = _widened(values[LABELS], widen)
+    return values
+
+
+def _widened(value: Any, widen: Callable[[Any], Any]) -> Any:
+    if isinstance(value, list):
+        return [_widened(inner, widen) for inner in value]
+    # "int32" of NumPy, "torch.int32" of torch; what is no tensor has no dtype.
+    dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
+    return widen(value) if dtype in NARROW else value
+
+
 def host_starts(header: feed_pb2.BatchHeader) -> set[int]:
     """Return where in the body the tensors begin that stay on the host."""
     found: set[int] = set()
@@ -114,4 +146,5 @@ __all__ = [
     "make_decoder",
     "position_value",
     "unsupported_dtype",
+    "widen_labels",
 ]

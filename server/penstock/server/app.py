@@ -60,6 +60,9 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             users = stack.enter_context(open(exit_when_unused, "w"))  # noqa: ASYNC230, SIM115
         await store.open()
         stack.push_async_callback(store.close)
+        if store.created:
+            # A mistyped name looks like a fresh start: runs would begin at step 0 again.
+            log.info("created an empty store: no run has a cursor in it yet", store=store.created)
         node = Node(
             config.target,
             jobs,
@@ -89,6 +92,9 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             http = HttpEdge(metrics, lambda: not service.draining.is_set())
             http_address = await http.start(settings.metrics)
             stack.push_async_callback(http.stop)
+        for name, job in jobs.items():
+            for sentence in job.cautions():
+                log.warning(sentence, job=name)
         address = await service.start(settings.listen)
         stack.push_async_callback(service.stop, 0.5)
         _warn_if_open(address)

@@ -31,6 +31,11 @@ JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
 
+_KUBERNETES = re.compile(
+    r"PENSTOCK_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)"
+)
+"""What a Pod finds in its environment for a Service whose name begins with penstock."""
+
 
 class Jobs(Mapping[str, Job]):
     """The jobs of a target by name; each is built when it is first asked for, and then kept."""
@@ -278,13 +283,25 @@ def override(
 ) -> ServerSettings:
     """Return server settings with PENSTOCK_* variables and then flags put over them.
 
-    Other variables of that prefix are left alone: Kubernetes makes PENSTOCK_PORT and its like for a
-    service of the name penstock.
+    Variables that Kubernetes makes for a service of the name penstock are left alone.
 
     Raises:
-        InvalidRequest: A value cannot be; names the variable or the flag.
+        InvalidRequest: A value cannot be, or a variable of the prefix is not a setting; names the
+            variable or the flag.
     """
     names = ServerSettings.model_fields
+    settable = {ENVIRONMENT_PREFIX + name.upper() for name in names}
+    for variable in sorted(environ):
+        if (
+            variable.startswith(ENVIRONMENT_PREFIX)
+            and variable not in settable
+            and not _KUBERNETES.fullmatch(variable)
+        ):
+            raise InvalidRequest(
+                f"the environment variable {variable} is not a setting of penstock: "
+                f"{hint(variable, settable)}",
+                name=variable,
+            )
     layers: list[tuple[dict[str, str], dict[str, Any]]] = [
         (
             {name: ENVIRONMENT_PREFIX + name.upper() for name in names},

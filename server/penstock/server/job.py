@@ -28,6 +28,9 @@ ORDER_FORMAT = 1
 DEFAULT_LANES = 48
 """Divided by most world sizes, and enough to keep the lanes' planners from being the bottleneck."""
 
+MAX_LANES = 65_536
+"""A node keeps some KiB for each lane of a job; the largest clusters have fewer ranks."""
+
 ON_ITEM_ERROR = ("stop", "quarantine")
 
 
@@ -85,6 +88,8 @@ class Job:
                 raise InvalidJob(
                     f"{key} is {value!r}: give a whole number of at least {least}", key=key
                 )
+        if lanes > MAX_LANES:
+            raise InvalidJob(f"lanes is {lanes}: give at most {MAX_LANES:,}", key="lanes")
         if on_item_error not in ON_ITEM_ERROR:
             raise InvalidJob(
                 f"on_item_error is {on_item_error!r}: choose {' or '.join(ON_ITEM_ERROR)}",
@@ -187,6 +192,11 @@ class Job:
         """
         return hashlib.sha256(canonical(self.plan)).digest()
 
+    def cautions(self) -> list[str]:
+        """Return sentences about what the log id does not know of this job's content."""
+        found = ((name, source.unseen()) for name, source in sorted(self.sources.items()))
+        return [f"source {name!r}: {sentence}" for name, sentence in found if sentence]
+
     def close(self) -> None:
         """Let go of the sources' files."""
         for source in self.sources.values():
@@ -223,4 +233,4 @@ def _refuse_foreign(value: Any, where: str) -> None:
     )
 
 
-__all__ = ["DEFAULT_LANES", "ORDER_FORMAT", "Job", "canonical"]
+__all__ = ["DEFAULT_LANES", "MAX_LANES", "ORDER_FORMAT", "Job", "canonical"]

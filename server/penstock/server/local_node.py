@@ -46,7 +46,7 @@ from penstock.server.local import (
 from penstock.server.pipeline.channel import receive
 from penstock.server.pipeline.items import VerdictBook
 from penstock.server.pipeline.line import Computed
-from penstock.server.pipeline.worker import Page, die_with_parent
+from penstock.server.pipeline.worker import Page, die_with_parent, told
 from penstock.server.rpc.cursors import Cursors
 from penstock.server.rpc.opening import (
     VERSION,
@@ -424,8 +424,7 @@ class Answerer:
 
 
 def _failure(error: PenstockError) -> bytes:
-    told = {"code": error.code, "message": error.message, "fields": error.fields}
-    return pack_frame(FAILED, json.dumps(told, default=str).encode())
+    return pack_frame(FAILED, json.dumps(told(error)).encode())
 
 
 def main(argv: list[str]) -> None:

@@ -6,6 +6,8 @@ import signal
 from collections.abc import Callable
 from typing import TypeVar
 
+from penstock.server.core.frames import error_text
+
 T = TypeVar("T")
 
 
@@ -40,7 +42,8 @@ def escaped(error: BaseException) -> Escaped:
     kind = type(error)
     # Under its own name: sentences about an error begin with that of its type.
     named = type(kind.__name__, (Escaped,), {"__module__": kind.__module__})
-    said = f"{error}; " if str(error) else ""
+    text = error_text(error)
+    said = f"{text}; " if text else ""
     stands_for: Escaped = named(f"{said}code of a role must return or raise, not end the process")
     return stands_for.with_traceback(error.__traceback__)
 

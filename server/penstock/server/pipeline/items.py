@@ -1,6 +1,6 @@
 """Raw items to samples, with the two classes of errors that purity needs.
 
-`SourceUnavailable` is about here and now: retried with backoff to a deadline, never quarantined.
+`SourceUnavailable` is about the moment: retried with backoff to a deadline, never quarantined.
 `BadItem` is about the bytes: the same bytes failed twice, so every node meets it alike, and the
 job's policy decides: stop, or a verdict that is durable before anything that depends on it is
 released.
@@ -21,9 +21,16 @@ from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef, Verdict
 from penstock.server.core.seeding import seeded_globals
+from penstock.server.core.transient import is_transient
 from penstock.server.job import Job
 from penstock.server.roles.base import ProcessContext, RawItem, Sample, item_key
-from penstock.wire.errors import BadItem, InvalidJob, PenstockError, SourceUnavailable
+from penstock.wire.errors import (
+    BadItem,
+    InvalidJob,
+    PenstockError,
+    SourceUnavailable,
+    clean_text,
+)
 
 logger = logging.getLogger("penstock")
 
@@ -33,6 +40,22 @@ RETRY_DEADLINE_S = 60.0
 """How long a source may be unavailable before this node gives up on an item."""
 
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 5.0
+
+MAX_REASON = 200
+"""Characters of a verdict's reason: a job may have thousands of verdicts."""
+
+
+class Call(NamedTuple):
+    """A role's code that is called for an item, as errors name it.
+
+    Attributes:
+        role: Its class and method.
+        reading: It brings bytes and does not decode them: an error without an errno is about
+            reading then, and not about the bytes.
+    """
+
+    role: str
+    reading: bool = False
 
 
 class Filtered(NamedTuple):
@@ -148,6 +171,8 @@ class Items:
 
     def _fetch(self, name: str, items: list[ItemRef]) -> list[RawItem]:
         source = self.job.sources[name]
+        # A torch Dataset decodes what it reads: an error of its own is like one of process().
+        what = Call(f"{type(source).__name__}.fetch()", reading=not source.uses_global_rng)
         self.progress("fetch", items[0])
 
         def fetch() -> list[RawItem]:
@@ -158,20 +183,22 @@ class Items:
 
         if len(items) > 1:
             try:
-                return self._retried(fetch, items[0])
+                return self.retried(fetch, what, items[0])
             except PenstockError:
                 raise
             except Exception as error:
                 # One of them fails, and is named when it is alone.
                 found = [self._fetch(name, [item])[0] for item in items]
-                self._tell_of(f"{type(source).__name__}.fetch() of several items", error)
+                self._tell_of(what._replace(role=f"{what.role} of several items"), error)
                 return found
         try:
-            return self._twice(fetch, items[0], PenstockError)
+            return self._twice(fetch, what, items[0], PenstockError)
+        except BadItem as error:
+            raise self._damaged(items[0], error) from error
         except PenstockError:
             raise
         except Exception as error:
-            raise self._bad("draw", items[0], error) from error
+            raise self._bad("draw", what, items[0], error) from error
 
     def samples(self, items: Sequence[ItemRef], stage: str) -> list[Outcome]:
         """Return what processing gives for each item.
@@ -231,12 +258,13 @@ class Items:
 
     def _size(self, item: ItemRef, raw: RawItem) -> int:
         processor = self.job.processor
+        what = Call(f"{type(processor).__name__}.size()")
         try:
-            size = self._retried(lambda: processor.size(raw), item)
+            size = self.retried(lambda: processor.size(raw), what, item)
         except PenstockError:
             raise
         except Exception as error:
-            raise self._bad("draw", item, error) from error
+            raise self._bad("draw", what, item, error) from error
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise BadItem(
                 f"{type(processor).__name__}.size() gave {size!r} for item {item}: a processor "
@@ -268,7 +296,7 @@ class Items:
                 # One of them fails, and is named when it is alone.
                 outcomes = self._one_by_one(items, raws, stage)
                 if not any(isinstance(outcome, Quarantined) for outcome in outcomes):
-                    self._tell_of(f"{type(processor).__name__}.process_batch()", error)
+                    self._tell_of(Call(f"{type(processor).__name__}.process_batch()"), error)
                 return outcomes
             self.processed += len(items)
             return [
@@ -289,13 +317,14 @@ class Items:
             with self._seeded(item):
                 return outcome_of(self.job.processor.process(raw, context), context)
 
+        what = Call(f"{type(self.job.processor).__name__}.process()")
         self.progress("process", item)
         try:
-            return self._twice(process, item, (SourceUnavailable, InvalidJob))
+            return self._twice(process, what, item, (SourceUnavailable, InvalidJob))
         except (SourceUnavailable, InvalidJob):
             raise
         except Exception as error:
-            return self._judge(stage, item, self._bad(stage, item, error), content_hash(raw))
+            return self._judge(stage, item, self._bad(stage, what, item, error), content_hash(raw))
 
     def _seeded(self, item: ItemRef) -> AbstractContextManager[None]:
         if self.job.processor.uses_global_rng:
@@ -315,110 +344,129 @@ class Items:
             raise error
         held = self.verdicts.find(stage, item)
         if held is None:
-            reason = str(error.fields.get("reason", error.message))[:200]
+            reason = clean_text(str(error.fields.get("reason", error.message)), MAX_REASON)
             held = self.verdicts.add(Verdict(stage, item, digest, reason))
         return Quarantined(held)
 
-    def _bad(self, stage: str, item: ItemRef, error: Exception) -> BadItem:
-        if isinstance(error, BadItem):
+    def _bad(self, stage: str, what: Call, item: ItemRef, error: Exception) -> BadItem:
+        if isinstance(error, BadItem) and "item" in error.fields:
             return error
-        reason = (
-            f"{type(error).__name__}: {error}"
-            if not isinstance(error, PenstockError)
-            else str(error)
-        )
+        reason = error.message if isinstance(error, PenstockError) else error_line(error)
         return BadItem(
-            f"item {item} of job {self.job.name!r} fails in {type(self.job.processor).__name__} "
-            f"with {reason}; fix the role or the data, or set on_item_error: quarantine",
+            f"item {item} of job {self.job.name!r} fails in {what.role} with {reason}; fix the "
+            "role or the data, or set on_item_error: quarantine",
             item=list(item),
             stage=stage,
             reason=reason,
             traceback=user_traceback(error),
         )
 
+    def _damaged(self, item: ItemRef, error: BadItem) -> BadItem:
+        """Name the item of bytes that its source has read and cannot decode."""
+        return BadItem(
+            f"item {item} of job {self.job.name!r}: {error.message}; put an undamaged copy of the "
+            "file there, or set on_item_error: quarantine",
+            **{"stage": "draw", "reason": error.message, **error.fields, "item": list(item)},
+        )
+
     def _twice(
         self,
         call: Callable[[], T],
+        what: Call,
         item: ItemRef,
         final: type[Exception] | tuple[type[Exception], ...],
     ) -> T:
         """Call, and again if it fails: once may be chance, the same bytes twice are the bytes.
 
         Args:
-            call: A role's own code.
+            call: Calls a role's own code.
+            what: Which code.
             item: What it is called for.
             final: Errors that a second try would not change.
         """
         try:
-            return self._retried(call, item)
+            return self.retried(call, what, item)
         except final:
             raise
         except Exception as error:
-            found = self._retried(call, item)
-            self._tell_of("the first of two tries", error, item)
+            found = self.retried(call, what, item)
+            self._tell_of(what, error, item)
             return found
 
-    def _tell_of(self, what: str, error: Exception, item: ItemRef | None = None) -> None:
+    def _tell_of(self, what: Call, error: Exception, item: ItemRef | None = None) -> None:
         """Warn of an error that went away: nothing is wrong with the data, but maybe with a role.
 
         Once for each kind of error: a role that always does so must not fill the log.
         """
-        kind = what, type(error)
-        if kind not in self._told and not about_here_and_now(error):
+        kind = what.role, type(error)
+        if kind not in self._told and not is_transient(error, reading=what.reading):
             self._told.add(kind)
-            where = "" if item is None else f" of item {item}"
+            where = "" if item is None else f", the first of two tries of item {item},"
             self.warn(
-                f"job {self.job.name!r}: {what}{where} failed, and what came after it did not: "
-                f"{error_line(error)}"
+                f"job {self.job.name!r}: {what.role}{where} failed, and what came after it did "
+                f"not: {error_line(error)}"
             )
 
-    def _retried(self, call: Callable[[], T], item: ItemRef) -> T:
-        """Call; retry what is about here and now, with backoff to the deadline."""
+    def retried(self, call: Callable[[], T], what: Call, item: ItemRef | None = None) -> T:
+        """Call; retry what may be gone in a moment, with backoff to the deadline.
+
+        Raises:
+            SourceUnavailable: It was not gone by then; names the item, and the role where that was
+                doing more than to read.
+            Exception: Whatever else the role raises, at once.
+        """
         failed_s, backoff_s = None, FIRST_BACKOFF_S
         while True:
             try:
                 return contained(call)
             except Exception as error:
-                if not about_here_and_now(error):
+                if not is_transient(error, reading=what.reading):
                     raise
                 now = time.monotonic()
                 failed_s = failed_s or now
                 if now + backoff_s > failed_s + self.retry_deadline_s or not self.may_wait():
-                    raise SourceUnavailable(
-                        f"item {item} of job {self.job.name!r} could not be read, and was tried "
-                        f"for {now - failed_s:.0f} s: {error}; check the storage, then read again",
-                        item=list(item),
-                    ) from error
+                    raise self._unavailable(what, item, error, now - failed_s) from error
                 self.progress("retrying", item)
                 time.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
+    def _unavailable(
+        self, what: Call, item: ItemRef | None, error: Exception, tried_s: float
+    ) -> SourceUnavailable:
+        fields = {} if item is None else {"item": list(item)}
+        where = f"job {self.job.name!r}"
+        if item is not None:
+            where = f"item {item} of {where}"
+        said = error.message if isinstance(error, PenstockError) else error_line(error)
+        if isinstance(error, MemoryError):
+            what_failed, remedy = "found no memory", "give this node more memory, or fewer workers"
+        elif what.reading:
+            what_failed, remedy = "could not be read", "check the storage, then read again"
+        else:
+            what_failed = f"could not be finished by {what.role}"
+            remedy = "check what that code reads, as this node finds it, then read again"
+        return SourceUnavailable(
+            f"{where} {what_failed}, and was tried for {tried_s:.0f} s: {said}; {remedy}",
+            **fields,
+            **({} if what.reading else {"role": what.role, "traceback": user_traceback(error)}),
+        )
+
     def _prepare(self) -> None:
         if not self._ready:
+            processor = self.job.processor
+            what = Call(f"{type(processor).__name__}.setup()")
             self.progress("setup", None)
             try:
-                contained(self.job.processor.setup)
+                self.retried(processor.setup, what)
             except PenstockError:
                 raise
             except Exception as error:
                 raise InvalidJob(
-                    f"{type(self.job.processor).__name__}.setup() of job {self.job.name!r} raises "
-                    f"{error_line(error)}; correct the role",
+                    f"{what.role} of job {self.job.name!r} fails with {error_line(error)}",
                     key="processor",
                     traceback=user_traceback(error),
                 ) from error
             self._ready = True
-
-
-def about_here_and_now(error: Exception) -> bool:
-    """Tell whether an error says nothing about the bytes: reading failed, and may work in a moment.
-
-    A missing file is one, as on a flaky mount it comes back. Decoders raise an OSError without an
-    errno for damaged bytes (Pillow does): that is about the bytes.
-    """
-    if isinstance(error, SourceUnavailable | TimeoutError | ConnectionError):
-        return True
-    return isinstance(error, OSError) and error.errno is not None
 
 
 def outcome_of(result: Any, context: ProcessContext) -> Outcome:
@@ -462,13 +510,13 @@ def content_hash(raw: Any) -> str:
 
 
 __all__ = [
+    "Call",
     "Filtered",
     "Items",
     "Outcome",
     "Progress",
     "Quarantined",
     "VerdictBook",
-    "about_here_and_now",
     "content_hash",
     "outcome_of",
 ]

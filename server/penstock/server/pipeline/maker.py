@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.server.core.contained import contained
-from penstock.server.core.frames import user_traceback
+from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.core.seeding import seeded_globals
 from penstock.server.job import Job
-from penstock.server.pipeline.items import Filtered, Items, Quarantined
+from penstock.server.pipeline.items import Call, Filtered, Items, Quarantined
 from penstock.server.roles.base import CollateContext, Sample, batch_key
 from penstock.wire import frame
 from penstock.wire.errors import BadBatch, BadItem, PenstockError, SourceUnavailable
@@ -165,25 +164,27 @@ class Maker:
     ) -> tuple[dict[str, Any], dict[str, int]]:
         self.items.progress("collate", None)
         collator = self.job.collator
-        try:
+
+        def collate() -> tuple[dict[str, Any], dict[str, int]]:
             context = CollateContext(self.job.seed, plan.lane, plan.offset)
             if collator.uses_global_rng:
                 with seeded_globals(batch_key(self.job.seed, plan.lane, plan.offset)):
-                    values = contained(lambda: collator.collate(rows, context))
+                    values = collator.collate(rows, context)
             else:
-                values = contained(lambda: collator.collate(rows, context))
+                values = collator.collate(rows, context)
             # NumPy's integers, which a sum gives, have no place in a message.
-            counted = {name: int(value) for name, value in context.counts.items()}
+            return values, {name: int(value) for name, value in context.counts.items()}
+
+        try:
+            values, counted = self.items.retried(
+                collate, Call(f"{type(collator).__name__}.collate()")
+            )
         except SourceUnavailable:
             raise
         except BadBatch as error:
             raise BadBatch(f"job {self.job.name!r}, {error.message}", **error.fields) from error
         except Exception as error:
-            text = (
-                str(error)
-                if isinstance(error, PenstockError)
-                else f"{type(error).__name__}: {error}"
-            )
+            text = error.message if isinstance(error, PenstockError) else error_line(error)
             items = [str(ref.item) for row in plan.rows for ref in row]
             shown = ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
             raise BadBatch(

@@ -17,6 +17,7 @@ from typing import Any
 
 import structlog
 
+from penstock.server.core import libraries
 from penstock.server.core.refs import ItemRef, Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline.channel import Message
@@ -141,6 +142,7 @@ class Node:
         self._drained: dict[int, asyncio.Future[None]] = {}
         self._page_seen: dict[int, tuple[int, float]] = {}
         self._waiting: dict[str, Entry] = {}  # by job, its most urgent batch a turn ago
+        self._libraries: dict[str, dict[str, str]] = {}  # by job, what was compared already
 
     def _new_worker(self, number: int) -> WorkerProcess:
         return WorkerProcess(number, self.target, self._message, self._death)
@@ -538,6 +540,8 @@ class Node:
             self._verify(worker, ticket, header, plan)
         if "counters" in message:
             self.observer.counted(name, ticket.lane.lane, message["counters"], message["before"])
+        if "libraries" in message:
+            self._note_libraries(name, message["libraries"])
         self._remember_snapshots(ticket, message["snapshots"], snapshots)
 
     def _verify(self, maker: WorkerProcess, ticket: Ticket, header: bytes, plan: bytes) -> None:
@@ -685,6 +689,24 @@ class Node:
 
     def _on_warning(self, worker: WorkerProcess, message: Message) -> None:
         log.warning(message["text"], worker=worker.number)
+
+    def _note_libraries(self, name: str, versions: Mapping[str, str]) -> None:
+        """Compare what a worker computes a job with, unless another worker said the same."""
+        seen = self._libraries.setdefault(name, {})
+        new = {key: version for key, version in versions.items() if seen.get(key) != version}
+        if new:
+            seen.update(new)
+            self._spawn(self._compare_libraries(name, new))
+
+    async def _compare_libraries(self, name: str, versions: dict[str, str]) -> None:
+        """Record what a job is computed with, or say what differs from what is recorded."""
+        try:
+            recorded = await self.store.note_libraries(self.jobs[name].log_id, versions)
+        except PenstockError as error:
+            log.warning("the versions of libraries were not recorded", job=name, error=str(error))
+            return
+        if found := libraries.differences(versions, recorded):
+            log.warning(libraries.sentence(name, found), job=name)
 
     def _on_verdict(self, worker: WorkerProcess, message: Message) -> None:
         self._spawn(self._verdict(worker, message))

@@ -17,7 +17,14 @@ from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Filtered, Items, Outcome, Quarantined
 from penstock.server.roles.base import LaneDraws, Sample
-from penstock.wire.errors import BadBatch, BadItem, BadSnapshot, LaneStarved, PenstockError
+from penstock.wire.errors import (
+    BadBatch,
+    BadItem,
+    BadSnapshot,
+    LaneStarved,
+    PenstockError,
+    clean_text,
+)
 
 MAX_REASONS, MAX_REASON_CHARACTERS = 32, 80
 """A reason that a role makes of each item anew (`too short: 17`) must not let snapshots and metrics
@@ -182,7 +189,7 @@ class Planner:
         return size
 
     def _count_filtered(self, reason: str) -> None:
-        name = f"filtered:{reason[:MAX_REASON_CHARACTERS]}"
+        name = f"filtered:{clean_text(reason[:MAX_REASON_CHARACTERS], MAX_REASON_CHARACTERS)}"
         if name not in self.counters and len(self.counters) >= MAX_REASONS:
             name = "filtered:other reasons"
         self.counters[name] += 1

@@ -20,11 +20,13 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 from penstock.server.config import load
+from penstock.server.core import libraries
+from penstock.server.core.frames import error_line
 from penstock.server.core.refs import BatchPlan, ItemRef, Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline.arena import Arenas, ArenaWriter
@@ -32,13 +34,17 @@ from penstock.server.pipeline.channel import Message, Unpacker, pack, send_with_
 from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Made, Maker
-from penstock.wire.errors import ERRORS, Internal, JobChanged, PenstockError
+from penstock.wire.errors import ERRORS, Internal, JobChanged, PenstockError, clean_text
 from penstock.wire.malloc import keep_memory
 
 PAGE_BYTES = 4096
 
 HOLD_S = 0.001
 """How long a finished batch may wait for the next one, where more tickets are at hand."""
+
+MAX_MESSAGE, MAX_FIELD = 4000, 16_000
+"""Characters of an error's sentence and of any text in its fields that leave a worker: what a role
+says is copied to the server process, its log and every reader, and may be as long as a file."""
 
 LATE_S = 0.02
 """Behind this it goes without the next one, which takes longer than the ones before it."""
@@ -135,6 +141,7 @@ class Worker:
         self._held_until = self._last_s = 0.0
         self._ticket_s = 1.0
         self._unreported = 0  # batches whose cost was not told yet
+        self._told: set[str] = set()  # jobs whose libraries the server process knows
         self.job: str | None = None
         self.careful = False
 
@@ -159,11 +166,8 @@ class Worker:
         except ServerGone:
             raise
         except BaseException as error:  # whatever a role raises, the worker is there for others
-            text = traceback.format_exc()
-            self._fail(
-                message,
-                Internal(f"a bug in penstock: {type(error).__name__}: {error}", traceback=text),
-            )
+            text = "".join(traceback.format_tb(error.__traceback__)) + error_line(error)
+            self._fail(message, Internal(f"a bug in penstock: {error_line(error)}", traceback=text))
         self.page.note("idle")
 
     # --- what the server asks ---
@@ -198,7 +202,9 @@ class Worker:
             items = Items(job, VerdictBook((), insert), self._progress)
             items.may_wait = self._may_wait
             # The server process logs it: a worker's own words would stand between JSON lines.
-            items.warn = lambda text: self._send({"op": "warning", "text": text})
+            items.warn = lambda text: self._send(
+                {"op": "warning", "text": clean_text(text, MAX_MESSAGE)}
+            )
             self.items[name] = items
             self.makers[name] = Maker(job, items)
         for message in waiting:
@@ -353,6 +359,9 @@ class Worker:
         }
         if line is not None:
             answer["counters"], answer["before"] = line.counters(), line.counters_before
+        if self.job is not None and self.job not in self._told:
+            self._told.add(self.job)  # the first batch has imported what the job needs
+            answer["libraries"] = libraries.in_use()
         self._unreported += 1
         hold = self._may_hold()
         if not hold:
@@ -386,9 +395,7 @@ class Worker:
             "ticket": message.get("ticket"),
             "line": message.get("line"),
             "job": message.get("job"),
-            "code": error.code,
-            "message": error.message,
-            "fields": json.loads(json.dumps(error.fields, default=str)),
+            **told(error),
         }
         self._tell_cost(answer)
         self._send(answer)
@@ -516,6 +523,28 @@ def _note_head(stage: str, job: str | None, lane: int | None) -> bytes:
 @cache
 def _quoted(text: str) -> str:
     return json.dumps(text)
+
+
+def told(error: PenstockError) -> dict[str, Any]:
+    """Return an error as JSON of bounded texts: `code`, `message` and `fields`."""
+    return {
+        "code": error.code,
+        "message": clean_text(str(error.message), MAX_MESSAGE),
+        "fields": _clean(error.fields),
+    }
+
+
+def _clean(value: Any) -> Any:
+    """Return the fields of an error as JSON of bounded texts; they may come from a role."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        return clean_text(value, MAX_FIELD)
+    if isinstance(value, Mapping):
+        return {clean_text(str(name), 99): _clean(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(inner) for inner in value[:1000]]
+    return f"a {type(value).__name__}"
 
 
 def _plan_bytes(plan: BatchPlan) -> bytes:

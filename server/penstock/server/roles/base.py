@@ -15,6 +15,7 @@ import inspect
 import os
 import sys
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock.server.core.imports import SOURCE_HASH
+from penstock.server.core.neighbours import module_source_hash
 from penstock.server.core.refs import Group, ItemRef, Row, SampleRef
 from penstock.server.roles import state as role_state
 
@@ -68,8 +70,14 @@ class Role:
         return self
 
     def clone(self) -> Any:
-        """Return a fresh role with the same parameters: every lane has a batcher of its own."""
-        return _construct(type(self), self.arguments)
+        """Return a fresh role with the same parameters: every lane has a batcher of its own.
+
+        It gets copies of lists, dicts and the like: what one lane's batcher does to a list that it
+        was given must not reach another's.
+        """
+        made = _construct(type(self), _copied(self.arguments))
+        made.arguments = self.arguments  # as they were given, whatever the role does to its own
+        return made
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that decide bytes: those equal to their default are left out."""
@@ -134,6 +142,17 @@ def _file_hash(path: Any) -> str | None:
         return content_hash(read_at, size, whole=size <= WHOLE_BYTES)
 
 
+def _copied(value: Any) -> Any:
+    """Return a value with copies of all plain containers and arrays in it."""
+    if type(value) in (list, tuple, set, frozenset, deque):
+        if isinstance(value, deque):
+            return deque(map(_copied, value), maxlen=value.maxlen)
+        return type(value)(map(_copied, value))
+    if type(value) is dict:
+        return {name: _copied(inner) for name, inner in value.items()}
+    return value.copy() if isinstance(value, np.ndarray | bytearray) else value
+
+
 def _construct(cls: type[Any], arguments: Mapping[str, Any]) -> Any:
     positional: list[Any] = []
     keywords = dict(arguments)
@@ -146,13 +165,15 @@ def _construct(cls: type[Any], arguments: Mapping[str, Any]) -> Any:
 
 
 def module_hash(thing: Any) -> str:
-    """Return the SHA-256 of the source of the module that defines a class or function."""
+    """Return the SHA-256 of the source of the module that defines a class or function.
+
+    Where the module imports others from its own folder, of theirs, too.
+    """
     module = sys.modules.get(thing.__module__)
     if (loaded := getattr(module, SOURCE_HASH, None)) is not None:
         return str(loaded)  # what was run: the file may have been edited since
-    path = getattr(module, "__file__", None)
-    if path and Path(path).exists():
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    if module is not None and (digest := module_source_hash(module)) is not None:
+        return digest
     try:
         return hashlib.sha256(inspect.getsource(thing).encode()).hexdigest()
     except (OSError, TypeError):  # defined at a prompt: nothing to read but its name
@@ -197,6 +218,12 @@ class Source(Role, ABC):
         """Return what identifies the content, as JSON: names, sizes, hashes; no times or places."""
         return {"length": len(self)}
 
+    def unseen(self) -> str | None:
+        """Return a sentence about content that `fingerprint` does not tell, or None."""
+        if type(self).fingerprint is Source.fingerprint:
+            return unseen_sentence(type(self).__name__)
+        return None
+
     def identity(self) -> dict[str, Any]:
         """Return the role's identity with the fingerprint of the content in it."""
         return {**super().identity(), "fingerprint": self.fingerprint()}
@@ -207,6 +234,15 @@ class Source(Role, ABC):
 
     def close(self) -> None:  # most sources hold nothing
         """Let go of files and connections."""
+
+
+def unseen_sentence(name: str) -> str:
+    """Return what to say of a source or a Dataset that does not tell what its content is."""
+    return (
+        f"{name} has no fingerprint(), so the log id does not know the data that it reads: where "
+        "that changes, a run goes on in the changed data without an error; give it a method "
+        "fingerprint() that returns names, sizes and hashes of its files, or a version"
+    )
 
 
 # --- the distributor ------------------------------------------------------------------------------
@@ -539,4 +575,5 @@ __all__ = [
     "batch_key",
     "item_key",
     "module_hash",
+    "unseen_sentence",
 ]

@@ -8,7 +8,7 @@ server database over the network fits the same contract.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -151,6 +151,11 @@ class Store(ABC):
     @abstractmethod
     def uuid(self) -> str:
         """Return the identity of this store: an empty one is not taken for a fresh start."""
+
+    @property
+    def created(self) -> str:
+        """Return where `open` made an empty store because there was none; empty = it was there."""
+        return ""
 
     @abstractmethod
     async def open(self) -> None:
@@ -309,6 +314,20 @@ class Store(ABC):
     @abstractmethod
     async def lane_ends(self, log_id: bytes) -> dict[int, int]:
         """Return the recorded ends by lane."""
+
+    # --- libraries ---
+
+    @abstractmethod
+    async def note_libraries(self, log_id: bytes, versions: Mapping[str, str]) -> dict[str, str]:
+        """Record what computes a log, each name if it is absent, and return all that is recorded.
+
+        Args:
+            log_id: 32 bytes.
+            versions: Versions by name, as `penstock.server.core.libraries` gives them.
+
+        Raises:
+            InvalidRequest: A name or a version cannot be.
+        """
 
 
 __all__ = [

@@ -53,12 +53,17 @@ class Database:
 
     Args:
         path: The database file. `<path>.lock` is held from `open` to `close`.
+
+    Attributes:
+        uuid: The store's identity; empty before `open`.
+        created: There was no file, and `open` made one.
     """
 
     def __init__(self, path: Path) -> None:
         # Two names of one file must meet at one lock.
         self.path = Path(os.path.realpath(path))
         self.uuid = ""
+        self.created = False
         self._lock = FileLock(self.path)
         self._tasks: deque[_Task] = deque()
         self._thread: ThreadPoolExecutor | None = None
@@ -265,6 +270,7 @@ class Database:
         finally:
             connection.close()
         fresh.rename(self.path)
+        self.created = True
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -277,13 +283,18 @@ class Database:
         if application != schema.APPLICATION_ID:
             raise self._corrupt(_FOREIGN)
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version != schema.FORMAT:
+        if not schema.OLDEST <= version <= schema.FORMAT:
             raise self._corrupt(
                 f"has format {version}, and this penstock knows format {schema.FORMAT}",
                 remedy="run the penstock version that wrote it, or a newer one",
             )
-        found = connection.execute("SELECT sql FROM sqlite_master ORDER BY rowid").fetchall()
-        if tuple(sql for (sql,) in found) != schema.SCHEMA:
+        # A transaction also tells whether the file can be written: it must fail here, and not at a
+        # run's first commit. Whatever is refused below is rolled back as the connection closes.
+        connection.execute("BEGIN IMMEDIATE")
+        if version < schema.FORMAT:
+            schema.upgrade(connection, version)
+        found = connection.execute("SELECT sql FROM sqlite_master").fetchall()
+        if {sql for (sql,) in found} != set(schema.SCHEMA):
             raise self._corrupt("is damaged (its tables are not those of a store)")
         trouble = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(3)")]
         if trouble != ["ok"]:
@@ -291,10 +302,8 @@ class Database:
         meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
         if set(meta) != {"uuid", "format"} or meta["format"] != str(schema.FORMAT):
             raise self._corrupt("is damaged (it has no identity)")
+        connection.execute("COMMIT")
         self.uuid = meta["uuid"]
-        # A file that can be read but not written must fail here, not at a run's first commit.
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute("ROLLBACK")
 
     def _corrupt(self, what: str, *, remedy: str = "") -> StoreCorrupt:
         remedy = remedy or (

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 
 from penstock.server.core.refs import ItemRef, Verdict
 from penstock.server.store.base import SnapshotRecord
-from penstock.server.store.checks import clean
+from penstock.server.store.checks import check_name, clean
 from penstock.server.store.groups import readers
 from penstock.server.store.jobs import lanes_of
 from penstock.server.store.retention import keep
-from penstock.server.store.schema import insert
+from penstock.server.store.schema import insert, now
 from penstock.wire.errors import LogDiverged
 
 CROWDED = 512
@@ -137,6 +137,22 @@ def add_lane_end(db: sqlite3.Connection, log_id: bytes, lane: int, batches: int)
     return batches
 
 
+def note_libraries(
+    db: sqlite3.Connection, log_id: bytes, versions: Mapping[str, str]
+) -> dict[str, str]:
+    """Record what computes a log, as `Store.note_libraries` says."""
+    recorded = dict(
+        db.execute("SELECT name, version FROM libraries WHERE log_id = ?", (log_id,)).fetchall()
+    )
+    for name, version in versions.items():
+        if name not in recorded:
+            check_name("library", name)
+            check_name("version", version)
+            insert(db, "libraries", log_id=log_id, name=name, version=version, first_seen=now(db))
+            recorded[name] = version
+    return recorded
+
+
 def lane_ends(db: sqlite3.Connection, log_id: bytes) -> dict[int, int]:
     """Return the recorded ends by lane, as `Store.lane_ends` says."""
     rows = db.execute(
@@ -210,5 +226,6 @@ __all__ = [
     "add_verdict",
     "drop",
     "lane_ends",
+    "note_libraries",
     "verdicts",
 ]

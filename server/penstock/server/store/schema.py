@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-FORMAT = 1
-"""Raised by every change of the text below: stores compare it with what they hold."""
+FORMAT = 2
+"""Raised by every change of the text below, with a step in `_UPGRADES`: stores compare it with what
+they hold."""
 
 APPLICATION_ID = 0x70656E73
 """`pens`, at byte 68 of the file: tells a store from another program's SQLite file."""
@@ -103,6 +104,10 @@ _TABLES: dict[str, tuple[str, dict[str, str]]] = {
         "log_id, lane",
         {"log_id": "BLOB", "lane": "INTEGER", "batches": "INTEGER"},
     ),
+    "libraries": (
+        "log_id, name",
+        {"log_id": "BLOB", "name": "TEXT", "version": "TEXT", "first_seen": "TEXT"},
+    ),
 }
 
 # Bytes of snapshots stand apart: long rows would make every search in a keyed b-tree deep. Their
@@ -120,6 +125,14 @@ def _create(table: str) -> str:
 
 
 SCHEMA: tuple[str, ...] = (*(_create(table) for table in _TABLES), _BODIES)
+
+_UPGRADES: dict[int, Callable[[sqlite3.Connection], None]] = {
+    # format: what makes the next one of it
+    1: lambda connection: _execute(connection, _create("libraries")),
+}
+
+OLDEST = min(_UPGRADES)
+"""The oldest format that `upgrade` knows."""
 
 
 def seal(*values: int | str | bytes) -> bytes:
@@ -149,6 +162,21 @@ def create(connection: sqlite3.Connection) -> None:
     insert(connection, "meta", key="uuid", value=str(uuid.uuid4()))
     insert(connection, "meta", key="format", value=str(FORMAT))
     connection.execute("COMMIT")
+
+
+def upgrade(connection: sqlite3.Connection, version: int) -> None:
+    """Bring a store of an older format, at least `OLDEST`, up to this one.
+
+    In the caller's transaction: a store is of one format or of the other, whenever it is killed.
+    """
+    for step in range(version, FORMAT):
+        _UPGRADES[step](connection)
+    connection.execute(f"PRAGMA user_version = {FORMAT}")
+    update(connection, "meta", {"value": str(FORMAT)}, "key = 'format'", {})
+
+
+def _execute(connection: sqlite3.Connection, statement: str) -> None:
+    connection.execute(statement)
 
 
 def insert(connection: sqlite3.Connection, table: str, **values: int | str | bytes) -> None:
@@ -194,6 +222,7 @@ def now(connection: sqlite3.Connection) -> str:
 __all__ = [
     "APPLICATION_ID",
     "FORMAT",
+    "OLDEST",
     "SCHEMA",
     "create",
     "insert",
@@ -201,4 +230,5 @@ __all__ = [
     "prepare",
     "seal",
     "update",
+    "upgrade",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -42,6 +42,10 @@ class SqliteStore(Store):
     def path(self) -> Path:
         """Return the file, resolved."""
         return self._database.path
+
+    @property
+    def created(self) -> str:  # noqa: D102 - the contract says it
+        return str(self.path) if self._database.created else ""
 
     @property
     def uuid(self) -> str:
@@ -133,6 +137,11 @@ class SqliteStore(Store):
 
     async def add_lane_end(self, log_id: bytes, lane: int, batches: int) -> int:  # noqa: D102
         return await self._database.run(lambda db: lanes.add_lane_end(db, log_id, lane, batches))
+
+    async def note_libraries(  # noqa: D102
+        self, log_id: bytes, versions: Mapping[str, str]
+    ) -> dict[str, str]:
+        return await self._database.run(lambda db: lanes.note_libraries(db, log_id, versions))
 
     async def lane_ends(self, log_id: bytes) -> dict[int, int]:  # noqa: D102
         return await self._database.run(partial(lanes.lane_ends, log_id=log_id))

@@ -71,7 +71,7 @@ class PackedCollator(BatchCollator):
         labels: `unshifted` for models that shift themselves (transformers), or `shifted`.
         pad_value: The id on padding in `input_ids`.
         ids_dtype: `int64`, or `int32` for half of the bytes on the wire: of `input_ids`, `labels`
-            and `position_ids`.
+            and `position_ids`. The Loader hands labels over as int64 either way.
 
     Raises:
         InvalidJob: A parameter has a value that cannot be.
