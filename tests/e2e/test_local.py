@@ -271,7 +271,11 @@ EXITS = [
     ({"source": {"type": "torch", "factory": "./exits.py:any"}}, InvalidJob, "SystemExit"),
     ({"processor": "constructor"}, InvalidJob, "Ends cannot be built: SystemExit"),
     ({"processor": "setup"}, InvalidJob, r"Ends.setup\(\) of job 'one' fails with SystemExit"),
-    ({"processor": "process"}, PenstockError, "item main.0. .* fails in Ends.process.. with SystemExit"),
+    (
+        {"processor": "process"},
+        PenstockError,
+        "item main.0. .* fails in Ends.process.. with SystemExit",
+    ),
     (
         {"batcher": {"type": "simple", "batch_size": 2}, "collator": "./roles.py:Interrupts"},
         PenstockError,

@@ -95,7 +95,7 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
         for name, job in jobs.items():
             for sentence in job.cautions():
                 log.warning(sentence, job=name)
-        address = await service.start(settings.listen)
+        address = await service.start(settings.listen, int(settings.socket_mode, 8))
         stack.push_async_callback(service.stop, 0.5)
         _warn_if_open(address)
         log.info(

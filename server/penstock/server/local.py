@@ -30,12 +30,12 @@ import weakref
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from penstock.server.environment import worker_environment
 from penstock.server.pipeline.items import Items, Progress, VerdictBook
 from penstock.server.pipeline.line import Computed, Line, compute
+from penstock.server.target import absolute_target
 from penstock.wire.errors import (
     ERRORS,
     DataTimeout,
@@ -460,14 +460,6 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def absolute_target(rest: str) -> str:
-    """Return `FILE` or `jobs.py:name` with an absolute path, for a process with another folder."""
-    path, colon, attribute = rest.rpartition(":")
-    if not colon or not path.endswith(".py"):
-        path, colon, attribute = rest, "", ""
-    return f"{Path(path).expanduser().absolute()}{colon}{attribute}"
-
-
 def open_transport(rest: str) -> LocalTransport:
     """Return the transport of `local:FILE`: an entry point of the group `penstock.transports`.
 
@@ -476,4 +468,4 @@ def open_transport(rest: str) -> LocalTransport:
     return LocalTransport(absolute_target(rest))
 
 
-__all__ = ["LocalCall", "LocalLoader", "LocalTransport", "absolute_target", "open_transport"]
+__all__ = ["LocalCall", "LocalLoader", "LocalTransport", "open_transport"]
