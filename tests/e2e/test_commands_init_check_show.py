@@ -452,8 +452,10 @@ class Language(RawItemProcessor):
 
 class Product(RawItemProcessor):
     def process(self, raw, context):
-        a = np.random.default_rng(raw["x"]).standard_normal((600, 600), dtype=np.float32)
-        return {"x": (a @ a)[::60, ::60].copy()}
+        rng = np.random.default_rng(raw["x"])
+        shapes = ((300, 2000), 2000)
+        matrix, vector = (rng.standard_normal(shape, dtype=np.float32) for shape in shapes)
+        return {"x": matrix @ vector}
 
 class Folder(RawItemProcessor):
     def process(self, raw, context):
