@@ -23,7 +23,7 @@ DESCRIPTION = """\
 Look at training data the way a trainer sees it.
 
 TARGET is where a loader node listens: host:port, dns:///name:port or unix:/path; or a job file to
-be read without a server: local:FILE (in this process) or spawn:FILE (a node of our own)."""
+be read without a server: local:FILE (in a process beside this) or spawn:FILE (a node of our own)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

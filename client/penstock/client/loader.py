@@ -37,7 +37,7 @@ class Loader:
 
     Args:
         target: Where the node is: `host:port`, `dns:///name:port`, `unix:/path`, `local:FILE` (in
-            this process), `spawn:FILE` (a node of our own); or an open `Transport`.
+            a process beside this one), `spawn:FILE` (a node of our own); or an open `Transport`.
         job: The job's name.
         group: The training run that reads, all its ranks; None = ephemeral: nothing is stored,
             reading starts at step 0.
@@ -491,8 +491,7 @@ class Loader:
         if feed is not None:
             return feed
         if self._decoder is None:
-            # Before the feed's thread runs: with `local:` roles run in it, and they must not meet a
-            # torch that this thread has imported by half.
+            # Before the feed's thread runs: it shall not meet a torch that is imported by half.
             self._decoder = make_decoder(self._device, self._as_numpy)
         session = self._started()
         steps = self._steps()
