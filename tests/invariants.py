@@ -22,7 +22,7 @@ from penstock.server.job import Job
 from penstock.server.local import LocalLoader
 from penstock.server.pipeline.line import Line
 from penstock.server.rpc.opening import Opening
-from penstock.wire import frame
+from penstock.wire.digest import batch_digest
 from penstock.wire.order import Tail
 from penstock.wire.v1 import feed_pb2
 
@@ -48,7 +48,7 @@ class Purity:
             computed = self._loader.batch(position, opening)
             header = feed_pb2.BatchHeader.FromString(computed.header)
             body = bytes(computed.body)
-            self._truth[position] = header, frame.body_digest(body), body
+            self._truth[position] = header, batch_digest(header, body), body
         return self._truth[position]
 
     def saw(self, header: feed_pb2.BatchHeader, body: bytes) -> None:
@@ -139,8 +139,7 @@ def check_conservation(job: Job, lane: int, batches: int) -> Mapping[str, int]:
         line.planner.forget()
     planner = line.planner
     held = [*planner.batcher.pending, *(ref for group in planner.ready for ref in _refs(group))]
-    counters = Counter(planner.counters)
-    counters.update(planner.batcher.counters())
+    counters = Counter(planner.counts())
 
     pieces: dict[Any, list[SampleRef]] = {}
     for ref in [*delivered, *held]:
@@ -159,7 +158,7 @@ def check_conservation(job: Job, lane: int, batches: int) -> Mapping[str, int]:
     left_out = sum(
         count
         for name, count in counters.items()
-        if name.startswith(("filtered:", "quarantined:")) or name.endswith("dropped")
+        if name.startswith(("filtered:", "quarantined:", "dropped:"))
     )
     one_sample_each = all(part == 0 for _, part in pieces)
     if one_sample_each:

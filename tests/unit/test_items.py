@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from penstock.server.core.refs import ItemRef, Verdict
@@ -23,7 +24,7 @@ from penstock.server.pipeline.items import (
     content_hash,
 )
 from penstock.server.roles import ProcessContext, RawItemProcessor, Sample
-from penstock.server.sources import ItemsSource
+from penstock.server.sources import ItemsSource, TorchDatasetSource
 from penstock.wire.errors import BadItem, InvalidJob, SourceUnavailable
 
 
@@ -180,7 +181,7 @@ def test_a_verdict_is_durable_before_the_outcome_is_known() -> None:
     again = items.samples(refs, "exit")
 
     assert inserted == [
-        Verdict("exit", refs[1], content_hash("bad"), "ValueError: damaged"),
+        Verdict("exit", refs[1], content_hash("bad"), "ValueError: damaged", every_epoch=True),
     ]
     assert first == again
     assert isinstance(first[1], Quarantined)
@@ -349,6 +350,76 @@ def test_what_is_random_depends_on_the_item_alone() -> None:
     assert items.samples(other_epoch, "draw") != together
 
 
+class KeepsRows:
+    """A Dataset in memory that gives out its own rows."""
+
+    def __init__(self) -> None:
+        self.rows = [
+            {
+                "array": np.zeros(4),
+                "tensor": torch.zeros(4),
+                "nested": [{"list": [0]}, (np.zeros(2),)],
+                "image": Image.new("L", (2, 2)),
+                "objects": np.array([[0]], dtype=object),
+            }
+            for _ in range(6)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index]
+
+
+class WritesInPlace(RawItemProcessor):
+    """Writes into everything that it is given."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def process(self, raw: Any, context: ProcessContext) -> Sample:
+        """Add to each value in place."""
+        raw["array"] += 1
+        raw["tensor"].add_(1)
+        raw["nested"][0]["list"].append(1)
+        raw["nested"][1][0][:] += 1
+        raw["image"].putpixel((0, 0), raw["image"].getpixel((0, 0)) + 1)
+        raw["objects"][0, 0] += 1
+        raw["new"] = True
+        return raw
+
+
+class OwnRows(ItemsSource):
+    """A source of the user's that copies nothing."""
+
+    version: ClassVar[int | str | None] = 1
+    gives_fresh_items: ClassVar[bool] = False
+
+    def fetch(self, indices: Sequence[int]) -> list[Any]:
+        """Return the rows themselves."""
+        return [self._items[index] for index in indices]
+
+
+@pytest.mark.parametrize("kind", ["torch", "own"])
+def test_a_processor_that_writes_into_items_changes_no_source(kind: str) -> None:
+    """Every fetch gives the same, whatever was looked at before, ahead or again."""
+    rows = KeepsRows()
+    source = TorchDatasetSource(dataset=rows) if kind == "torch" else OwnRows(rows.rows)
+    items = Items(Job(source, processor=WritesInPlace(), batch_size=1, lanes=1))
+    refs = [ItemRef("main", index, 0) for index in (0, 1, 0)]
+
+    first = [content_hash(samples) for samples in items.samples(refs[:2], "draw")]
+    again = [content_hash(samples) for samples in items.samples(refs, "exit")]
+
+    assert again == [*first, first[0]]
+    [sample] = items.samples(refs[:1], "draw")
+    assert isinstance(sample, list)
+    assert sample[0]["image"].getpixel((0, 0)) == 1
+    assert sample[0]["objects"].tolist() == [[1]]
+    assert "new" not in rows.rows[0]
+    assert not rows.rows[0]["array"].any()
+
+
 class Broken(ItemsSource):
     """Item 2 cannot be fetched, whatever comes with it."""
 
@@ -410,3 +481,37 @@ def test_careful_work_notes_every_item_by_itself() -> None:
 
     assert noted == [refs[0], *refs]
     assert items.processed == 6
+
+
+class Dice(RawItemProcessor):
+    """Fails, with or without a throw before."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def process(self, raw: Any, context: ProcessContext) -> Sample:
+        """Fail as `raw` says."""
+        if raw == "own":
+            context.rng.random()
+        elif raw == "python":
+            random.random()
+        elif raw == "numpy":
+            np.random.normal()
+        elif raw == "torch":
+            pytest.importorskip("torch").rand(1)
+        raise ValueError(raw)
+
+
+def test_only_what_draws_chance_is_about_one_epoch() -> None:
+    """The same raw bytes fail in every epoch, where nothing random was drawn before they did."""
+    raws = ["plain", "own", "python", "numpy", "torch", "plain"]
+    pytest.importorskip("torch")
+    items, refs = make(raws, Dice(), on_item_error="quarantine")
+
+    outcomes = items.samples(refs, "exit")
+
+    verdicts = [outcome.verdict for outcome in outcomes if isinstance(outcome, Quarantined)]
+    every = [verdict.every_epoch for verdict in verdicts]
+    assert every == [True, False, False, False, False, True]
+    later = [ref._replace(epoch=3) for ref in refs]
+    found = [items.verdicts.find("exit", ref) is not None for ref in later]
+    assert found == every

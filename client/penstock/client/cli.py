@@ -14,7 +14,7 @@ from typing import NoReturn
 from penstock.wire.errors import PenstockError
 from penstock.wire.malloc import keep_memory
 
-COMMANDS = ("ping", "cat", "cursors", "top", "demo", "bench")
+COMMANDS = ("ping", "cat", "cursors", "quarantine", "top", "demo", "bench")
 """In the order of the help; each is a module of `penstock.client.commands`."""
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130

@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from penstock.client.aside import Patience, aside, tell
 from penstock.client.backoff import Backoff
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import (
     BadFrame,
+    Counting,
     PenstockError,
     ProtocolMismatch,
     StoreUnavailable,
@@ -153,6 +155,28 @@ class Control:
         request = cursors_pb2.ListRequest(job=self.job, group=group or "")
         return list(self.call("Cursors/List", request, cursors_pb2.ListReply).groups)
 
+    def verdicts(self) -> list[cursors_pb2.Verdict]:
+        """Return every verdict about the job's items, released ones too, by number."""
+        found: list[cursors_pb2.Verdict] = []
+        while True:
+            after = found[-1].number if found else 0
+            request = cursors_pb2.ListVerdictsRequest(job=self.job, after=after)
+            reply = self.call("Cursors/ListVerdicts", request, cursors_pb2.ListVerdictsReply)
+            found += reply.verdicts
+            if not reply.more or not reply.verdicts:
+                return found
+
+    def release(self, source: str, index: int) -> list[cursors_pb2.Verdict]:
+        """Let an item be drawn again; return the verdicts about it, all released.
+
+        Raises:
+            UnknownVerdict: The item is not in quarantine.
+            LogDiverged: The log holds no batch that it could come into.
+        """
+        request = cursors_pb2.ReleaseItemRequest(job=self.job, source=source, index=index)
+        reply = self.call("Cursors/ReleaseItem", request, cursors_pb2.ReleaseItemReply)
+        return list(reply.verdicts)
+
     def status(self) -> dict[str, Any]:
         """Return what the node is doing now: the JSON object of `Feed.Status`."""
         reply = self.call("Feed/Status", feed_pb2.StatusRequest(), feed_pb2.StatusReply)
@@ -165,35 +189,47 @@ class Control:
     def call(self, method: str, request: Message, reply: type[ReplyT]) -> ReplyT:
         """Call one method, again while the node cannot be reached.
 
+        Safe where a signal handler raises: the call is made aside, and may be made once more.
+
         Raises:
             PenstockError: What the server says is wrong.
             Unreachable: No answer within the deadline.
         """
+        return aside(lambda patience: self._call(method, request, reply, patience))
+
+    def _call(
+        self, method: str, request: Message, reply: type[ReplyT], patience: Patience
+    ) -> ReplyT:
         began = time.monotonic()
         backoff, log_at = Backoff(), LOG_FIRST_S
         payload = request.SerializeToString()
+        answered: StoreUnavailable | Counting | None = None
         while True:
             left = self._deadline_s - (time.monotonic() - began)
             try:
                 answer = self._transport.unary(method, payload, max(0.1, min(CALL_S, left)))
                 return reply.FromString(answer)
-            except (Unreachable, StoreUnavailable) as error:
+            except (StoreUnavailable, Counting) as error:
                 away: PenstockError = error
+                answered = error
+            except Unreachable as error:
+                # The node did answer: it waits for its store as before, longer than is left here.
+                timed_out = bool(error.fields.get("timed_out"))
+                away = answered if answered is not None and timed_out else error
             except DecodeError as error:
                 raise BadFrame(
                     f"{self._target} answered {method} with what is no {reply.__name__}: {error}"
                 ) from error
-            # Not inside the handler: a Ctrl-C while it waits is not another error's consequence.
             wait = backoff.next_s()
             waited = time.monotonic() - began
             if waited + wait >= self._deadline_s:
                 raise _gave_up(away, self._target, method, waited) from None
             if waited >= log_at:
                 log_at = waited + LOG_EVERY_S
-                logger.warning(
-                    "%s; trying for %.0f s more (%s)", away, self._deadline_s - waited, method
-                )
-            time.sleep(wait)
+                left = self._deadline_s - waited
+                tell(logger.warning, "%s; trying for %.0f s more (%s)", away, left, method)
+            if patience.acquire(timeout=wait):
+                raise away  # nobody hears it: the caller has gone
 
 
 def _gave_up(error: PenstockError, target: str, method: str, waited: float) -> PenstockError:

@@ -20,7 +20,11 @@ CHUNK_BYTES = 1 << 20
 MAX_MESSAGE_BYTES = 16 << 20
 """The limit that both sides set on one gRPC message: a bound, never -1."""
 
+MAX_REQUEST_BYTES = 1 << 20
+"""The limit of a server on one message *to* it: far above what an honest request needs, which is a
+few hundred bytes, and small enough that a flood of them does not fill its memory."""
+
 ALIGNMENT = 64
 """Every tensor starts at a multiple of this many bytes: vector loads and DMA stay clean."""
 
-__all__ = ["ALIGNMENT", "CHUNK_BYTES", "MAX_MESSAGE_BYTES", "PROTOCOL"]
+__all__ = ["ALIGNMENT", "CHUNK_BYTES", "MAX_MESSAGE_BYTES", "MAX_REQUEST_BYTES", "PROTOCOL"]

@@ -200,11 +200,14 @@ def build_job(name: str, settings: JobSettings, place: Place) -> Job:
             roles[role] = build(kind, spec, at)
     try:
         job = Job(**roles, **values, name=name)
-        _ = job.order  # whether lanes end, and where, is part of what the file says
+        job.check_end()  # whether lanes end, and where, is part of what the file says
+        if not job.needs_counting:
+            _ = job.order
         return job
     except PenstockError as error:
         key = str(error.fields.get("key") or "")
-        at = place.at(key) if key in JobSettings.model_fields else place
+        keys = key.split(".")
+        at = place.at(*keys) if keys[0] in JobSettings.model_fields else place
         if not isinstance(error, InvalidJob):
             raise type(error)(f"{place.key}: {error.message}", **error.fields) from error
         raise at.error(f"{place.key}: {error.message}") from error

@@ -32,9 +32,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
+from penstock.server.core.refs import Verdict
 from penstock.server.environment import worker_environment
 from penstock.server.pipeline.items import Items, Progress, VerdictBook
 from penstock.server.pipeline.line import Computed, Line, compute
+from penstock.server.pipeline.made import MadeOffsets
+from penstock.server.store.base import Seen
 from penstock.server.target import absolute_target
 from penstock.wire.errors import (
     ERRORS,
@@ -64,6 +67,28 @@ GRACE_S = 2.0
 """How long a child that is told to end may take, before it is killed."""
 
 
+class Marks:
+    """How far the readers of one log, in this process, have had it planned.
+
+    Attributes:
+        planned: By lane, the offset below which batches were made.
+        asked: Offsets of any lane below this were made, or are being made.
+        made: The batches themselves.
+    """
+
+    def __init__(self) -> None:
+        self.planned: dict[int, int] = {}
+        self.asked = 0
+        self.made = MadeOffsets()
+
+    def seen(self, job: Job, verdict: Verdict) -> Seen:
+        """Return what a store must know of before it takes a verdict."""
+        planned = self.planned.get(verdict.lane, 0)
+        if verdict.stage != "draw":
+            planned = verdict.offset + 1 if (verdict.lane, verdict.offset) in self.made else 0
+        return Seen(job.order, planned, self.asked)
+
+
 class LocalLoader:
     """Computes batches of one job, in the process that calls it.
 
@@ -73,6 +98,7 @@ class LocalLoader:
     Args:
         job: The job.
         verdicts: The verdicts that hold; None = none, and new ones stay in this process.
+        marks: Where to note what was planned.
         progress: Told (stage, item) before anything that may take long or crash.
         careful: One item at a time, so that `progress` names the one that crashes.
     """
@@ -81,14 +107,16 @@ class LocalLoader:
         self,
         job: Job,
         verdicts: VerdictBook | None = None,
-        progress: Progress | None = None,
+        marks: Marks | None = None,
         *,
+        progress: Progress | None = None,
         careful: bool = False,
     ) -> None:
         self.job = job
         self._items = Items(job, verdicts, progress)
         self._items.careful = careful
         self._lines: dict[int, Line] = {}
+        self._marks = marks or Marks()
 
     def batch(self, position: int, opening: Opening | None = None) -> Computed:
         """Return the batch at a position; going upwards is cheap, going back starts a lane again.
@@ -104,7 +132,10 @@ class LocalLoader:
             # A lane whose batch failed is started again, too: its state may be half changed.
             line = Line(self.job, lane, self._items)
         self._lines.pop(lane, None)
+        self._marks.asked = max(self._marks.asked, offset + 1)
         computed = compute(self.job, position, tail, line)
+        self._marks.made.add(lane, offset)
+        self._marks.planned[lane] = max(self._marks.planned.get(lane, 0), offset + 1)
         self._lines[lane] = line
         return computed
 
@@ -468,4 +499,4 @@ def open_transport(rest: str) -> LocalTransport:
     return LocalTransport(absolute_target(rest))
 
 
-__all__ = ["LocalCall", "LocalLoader", "LocalTransport", "open_transport"]
+__all__ = ["LocalCall", "LocalLoader", "LocalTransport", "Marks", "open_transport"]

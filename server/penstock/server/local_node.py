@@ -40,10 +40,12 @@ from penstock.server.local import (
     SEND,
     UNARY,
     LocalLoader,
+    Marks,
     pack_frame,
     read_frame,
 )
 from penstock.server.pipeline.channel import receive
+from penstock.server.pipeline.count import ensure_counted
 from penstock.server.pipeline.items import VerdictBook
 from penstock.server.pipeline.line import Computed
 from penstock.server.pipeline.worker import Page, die_with_parent, told
@@ -58,7 +60,7 @@ from penstock.server.rpc.opening import (
     parse_request,
 )
 from penstock.server.store import open_store
-from penstock.server.store.base import Store
+from penstock.server.store.base import Seen, Store
 from penstock.wire import frame
 from penstock.wire.errors import BadFrame, Internal, InvalidRequest, PenstockError
 from penstock.wire.malloc import keep_memory
@@ -120,7 +122,9 @@ class LocalNode:
         self._lane: int | None = None  # what is computed now
         self._runner: asyncio.Runner | None = None
         self._store: Store | None = None
-        self._lock = threading.Lock()  # guards the runner and the store
+        self._marks: dict[bytes, Marks] = {}
+        self._books: dict[bytes, VerdictBook] = {}
+        self._lock = threading.Lock()  # guards the runner, the store and both of these
 
     def unary(self, method: str, request: bytes) -> bytes:
         """Answer `Feed/Describe`, `Feed/Status` or a method of `Cursors`."""
@@ -150,18 +154,14 @@ class LocalNode:
                 )
         return opening
 
-    def loader(self, opening: Opening, group: str) -> LocalLoader:
-        """Return what computes the batches of a reader."""
-        job = opening.job
-        # Who reads for a group obeys its store's verdicts, as a server does: else an item that
-        # fails no longer, or not here, would move every item behind it.
-        stored = group and job.on_item_error == "quarantine"
+    def loader(self, job: Job, *, stored: bool) -> LocalLoader:
+        """Return a loader; `stored` = it obeys the store's verdicts, and puts new ones there."""
 
         def note(stage: str, item: ItemRef | None) -> None:
             self._page.note(stage, job.name, self._lane, item)
 
-        verdicts = self._verdicts(job.log_id) if stored else None
-        return LocalLoader(job, verdicts, note, careful=self._careful)
+        book, marks = self._verdicts(job) if stored else (None, None)
+        return LocalLoader(job, book, marks, progress=note, careful=self._careful)
 
     def compute(self, loader: LocalLoader, opening: Opening, position: int, lane: int) -> Computed:
         """Compute a batch when it is its turn."""
@@ -203,7 +203,10 @@ class LocalNode:
         self._page.note("build", name)
         try:
             jobs = self._config().jobs
+            if not name and len(jobs) == 1:
+                [name] = jobs
             if name in jobs:
+                ensure_counted(jobs[name])
                 _ = jobs[name].log_id, jobs[name].order
                 self._built.add(name)
             return jobs
@@ -233,17 +236,35 @@ class LocalNode:
         if job not in self._built:
             self._turns.take(lambda: self._jobs(job))
         with self._lock:
-            return self._run(Cursors(self._config().jobs, self._open_store()).call(name, request))
+            jobs, store = self._config().jobs, self._open_store()
+            return self._run(Cursors(jobs, store, release=self._release).call(name, request))
 
-    def _verdicts(self, log_id: bytes) -> VerdictBook:
+    def _verdicts(self, job: Job) -> tuple[VerdictBook, Marks]:
         """Return the verdicts of a log that the store holds; new ones are inserted there."""
 
         def insert(verdict: Verdict) -> Verdict:
             with self._lock:
-                return self._run(self._open_store().add_verdict(log_id, verdict))
+                seen = marks.seen(job, verdict)
+                store = self._open_store()
+                return self._run(store.add_verdict(job.log_id, verdict, seen, job.max_quarantined))
 
         with self._lock:
-            return VerdictBook(self._run(self._open_store().verdicts(log_id)), insert)
+            marks = self._marks.setdefault(job.log_id, Marks())
+            book = self._books.get(job.log_id)
+            if book is None:
+                known = self._run(self._open_store().verdicts(job.log_id))
+                # One for all readers here: what one of them finds, or releases, all obey.
+                book = self._books[job.log_id] = VerdictBook(known, insert)
+        return book, marks
+
+    async def _release(self, job: Job, source: str, index: int) -> list[Verdict]:
+        """Release an item; inside a call of `Cursors`, so under the lock."""
+        asked = self._marks[job.log_id].asked if job.log_id in self._marks else 0
+        seen = Seen(job.order, asked=asked)
+        found = await self._open_store().release_verdicts(job.log_id, source, index, seen)
+        if (book := self._books.get(job.log_id)) is not None:
+            book.learn(found)
+        return found
 
     def _open_store(self) -> Store:
         if self._store is None:
@@ -271,10 +292,10 @@ class Reading:
 
     def __init__(self, node: LocalNode, opening: bytes) -> None:
         self._node = node
-        self._moved = threading.Condition()
+        # What `send` was given; None = cancelled.
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._horizon = 0
         self._cancelled = False
-        self._failed: PenstockError | None = None
         self._messages = self._stream(opening)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -285,31 +306,24 @@ class Reading:
 
     def cancel(self) -> None:
         """End the iteration from any thread."""
-        with self._moved:
-            self._cancelled = True
-            self._moved.notify_all()
+        self._cancelled = True
+        self._requests.put(None)
 
     def send(self, request: bytes) -> None:
         """Move the horizon."""
-        with self._moved:
-            try:
-                message = parse_request(request)
-                if message.WhichOneof("kind") != "horizon":
-                    raise BadFrame("after `open` a consumer sends only `horizon`")
-                self._horizon = max(self._horizon, message.horizon.horizon)
-            except PenstockError as error:
-                self._failed = error  # for whoever iterates, as over the network
-            self._moved.notify_all()
+        self._requests.put(request)
 
     def _stream(self, request: bytes) -> Iterator[bytes]:
         message = parse_request(request)
         if message.WhichOneof("kind") != "open":
             raise BadFrame("the first message of a Read must be `open`")
         opening = self._node.open(message.open)
-        with self._moved:
-            self._horizon = max(self._horizon, message.open.horizon)
+        self._horizon = message.open.horizon
         yield opened(opening, self._node.name).SerializeToString()
-        loader = self._node.loader(opening, message.open.group)
+        # Who reads for a group obeys its store's verdicts, as a server does: else an item that
+        # fails no longer, or not here, would move every item behind it.
+        stored = bool(message.open.group) and opening.job.on_item_error == "quarantine"
+        loader = self._node.loader(opening.job, stored=stored)
         end = opening.tail.end if opening.tail is not None else None
         for position in opening.share.walk(opening.start):
             if end is not None and position >= end:
@@ -328,13 +342,16 @@ class Reading:
             )
 
     def _wait_for(self, position: int) -> bool:
-        with self._moved:
-            self._moved.wait_for(
-                lambda: self._horizon > position or self._failed is not None or self._cancelled
-            )
-            if self._failed is not None:
-                raise self._failed
-            return not self._cancelled
+        """Wait until the horizon lies beyond a position; tell whether it came so far."""
+        while self._horizon <= position and not self._cancelled:
+            request = self._requests.get()
+            if request is None:
+                break
+            message = parse_request(request)
+            if message.WhichOneof("kind") != "horizon":
+                raise BadFrame("after `open` a consumer sends only `horizon`")
+            self._horizon = max(self._horizon, message.horizon.horizon)
+        return not self._cancelled
 
 
 def _source(opening: Opening, position: int) -> int:

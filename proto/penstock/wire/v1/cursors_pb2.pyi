@@ -31,7 +31,7 @@ class BeginRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., group: _Optional[str] = ..., token: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start_step: _Optional[int] = ..., owner: _Optional[str] = ..., store: _Optional[str] = ...) -> None: ...
 
 class BeginReply(_message.Message):
-    __slots__ = ("generation", "batches_per_step", "start_step", "log_id", "store", "joined", "committed_at", "committed_by", "batches_per_step_from")
+    __slots__ = ("generation", "batches_per_step", "start_step", "log_id", "store", "joined", "committed_at", "committed_by", "batches_per_step_from", "token")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BATCHES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     START_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class BeginReply(_message.Message):
     COMMITTED_AT_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_BY_FIELD_NUMBER: _ClassVar[int]
     BATCHES_PER_STEP_FROM_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
     generation: int
     batches_per_step: int
     start_step: int
@@ -50,7 +51,8 @@ class BeginReply(_message.Message):
     committed_at: str
     committed_by: int
     batches_per_step_from: str
-    def __init__(self, generation: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start_step: _Optional[int] = ..., log_id: _Optional[bytes] = ..., store: _Optional[str] = ..., joined: bool = ..., committed_at: _Optional[str] = ..., committed_by: _Optional[int] = ..., batches_per_step_from: _Optional[str] = ...) -> None: ...
+    token: str
+    def __init__(self, generation: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start_step: _Optional[int] = ..., log_id: _Optional[bytes] = ..., store: _Optional[str] = ..., joined: bool = ..., committed_at: _Optional[str] = ..., committed_by: _Optional[int] = ..., batches_per_step_from: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("job", "group", "token", "generation", "rank", "step", "all_rows")
@@ -191,3 +193,67 @@ class NamedStep(_message.Message):
     log_id: bytes
     made_at: str
     def __init__(self, name: _Optional[str] = ..., step: _Optional[int] = ..., log_id: _Optional[bytes] = ..., made_at: _Optional[str] = ...) -> None: ...
+
+class ListVerdictsRequest(_message.Message):
+    __slots__ = ("job", "after")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    after: int
+    def __init__(self, job: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
+
+class ListVerdictsReply(_message.Message):
+    __slots__ = ("verdicts", "more", "log_id", "max_quarantined")
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
+    more: bool
+    log_id: bytes
+    max_quarantined: int
+    def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., more: bool = ..., log_id: _Optional[bytes] = ..., max_quarantined: _Optional[int] = ...) -> None: ...
+
+class ReleaseItemRequest(_message.Message):
+    __slots__ = ("job", "source", "index")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    source: str
+    index: int
+    def __init__(self, job: _Optional[str] = ..., source: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
+
+class ReleaseItemReply(_message.Message):
+    __slots__ = ("verdicts",)
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
+    def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("number", "stage", "source", "index", "epoch", "every_epoch", "lane", "offset", "above", "released", "content_hash", "reason")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EVERY_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ABOVE_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_HASH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    stage: str
+    source: str
+    index: int
+    epoch: int
+    every_epoch: bool
+    lane: int
+    offset: int
+    above: int
+    released: int
+    content_hash: str
+    reason: str
+    def __init__(self, number: _Optional[int] = ..., stage: _Optional[str] = ..., source: _Optional[str] = ..., index: _Optional[int] = ..., epoch: _Optional[int] = ..., every_epoch: bool = ..., lane: _Optional[int] = ..., offset: _Optional[int] = ..., above: _Optional[int] = ..., released: _Optional[int] = ..., content_hash: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...

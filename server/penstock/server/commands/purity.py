@@ -46,6 +46,7 @@ from penstock.wire.errors import (
     decode_error,
     encode_error,
 )
+from penstock.wire.order import Order
 from penstock.wire.v1.feed_pb2 import BatchHeader
 
 Facts = dict[str, str]
@@ -164,7 +165,7 @@ def batch_facts(computed: Computed) -> Facts:
 def first_batches(line: Line, count: int) -> list[Computed]:
     """Return the next `count` batches of a line; fewer where the lane ends before."""
     found: list[Computed] = []
-    order = line.job.order
+    order = order_of(line.job)
     while len(found) < count:
         offset = line.offset
         try:
@@ -206,7 +207,17 @@ def resumed_batches(job: Job, count: int) -> list[Computed]:
 
 def first_lane(job: Job) -> int:
     """Return the lane of position 0: in a small finite job lane 0 may be empty."""
-    return job.order.address(0).lane
+    return order_of(job).address(0).lane
+
+
+def order_of(job: Job) -> Order:
+    """Return a job's numbering; without counting, where that takes a pass over all its items.
+
+    Then it is the one of an endless job, which differs only after the shortest lane's end.
+    """
+    if job.needs_counting and job.lane_ends is None:
+        return Order(job.lanes)
+    return job.order
 
 
 def gather_backwards(
@@ -480,6 +491,7 @@ __all__ = [
     "gather_backwards",
     "gather_elsewhere",
     "item_facts",
+    "order_of",
     "raw_facts",
     "resumed_batches",
 ]

@@ -11,16 +11,18 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from penstock.server.core.contained import contained
+from penstock.server.core.copies import own_copy
 from penstock.server.core.frames import error_line, user_traceback
-from penstock.server.core.refs import ItemRef, Verdict
-from penstock.server.core.seeding import seeded_globals
+from penstock.server.core.refs import ItemRef, Verdict, budget_spent
+from penstock.server.core.seeding import drawn_since, seeded_globals
 from penstock.server.core.transient import is_transient
 from penstock.server.job import Job
 from penstock.server.roles.base import ProcessContext, RawItem, Sample, item_key
@@ -38,6 +40,8 @@ T = TypeVar("T")
 
 RETRY_DEADLINE_S = 60.0
 """How long a source may be unavailable before this node gives up on an item."""
+
+MAX_KIND_CHARACTERS = 40
 
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 5.0
 
@@ -70,6 +74,20 @@ class Quarantined(NamedTuple):
     verdict: Verdict
 
 
+class Bad(NamedTuple):
+    """An item failed twice, and nobody has judged it yet.
+
+    Attributes:
+        error: What is wrong with it.
+        digest: SHA-256 of its raw bytes, hex.
+        every_epoch: Nothing random was drawn before it failed: it fails in every epoch.
+    """
+
+    error: BadItem
+    digest: str
+    every_epoch: bool
+
+
 Outcome = list[Sample] | Filtered | Quarantined
 
 Progress = Callable[[str, ItemRef | None], None]
@@ -81,33 +99,87 @@ class VerdictBook:
 
     Args:
         known: What the store had when the line started.
-        insert: Makes a verdict durable, if its item has none, and returns the one that holds. None
-            keeps verdicts in this process: for a reader that has no store, which finds the same
-            ones again.
+        insert: Makes a verdict durable, if none holds at its place, and returns the one that does.
+            None keeps verdicts in this process: for a reader that has no store, which finds the
+            same ones again.
+        limit: How many items may be left out, where there is no store to count them.
+
+    Attributes:
+        left_out: How many items are left out, by stage and kind of reason.
     """
 
     def __init__(
         self,
         known: Iterable[Verdict] = (),
         insert: Callable[[Verdict], Verdict] | None = None,
+        limit: int | None = None,
     ) -> None:
-        self._known = {(verdict.stage, verdict.item): verdict for verdict in known}
-        self._insert = insert
+        self._known: dict[tuple[str, str, int], list[Verdict]] = {}
+        self._insert, self._limit = insert, limit
+        self.left_out: Counter[tuple[str, str]] = Counter()
+        self.learn(known)
 
-    def find(self, stage: str, item: ItemRef) -> Verdict | None:
-        """Return the verdict of an item at a stage."""
-        return self._known.get((stage, item))
+    def __iter__(self) -> Iterator[Verdict]:
+        """Yield every verdict, released ones too."""
+        for verdicts in self._known.values():
+            yield from verdicts
+
+    def __contains__(self, verdict: object) -> bool:
+        """Tell whether this very verdict is known."""
+        return isinstance(verdict, Verdict) and verdict in self._known.get(_place(verdict), ())
+
+    def find(self, stage: str, item: ItemRef, lane: int = 0, offset: int = 0) -> Verdict | None:
+        """Return the verdict that leaves an item out of the batch at `offset` of `lane`."""
+        for verdict in self._known.get((stage, item.source, item.index), ()):
+            if verdict.holds(item, lane, offset):
+                return verdict
+        return None
 
     def add(self, verdict: Verdict) -> Verdict:
-        """Make a verdict durable and return the one that holds."""
-        held = self._insert(verdict) if self._insert else verdict
-        self._known[(held.stage, held.item)] = held
+        """Make a verdict durable and return the one that holds.
+
+        Raises:
+            BadItem: As many items as may be are left out already.
+            LogDiverged: It would move what readers were given.
+        """
+        if self._insert is not None:
+            held = self._insert(verdict)
+        elif self._limit is not None and self.left_out.total() >= self._limit:
+            raise budget_spent(self._limit, verdict)
+        else:
+            held = verdict
+        self.learn([held])
         return held
 
     def learn(self, verdicts: Iterable[Verdict]) -> None:
-        """Take over verdicts that are durable already."""
+        """Take over verdicts that are durable already; of one number the later news holds."""
         for verdict in verdicts:
-            self._known[(verdict.stage, verdict.item)] = verdict
+            place = _place(verdict)
+            before = self._known.get(place, [])
+            after = [one for one in before if not one.number or one.number != verdict.number]
+            self._known[place] = [*after, verdict]
+            self.left_out.subtract(_counted(before))
+            self.left_out.update(_counted(self._known[place]))
+
+
+def _place(verdict: Verdict) -> tuple[str, str, int]:
+    return verdict.stage, verdict.item.source, verdict.item.index
+
+
+def _counted(verdicts: Iterable[Verdict]) -> Iterator[tuple[str, str]]:
+    """Yield (stage, kind of reason) for each that counts, however many lanes have met the item."""
+    seen: set[int | None] = set()
+    for verdict in verdicts:
+        epoch = None if verdict.every_epoch else verdict.item.epoch
+        if verdict.released is None and epoch not in seen:
+            seen.add(epoch)
+            yield verdict.stage, kind_of(verdict.reason)
+
+
+def kind_of(reason: str) -> str:
+    """Return the class of error that a reason begins with, or `other`: few, for metrics."""
+    kind = reason.partition(":")[0]
+    return kind if kind.isidentifier() and len(kind) <= MAX_KIND_CHARACTERS else "other"
 
 
 class Items:
@@ -135,7 +207,7 @@ class Items:
         retry_deadline_s: float = RETRY_DEADLINE_S,
     ) -> None:
         self.job = job
-        self.verdicts = verdicts or VerdictBook()
+        self.verdicts = verdicts or VerdictBook(limit=job.max_quarantined)
         self.progress: Progress = progress or (lambda stage, item: None)
         self.retry_deadline_s = retry_deadline_s
         self.may_wait: Callable[[], bool] = lambda: True
@@ -176,10 +248,14 @@ class Items:
         self.progress("fetch", items[0])
 
         def fetch() -> list[RawItem]:
-            if not source.uses_global_rng:
-                return source.fetch([item.index for item in items])
-            with seeded_globals(item_key(self.job.seed, items[0])):
-                return source.fetch([item.index for item in items])
+            indices = [item.index for item in items]
+            if source.uses_global_rng:
+                with seeded_globals(item_key(self.job.seed, items[0])):
+                    raws = source.fetch(indices)
+            else:
+                raws = source.fetch(indices)
+            # A processor may write into what it is given: that must not be the source's own.
+            return raws if source.gives_fresh_items else [own_copy(raw) for raw in raws]
 
         if len(items) > 1:
             try:
@@ -200,12 +276,16 @@ class Items:
         except Exception as error:
             raise self._bad("draw", what, items[0], error) from error
 
-    def samples(self, items: Sequence[ItemRef], stage: str) -> list[Outcome]:
-        """Return what processing gives for each item.
+    def samples(
+        self, items: Sequence[ItemRef], stage: str, lane: int = 0, offset: int = 0
+    ) -> list[Outcome]:
+        """Return what processing gives for each item, judged.
 
         Args:
             items: The items, each known to be wanted.
             stage: `draw` where the planner asks, `exit` where a maker does.
+            lane: The lane of the batch that they are for.
+            offset: Its offset.
 
         Raises:
             SourceUnavailable: A read failed to the deadline.
@@ -214,78 +294,111 @@ class Items:
         outcomes: dict[ItemRef, Outcome] = {}
         wanted: list[ItemRef] = []
         for item in dict.fromkeys(items):
-            verdict = self.verdicts.find(stage, item)
+            verdict = self.verdicts.find(stage, item, lane, offset)
             if verdict is None:
                 wanted.append(item)
             else:
                 outcomes[item] = Quarantined(verdict)
-        if wanted:
-            self._prepare()
-            try:
-                raws = self.raws(wanted)
-            except BadItem:
-                raws = None
-            if raws is None:
-                for item in wanted:
-                    outcomes[item] = self._alone(item, stage)
+        for item, outcome in zip(wanted, self.outcomes(wanted, stage), strict=True):
+            if isinstance(outcome, Bad):
+                outcomes[item] = self.judge(stage, item, outcome, lane, offset)
             else:
-                outcomes.update(zip(wanted, self._process(wanted, raws, stage), strict=True))
+                outcomes[item] = outcome
         return [outcomes[item] for item in items]
 
-    def sizes(self, items: Sequence[ItemRef]) -> list[int | Quarantined]:
-        """Return the sizes of items as the processor knows them without processing.
-
-        Returns:
-            One for each item; for the first item alone, if one of them is bad.
+    def outcomes(self, items: Sequence[ItemRef], stage: str) -> list[list[Sample] | Filtered | Bad]:
+        """Return what processing gives for each item; nobody is judged, no verdict looked up.
 
         Raises:
             SourceUnavailable: A read failed to the deadline.
-            BadItem: The first item is bad and the job's policy is to stop.
+        """
+        if not items:
+            return []
+        self._prepare()
+        try:
+            raws = self.raws(items)
+        except BadItem:
+            return [self._alone(item, stage) for item in items]
+        return self._process(items, raws, stage)
+
+    def sizes(self, items: Sequence[ItemRef]) -> list[int | Bad]:
+        """Return the sizes of items as the processor knows them without processing.
+
+        Raises:
+            SourceUnavailable: A read failed to the deadline.
         """
         self._prepare()
         try:
             raws = self.raws(items)
         except BadItem as error:
             if len(items) > 1:
-                return self.sizes(items[:1])
-            return [self._judge("draw", items[0], error, content_hash(None))]
-        try:
-            return [self._size(item, raw) for item, raw in zip(items, raws, strict=True)]
-        except BadItem as error:
-            if len(items) > 1:
-                return self.sizes(items[:1])
-            return [self._judge("draw", items[0], error, content_hash(raws[0]))]
+                return [self.sizes([item])[0] for item in items]
+            return [Bad(error, content_hash(None), self._fetch_is_pure(items[0]))]
+        return [self._size(item, raw) for item, raw in zip(items, raws, strict=True)]
 
-    def _size(self, item: ItemRef, raw: RawItem) -> int:
+    def _size(self, item: ItemRef, raw: RawItem) -> int | Bad:
         processor = self.job.processor
         what = Call(f"{type(processor).__name__}.size()")
         try:
             size = self.retried(lambda: processor.size(raw), what, item)
-        except PenstockError:
+        except (SourceUnavailable, InvalidJob):
             raise
         except Exception as error:
-            raise self._bad("draw", what, item, error) from error
+            bad = self._bad("draw", what, item, error)
+            return Bad(bad, content_hash(raw), every_epoch=True)
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise BadItem(
+            wrong = BadItem(
                 f"{type(processor).__name__}.size() gave {size!r} for item {item}: a processor "
                 "that overrides size() must know it for every item",
                 item=list(item),
                 stage="draw",
                 reason=f"size() gave {size!r}",
             )
+            return Bad(wrong, content_hash(raw), every_epoch=True)
         return size
 
-    def _alone(self, item: ItemRef, stage: str) -> Outcome:
+    def _alone(self, item: ItemRef, stage: str) -> list[Sample] | Filtered | Bad:
         """Fetch and process one item whose neighbours must not suffer from it."""
         try:
             [raw] = self.raws([item])
         except BadItem as error:
-            return self._judge(stage, item, error, content_hash(None))
+            return Bad(error, content_hash(None), self._fetch_is_pure(item))
         return self._process([item], [raw], stage)[0]
+
+    def _fetch_is_pure(self, item: ItemRef) -> bool:
+        """Tell whether fetching an item draws nothing random, be it that it fails."""
+        source = self.job.sources[item.source]
+        if not source.uses_global_rng:
+            return True
+        key = item_key(self.job.seed, item)
+        what = Call(f"{type(source).__name__}.fetch()")
+        with seeded_globals(key):
+            try:
+                self.retried(lambda: source.fetch([item.index]), what, item)
+            except SourceUnavailable:
+                raise
+            except Exception:
+                logger.debug("item %s fails as it did", item)
+            return not drawn_since(key)
+
+    def _is_chance(self, item: ItemRef) -> bool:
+        """Tell whether what becomes of an item depends on random draws: it is tried anew."""
+        if not self._fetch_is_pure(item):
+            return True
+        [raw] = self.raws([item])
+        context = ProcessContext(item, self.job.seed)
+        what = Call(f"{type(self.job.processor).__name__}.process()")
+        with self._seeded(item):
+            self.retried(lambda: self.job.processor.process(raw, context), what, item)
+            return self._drew(context, item_key(self.job.seed, item))
+
+    def _drew(self, context: ProcessContext, key: int) -> bool:
+        """Tell, inside of `_seeded`, whether anything random was drawn."""
+        return context.drew or (self.job.processor.uses_global_rng and drawn_since(key))
 
     def _process(
         self, items: Sequence[ItemRef], raws: Sequence[RawItem], stage: str
-    ) -> list[Outcome]:
+    ) -> list[list[Sample] | Filtered | Bad]:
         processor = self.job.processor
         if len(items) > 1 and not processor.uses_global_rng and not self.careful:
             contexts = [ProcessContext(item, self.job.seed) for item in items]
@@ -295,7 +408,7 @@ class Items:
             except Exception as error:
                 # One of them fails, and is named when it is alone.
                 outcomes = self._one_by_one(items, raws, stage)
-                if not any(isinstance(outcome, Quarantined) for outcome in outcomes):
+                if not any(isinstance(outcome, Bad) for outcome in outcomes):
                     self._tell_of(Call(f"{type(processor).__name__}.process_batch()"), error)
                 return outcomes
             self.processed += len(items)
@@ -307,15 +420,24 @@ class Items:
 
     def _one_by_one(
         self, items: Sequence[ItemRef], raws: Sequence[RawItem], stage: str
-    ) -> list[Outcome]:
+    ) -> list[list[Sample] | Filtered | Bad]:
         return [self._process_one(item, raw, stage) for item, raw in zip(items, raws, strict=True)]
 
-    def _process_one(self, item: ItemRef, raw: RawItem, stage: str) -> Outcome:
-        def process() -> Outcome:
+    def _process_one(
+        self, item: ItemRef, raw: RawItem, stage: str
+    ) -> list[Sample] | Filtered | Bad:
+        chance = False
+
+        def process() -> list[Sample] | Filtered:
+            nonlocal chance
             context = ProcessContext(item, self.job.seed)
             self.processed += 1
             with self._seeded(item):
-                return outcome_of(self.job.processor.process(raw, context), context)
+                try:
+                    return outcome_of(self.job.processor.process(raw, context), context)
+                except Exception:
+                    chance = self._drew(context, item_key(self.job.seed, item))
+                    raise
 
         what = Call(f"{type(self.job.processor).__name__}.process()")
         self.progress("process", item)
@@ -324,29 +446,56 @@ class Items:
         except (SourceUnavailable, InvalidJob):
             raise
         except Exception as error:
-            return self._judge(stage, item, self._bad(stage, what, item, error), content_hash(raw))
+            bad = self._bad(stage, what, item, error)
+            return Bad(bad, content_hash(raw), every_epoch=not chance)
 
     def _seeded(self, item: ItemRef) -> AbstractContextManager[None]:
         if self.job.processor.uses_global_rng:
             return seeded_globals(item_key(self.job.seed, item))
         return nullcontext()
 
-    def judge(self, stage: str, item: ItemRef, error: BadItem, raw: RawItem = None) -> Quarantined:
+    def judge(self, stage: str, item: ItemRef, bad: Bad, lane: int, offset: int) -> Quarantined:
         """Apply the job's policy to an item that failed: a durable verdict, or the error.
 
-        Raises:
-            BadItem: The policy is to stop.
-        """
-        return self._judge(stage, item, error, content_hash(raw))
+        Args:
+            stage: `draw`, `exit` or `size`.
+            item: The item.
+            bad: What is wrong with it.
+            lane: The lane of the batch that is being planned or made.
+            offset: Its offset: the verdict holds from here on.
 
-    def _judge(self, stage: str, item: ItemRef, error: BadItem, digest: str) -> Quarantined:
+        Raises:
+            BadItem: The policy is to stop, or the budget is spent.
+            LogDiverged: The item was good when what lies behind it was given out.
+        """
+        if self.job.on_item_error != "quarantine":
+            raise bad.error
+        held = self.verdicts.find(stage, item, lane, offset)
+        if held is None:
+            reason = clean_text(str(bad.error.fields.get("reason", bad.error.message)), MAX_REASON)
+            held = self.verdicts.add(
+                Verdict(stage, item, bad.digest, reason, bad.every_epoch, lane, offset)
+            )
+        return Quarantined(held)
+
+    def refuse(
+        self, stage: str, item: ItemRef, error: BadItem, lane: int, offset: int
+    ) -> Quarantined:
+        """Judge an item that was processed well, and that whoever got it next cannot use.
+
+        Raises:
+            BadItem, LogDiverged: As `judge`.
+            SourceUnavailable: It cannot be read again, to see whether it depends on random draws.
+        """
         if self.job.on_item_error != "quarantine":
             raise error
-        held = self.verdicts.find(stage, item)
-        if held is None:
-            reason = clean_text(str(error.fields.get("reason", error.message)), MAX_REASON)
-            held = self.verdicts.add(Verdict(stage, item, digest, reason))
-        return Quarantined(held)
+        held = self.verdicts.find(stage, item, lane, offset)
+        if held is not None:
+            return Quarantined(held)
+        # What is planned from refs has its size from the raw form alone.
+        chance = not (stage == "draw" and self.job.plans_from_refs) and self._is_chance(item)
+        bad = Bad(error, content_hash(None), every_epoch=not chance)
+        return self.judge(stage, item, bad, lane, offset)
 
     def _bad(self, stage: str, what: Call, item: ItemRef, error: Exception) -> BadItem:
         if isinstance(error, BadItem) and "item" in error.fields:
@@ -469,7 +618,7 @@ class Items:
             self._ready = True
 
 
-def outcome_of(result: Any, context: ProcessContext) -> Outcome:
+def outcome_of(result: Any, context: ProcessContext) -> list[Sample] | Filtered:
     """Return what a processor's result means."""
     if context.skipped is not None:
         return Filtered(context.skipped)
@@ -510,6 +659,7 @@ def content_hash(raw: Any) -> str:
 
 
 __all__ = [
+    "Bad",
     "Call",
     "Filtered",
     "Items",
@@ -518,5 +668,6 @@ __all__ = [
     "Quarantined",
     "VerdictBook",
     "content_hash",
+    "kind_of",
     "outcome_of",
 ]

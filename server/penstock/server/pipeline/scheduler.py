@@ -17,6 +17,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from penstock.server.job import Job
+from penstock.server.pipeline.made import MadeOffsets
 from penstock.wire.errors import PenstockError
 from penstock.wire.order import Share, Tail
 
@@ -28,6 +29,9 @@ KEPT_BATCHES, KEPT_SHARE = 64, 4
 
 MAX_LINES_PER_LANE = 4
 """A lane has several lines when readers stand far apart; the least recently used one is closed."""
+
+KEPT_EMPTIED = 1024
+"""Offsets kept per lane of batches that quarantine has emptied: enough to see many in a row."""
 
 MAX_PENDING = 1024
 """Batches that one reader wants at once, wherever its horizon lies: that is only a number."""
@@ -135,9 +139,14 @@ class Candidate(NamedTuple):
     lane: LaneState
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Return what the most urgent one has least of."""
-        return self.urgency, self.position
+    def suspect(self) -> bool:
+        """Tell whether a worker has ended over this batch: it may end the next one, too."""
+        return self.entry.key.offset in self.lane.deaths
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        """Return what the most urgent one has least of: what has ended a worker lets others by."""
+        return self.suspect and self.lane.gives_way, self.urgency, self.position
 
 
 class Start(NamedTuple):
@@ -161,8 +170,24 @@ class LaneState:
     planning: bool = False
     plans: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
     error: PenstockError | None = None  # stopped for good
+    planned: int = 0  # offsets below were planned, by whatever line
+    asked: int = 0  # offsets below were planned, or a worker was told to
+    emptied: set[int] = field(default_factory=set)  # latest offsets whose every item was left out
     # What was being done when a worker died, by the offset that it was working for.
     deaths: dict[int, list[str]] = field(default_factory=dict)
+    gives_way: bool = False  # for a while after a death other lanes' batches go first
+
+    def note_emptied(self, offset: int, at_most: int) -> bool:
+        """Note a batch without an item; tell whether there are `at_most` of them in a row."""
+        self.emptied.add(offset)
+        first, last = offset, offset
+        while first - 1 in self.emptied:
+            first -= 1
+        while last + 1 in self.emptied:
+            last += 1
+        if len(self.emptied) > KEPT_EMPTIED:
+            self.emptied.remove(min(self.emptied))
+        return last - first + 1 >= at_most
 
 
 class Reader:
@@ -292,7 +317,10 @@ class Log:
         self.making = 0
         self.largest_bytes = self.largest_body_bytes = 0
         self.produced = self.recomputed = self.cache_hits = 0
+        self.ticket_s = 0.0  # how long a ticket of this job usually takes
         self._highest: dict[int, int] = {}
+        self.made = MadeOffsets()
+        self.deciding = 0  # verdicts under way: nothing new is planned before workers know them
 
     # --- demand ---
 
@@ -447,6 +475,7 @@ class Log:
         self.largest_body_bytes = max(self.largest_body_bytes, nbytes)
         lane = self.lanes[entry.key.lane]
         lane.deaths.pop(entry.key.offset, None)
+        self.made.add(lane.lane, entry.key.offset)
         self.produced += 1
         if entry.key.offset <= self._highest.get(lane.lane, -1):
             self.recomputed += 1
@@ -468,6 +497,7 @@ class Log:
     def remember_plan(self, lane: LaneState, offset: int, plan: bytes) -> None:
         """Keep a plan for a while: whoever wants this batch again has it made without a replay."""
         lane.starts.pop(offset, None)
+        lane.planned = max(lane.planned, offset + 1)
         lane.plans[offset] = plan
         lane.plans.move_to_end(offset)
         while len(lane.plans) > KEPT_PLANS:
@@ -502,6 +532,20 @@ class Log:
         for entry in [e for e in self.entries.values() if e.key.lane == lane.lane]:
             if entry.state in (State.WANTED, State.MAKING):
                 self.failed(entry, error)
+
+    def withhold(self, lane: LaneState, error: PenstockError) -> None:
+        """Stop a lane whose content is in doubt: what is ready and not sent goes to nobody."""
+        self.stop_lane(lane, error)
+        for entry in [e for e in self.kept.values() if e.key.lane == lane.lane]:
+            del self.kept[entry.key]
+            self.kept_bytes -= entry.nbytes
+            entry.free()
+        for entry in [e for e in self.entries.values() if e.key.lane == lane.lane]:
+            self.ready_bytes -= entry.nbytes
+            entry.free()
+            self.failed(entry, error)
+        lane.plans.clear()
+        lane.starts.clear()
 
     # --- lines ---
 

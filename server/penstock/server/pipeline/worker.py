@@ -34,6 +34,7 @@ from penstock.server.pipeline.channel import Message, Unpacker, pack, send_with_
 from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Made, Maker
+from penstock.server.pipeline.messages import STAGES
 from penstock.wire.errors import ERRORS, Internal, JobChanged, PenstockError, clean_text
 from penstock.wire.malloc import keep_memory
 
@@ -110,9 +111,18 @@ class Page:
         try:
             text = self._map[_PAGE_HEAD.size : _PAGE_HEAD.size + length]
             stage, job, lane, item = json.loads(text)
-            return Note(serial, stage, job, lane, ItemRef(*item) if item else None)
-        except (ValueError, TypeError):
+            if stage not in STAGES:  # a role's code may write anything here
+                return Note(serial)
+            return Note(serial, stage, job, lane, _item(item) if item else None)
+        except (ValueError, TypeError, RecursionError):
             return Note(serial)
+
+
+def _item(entry: Any) -> ItemRef:
+    source, index, epoch = entry
+    if not (isinstance(source, str) and type(index) is int and type(epoch) is int):
+        raise TypeError("not an item")
+    return ItemRef(clean_text(source, 300), index, epoch)
 
 
 class ServerGone(BaseException):
@@ -123,7 +133,7 @@ class Worker:
     """The worker's side: answers tickets one after another."""
 
     def __init__(self, sock: socket.socket, page: Page, target: str) -> None:
-        self.sock, self.page = sock, page
+        self.sock, self.page, self.pid = sock, page, os.getpid()
         self.config = load(target)
         self.unpacker = Unpacker()
         self.inbox: deque[Message] = deque()
@@ -135,6 +145,7 @@ class Worker:
         self.lines: dict[int, Line] = {}
         self.broken: dict[int, Exception] = {}  # lines whose planner failed, until they are closed
         self.lane: int | None = None
+        self.line: int | None = None
         self._sending = threading.Lock()  # guards the socket and what is held
         self._held: list[bytes] = []
         self._holding = threading.Event()
@@ -156,6 +167,7 @@ class Worker:
         """Do what one message asks; whatever fails is answered, and never ends the worker."""
         handler = getattr(self, f"_on_{message['op']}")
         self.lane, self.job = message.get("lane"), message.get("job")
+        self.line = message.get("line")
         self.careful = message.get("careful", False)
         for items in self.items.values():
             items.careful = self.careful
@@ -194,6 +206,8 @@ class Worker:
                     job=name,
                     differences=["log id"],
                 )
+            if waiting[0].get("ends") is not None:
+                job.set_lane_ends(waiting[0]["ends"])
             self.jobs[name] = job
 
             def insert(verdict: Verdict) -> Verdict:
@@ -208,7 +222,7 @@ class Worker:
             self.items[name] = items
             self.makers[name] = Maker(job, items)
         for message in waiting:
-            self.items[name].verdicts.learn(_verdict(entry) for entry in message["verdicts"])
+            self.items[name].verdicts.learn(map(Verdict.from_json, message["verdicts"]))
         waiting.clear()
 
     def _on_hurry(self, message: Message) -> None:
@@ -263,6 +277,7 @@ class Worker:
             "snapshots": [offset for offset, _ in snapshots],
         }
         self._tell_cost(answer)
+        _tell_counts(answer, line)
         self._send(answer, [*plans, *(data for _, data in snapshots)])
 
     def _on_make(self, message: Message) -> None:
@@ -355,10 +370,11 @@ class Worker:
             "where": where,
             "nbytes": made.nbytes,
             "counts": dict(made.counts),
+            "emptied": made.emptied,
             "snapshots": [offset for offset, _ in snapshots],
         }
         if line is not None:
-            answer["counters"], answer["before"] = line.counters(), line.counters_before
+            _tell_counts(answer, line)
         if self.job is not None and self.job not in self._told:
             self._told.add(self.job)  # the first batch has imported what the job needs
             answer["libraries"] = libraries.in_use()
@@ -402,24 +418,31 @@ class Worker:
 
     def _verdict(self, job: str, verdict: Verdict) -> Verdict:
         """Make a verdict durable before anything that depends on it is released."""
-        self._send(
-            {
-                "op": "verdict",
-                "job": job,
-                "verdict": [*verdict[:1], list(verdict.item), *verdict[2:]],
-            }
-        )
+        self._send({"op": "verdict", "job": job, "line": self.line, "verdict": verdict.to_json()})
         held: list[Message] = []
         while (message := self._next()) is not None:
             if message["op"] == "verdict":
                 self.inbox.extendleft(reversed(held))
                 if "code" in message:
-                    raise ERRORS.get(message["code"], Internal)(message["message"])
-                return _verdict(message["verdict"])
+                    cls = ERRORS.get(message["code"], Internal)
+                    raise cls(message["message"], **message["fields"])
+                return Verdict.from_json(message["verdict"])
             held.append(message)
         raise ServerGone
 
+    def _end_fork(self) -> None:
+        """End this process if a role has forked it and it came back out of the role.
+
+        It shares the socket and the arenas: a second answer, or a batch written over another.
+        """
+        if os.getpid() != self.pid:
+            job = f" of job {self.job!r}" if self.job else ""
+            text = f"penstock: a process that a role{job} forked came back; it is ended\n"
+            os.write(2, text.encode("utf-8", "backslashreplace"))
+            os._exit(70)
+
     def _progress(self, stage: str, item: ItemRef | None) -> None:
+        self._end_fork()
         self.page.note(stage, self.job, self.lane, item)
 
     def _announce(self, arena: ArenaWriter) -> None:
@@ -429,6 +452,7 @@ class Worker:
             send_with_fd(self.sock, message, arena.fd)
 
     def _send(self, message: Message, blobs: Sequence[bytes] = (), *, hold: bool = False) -> None:
+        self._end_fork()
         data = pack(message, blobs)
         with self._sending:
             self._held.append(data)
@@ -547,13 +571,18 @@ def _clean(value: Any) -> Any:
     return f"a {type(value).__name__}"
 
 
+def _tell_counts(answer: Message, line: Line) -> None:
+    """Put into an answer what a line's planner has counted: by whatever ticket it went on."""
+    answer["counted"] = {
+        "job": line.job.name,
+        "lane": line.lane,
+        "counters": line.counters(),
+        "before": line.counters_before,
+    }
+
+
 def _plan_bytes(plan: BatchPlan) -> bytes:
     return json.dumps(plan.to_json(), separators=(",", ":")).encode()
-
-
-def _verdict(entry: list[Any]) -> Verdict:
-    stage, item, digest, reason = entry
-    return Verdict(stage, ItemRef(*item), digest, reason)
 
 
 def die_with_parent() -> None:

@@ -16,7 +16,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -190,12 +190,17 @@ def _same(default: Any, value: Any) -> bool:
 class Source(Role, ABC):
     """Raw records by index. Its data is immutable for as long as a job lives.
 
-    Class attribute `uses_global_rng`: True says that `fetch` may draw from the generators of
-    random, numpy or torch (a Dataset that augments in `__getitem__`); then items are fetched one by
-    one, with these generators seeded before each.
+    Class attributes:
+        uses_global_rng: True says that `fetch` may draw from the generators of random, numpy or
+            torch (a Dataset that augments in `__getitem__`); then items are fetched one by one,
+            with these generators seeded before each.
+        gives_fresh_items: True promises that `fetch` makes every item anew and keeps no part of
+            it. Else items are copied before a processor sees them: one that writes into what it is
+            given would change what the source gives the next time.
     """
 
     uses_global_rng: ClassVar[bool] = False
+    gives_fresh_items: ClassVar[bool] = False
 
     @abstractmethod
     def __len__(self) -> int:
@@ -217,6 +222,13 @@ class Source(Role, ABC):
     def fingerprint(self) -> Any:
         """Return what identifies the content, as JSON: names, sizes, hashes; no times or places."""
         return {"length": len(self)}
+
+    def columns_of_items(self) -> Mapping[str, str] | None:
+        """Return the keys that items may have, with Arrow's name of their type; "" = unknown.
+
+        None = items are not dicts, or nothing is known before they are read.
+        """
+        return None
 
     def unseen(self) -> str | None:
         """Return a sentence about content that `fingerprint` does not tell, or None."""
@@ -335,6 +347,11 @@ class ProcessContext:
             self._rng = np.random.Generator(np.random.Philox(key=item_key(self.seed, self.item)))
         return self._rng
 
+    @property
+    def drew(self) -> bool:
+        """Tell whether `rng` was used."""
+        return self._rng is not None
+
     def skip(self, reason: str) -> None:
         """Filter this item with a counted reason: `return context.skip("too short")`."""
         self.skipped = reason
@@ -390,6 +407,20 @@ class RawItemProcessor(Role, ABC):
         """Tell whether `size` gives an answer: by default whether a subclass overrides it."""
         return type(self).size is not RawItemProcessor.size
 
+    def check_columns(self, columns: Mapping[str, str]) -> None:  # optional
+        """Refuse a source whose items have no column that this needs; called with the job's own.
+
+        Args:
+            columns: What `Source.columns_of_items` tells, where it tells something.
+
+        Raises:
+            InvalidJob: Every item would fail.
+        """
+
+    def keys_of_samples(self, columns: Mapping[str, str] | None) -> Sequence[str] | None:
+        """Return the keys that samples have, given those of the items; None = not known."""
+        return None
+
     def setup(self) -> None:  # optional
         """Load what processing needs; called once in each worker before the first item."""
 
@@ -444,12 +475,28 @@ class SampleBatcher(Role, ABC):
         """Return the samples that are held and not yet in a finished group, in any order."""
         return role_state.find_refs(self)
 
+    def check_keys(self, keys: Iterable[str]) -> None:  # optional
+        """Refuse samples that lack a value that this needs; called where their keys are known.
+
+        Raises:
+            InvalidJob: Every sample would fail.
+        """
+
     def size_of(self, sample: Sample) -> int:
         """Return the size of a processed sample: by default `len(sample["input_ids"])`."""
         return len(sample["input_ids"])
 
+    def dropped(self) -> dict[str, int]:
+        """Return by reason how many samples were left out since the lane's start.
+
+        A sample that `add` takes and counts here will be in no group: only this says so, not the
+        name of any count. The reasons are few words, the same for every lane; those that are known
+        beforehand are there from the start, at 0.
+        """
+        return {}
+
     def counters(self) -> dict[str, int]:
-        """Return counts since the lane's start, for example of truncated or dropped samples."""
+        """Return what else is counted since the lane's start, for example truncated samples."""
         return {}
 
     def batches(self, draws: int) -> int | None:
@@ -506,19 +553,25 @@ class CollateContext:
 class BatchCollator(Role, ABC):
     """Turns rows of samples into named values. Pure; fixes names, dtypes, order and layout.
 
-    Class attribute `uses_global_rng`: the generators of random, numpy and torch are seeded before
-    each batch; False promises not to use them.
+    Class attributes:
+        uses_global_rng: The generators of random, numpy and torch are seeded before each batch;
+            False promises not to use them.
+        pads_empty: True promises that `collate` makes of rows that are all empty a batch of padding
+            with the keys, dtypes and shapes of every other batch. Else it never gets such rows: a
+            batch that quarantine has emptied is collated from samples of zeros in the shapes of a
+            real one, and then given to `blank`.
     """
 
     uses_global_rng: ClassVar[bool] = True
+    pads_empty: bool = False
 
     @abstractmethod
     def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
         """Return the values of one batch.
 
         Args:
-            rows: The rows of the batch, each a list of samples. Rows may be empty where every item
-                of a group was quarantined: then return a batch of padding.
+            rows: The rows of the batch, each a list of samples. A row may be empty where items were
+                quarantined; all of them only with `pads_empty`.
             context: Lane, offset, random generator, counts.
         """
 

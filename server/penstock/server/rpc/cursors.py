@@ -7,15 +7,28 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from penstock.server.core.refs import Verdict
 from penstock.server.job import Job
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.line import far
+from penstock.server.pipeline.planner import Planner
 from penstock.server.rpc.opening import check_protocol, find_job
-from penstock.server.store.base import BeginRequest, CheckpointRecord, GroupRecord, JobRecord, Store
+from penstock.server.rpc.quarantine import Quarantine, Release
+from penstock.server.store.base import (
+    BeginRequest,
+    CheckpointRecord,
+    GroupRecord,
+    JobRecord,
+    Seen,
+    Store,
+)
 from penstock.wire.errors import (
     BadFrame,
     CommitOutOfRange,
     InvalidRequest,
     NoGroup,
     PastEnd,
+    UnknownGroup,
 )
 from penstock.wire.order import MAX_POSITION, Tail, check_divides
 from penstock.wire.v1 import cursors_pb2 as pb
@@ -31,18 +44,31 @@ class Cursors:
         store: Open.
         on_move: Told (job, group, generation, reason) when a group has a new generation: streams of
             older ones are ended.
+        release: Releases an item of a job, where somebody plans here.
     """
 
-    METHODS = ("Begin", "Commit", "Checkpoint", "Restore", "Seek", "List")
+    METHODS = (
+        "Begin",
+        "Commit",
+        "Checkpoint",
+        "Restore",
+        "Seek",
+        "List",
+        "ListVerdicts",
+        "ReleaseItem",
+    )
 
     def __init__(
         self,
         jobs: Mapping[str, Job],
         store: Store,
         on_move: Callable[[str, str, int, str], None] | None = None,
+        release: Release | None = None,
     ) -> None:
         self._jobs, self._store = jobs, store
+        self._seekable: dict[str, bool] = {}  # by job: arithmetic leads anywhere
         self._on_move = on_move or (lambda job, group, generation, reason: None)
+        quarantine = Quarantine(jobs, store, release or self._release)
         self._methods: dict[str, tuple[Any, Callable[[Any], Awaitable[Any]]]] = {
             "Begin": (pb.BeginRequest, self._begin),
             "Commit": (pb.CommitRequest, self._commit),
@@ -50,6 +76,8 @@ class Cursors:
             "Restore": (pb.RestoreRequest, self._restore),
             "Seek": (pb.SeekRequest, self._seek),
             "List": (pb.ListRequest, self._list),
+            "ListVerdicts": (pb.ListVerdictsRequest, quarantine.list),
+            "ReleaseItem": (pb.ReleaseItemRequest, quarantine.release),
         }
 
     async def call(self, method: str, data: bytes) -> bytes:
@@ -68,17 +96,19 @@ class Cursors:
         reply: bytes = (await handle(request)).SerializeToString()
         return reply
 
+    async def _release(self, job: Job, source: str, index: int) -> list[Verdict]:
+        return await self._store.release_verdicts(job.log_id, source, index, Seen(job.order))
+
     async def _begin(self, request: pb.BeginRequest) -> pb.BeginReply:
         check_protocol(request.protocol)
         job = self._job(request.job, request.group)
         if not request.token:
             raise InvalidRequest("Begin needs the token of an attempt", field="token")
         start = request.start_step if request.HasField("start_step") else None
-        size = request.batches_per_step or job.batches_per_step
         if request.batches_per_step:
             check_divides(request.batches_per_step, max(1, request.world_size))
         if start is not None:
-            self._check_step(job, start, size or max(1, request.world_size), PastEnd)
+            await self._check_reach(job, start, await self._step_size(job, request))
         begun = await self._store.begin(
             BeginRequest(
                 job=JobRecord(request.job, job.log_id, job.plan),
@@ -106,6 +136,7 @@ class Cursors:
             committed_at=begun.committed_at,
             committed_by=begun.committed_by,
             batches_per_step_from=begun.batches_per_step_from,
+            token=begun.token,
         )
 
     async def _commit(self, request: pb.CommitRequest) -> pb.CommitReply:
@@ -141,7 +172,11 @@ class Cursors:
         return pb.CheckpointReply(name=made.name, step=made.step, log_id=made.log_id)
 
     async def _restore(self, request: pb.RestoreRequest) -> pb.MoveReply:
-        self._job(request.job, request.group)
+        job = self._job(request.job, request.group)
+        [group] = await self._store.groups(request.job, request.group)
+        for checkpoint in group.checkpoints:
+            if checkpoint.name == request.name:
+                await self._check_reach(job, checkpoint.step, group.batches_per_step)
         moved = await self._store.restore(
             request.job, request.group, request.name, request.request_id, request.owner[:MAX_NAME]
         )
@@ -154,7 +189,7 @@ class Cursors:
     async def _seek(self, request: pb.SeekRequest) -> pb.MoveReply:
         job = self._job(request.job, request.group)
         [group] = await self._store.groups(request.job, request.group)
-        self._check_step(job, request.step, group.batches_per_step, PastEnd)
+        await self._check_reach(job, request.step, group.batches_per_step)
         moved = await self._store.seek(
             request.job, request.group, request.step, request.request_id, request.owner[:MAX_NAME]
         )
@@ -179,6 +214,43 @@ class Cursors:
                 f"a group's name has at most {MAX_NAME} characters, not {len(group)}", field="group"
             )
         return job
+
+    async def _step_size(self, job: Job, request: pb.BeginRequest) -> int:
+        """Return what a step of the group holds, or will hold if this call begins it."""
+        try:
+            [group] = await self._store.groups(request.job, request.group)
+        except UnknownGroup:
+            asked = request.batches_per_step or job.batches_per_step
+            return int(asked or max(1, request.world_size))
+        return group.batches_per_step
+
+    async def _check_reach(self, job: Job, step: int, size: int) -> None:
+        """Refuse a step that no reader could be given: the group's cursor would stay there.
+
+        Raises:
+            PastEnd: The log has no such step.
+            PositionFar: Too many batches would have to be planned from the nearest snapshot.
+        """
+        self._check_step(job, step, size, PastEnd)
+        order, first = job.order, step * size
+        last = first + order.lanes if order.batches is None else min(first + size, order.batches)
+        if first >= last or order.address(last - 1).offset <= job.max_replay:
+            return
+        if job.name not in self._seekable:
+            self._seekable[job.name] = Planner(job, 0, Items(job)).can_seek()
+        if self._seekable[job.name]:
+            return
+        # The first batch of each lane: those after it are planned on the way.
+        lanes: set[int] = set()
+        for position in range(first, last):
+            lane, offset = order.address(position)
+            if lane in lanes:
+                continue
+            lanes.add(lane)
+            snapshot = await self._store.nearest_snapshot(job.log_id, lane, offset)
+            nearest = 0 if snapshot is None else snapshot.offset
+            if offset - nearest > job.max_replay:
+                raise far(job, lane, offset, nearest)
 
     @staticmethod
     def _check_step(

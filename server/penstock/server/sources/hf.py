@@ -55,6 +55,7 @@ class HfSource(Source):
     type_name: ClassVar[str] = "hf"
     version: ClassVar[int | str | None] = 1
     path_params: ClassVar[tuple[str, ...]] = ("path", "data_files")
+    gives_fresh_items: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -139,6 +140,11 @@ class HfSource(Source):
             ) from error
         self._read_bytes += table.nbytes
         return items
+
+    def columns_of_items(self) -> dict[str, str]:
+        """Return the columns, with the types that their values are stored in."""
+        schema = self._dataset.features.arrow_schema
+        return {name: str(schema.field(name).type) for name in self.columns}
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that decide bytes, with the resolved builder and split."""

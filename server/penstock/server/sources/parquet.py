@@ -37,6 +37,7 @@ _READERS = 16  # threads that read footers and samples; waiting for a store, not
 @dataclass(frozen=True)
 class _Footer:
     columns: tuple[str, ...]
+    types: dict[str, str]  # Arrow's name of each column's type
     rows: tuple[int, ...]
     group_bytes: tuple[tuple[int, ...], ...]  # per row group, per leaf column, compressed
     leaves: tuple[str, ...]  # the top-level column of each leaf
@@ -65,6 +66,7 @@ class ParquetSource(Source):
     type_name: ClassVar[str] = "parquet"
     version: ClassVar[int | str | None] = 1
     path_params: ClassVar[tuple[str, ...]] = ("files",)
+    gives_fresh_items: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -137,6 +139,11 @@ class ParquetSource(Source):
                 for place, item in zip(places, found, strict=True):
                     items[place] = item
         return items
+
+    def columns_of_items(self) -> dict[str, str]:
+        """Return the columns, with their types in the first file."""
+        types = self._footers[0].types
+        return {name: types[name] for name in self.columns}
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that decide bytes: the columns."""
@@ -352,8 +359,10 @@ class ParquetSource(Source):
             for leaf in range(metadata.num_columns)
         ]
         groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+        schema = metadata.schema.to_arrow_schema()
         return _Footer(
-            columns=tuple(metadata.schema.to_arrow_schema().names),
+            columns=tuple(schema.names),
+            types={field.name: str(field.type) for field in schema},
             rows=tuple(group.num_rows for group in groups),
             group_bytes=tuple(
                 tuple(group.column(leaf).total_compressed_size for leaf in range(len(leaves)))

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-FORMAT = 2
+FORMAT = 3
 """Raised by every change of the text below, with a step in `_UPGRADES`: stores compare it with what
 they hold."""
 
@@ -89,13 +89,19 @@ _TABLES: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "verdicts": (
-        "log_id, source, item, epoch, stage",
+        "log_id, number",
         {
             "log_id": "BLOB",
+            "number": "INTEGER",
+            "stage": "TEXT",
             "source": "TEXT",
             "item": "INTEGER",
             "epoch": "INTEGER",
-            "stage": "TEXT",
+            "every_epoch": "INTEGER",
+            "lane": "INTEGER",
+            "offset": "INTEGER",  # from here on it holds in its lane
+            "above": "INTEGER",  # from here on it holds in every lane
+            "released": "INTEGER",  # from here on it holds no more; -1 = it was not released
             "content_hash": "TEXT",
             "reason": "TEXT",
         },
@@ -129,6 +135,7 @@ SCHEMA: tuple[str, ...] = (*(_create(table) for table in _TABLES), _BODIES)
 _UPGRADES: dict[int, Callable[[sqlite3.Connection], None]] = {
     # format: what makes the next one of it
     1: lambda connection: _execute(connection, _create("libraries")),
+    2: lambda connection: _number_verdicts(connection),
 }
 
 OLDEST = min(_UPGRADES)
@@ -177,6 +184,36 @@ def upgrade(connection: sqlite3.Connection, version: int) -> None:
 
 def _execute(connection: sqlite3.Connection, statement: str) -> None:
     connection.execute(statement)
+
+
+def _number_verdicts(connection: sqlite3.Connection) -> None:
+    """Give verdicts numbers and places: each holds for its item and epoch everywhere, as it did."""
+    old = connection.execute(
+        "SELECT log_id, stage, source, item, epoch, content_hash, reason FROM verdicts "
+        "ORDER BY log_id, source, item, epoch, stage"
+    ).fetchall()
+    connection.execute("DROP TABLE verdicts")
+    connection.execute(_create("verdicts"))
+    numbers: dict[bytes, int] = {}
+    for log_id, stage, source, item, epoch, content_hash, reason in old:
+        numbers[log_id] = numbers.get(log_id, 0) + 1
+        insert(
+            connection,
+            "verdicts",
+            log_id=log_id,
+            number=numbers[log_id],
+            stage=stage,
+            source=source,
+            item=item,
+            epoch=epoch,
+            every_epoch=0,
+            lane=0,
+            offset=0,
+            above=0,
+            released=-1,
+            content_hash=content_hash,
+            reason=reason,
+        )
 
 
 def insert(connection: sqlite3.Connection, table: str, **values: int | str | bytes) -> None:
