@@ -38,19 +38,18 @@ VALUES: list[Any] = [
     *(None, True, -1, 0, 1, 2, 3, 1 << 40, 1 << 70, 0.5, float("nan"), "", "job", "main", "\udcff"),
     *("x" * 5000, [], [0, 0], [[0, 0]], [0, 64], ["main", 0, 0], {}, {"a": 1}, {"tokens": -1}),
     {"job": "job", "batches": 1, "stages_s": {"fetch": 1e300}, "read_bytes": 0},
-    {"job": "job", "lane": 1, "counters": {"drawn": 3}, "before": {}},
-    {"job": "job", "lane": 1 << 70, "counters": {"\udcff": -3}, "before": []},
-    ["draw", ["main", 1, 0], "00", "bad"],
-    ["draw", ["main", 1, 0], "00", "bad", True, 1, 0, 0, None, 0],
-    ["draw", ["main", 1, 0], "00", "bad", True, 1 << 40, 0, 0, None, 0],
-    ["exit", ["main", 1 << 70, 0], "00", "\udcff", False, 0, 0, 0, None, 0],
+    ["draw", ["main", 1, 0], "00", "bad", True, 3, 0, 0, None, 0],
+    ["exit", ["main", 1, 0], "00", "\udcff", True, 3, 1 << 70, 0, None, 0],
+    ["exit", ["main", 1, 0], "00", "bad", True, 3000, 1, 0, None, 0],
+    {"job": "job", "lane": 3000, "counters": {"drawn": 1}, "before": {}},
+    {"job": "job", "lane": 3, "counters": {"filtered:\udcff": 1}, "before": {}},
     *("produce", "plan", "make", "open", "snapshot", "bad_item", "source_unavailable"),
 ]
 
 KEYS = (
     *("ticket", "where", "nbytes", "counts", "counted", "emptied", "snapshots", "plans", "broken"),
     *("of", "line", "job", "code", "message", "fields", "check", "text", "verdict", "lines"),
-    *("cost", "number", "size", "libraries"),
+    *("cost", "number", "size", "libraries", "counted", "emptied"),
 )
 
 
@@ -153,8 +152,10 @@ def right_answer(rng: random.Random, asked: Message) -> tuple[Message, list[byte
     if asked["op"] == "plan":
         plan = json.dumps([asked["lane"], asked["offset"], []]).encode()
         return {**head, "op": "planned", "plans": 1, "broken": False}, [plan]
-    made = {"where": None, "nbytes": 0, "counts": {}, "emptied": False}
-    return {**head, "op": "done", **made}, [b"header", b""]
+    return {**head, "op": "done", "where": None, "nbytes": 0, "counts": {}, "emptied": False}, [
+        b"header",
+        b"",
+    ]
 
 
 def some_bytes(rng: random.Random, worker: Wild) -> bytes:

@@ -34,6 +34,9 @@ from penstock.wire.errors import clean_text
 
 SLOWEST_RANKS = 8
 
+MAX_LABEL = 120
+"""Characters of a label's value."""
+
 JOB = "penstock_job"
 """The label of a job's name. `job` is Prometheus's own: a target's label of that name arrives as
 `exported_job`."""
@@ -59,8 +62,6 @@ FAILURES = (
 
 STORE_ERRORS = ("store_corrupt", "store_unavailable")
 """What a store may answer that is about the store, and not about the question."""
-MAX_LABEL = 120
-"""Characters of a label's value."""
 
 _WAIT_BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300)
 _CALL_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)

@@ -140,7 +140,9 @@ class ServerSettings(_Section):
     )
     drain_seconds: Seconds = _key(
         20.0,
-        "Seconds that SIGTERM gives batches in flight before the node ends.",
+        "Seconds from SIGTERM to the exit, at most: batches in flight are finished, lines are "
+        "saved, and what still hangs is killed. What kills the process from outside "
+        "(`terminationGracePeriodSeconds`) needs a second more.",
         "seconds of at least 0",
     )
     log_format: Literal["auto", "console", "json"] = _key(

@@ -221,25 +221,21 @@ def _check_verdict(
     jobs: Collection[str],
 ) -> None:
     _need(_known_job(message.get("job"), jobs), "job", message.get("job"))
-    line = message.get("line")
+    line, entry = message.get("line"), message.get("verdict")
     _need(line is None or type(line) is int, "line", line)
-    verdict = message.get("verdict")
-    _need(isinstance(verdict, list) and len(verdict) == len(Verdict._fields), "verdict", verdict)
-    stage, item, digest, reason, every_epoch, lane, offset, *rest = verdict  # type: ignore[misc]
-    _need(stage in ("draw", "exit", "size"), "stage of a verdict", stage)
-    _need(isinstance(item, list) and len(item) == 3, "item", item)
-    source, index, epoch = item
-    _need(isinstance(source, str) and len(source) < MAX_TEXT, "item", item)
-    _need(_count(index) and _count(epoch), "item", item)
-    _need(isinstance(digest, str) and len(digest) < 1000, "hash", digest)
-    _need(isinstance(reason, str), "reason", reason)
-    _need(type(every_epoch) is bool, "claim about all epochs", every_epoch)
-    _need(_count(lane) and _count(offset), "place of a verdict", [lane, offset])
-    # Where it holds elsewhere, and its number, are the node's and the store's to say.
-    _need(rest == [0, None, 0], "place of a verdict", rest)
-    item = [source, index, epoch]
-    reason = clean_text(reason, MAX_TEXT)
-    message["verdict"] = [stage, item, digest, reason, every_epoch, lane, offset, *rest]
+    try:
+        verdict = Verdict.from_json(entry)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise Misspoken(f"its verdict is {clean_text(repr(entry), 100)}") from None
+    source, index, epoch = verdict.item
+    texts = (source, verdict.content_hash, verdict.reason)
+    places = (index, epoch, verdict.lane, verdict.offset, verdict.above, verdict.number)
+    _need(verdict.stage in ("draw", "exit", "size"), "stage of a verdict", verdict.stage)
+    _need(all(isinstance(one, str) and len(one) <= MAX_TEXT for one in texts), "verdict", entry)
+    _need(all(map(_count, places)) and type(verdict.every_epoch) is bool, "verdict", entry)
+    # Its store gives it a number, and people release it.
+    _need((verdict.number, verdict.released) == (0, None), "verdict", entry)
+    message["verdict"] = verdict._replace(reason=clean_text(verdict.reason, MAX_TEXT)).to_json()
 
 
 def _check_snapshots(
@@ -279,7 +275,7 @@ def _check_cost(cost: Any, jobs: Collection[str]) -> None:
 def _check_counted(counted: Any, jobs: Collection[str]) -> None:
     _need(
         isinstance(counted, dict) and set(counted) == {"job", "lane", "counters", "before"},
-        "counted",
+        "counts",
         counted,
     )
     _need(_known_job(counted["job"], jobs), "job", counted["job"])

@@ -116,6 +116,11 @@ class Observer:
         """A batch was made twice, and was the same, or was not."""
 
 
+def _is_about(note: Note, ticket: Ticket) -> bool:
+    """Tell whether a worker's note is about this ticket; without a lane, about all of its job."""
+    return note.job == ticket.log.job.name and note.lane in (None, ticket.lane.lane)
+
+
 def _in_the_way(note: Note) -> str:
     """Return in words what a worker is doing for somebody else."""
     if note.stage in ("", "idle"):
@@ -246,22 +251,22 @@ class Node:
         """Give out no more tickets, let workers finish theirs, and save where lines stand."""
         self.draining = True
         deadline = self._loop.time() + grace_s
-        while (  # noqa: ASYNC110 - tickets end in many places, and this runs once, to a deadline
-            any(worker.tickets for worker in self.workers) and self._loop.time() < deadline
-        ):
+        asked: set[int] = set()
+        # Tickets end in many places, and this runs once, to a deadline.
+        while self._loop.time() < deadline:
+            for worker in self.workers:
+                # Each as soon as it is free: one that hangs costs the others no snapshot.
+                if worker.ready and not (worker.dead or worker.tickets or worker.number in asked):
+                    asked.add(worker.number)
+                    self._drained[worker.number] = self._loop.create_future()
+                    worker.send({"op": "snapshot"})
+            if not self._drained and not any(worker.tickets for worker in self.workers):
+                break
             await asyncio.sleep(0.02)
-        waiting = []
-        for worker in self.workers:
-            if not worker.dead and worker.ready:
-                self._drained[worker.number] = self._loop.create_future()
-                waiting.append(self._drained[worker.number])
-                worker.send({"op": "snapshot"})
-        if waiting:
-            await asyncio.wait(waiting, timeout=max(0.1, deadline - self._loop.time()))
         await self._save()
 
-    async def close(self) -> None:
-        """End everything."""
+    async def close(self, grace_s: float = END_GRACE_S) -> None:
+        """End everything; workers have a moment to end by themselves."""
         self.draining = True
         for task in list(self._tasks):
             task.cancel()
@@ -269,7 +274,7 @@ class Node:
         started = [worker for worker in self.workers if worker.started]
         for worker in started:
             worker.hang_up()
-        deadline = time.monotonic() + END_GRACE_S  # of all together: they end at the same time
+        deadline = time.monotonic() + grace_s  # of all together: they end at the same time
         for worker in started:
             worker.close(max(0.0, deadline - time.monotonic()))
 
@@ -581,7 +586,10 @@ class Node:
             if "cost" in message:
                 self.observer.worked(**message["cost"])
             if "counted" in message:
-                self.observer.counted(**message["counted"])
+                counted = message["counted"]
+                if counted["lane"] >= self.jobs[counted["job"]].lanes:
+                    raise Misspoken(f"counts of lane {counted['lane']}, which there is not")
+                self.observer.counted(**counted)
             getattr(self, f"_on_{message['op']}")(worker, message)
         except Misspoken as error:
             worker.misspoke(error)
@@ -848,8 +856,9 @@ class Node:
     def _on_verdict(self, worker: WorkerProcess, message: Message) -> None:
         if self.jobs[message["job"]].on_item_error != "quarantine":
             raise Misspoken(f"a verdict for job {message['job']!r}, whose policy is to stop")
-        if Verdict.from_json(message["verdict"]).lane >= self.jobs[message["job"]].lanes:
-            raise Misspoken(f"a verdict for a lane that job {message['job']!r} has not")
+        lane = Verdict.from_json(message["verdict"]).lane
+        if lane >= self.jobs[message["job"]].lanes:
+            raise Misspoken(f"a verdict of lane {lane}, which job {message['job']!r} has not")
         self._spawn(self._verdict(worker, message))
 
     async def _verdict(self, worker: WorkerProcess, message: Message) -> None:
@@ -1053,22 +1062,21 @@ class Node:
 
     def _find_guilty(self, worker: WorkerProcess, tickets: list[Ticket], note: Note) -> None:
         """Blame a death on what the worker was doing."""
-        place = note.job, note.lane
-        if worker.fault is not None:
+        # Not the first: what is finished may not have been answered yet.
+        guilty = next((ticket for ticket in tickets if _is_about(note, ticket)), None)
+        unsaid = note.stage in ("", "idle")
+        if worker.fault is not None or (unsaid and worker.stuck_s is not None):
             # It answers in order: whatever was said amiss was said on behalf of the first one.
-            guilty = tickets[0] if tickets else None
-        else:
-            # Not the first: what is finished may not have been answered yet.
-            guilty = next((t for t in tickets if (t.log.job.name, t.lane.lane) == place), None)
+            guilty, unsaid = next(iter(tickets), None), True
         if guilty is None:
             return
-        if (guilty.log.job.name, guilty.lane.lane) == place and note.item is not None:
+        if note.item is not None and _is_about(note, guilty):
             self._blame(guilty, str(note.item), worker.how_it_ended())
-        elif worker.fault is not None:
+        elif not unsaid:
+            self._blame(guilty, f"stage {note.stage}", worker.how_it_ended())
+        elif worker.fault is not None or worker.stuck_s is not None:
             doing = f"what was made for offset {guilty.offset}"
             self._blame(guilty, doing, worker.how_it_ended())
-        elif note.stage not in ("", "idle"):
-            self._blame(guilty, f"stage {note.stage}", worker.how_it_ended())
 
     def _restart_delay_s(self) -> float:
         """Return how long to wait where the last start failed, too."""
@@ -1160,12 +1168,13 @@ class Node:
             self._page_seen.pop(worker.number)
             worker.stuck_s = self.item_deadline_s
             worker.kill()
-        elif since_s > self._patience_s(worker, note):
+        elif since_s > self._patience_s(note):
             self._relieve(worker, note, since_s)
 
-    def _patience_s(self, worker: WorkerProcess, note: Note) -> float:
+    def _patience_s(self, note: Note) -> float:
         """Return after how long at one thing a worker is held up."""
-        usual_s = max((t.log.ticket_s for t in worker.tickets.values()), default=0.0)
+        one = self.logs.get(note.job) if note.job is not None else None
+        usual_s = one.ticket_s if one is not None else 0.0
         least_s = min(HELD_UP_S, HELD_UP_SHARE * self.item_deadline_s)
         return max(least_s, HELD_UP_TICKETS * usual_s)
 
@@ -1201,9 +1210,7 @@ class Node:
     def _at_work(self, worker: WorkerProcess, note: Note) -> Ticket | None:
         """Return the ticket that a worker is at: the one of its note, else the first."""
         tickets = list(worker.tickets.values())
-        place = note.job, note.lane
-        found = [t for t in tickets if (t.log.job.name, t.lane.lane) == place]
-        return next(iter(found or tickets), None)
+        return next((one for one in tickets if _is_about(note, one)), next(iter(tickets), None))
 
     def _stalled_jobs(self) -> set[str]:
         """Return the jobs whose most urgent batch waits for a worker as it did a turn ago."""

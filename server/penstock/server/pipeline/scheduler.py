@@ -173,6 +173,9 @@ class LaneState:
     planned: int = 0  # offsets below were planned, by whatever line
     asked: int = 0  # offsets below were planned, or a worker was told to
     emptied: set[int] = field(default_factory=set)  # latest offsets whose every item was left out
+    # What was being done when a worker died, by the offset that it was working for.
+    deaths: dict[int, list[str]] = field(default_factory=dict)
+    gives_way: bool = False  # for a while after a death other lanes' batches go first
 
     def note_emptied(self, offset: int, at_most: int) -> bool:
         """Note a batch without an item; tell whether there are `at_most` of them in a row."""
@@ -185,10 +188,6 @@ class LaneState:
         if len(self.emptied) > KEPT_EMPTIED:
             self.emptied.remove(min(self.emptied))
         return last - first + 1 >= at_most
-
-    # What was being done when a worker died, by the offset that it was working for.
-    deaths: dict[int, list[str]] = field(default_factory=dict)
-    gives_way: bool = False  # for a while after a death other lanes' batches go first
 
 
 class Reader:
