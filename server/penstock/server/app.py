@@ -133,7 +133,7 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
     return 1 if failed.is_set() else 0
 
 
-ENDING_S, ENDING_SHARE = 2.0, 0.25
+ENDING_S, ENDING_SHARE = 3.0, 0.4
 """What is kept of the time to end in for what follows the drain: seconds, at most this share."""
 
 WORKERS_SHARE, STORE_SHARE = 0.7, 0.4
