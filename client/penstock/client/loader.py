@@ -67,7 +67,7 @@ class Loader:
 
     Args:
         target: Where the node is: `host:port`, `dns:///name:port`, `unix:/path`, `local:FILE` (in
-            this process), `spawn:FILE` (a node of our own); or an open `Transport`.
+            a process beside this one), `spawn:FILE` (a node of our own); or an open `Transport`.
         job: The job's name.
         group: The training run that reads, all its ranks; None = ephemeral: nothing is stored,
             reading starts at step 0.

@@ -102,7 +102,7 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
         for name, job in jobs.items():
             for sentence in job.cautions():
                 log.warning(sentence, job=name)
-        address = await service.start(settings.listen)
+        address = await service.start(settings.listen, int(settings.socket_mode, 8))
         stack.push_async_callback(
             ending.stage, "port", lambda: service.stop(ending.left_s(PORT_END_S, WORKERS_SHARE))
         )
@@ -133,7 +133,7 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
     return 1 if failed.is_set() else 0
 
 
-ENDING_S, ENDING_SHARE = 2.0, 0.25
+ENDING_S, ENDING_SHARE = 3.0, 0.4
 """What is kept of the time to end in for what follows the drain: seconds, at most this share."""
 
 WORKERS_SHARE, STORE_SHARE = 0.7, 0.4

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.server import yaml_file
+from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_place, user_traceback
 from penstock.server.core.imports import load_attribute
 from penstock.server.core.nearest import hint
@@ -268,7 +269,7 @@ def _python_builder(target: str, name: str, value: Any) -> Callable[[], Job]:
 def _called(target: str, function: Callable[[], Any]) -> Any:
     """Call a function of the user's that makes jobs."""
     try:
-        return function()
+        return contained(function)
     except PenstockError:
         raise
     except Exception as error:

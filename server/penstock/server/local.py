@@ -1,43 +1,70 @@
-"""`local:FILE`: a job in this very process, by the same messages as a server sends.
+"""`local:FILE`: a job in a process of its own beside this one, by the messages that a server sends.
 
-For a notebook, for tests, and to check what a server sent: the bytes are the same. The store
-is opened only where a group is used, so a running server keeps its own to itself.
+For a notebook, for tests, and to check what a server sent: the bytes are the same. Roles run in a
+child process with the environment of the workers (`penstock.server.environment`): the trainer keeps
+its random generators, its threads and its modules to itself, and a role sees what it sees in a
+worker. The child (`penstock.server.local_node`) starts with the first call and ends with `close`,
+with the Loader that is collected, or with this process, however that ends.
+
+Every call has a socket of its own, which only the thread that made the call reads. So whatever
+breaks a call off, a Ctrl-C too, concerns no other.
 """
 
 from __future__ import annotations
 
-import asyncio
+import _thread
+import contextlib
 import json
+import logging
+import mmap
+import os
 import queue
+import signal
+import socket
+import struct
+import subprocess
+import sys
 import threading
-import uuid
-from collections.abc import Awaitable, Iterator
-from typing import Any, TypeVar
+import time
+import weakref
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from penstock.server.config import Config, load
 from penstock.server.core.refs import Verdict
-from penstock.server.job import Job
-from penstock.server.pipeline.count import ensure_counted
-from penstock.server.pipeline.items import Items, VerdictBook
+from penstock.server.environment import worker_environment
+from penstock.server.pipeline.items import Items, Progress, VerdictBook
 from penstock.server.pipeline.line import Computed, Line, compute
 from penstock.server.pipeline.made import MadeOffsets
-from penstock.server.rpc.cursors import Cursors
-from penstock.server.rpc.opening import (
-    VERSION,
-    Opening,
-    describe,
-    ended,
-    open_read,
-    opened,
-    parse_request,
+from penstock.server.store.base import Seen
+from penstock.server.target import absolute_target
+from penstock.wire.errors import (
+    ERRORS,
+    DataTimeout,
+    ForkedLoader,
+    Internal,
+    InvalidRequest,
+    PenstockError,
+    Unreachable,
+    WorkerCrashed,
 )
-from penstock.server.store import open_store
-from penstock.server.store.base import Seen, Store
-from penstock.wire import frame
-from penstock.wire.errors import BadFrame, InvalidRequest
-from penstock.wire.v1 import feed_pb2
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from penstock.server.job import Job
+    from penstock.server.pipeline.worker import Note
+    from penstock.server.rpc.opening import Opening
+
+logger = logging.getLogger("penstock")
+
+MAX_DEATHS = 3
+"""So often the child may die at the same work before that is an error, as a node's workers may."""
+
+ANSWER_S = 540.0
+"""A short call may have to build a job first: to read its files once, to import torch."""
+
+GRACE_S = 2.0
+"""How long a child that is told to end may take, before it is killed."""
 
 
 class Marks:
@@ -63,19 +90,31 @@ class Marks:
 
 
 class LocalLoader:
-    """Computes batches of one job in this process.
+    """Computes batches of one job, in the process that calls it.
+
+    `local:` runs it in a child process, as the module says. Called directly it computes under the
+    environment of the caller's process, and puts the global random generators back after each item.
 
     Args:
         job: The job.
         verdicts: The verdicts that hold; None = none, and new ones stay in this process.
         marks: Where to note what was planned.
+        progress: Told (stage, item) before anything that may take long or crash.
+        careful: One item at a time, so that `progress` names the one that crashes.
     """
 
     def __init__(
-        self, job: Job, verdicts: VerdictBook | None = None, marks: Marks | None = None
+        self,
+        job: Job,
+        verdicts: VerdictBook | None = None,
+        marks: Marks | None = None,
+        *,
+        progress: Progress | None = None,
+        careful: bool = False,
     ) -> None:
         self.job = job
-        self._items = Items(job, verdicts)
+        self._items = Items(job, verdicts, progress)
+        self._items.careful = careful
         self._lines: dict[int, Line] = {}
         self._marks = marks or Marks()
 
@@ -101,220 +140,363 @@ class LocalLoader:
         return computed
 
 
-class LocalTransport:
-    """A `penstock.wire.transport.Transport` over jobs in this process.
+# --- how the two processes talk -------------------------------------------------------------------
+
+_HEAD = struct.Struct("<cQ")
+
+UNARY, READ = b"u", b"r"
+"""What the first frame of a call asks for: the method, a zero byte and the request; an opening."""
+
+SEND = b"s"
+"""From the caller: a further `ReadRequest`. The end of what it sends means that it has gone."""
+
+MESSAGE, SAID, FAILED, END = b"m", b"l", b"f", b"e"
+"""To the caller: a message, a line for its log, an error, and that no more comes."""
+
+
+def pack_frame(kind: bytes, data: bytes = b"") -> bytes:
+    """Return one frame of a call: its kind, the length of its data, and the data."""
+    return _HEAD.pack(kind, len(data)) + data
+
+
+def read_frame(file: BinaryIO) -> tuple[bytes, bytes] | None:
+    """Return the kind and the data of the next frame; None where the other side has gone."""
+    head = file.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    kind, length = _HEAD.unpack(head)
+    data = file.read(length)
+    return None if len(data) < length else (kind, data)
+
+
+# --- the side of the caller -----------------------------------------------------------------------
+
+
+class Work(NamedTuple):
+    """What a child was doing as it died; equal for two deaths at the same thing."""
+
+    stage: str
+    job: str | None
+    lane: int | None
+    item: Any
+
+    def __str__(self) -> str:
+        of = f" of job {self.job!r}" if self.job else ""
+        lane = f", lane {self.lane}" if self.lane is not None else ""
+        item = f", item {self.item}" if self.item is not None else ""
+        return f"at stage {self.stage}{of}{lane}{item}"
+
+
+class Child:
+    """The process that computes, as the one that started it sees it.
 
     Args:
-        config: The job file.
+        target: The job file.
+        careful: Items one at a time, so that a death is blamed on the right one.
+
+    Raises:
+        OSError: The system has no memory, process or file descriptor left for it.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
-        self._node = f"local-{uuid.uuid4().hex[:8]}"
-        self._runner: asyncio.Runner | None = None
-        self._store: Store | None = None
-        self._lock = threading.Lock()
-        self._marks: dict[bytes, Marks] = {}
-        self._books: dict[bytes, VerdictBook] = {}
+    def __init__(self, target: str, *, careful: bool) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._page_fd = os.memfd_create("penstock-page", os.MFD_CLOEXEC)
+        os.ftruncate(self._page_fd, mmap.PAGESIZE)
+        self.status: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        told: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        command = [sys.executable, "-P", "-m", "penstock.server.local_node"]
+        command += [str(theirs.fileno()), str(self._page_fd), str(os.getpid())]
+        command += ["careful" if careful else "-", target]
+
+        def own() -> None:
+            # The kernel ends the child with the *thread* that started it: this one waits for it.
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    env=worker_environment(os.environ),
+                    pass_fds=(theirs.fileno(), self._page_fd),
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C in the trainer's terminal is not for it
+                )
+            except BaseException as error:
+                told.put(error)
+                return
+            finally:
+                theirs.close()
+            told.put(None)
+            self.status = self._process.wait()
+
+        try:
+            # Not threading.Thread, nor an Event: their locks are left taken for ever where a
+            # Ctrl-C meets the thread that waits for them.
+            _thread.start_new_thread(own, ())
+            failure = told.get()
+        except BaseException:
+            self.end()
+            raise
+        if failure is not None:
+            self.end()
+            raise failure
+
+    def call(self) -> socket.socket:
+        """Return our end of a new call.
+
+        Raises:
+            OSError: The child has ended.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # A packet is sent whole or not at all: no lock, and nothing to tear.
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [theirs.fileno()]).tobytes())
+            self._control.sendmsg([b"c"], [rights], socket.MSG_NOSIGNAL)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return ours
+
+    def wait(self, seconds: float) -> int | None:
+        """Return the exit status; None if it has not ended within so many seconds."""
+        deadline = time.monotonic() + seconds
+        while self.status is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        return self.status
+
+    def note(self) -> Note:
+        """Return what it noted last about its work."""
+        # Here and not above: this is for a death, and its imports are those of a node.
+        from penstock.server.pipeline.worker import Page
+
+        return Page(self._page_fd).read()
+
+    def end(self) -> None:
+        """End it: it has a moment to do so by itself, and to write out what it has printed."""
+        with contextlib.suppress(OSError):
+            # Not by closing alone: a fork of ours may hold a copy of the socket.
+            self._control.shutdown(socket.SHUT_RDWR)
+        self._control.close()
+        process = self._process
+        if process is not None and self.wait(GRACE_S) is None:
+            process.kill()
+            self.wait(GRACE_S)
+        fd, self._page_fd = self._page_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class _Children:
+    """The child that there is, apart from the transport: the finalizer must not keep that alive."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        self.child: Child | None = None
+        self.closed = False
+
+    def end(self) -> None:
+        if os.getpid() != self.pid:
+            return  # a fork: the child is its parent's
+        with self.lock:
+            self.closed = True
+            child, self.child = self.child, None
+        if child is not None:
+            child.end()
+
+
+class LocalTransport:
+    """A `penstock.wire.transport.Transport` over jobs that a child process computes.
+
+    Args:
+        target: A job file, or `jobs.py:name`.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self._children = _Children()
+        self._deaths: Counter[Work] = Counter()
+        self._finalizer = weakref.finalize(self, self._children.end)
 
     def unary(self, method: str, request: bytes, timeout_s: float) -> bytes:
-        """Answer `Feed/Describe`, `Feed/Status` or a method of `Cursors`."""
-        for job in self._config.jobs.values():
-            ensure_counted(job)
-        service, _, name = method.partition("/")
-        if service == "Cursors" and name in Cursors.METHODS:
-            with self._lock:
-                return self._run(self._cursors_call(name, request))
-        if name == "Describe":
-            reply = describe(
-                self._config.jobs,
-                feed_pb2.DescribeRequest.FromString(request),
-                node=self._node,
-                store=self._store.uuid if self._store is not None else "",
-            )
-            return reply.SerializeToString()
-        if name == "Status":
-            return feed_pb2.StatusReply(json=json.dumps(self._status())).SerializeToString()
-        raise InvalidRequest(f"there is no method {method!r}", method=method)
+        """Answer `Feed/Describe`, `Feed/Status` or a method of `Cursors`.
 
-    def read(self, opening: bytes) -> LocalRead:
-        """Open `Feed/Read`: batches are computed by whoever iterates."""
-        return LocalRead(self, opening)
+        Raises:
+            DataTimeout: No answer for `ANSWER_S`, or `timeout_s` where that is longer: whoever
+                builds a job is not away, so a short timeout says nothing here.
+            PenstockError: What a server would say.
+        """
+        call = self._call(UNARY, method.encode() + b"\0" + request)
+        call.deadline_s = max(timeout_s, ANSWER_S)
+        try:
+            return next(call)
+        except StopIteration:
+            raise self._closed() from None
+        finally:
+            call.release()
 
-    def check_token(self, request: feed_pb2.Open) -> None:
-        """Refuse a reader of an older attempt."""
-        if request.group and request.token:
-            with self._lock:
-                store = self._open_store()
-                self._run(
-                    store.check_token(request.job, request.group, request.token, request.generation)
-                )
-
-    def loader(self, job: Job, *, stored: bool) -> LocalLoader:
-        """Return a loader; `stored` = it obeys the store's verdicts, and puts new ones there."""
-        if not stored:
-            return LocalLoader(job)
-        marks = self._marks.setdefault(job.log_id, Marks())
-
-        def insert(verdict: Verdict) -> Verdict:
-            with self._lock:
-                seen = marks.seen(job, verdict)
-                store = self._open_store()
-                return self._run(store.add_verdict(job.log_id, verdict, seen, job.max_quarantined))
-
-        with self._lock:
-            book = self._books.get(job.log_id)
-            if book is None:
-                known = self._run(self._open_store().verdicts(job.log_id))
-                # One for all readers here: what one of them finds, or releases, all obey.
-                book = self._books[job.log_id] = VerdictBook(known, insert)
-        return LocalLoader(job, book, marks)
-
-    async def _release(self, job: Job, source: str, index: int) -> list[Verdict]:
-        assert self._store is not None
-        asked = self._marks[job.log_id].asked if job.log_id in self._marks else 0
-        seen = Seen(job.order, asked=asked)
-        found = await self._store.release_verdicts(job.log_id, source, index, seen)
-        if (book := self._books.get(job.log_id)) is not None:
-            book.learn(found)
-        return found
-
-    @property
-    def node(self) -> str:
-        """Return the name of this incarnation."""
-        return self._node
-
-    @property
-    def jobs(self) -> Any:
-        """Return the jobs by name."""
-        return self._config.jobs
+    def read(self, opening: bytes) -> LocalCall:
+        """Open `Feed/Read`; batches are computed one at a time, never beyond the horizon."""
+        return self._call(READ, opening)
 
     def close(self) -> None:
-        """Let go of the store."""
-        with self._lock:
-            if self._store is not None:
-                self._run(self._store.close())
-                self._store = None
-            if self._runner is not None:
-                self._runner.close()
-                self._runner = None
+        """End the child; idempotent."""
+        self._finalizer()
 
-    def _status(self) -> dict[str, Any]:
-        """Return what there is of a node's status: no workers, and no reader but the caller."""
-        jobs = [
-            {"name": name, "log_id": job.log_id.hex(), "lanes": job.lanes, "groups": []}
-            for name, job in sorted(self._config.jobs.items())
-        ]
-        return {"version": VERSION, "node": self._node, "workers": [], "jobs": jobs}
+    def _call(self, kind: bytes, data: bytes) -> LocalCall:
+        for _ in range(MAX_DEATHS):
+            child = self._child()
+            try:
+                sock = child.call()
+            except OSError:  # it was ended while nobody wanted anything of it
+                error = self.died(child)
+                if error.status != "UNAVAILABLE":
+                    break
+            else:
+                call = LocalCall(self, child, sock)
+                call.write(pack_frame(kind, data))
+                return call
+        raise error
 
-    async def _cursors_call(self, name: str, request: bytes) -> bytes:
-        store = self._store
-        if store is None:
-            store = open_store(self._config.server.store, self._config.base)
-            await store.open()
-            self._store = store
-        return await Cursors(self._config.jobs, store, release=self._release).call(name, request)
+    def _child(self) -> Child:
+        if os.getpid() != self._children.pid:
+            raise ForkedLoader(
+                f"local:{self.target} was opened in process {self._children.pid} and is used in "
+                f"its fork {os.getpid()}: open it after the fork",
+                opened=self._children.pid,
+                used=os.getpid(),
+            )
+        with self._children.lock:
+            if self._children.closed:
+                raise self._closed()
+            if self._children.child is None:
+                careful = any(work.stage != "idle" for work in self._deaths)
+                self._children.child = Child(self.target, careful=careful)
+            return self._children.child
 
-    def _open_store(self) -> Store:
-        if self._store is None:
-            store = open_store(self._config.server.store, self._config.base)
-            self._run(store.open())
-            self._store = store
-        return self._store
+    def died(self, child: Child) -> PenstockError:
+        """Return the error for a call that ended with its child; the next call has a new one."""
+        if self._children.closed:
+            return self._closed()
+        status = child.wait(GRACE_S)
+        if status is None:
+            return Internal(
+                f"the process of local:{self.target} broke a call off; its stderr says why"
+            )
+        how = f"with status {status}" if status >= 0 else f"by {_signal_name(-status)}"
+        sentence = f"the process that computes local:{self.target} was ended {how}"
+        again = Unreachable(f"{sentence}; it is started again", target=self.target)
+        with self._children.lock:
+            if self._children.child is not child:
+                return again  # another call has met this death already
+            self._children.child = None
+            note = child.note()
+            work = Work(note.stage or "start", note.job, note.lane, note.item)
+            self._deaths[work] += 1
+            child.end()
+        if work.stage == "idle":
+            return again
+        if self._deaths[work] < MAX_DEATHS:
+            return Unreachable(f"{sentence} {work}; it is started again", target=self.target)
+        return WorkerCrashed(
+            f"{sentence} {work}, and that {MAX_DEATHS} times; a crash in native code or too little "
+            "memory does this: remove or repair what it was working on",
+            lane=work.lane,
+            item=list(work.item) if work.item is not None else None,
+            deaths=self._deaths[work],
+            exit_status=status,
+        )
 
-    def _run(self, awaitable: Awaitable[T]) -> T:
-        if self._runner is None:
-            self._runner = asyncio.Runner()
-
-        async def wait() -> T:
-            return await awaitable
-
-        return self._runner.run(wait())
+    def _closed(self) -> PenstockError:
+        return InvalidRequest(f"the transport to local:{self.target} is closed: open a new one")
 
 
-class LocalRead:
-    """One Read in this process: an iterator of serialized `ReadReply` messages.
+class LocalCall:
+    """One call to the child: an iterator of serialized messages; see `wire.transport.ReadCall`."""
 
-    Batches are computed one at a time, when asked for, and never beyond the reader's horizon.
-    """
-
-    def __init__(self, transport: LocalTransport, opening: bytes) -> None:
-        self._transport = transport
-        # What `send` was given; None = cancelled.
-        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._horizon = 0
-        self._cancelled = False
-        self._messages = self._stream(opening)
+    def __init__(self, transport: LocalTransport, child: Child, sock: socket.socket) -> None:
+        self._transport, self._child, self._sock = transport, child, sock
+        self._file = sock.makefile("rb")
+        self._cancelled = self._over = False
+        self.deadline_s: float | None = None
 
     def __iter__(self) -> Iterator[bytes]:
         return self
 
     def __next__(self) -> bytes:
-        return next(self._messages)
-
-    def cancel(self) -> None:
-        """End the iteration from any thread."""
-        self._cancelled = True
-        self._requests.put(None)
+        if self._over:
+            raise StopIteration
+        while True:
+            frame = self._frame()
+            if frame is not None and frame[0] == MESSAGE:
+                return frame[1]
+            if frame is not None and frame[0] == SAID:
+                level, text = json.loads(frame[1])
+                logger.log(level, "%s", text)
+                continue
+            self.release()
+            if self._cancelled or (frame is not None and frame[0] == END):
+                raise StopIteration
+            if frame is None:
+                raise self._transport.died(self._child)
+            raise _error(frame[1])
 
     def send(self, request: bytes) -> None:
-        """Move the horizon; takes no lock, see `ReadCall.send`."""
-        self._requests.put(request)
+        """Send a `ReadRequest`, from any thread."""
+        self.write(pack_frame(SEND, request))
 
-    def _stream(self, request: bytes) -> Iterator[bytes]:
-        message = parse_request(request)
-        if message.WhichOneof("kind") != "open":
-            raise BadFrame("the first message of a Read must be `open`")
-        opening = open_read(self._transport.jobs, message.open)
-        self._transport.check_token(message.open)
-        self._horizon = message.open.horizon
-        yield opened(opening, self._transport.node).SerializeToString()
-        # Who reads for a group obeys its store's verdicts, as a server does: else an item that
-        # fails no longer, or not here, would move every item behind it.
-        stored = bool(message.open.group) and opening.job.on_item_error == "quarantine"
-        loader = self._transport.loader(opening.job, stored=stored)
-        end = opening.tail.end if opening.tail is not None else None
-        for position in opening.share.walk(opening.start):
-            if end is not None and position >= end:
-                assert opening.tail is not None
-                yield ended(opening.tail).SerializeToString()
-                return
-            lane = opening.job.order.address(_source(opening, position)).lane
-            if opening.lanes is not None and lane not in opening.lanes:
-                continue
-            if not self._wait_for(position):
-                return
-            computed = loader.batch(position, opening)
-            header = feed_pb2.BatchHeader.FromString(computed.header)
-            yield from frame.batch_messages(
-                computed.header, header.lane, header.offset, computed.body
-            )
+    def write(self, frame: bytes) -> None:
+        """Write a frame; where that fails the iteration says why."""
+        with contextlib.suppress(OSError):
+            self._sock.sendall(frame)
 
-    def _wait_for(self, position: int) -> bool:
-        """Wait until the horizon lies beyond a position; tell whether it came so far."""
-        while self._horizon <= position and not self._cancelled:
-            request = self._requests.get()
-            if request is None:
-                break
-            message = parse_request(request)
-            if message.WhichOneof("kind") != "horizon":
-                raise BadFrame("after `open` a consumer sends only `horizon`")
-            self._horizon = max(self._horizon, message.horizon.horizon)
-        return not self._cancelled
+    def cancel(self) -> None:
+        """End the iteration from any thread; idempotent."""
+        self._cancelled = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """Close the socket; the thread that iterates does, at the end."""
+        self._over = True
+        self._file.close()
+        self._sock.close()
+
+    def _frame(self) -> tuple[bytes, bytes] | None:
+        try:
+            if self.deadline_s is not None:
+                self._sock.settimeout(self.deadline_s)
+            return read_frame(self._file)
+        except TimeoutError:
+            note = self._child.note()
+            raise DataTimeout(
+                f"local:{self._transport.target} has not answered for {self.deadline_s:.0f} s: its "
+                f"process is at stage {note.stage}" + (f" of job {note.job!r}" if note.job else ""),
+                waited_s=self.deadline_s,
+                reason=note.stage,
+            ) from None
+        except OSError:
+            return None
 
 
-def _source(opening: Opening, position: int) -> int:
-    source = opening.tail.blanked(position) if opening.tail is not None else None
-    return position if source is None else source
+def _error(data: bytes) -> PenstockError:
+    told = json.loads(data)
+    return ERRORS.get(told["code"], PenstockError)(told["message"], **told["fields"])
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def open_transport(rest: str) -> LocalTransport:
     """Return the transport of `local:FILE`: an entry point of the group `penstock.transports`.
 
-    Raises:
-        InvalidJob: The file is no job file.
+    Nothing is started or read before the first call.
     """
-    return LocalTransport(load(rest))
+    return LocalTransport(absolute_target(rest))
 
 
-__all__ = ["LocalLoader", "LocalRead", "LocalTransport", "open_transport"]
+__all__ = ["LocalCall", "LocalLoader", "LocalTransport", "Marks", "open_transport"]

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
+from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_place, user_traceback
 from penstock.server.core.imports import is_file_spec, load_attribute
 from penstock.server.core.nearest import hint
@@ -90,7 +91,7 @@ def resolve(kind: Kind, name: str, place: Place) -> type[Role]:
     offered = kind.entry_points()
     if name in offered:
         try:
-            found = offered[name].load()
+            found = contained(offered[name].load)
         except Exception as error:
             raise at.error(
                 f"the {kind.name} {name!r} of {offered[name].value} cannot be imported: "
@@ -155,10 +156,10 @@ def build(kind: Kind, spec: Mapping[str, Any], place: Place) -> Any:
         if path_param in parameters:
             parameters[path_param] = absolute(parameters[path_param], place.base)
     try:
-        role = cls(**parameters)
+        role = contained(lambda: cls(**parameters))
         # A tokenizer that is none, a function that is missing: found here, where the key is
         # known. A source's identity reads data, and is left to the log id.
-        _ = role.content() if isinstance(role, Source) else role.identity()
+        _ = contained(role.content if isinstance(role, Source) else role.identity)
     except PenstockError as error:
         key = str(error.fields.get("key") or "").removeprefix(f"{kind.name}.")
         if "spec" in error.fields:  # code that was not found: which parameter names it?

@@ -97,6 +97,12 @@ class ServerSettings(_Section):
         "Port 0 takes a free one, which the log names. `0.0.0.0:50051` listens on every interface.",
         "an address: host:port or unix:/path",
     )
+    socket_mode: Annotated[str, Field(pattern=r"^0?[0-7]{3}$")] = _key(
+        "0600",
+        "Who may connect where `listen` is `unix:/path`: the mode of the socket, as octal digits. "
+        "`0660` also lets its group read every job and move every cursor.",
+        'octal digits in quotes, such as "0660"',
+    )
     metrics: Annotated[
         Annotated[str, AfterValidator(_tcp_address)] | None, BeforeValidator(_metrics)
     ] = _key(

@@ -6,15 +6,18 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from penstock.server.commands import purity
 from penstock.server.commands.text import decoder, documents, render, summary
+from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef, SampleRef
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Filtered, Items, Outcome, Quarantined
 from penstock.server.pipeline.line import Computed, Line
+from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.wire.errors import BadBatch, BadItem, PenstockError
 from penstock.wire.v1.feed_pb2 import BatchHeader
 
@@ -86,7 +89,7 @@ class Measured:
 
 def examine(
     job: Job,
-    elsewhere: Callable[[], dict[str, Any]],
+    elsewhere: purity.Gather,
     *,
     item_count: int = 32,
     batch_count: int = 4,
@@ -95,7 +98,7 @@ def examine(
 
     Args:
         job: The job, built.
-        elsewhere: Gives `purity.gather_backwards` of the same job from another process.
+        elsewhere: Gives what `purity.gather_backwards` gives of the same job elsewhere.
         item_count: How many items.
         batch_count: How many batches of one lane.
 
@@ -145,13 +148,14 @@ def examine(
     found.warnings = _warnings(job, found)
 
     ours = {
+        "log_id": found.log_id,
         "items": {
             str(ref): purity.item_facts(out) for ref, out in zip(refs, outcomes, strict=True)
         },
         "raws": raws,
         "batches": [purity.batch_facts(batch) for batch in batches],
     }
-    purity.compare(job, ours, elsewhere())
+    found.warnings += purity.find_dependences(job, ours, elsewhere)
     return found
 
 
@@ -187,8 +191,9 @@ def _batching_seconds(
             continue
         try:
             for part, sample in enumerate(outcome):
-                size = batcher.size_of(sample) if batcher.needs_sizes else 0
-                batcher.add(SampleRef(ref, part, size), sample if batcher.needs_content else None)
+                size = contained(partial(_size, batcher, sample))
+                content = sample if batcher.needs_content else None
+                contained(partial(batcher.add, SampleRef(ref, part, size), content))
         except BadItem as error:
             if job.on_item_error == "stop":
                 raise
@@ -205,6 +210,10 @@ def _batching_seconds(
     seconds = time.perf_counter() - begin
     batcher.state()  # what cannot be in a snapshot is found here, and not after hours
     return seconds
+
+
+def _size(batcher: SampleBatcher, sample: Sample) -> int:
+    return batcher.size_of(sample) if batcher.needs_sizes else 0
 
 
 def _count_batches(found: Measured, batches: Sequence[Computed]) -> None:

@@ -2,6 +2,10 @@
 
 The batches a third time, from a snapshot behind each: can the job be resumed?
 
+In the other process everything differs that a role could depend on unseen: the order, the hash
+seed, the time zone, the locale, the number of threads, the working folder. Only where something
+differs, further processes find out which of them matters.
+
 What is compared are digests of every value, so the first one that differs can be named. Run as a
 module, this file is the other process.
 """
@@ -9,18 +13,29 @@ module, this file is the other process.
 from __future__ import annotations
 
 import json
+import locale
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from penstock.server.core.refs import ItemRef
+from penstock.server.environment import FIXED, THREAD_VARIABLES, worker_environment
 from penstock.server.job import Job
-from penstock.server.pipeline.items import Filtered, Items, Outcome, Quarantined, content_hash
+from penstock.server.pipeline.items import (
+    RETRY_DEADLINE_S,
+    Filtered,
+    Items,
+    Outcome,
+    Quarantined,
+    content_hash,
+)
 from penstock.server.pipeline.line import Computed, Line
 from penstock.wire import frame
 from penstock.wire.errors import (
@@ -39,6 +54,58 @@ Facts = dict[str, str]
 
 HASH_SEEDS = ("4711", "4712")
 """PYTHONHASHSEED of the other process, not ours: what depends on a set's order shows."""
+
+OTHER_LOCALES = ("de_DE.UTF-8", "en_US.UTF-8")
+"""Locales to compare with, the first one that this machine has; `C` is everywhere."""
+
+RETRY_S = 1.0
+"""A file that is not there in another folder will not be there later."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """How another process differs from the ones that compute.
+
+    Attributes:
+        name: What differs, for people.
+        variables: What is other in its environment.
+        folder: It runs in another working folder.
+    """
+
+    name: str
+    variables: dict[str, str] = field(default_factory=dict)
+    folder: bool = False
+
+
+def plain() -> Surroundings:
+    """Return a process like those that compute: only order and hash seed differ."""
+    return Surroundings("another order and process")
+
+
+def other_surroundings() -> list[Surroundings]:
+    """Return what a role might depend on, one by one; each is a process of its own."""
+    other = "C"
+    ours = locale.setlocale(locale.LC_ALL)
+    for name in OTHER_LOCALES:
+        with suppress(locale.Error):
+            locale.setlocale(locale.LC_ALL, name)
+            other = name
+            break
+    locale.setlocale(locale.LC_ALL, ours)
+    return [
+        Surroundings("time zone", {"TZ": "<+0945>-09:45"}),  # needs no database of zones
+        Surroundings("locale", {"LC_ALL": other, "LANG": other}),
+        Surroundings("number of threads", dict.fromkeys(THREAD_VARIABLES, "2")),
+        Surroundings("working folder", folder=True),
+    ]
+
+
+def all_at_once() -> Surroundings:
+    """Return a process in which everything differs."""
+    variables: dict[str, str] = {}
+    for one in other_surroundings():
+        variables |= one.variables
+    return Surroundings("other surroundings", variables, folder=True)
 
 
 def first_items(job: Job, count: int) -> list[ItemRef]:
@@ -153,17 +220,20 @@ def order_of(job: Job) -> Order:
     return job.order
 
 
-def gather_backwards(job: Job, item_count: int, batch_count: int) -> dict[str, Any]:
+def gather_backwards(
+    job: Job, item_count: int, batch_count: int, retry_deadline_s: float = RETRY_DEADLINE_S
+) -> dict[str, Any]:
     """Return the facts of items, one by one from the last to the first, and of batches."""
-    items = Items(job)
+    items = Items(job, retry_deadline_s=retry_deadline_s)
     facts: dict[str, Facts] = {}
     raws: Facts = {}
     for item in reversed(first_items(job, item_count)):
         [outcome] = items.samples([item], "draw")
         facts[str(item)] = item_facts(outcome)
         raws |= raw_facts(items, [item], [outcome])
-    batches = first_batches(Line(job, first_lane(job)), batch_count)
+    batches = first_batches(Line(job, first_lane(job), items), batch_count)
     return {
+        "log_id": job.log_id.hex(),
         "items": facts,
         "raws": raws,
         "batches": [batch_facts(batch) for batch in batches],
@@ -171,7 +241,9 @@ def gather_backwards(job: Job, item_count: int, batch_count: int) -> dict[str, A
     }
 
 
-def gather_elsewhere(target: str, job: str, item_count: int, batch_count: int) -> dict[str, Any]:
+def gather_elsewhere(
+    target: str, job: str, item_count: int, batch_count: int, where: Surroundings
+) -> dict[str, Any]:
     """Return `gather_backwards` of a job, from another process with another hash seed.
 
     Args:
@@ -179,6 +251,7 @@ def gather_elsewhere(target: str, job: str, item_count: int, batch_count: int) -
         job: The job's name.
         item_count: How many items.
         batch_count: How many batches.
+        where: What else differs there.
 
     Raises:
         PenstockError: What went wrong over there.
@@ -187,11 +260,22 @@ def gather_elsewhere(target: str, job: str, item_count: int, batch_count: int) -
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         answer = Path(folder) / "answer"
         # The answer goes by a file: a user's code may print.
-        command = [sys.executable, "-m", "penstock.server.commands.purity", target, job]
+        command = [sys.executable, "-P", "-m", "penstock.server.commands.purity", target, job]
         command += [str(item_count), str(batch_count), str(answer)]
+        command += [str(RETRY_S if where.folder else RETRY_DEADLINE_S)]
         hash_seed = next(s for s in HASH_SEEDS if s != os.environ.get("PYTHONHASHSEED"))
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        done = subprocess.run(command, env=environment, capture_output=True, check=False)
+        environment = {
+            **worker_environment(os.environ),
+            "PYTHONHASHSEED": hash_seed,
+            **where.variables,
+        }
+        done = subprocess.run(
+            command,
+            env=environment,
+            cwd=folder if where.folder else None,
+            capture_output=True,
+            check=False,
+        )
         failure = answer.with_suffix(".error")
         if failure.exists():
             raise decode_error(failure.read_bytes())
@@ -207,18 +291,102 @@ def gather_elsewhere(target: str, job: str, item_count: int, batch_count: int) -
         return found
 
 
+Gather = Callable[[Surroundings], dict[str, Any]]
+"""Gives `gather_backwards` of a job from a process with other surroundings."""
+
+
+def find_dependences(job: Job, ours: dict[str, Any], gather: Gather) -> list[str]:
+    """Compare with a process where everything differs, and find out what of it matters.
+
+    What is fixed wherever a batch is computed (`penstock.server.environment`) cannot make two
+    contents of one log id: to depend on it is worth a note and no error.
+
+    Args:
+        job: The job.
+        ours: As `compare` takes it.
+        gather: Gives the facts of another process.
+
+    Returns:
+        A sentence for each of the surroundings that the job depends on.
+
+    Raises:
+        LogDiverged: Something is not pure, or depends on the working folder, which is not fixed.
+        PenstockError: What goes wrong in another process of the same environment.
+    """
+    try:
+        compare(job, ours, gather(all_at_once()))
+    except PenstockError as error:
+        first = error
+    else:
+        return []
+    compare(job, ours, gather(plain()))
+    notes: list[str] = []
+    for where in other_surroundings():
+        try:
+            compare(job, ours, gather(where))
+        except PenstockError as error:
+            notes.append(_dependence(job, where, error))
+    if not notes:
+        notes.append(
+            f"it depends on time zone, locale, number of threads and working folder together: "
+            f"{_difference_there(first)}"
+        )
+    return notes
+
+
+def _difference_there(error: PenstockError) -> str:
+    if isinstance(error, LogDiverged) and "role" in error.fields:
+        return f"{error.fields['role']} gives another value there, first {error.fields['what']}"
+    return f"it fails there: {error.message}"
+
+
+def _dependence(job: Job, where: Surroundings, error: PenstockError) -> str:
+    """Return the note on a dependence.
+
+    Raises:
+        LogDiverged: Nothing fixes what it depends on, and the bytes differ.
+    """
+    if not where.folder:
+        names = [name for name in where.variables if name in FIXED]
+        fixed = f"{names[0]}={FIXED[names[0]]}" + (" and its like" if len(names) > 2 else "")
+        return (
+            f"it depends on the {where.name}: {_difference_there(error)}; penstock computes with "
+            f"{fixed} everywhere, so batches are the same, and code that does the same outside of "
+            "it may differ"
+        )
+    remedy = "name files relative to your code: Path(__file__).parent"
+    if "role" in error.fields:
+        raise LogDiverged(
+            f"job {job.name!r} is not pure: it depends on the {where.name}, which may be another "
+            f"on every node: {_difference_there(error)}; {remedy}",
+            **error.fields,
+        ) from error
+    return f"it depends on the {where.name}: {_difference_there(error)}; {remedy}"
+
+
 def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     """Find the first value that differs.
 
     Args:
         job: The job, for its name and those of its roles.
-        ours: `{"items": {item: facts}, "raws": facts, "batches": [facts]}` from this process.
+        ours: `{"log_id": hex, "items": {item: facts}, "raws": facts, "batches": [facts]}`, from
+            this process.
         theirs: The same from the other one, and the batches of lines that were resumed: `resumed`.
 
     Raises:
         LogDiverged: Names the item or batch, the key, and what to do.
     """
     processor, collator = type(job.processor).__name__, type(job.collator).__name__
+    if ours["log_id"] != theirs["log_id"]:
+        raise LogDiverged(
+            f"job {job.name!r} has another log id in another process; what parameters() and "
+            "fingerprint() of its roles return must be the same everywhere: sort what comes from a "
+            "set, and leave out clocks",
+            what="the log id",
+            role="its plan",
+            ours=ours["log_id"],
+            theirs=theirs["log_id"],
+        )
     if item := _difference(ours["raws"], theirs["raws"]):
         sources = ", ".join(sorted({type(source).__name__ for source in job.sources.values()}))
         raise LogDiverged(
@@ -226,6 +394,7 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
             "order and process; an item must depend on its index alone, so leave out clocks, "
             "orders of sets and what earlier items left behind",
             what=item,
+            role=sources,
             ours=ours["raws"].get(item),
             theirs=theirs["raws"].get(item),
         )
@@ -235,7 +404,8 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
                 f"job {job.name!r} is not pure: {processor} gives item {item} another {key!r} in "
                 "another order and process; take what is random from context.rng, and leave out "
                 "clocks, hashes of strings, orders of sets and what earlier items left behind",
-                what=f"{item} {key}",
+                what=f"{key!r} of item {item}",
+                role=processor,
                 ours=facts.get(key),
                 theirs=theirs["items"].get(item, {}).get(key),
             )
@@ -248,6 +418,7 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
             f"{type(job.batcher).__name__} and {collator}, and take what is random from "
             "context.rng"
         ),
+        f"{type(job.batcher).__name__} or {collator}",
     )
     _compare_batches(
         ours["batches"],
@@ -259,18 +430,23 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
             "attribute that changes and has the name of a constructor's parameter: rename it, or "
             "override state() and restore()"
         ),
+        type(job.batcher).__name__,
     )
 
 
 def _compare_batches(
-    ours: Sequence[Facts], theirs: Sequence[Facts], sentence: Callable[[int, str], str]
+    ours: Sequence[Facts],
+    theirs: Sequence[Facts],
+    sentence: Callable[[int, str], str],
+    role: str,
 ) -> None:
     for number, facts in enumerate(ours):
         other = theirs[number] if number < len(theirs) else {}
         if key := _difference(facts, other):
             raise LogDiverged(
                 sentence(number, key),
-                what=f"batch {number} {key}",
+                what=f"{key!r} of batch {number}",
+                role=role,
                 ours=facts.get(key),
                 theirs=other.get(key),
             )
@@ -283,12 +459,16 @@ def _difference(ours: Facts, theirs: Facts) -> str | None:
     return None
 
 
-def _main(target: str, job: str, item_count: str, batch_count: str, answer: str) -> None:
+def _main(
+    target: str, job: str, item_count: str, batch_count: str, answer: str, retry_s: str
+) -> None:
     from penstock.server.config import load
 
     path = Path(answer)
     try:
-        facts = gather_backwards(load(target).job(job), int(item_count), int(batch_count))
+        facts = gather_backwards(
+            load(target).job(job), int(item_count), int(batch_count), float(retry_s)
+        )
     except PenstockError as error:
         path.with_suffix(".error").write_bytes(encode_error(error))
     else:
@@ -300,8 +480,11 @@ if __name__ == "__main__":
 
 
 __all__ = [
+    "Gather",
+    "Surroundings",
     "batch_facts",
     "compare",
+    "find_dependences",
     "first_batches",
     "first_items",
     "first_lane",

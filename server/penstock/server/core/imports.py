@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_text
 from penstock.server.core.neighbours import add_folder, neighbours, source_hash
 from penstock.wire.errors import InvalidJob
@@ -72,7 +73,7 @@ def load_module(place: str) -> ModuleType:
     if is_file_spec(place):
         return _load_file(Path(place).expanduser().absolute(), place)
     try:
-        return importlib.import_module(place)
+        return contained(lambda: importlib.import_module(place))
     except ModuleNotFoundError as error:
         if error.name is not None and (place + ".").startswith(error.name + "."):
             raise InvalidJob(
@@ -108,7 +109,7 @@ def _load_file(path: Path, place: str) -> ModuleType:
     sys.modules[name] = module  # before it runs: dataclasses and pickles look their module up there
     try:
         # These bytes, not the import system's cache of them: that one trusts times and sizes.
-        exec(compile(source, str(path), "exec"), vars(module))
+        contained(lambda: exec(compile(source, str(path), "exec"), vars(module)))
     except Exception as error:
         del sys.modules[name]
         raise _failed(place, error) from error

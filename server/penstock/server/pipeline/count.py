@@ -83,11 +83,11 @@ def expected_draws(job: Job) -> int:
 
 def main(argv: list[str]) -> None:
     """Count some lanes and write JSON lines to the pipe that was inherited."""
-    from penstock.server.pipeline.worker import Page, _die_with_parent
+    from penstock.server.pipeline.worker import Page, die_with_parent
 
     fd, page_fd, parent = int(argv[0]), int(argv[1]), int(argv[2])
     target, name, log, part, parts, careful = argv[3:]
-    _die_with_parent()
+    die_with_parent()
     if os.getppid() != parent:
         return  # the parent died before prctl took effect
     page = Page(page_fd, write=True)

@@ -12,9 +12,10 @@ from typing import Any
 
 import structlog
 
+from penstock.server.environment import worker_environment
 from penstock.server.job import Job
 from penstock.server.pipeline.count import expected_draws
-from penstock.server.pipeline.worker import PAGE_BYTES, Note, Page, worker_environment
+from penstock.server.pipeline.worker import PAGE_BYTES, Note, Page
 from penstock.wire.errors import ERRORS, Counting, Internal, PenstockError, WorkerCrashed
 
 log = structlog.get_logger("penstock.node")

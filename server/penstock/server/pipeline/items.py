@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from penstock.server.core.contained import contained
 from penstock.server.core.copies import own_copy
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef, Verdict, budget_spent
@@ -409,7 +410,7 @@ class Items:
             contexts = [ProcessContext(item, self.job.seed) for item in items]
             self.progress("process", items[0])
             try:
-                results = processor.process_batch(raws, contexts)
+                results = contained(lambda: processor.process_batch(raws, contexts))
             except Exception as error:
                 # One of them fails, and is named when it is alone.
                 outcomes = self._one_by_one(items, raws, stage)
@@ -573,7 +574,7 @@ class Items:
         failed_s, backoff_s = None, FIRST_BACKOFF_S
         while True:
             try:
-                return call()
+                return contained(call)
             except ImportError as error:
                 raise MissingExtra(
                     f"{what.role} of job {self.job.name!r} fails with {error_line(error)}; install "

@@ -23,10 +23,12 @@ MAX_LIBRARIES = 64
 """Libraries whose versions are recorded."""
 
 STAGES = (
+    "build",
     "collate",
     "encode",
     "fetch",
     "idle",
+    "plan",
     "process",
     "replay",
     "retrying",

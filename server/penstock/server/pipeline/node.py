@@ -756,6 +756,10 @@ class Node:
         if ticket.stale:
             ticket.log.back(ticket.entry)
             return
+        if isinstance(error, LogDiverged):
+            self._diverged(ticket.log, ticket.lane.lane, error)
+            ticket.log.failed(ticket.entry, error)
+            return
         traceback = error.fields.get("traceback")
         log.error(
             "a batch cannot be made",

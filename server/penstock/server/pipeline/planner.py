@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef, Verdict
 from penstock.server.job import Job
@@ -106,14 +107,14 @@ class Planner:
         while len(self.ready) < groups and not self.ended:
             before = self.draws.state()
             try:
-                item = self.draws.next()
+                item = contained(self.draws.next)
             except PenstockError:
                 raise
             except Exception as error:
                 raise self._failure(error, self.job.distributor, "a draw") from error
             if item is None:
                 try:
-                    self.ready.extend(self.batcher.flush())
+                    self.ready.extend(contained(self.batcher.flush))
                 except PenstockError:
                     raise
                 except Exception as error:
@@ -185,7 +186,8 @@ class Planner:
         """Give a sample to the batcher; return the finished groups and whether it was kept."""
         dropped = sum(self.batcher.dropped().values())
         try:
-            groups = self.batcher.add(ref, sample if self.batcher.needs_content else None)
+            content = sample if self.batcher.needs_content else None
+            groups = contained(lambda: self.batcher.add(ref, content))
         except PenstockError:
             raise
         except Exception as error:
@@ -204,7 +206,7 @@ class Planner:
         if not self.batcher.needs_sizes:
             return 0
         try:
-            size: int = self.batcher.size_of(sample)
+            size: int = contained(lambda: self.batcher.size_of(sample))
         except PenstockError:
             raise
         except Exception as error:

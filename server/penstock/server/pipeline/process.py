@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 import structlog
 
 from penstock.server.core.frames import error_line
+from penstock.server.environment import worker_environment
 from penstock.server.pipeline.arena import ArenaReader, sealed_memory
 from penstock.server.pipeline.channel import Message, Misspoken, Unpacker, pack, receive
 from penstock.server.pipeline.messages import check, check_arena
 from penstock.server.pipeline.scheduler import Entry, LaneState, LineState, Log
-from penstock.server.pipeline.worker import PAGE_BYTES, Note, Page, worker_environment
+from penstock.server.pipeline.worker import PAGE_BYTES, Note, Page
 
 log = structlog.get_logger("penstock.worker")
 

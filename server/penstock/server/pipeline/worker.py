@@ -1,8 +1,8 @@
 """A worker process: it holds lines, makes the batches it is told to, and never picks the next.
 
-It is started as `python -m penstock.server.pipeline.worker FD PAGE_FD TARGET`, with a fixed
-environment (`worker_environment`), before or after gRPC runs in the parent: it is a fresh program,
-never a fork.
+It is started as `python -m penstock.server.pipeline.worker FD PAGE_FD PARENT TARGET`, with a fixed
+environment (`penstock.server.environment`), before or after gRPC runs in the parent: it is a fresh
+program, never a fork.
 """
 
 from __future__ import annotations
@@ -51,23 +51,6 @@ LATE_S = 0.02
 """Behind this it goes without the next one, which takes longer than the ones before it."""
 
 _PAGE_HEAD = struct.Struct("<QI")  # a number that grows with every note, and the note's length
-
-
-def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment in which all workers compute: hidden inputs are fixed."""
-    threads = ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM", "BLIS")
-    return {
-        **environment,
-        "PYTHONHASHSEED": "0",
-        "TZ": "UTC",
-        "LC_ALL": "C.UTF-8",
-        "LANG": "C.UTF-8",
-        "TOKENIZERS_PARALLELISM": "false",
-        "RAYON_NUM_THREADS": "1",
-        **{f"{library}_NUM_THREADS": "1" for library in threads},
-        # The same import world as the server process, whatever put it there.
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
 
 
 class Note(NamedTuple):
@@ -142,6 +125,10 @@ def _item(entry: Any) -> ItemRef:
     return ItemRef(clean_text(source, 300), index, epoch)
 
 
+class ServerGone(BaseException):
+    """The server process has ended, and with it whoever wanted what this worker makes."""
+
+
 class Worker:
     """The worker's side: answers tickets one after another."""
 
@@ -188,7 +175,9 @@ class Worker:
             handler(message)
         except PenstockError as error:
             self._fail(message, error)
-        except Exception as error:
+        except ServerGone:
+            raise
+        except BaseException as error:  # whatever a role raises, the worker is there for others
             text = "".join(traceback.format_tb(error.__traceback__)) + error_line(error)
             self._fail(message, Internal(f"a bug in penstock: {error_line(error)}", traceback=text))
         self.page.note("idle")
@@ -424,9 +413,7 @@ class Worker:
             "ticket": message.get("ticket"),
             "line": message.get("line"),
             "job": message.get("job"),
-            "code": error.code,
-            "message": clean_text(str(error.message), MAX_MESSAGE),
-            "fields": _clean(error.fields),
+            **told(error),
         }
         self._tell_cost(answer)
         self._send(answer)
@@ -443,7 +430,7 @@ class Worker:
                     raise cls(message["message"], **message["fields"])
                 return Verdict.from_json(message["verdict"])
             held.append(message)
-        raise SystemExit(0)  # the server process is gone, and with it whoever wanted this batch
+        raise ServerGone
 
     def _end_fork(self) -> None:
         """End this process if a role has forked it and it came back out of the role.
@@ -567,6 +554,15 @@ def _quoted(text: str) -> str:
     return json.dumps(text)
 
 
+def told(error: PenstockError) -> dict[str, Any]:
+    """Return an error as JSON of bounded texts: `code`, `message` and `fields`."""
+    return {
+        "code": error.code,
+        "message": clean_text(str(error.message), MAX_MESSAGE),
+        "fields": _clean(error.fields),
+    }
+
+
 def _clean(value: Any) -> Any:
     """Return the fields of an error as JSON of bounded texts; they may come from a role."""
     if value is None or isinstance(value, bool | int | float):
@@ -594,7 +590,7 @@ def _plan_bytes(plan: BatchPlan) -> bytes:
     return json.dumps(plan.to_json(), separators=(",", ":")).encode()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Let the kernel end this process when the server process dies, even while a role computes."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
@@ -604,7 +600,7 @@ def _die_with_parent() -> None:
 def main(argv: list[str]) -> None:
     """Run a worker over the inherited socket."""
     fd, page_fd, parent, target = int(argv[0]), int(argv[1]), int(argv[2]), argv[3]
-    _die_with_parent()
+    die_with_parent()
     if os.getppid() != parent:
         return  # the parent died before prctl took effect
     # Ctrl-C reaches the whole terminal, and service managers send SIGTERM to every process of a
@@ -615,7 +611,7 @@ def main(argv: list[str]) -> None:
     sock = socket.socket(fileno=fd)
     try:
         Worker(sock, Page(page_fd, write=True), target).run()
-    except (BrokenPipeError, ConnectionResetError):
+    except (BrokenPipeError, ConnectionResetError, ServerGone):
         return  # the server process is gone
 
 

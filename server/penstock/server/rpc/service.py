@@ -175,8 +175,12 @@ class Service:
 
     # --- life ---
 
-    async def start(self, listen: str) -> str:
+    async def start(self, listen: str, socket_mode: int = 0o600) -> str:
         """Listen, and return the address with the port that was taken.
+
+        Args:
+            listen: `host:port` or `unix:/path`.
+            socket_mode: The mode of the socket at that path.
 
         Raises:
             PortInUse: Another process listens there, or the address is not this machine's.
@@ -187,10 +191,17 @@ class Service:
         names = (FEED, CURSORS, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
         reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
         _check_free(listen)
+        # At no moment may others connect: the socket is made with fewer rights than it gets.
+        umask = os.umask(0o177) if listen.startswith("unix:") else None
         try:
             port = server.add_insecure_port(listen)
         except RuntimeError as error:
             raise _in_use(listen) from error
+        finally:
+            if umask is not None:
+                os.umask(umask)
+        if umask is not None:
+            os.chmod(listen.removeprefix("unix:"), socket_mode)
         if port == 0 and not listen.startswith("unix:"):
             raise _in_use(listen)
         await server.start()

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line
 from penstock.server.core.imports import is_file_spec, load_attribute
 from penstock.server.core.seeding import purpose_key, seeded_globals
@@ -120,7 +121,7 @@ class TorchDatasetSource(Source):
     def _make(self, factory: str) -> Any:
         try:
             with seeded_globals(purpose_key("penstock torch factory")):
-                return self._maker(**self._made_with)
+                return contained(lambda: self._maker(**self._made_with))
         except PenstockError:
             raise
         except Exception as error:

@@ -364,7 +364,7 @@ class Store(ABC):
             Every verdict about it, those that were released before too; empty = there is none.
 
         Raises:
-            LogDiverged: The log holds no batch above: nothing that a release could change.
+            LogDiverged: The log holds no batch above, or is finite and was counted without it.
         """
 
     @abstractmethod

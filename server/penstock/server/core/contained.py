@@ -1,0 +1,58 @@
+"""Code of users, called so that it cannot end the process: what it raises is an error of theirs."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import TypeVar
+
+from penstock.server.core.frames import error_text
+
+T = TypeVar("T")
+
+
+class Escaped(Exception):
+    """Code of a user raised what ends a process: `sys.exit()`, or a panic of native code.
+
+    Its traceback is the one of what was raised, which is its cause.
+    """
+
+
+def contained(call: Callable[[], T]) -> T:
+    """Call code of a user; whatever it raises is an `Exception`.
+
+    `sys.exit()` in a role would end a worker, or a command with exit status 0 and in silence.
+
+    Raises:
+        Escaped: It raised SystemExit, or another exception that is no `Exception`.
+        KeyboardInterrupt: Somebody pressed Ctrl-C, where that is not ignored.
+    """
+    try:
+        return call()
+    except Exception:
+        raise
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
+        raise escaped(error) from error
+
+
+def escaped(error: BaseException) -> Escaped:
+    """Return the error that stands for one that would end the process."""
+    kind = type(error)
+    # Under its own name: sentences about an error begin with that of its type.
+    named = type(kind.__name__, (Escaped,), {"__module__": kind.__module__})
+    text = error_text(error)
+    said = f"{text}; " if text else ""
+    stands_for: Escaped = named(f"{said}code of a role must return or raise, not end the process")
+    return stands_for.with_traceback(error.__traceback__)
+
+
+def is_ctrl_c(error: BaseException) -> bool:
+    """Tell whether an exception is a Ctrl-C; a role that raises one where none can come is not."""
+    if not isinstance(error, KeyboardInterrupt):
+        return False
+    return signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+
+
+__all__ = ["Escaped", "contained", "escaped", "is_ctrl_c"]

@@ -1,0 +1,60 @@
+"""The environment in which batches are computed: what a role may depend on unseen is fixed.
+
+Every process that computes a batch has it: the workers of a node, the process of `local:`, and
+`penstockd show` and `check` themselves. So a time zone, a locale, a hash seed or the number of
+threads of a numeric library cannot make two contents of one log id. `penstockd serve` has it, too:
+it computes log ids, which the workers compute again.
+
+Nothing here imports a library that reads the environment: the commands call it before they do.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+THREAD_VARIABLES = tuple(
+    f"{library}_NUM_THREADS"
+    for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "VECLIB_MAXIMUM", "BLIS", "RAYON")
+)
+"""Sums of floating-point numbers depend on how they are cut: one thread cuts none."""
+
+FIXED: Mapping[str, str] = {
+    "PYTHONHASHSEED": "0",
+    "TZ": "UTC",
+    "LC_ALL": "C.UTF-8",
+    "LANG": "C.UTF-8",
+    "TOKENIZERS_PARALLELISM": "false",
+    **dict.fromkeys(THREAD_VARIABLES, "1"),
+}
+"""Variables that have these values wherever a batch is computed."""
+
+
+def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process that computes: hidden inputs are fixed.
+
+    Args:
+        environment: The one of the process that starts it; what is not fixed is kept.
+    """
+    return {
+        **environment,
+        **FIXED,
+        # The same import world as the process that starts it, whatever put it there.
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path if path),
+    }
+
+
+def fix_this_process() -> None:
+    """Start this program again in the environment of the workers, unless it has it already.
+
+    It keeps its process id, its files and its arguments. For the first line of a command: what was
+    imported before is imported again.
+    """
+    if all(os.environ.get(name) == value for name, value in FIXED.items()):
+        return
+    arguments = [sys.executable, *sys.orig_argv[1:]]
+    os.execve(sys.executable, arguments, {**os.environ, **FIXED})
+
+
+__all__ = ["FIXED", "THREAD_VARIABLES", "fix_this_process", "worker_environment"]

@@ -1,0 +1,481 @@
+"""The child process of `local:`: it computes what its parent's transport asks for.
+
+It is started as `python -m penstock.server.local_node FD PAGE_FD PARENT CAREFUL TARGET`, in the
+environment of the workers. Roles run in its main thread alone, one after another, as in a worker;
+each call has a thread that waits for horizons and writes. The store is opened only where a group is
+used, so a running server keeps its own to itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any, BinaryIO, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from penstock.server.config import Config, load
+from penstock.server.core.contained import contained
+from penstock.server.core.frames import error_line
+from penstock.server.core.refs import ItemRef, Verdict
+from penstock.server.job import Job
+from penstock.server.local import (
+    END,
+    FAILED,
+    MESSAGE,
+    SAID,
+    SEND,
+    UNARY,
+    LocalLoader,
+    Marks,
+    pack_frame,
+    read_frame,
+)
+from penstock.server.pipeline.channel import receive
+from penstock.server.pipeline.count import ensure_counted
+from penstock.server.pipeline.items import VerdictBook
+from penstock.server.pipeline.line import Computed
+from penstock.server.pipeline.worker import Page, die_with_parent, told
+from penstock.server.rpc.cursors import Cursors
+from penstock.server.rpc.opening import (
+    VERSION,
+    Opening,
+    describe,
+    ended,
+    open_read,
+    opened,
+    parse_request,
+)
+from penstock.server.store import open_store
+from penstock.server.store.base import Seen, Store
+from penstock.wire import frame
+from penstock.wire.errors import BadFrame, Internal, InvalidRequest, PenstockError
+from penstock.wire.malloc import keep_memory
+from penstock.wire.v1 import cursors_pb2, feed_pb2
+
+T = TypeVar("T")
+
+END_S = 5.0
+"""A child whose parent has hung up ends within this time, whatever a role does meanwhile."""
+
+
+class Turns:
+    """The main thread: it runs what other threads ask for, one after another."""
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._ending = False
+
+    def take(self, call: Callable[[], T]) -> T:
+        """Have the main thread call, and return or raise what comes of it; from any other."""
+        future: Future[T] = Future()
+        self._asked.put((future, call))
+        return future.result()
+
+    def end(self) -> None:
+        """Let `run` return when what it is at is done."""
+        self._ending = True
+        self._asked.put(None)
+
+    def run(self) -> None:
+        """Call, until `end`."""
+        while (asked := self._asked.get()) is not None and not self._ending:
+            future, call = asked
+            try:
+                future.set_result(contained(call))
+            except BaseException as error:  # for the thread that asked
+                future.set_exception(error)
+            # What it made is the asker's: an idle main thread must not keep it.
+            del asked, future, call
+
+
+class LocalNode:
+    """What answers: the jobs of a file, their store, and the main thread.
+
+    Args:
+        target: The job file; read at the first call.
+        turns: Where everything runs that touches a role.
+        page: Where it is noted what runs.
+        careful: Items one at a time.
+    """
+
+    def __init__(self, target: str, turns: Turns, page: Page, *, careful: bool) -> None:
+        self._target, self._turns, self._page, self._careful = target, turns, page, careful
+        self._node = f"local-{uuid.uuid4().hex[:8]}"
+        self._loaded: Config | None = None
+        self._built: set[str] = set()
+        self._lane: int | None = None  # what is computed now
+        self._runner: asyncio.Runner | None = None
+        self._store: Store | None = None
+        self._marks: dict[bytes, Marks] = {}
+        self._books: dict[bytes, VerdictBook] = {}
+        self._lock = threading.Lock()  # guards the runner, the store and both of these
+
+    def unary(self, method: str, request: bytes) -> bytes:
+        """Answer `Feed/Describe`, `Feed/Status` or a method of `Cursors`."""
+        service, _, name = method.partition("/")
+        if service == "Cursors" and name in Cursors.METHODS:
+            return self._cursors(name, request)
+        if name == "Describe":
+            asked = feed_pb2.DescribeRequest.FromString(request)
+            return self._turns.take(lambda: self._describe(asked)).SerializeToString()
+        if name == "Status":
+            status = self._turns.take(self._status)
+            return feed_pb2.StatusReply(json=json.dumps(status)).SerializeToString()
+        raise InvalidRequest(f"there is no method {method!r}", method=method)
+
+    def read(self, request: bytes) -> Reading:
+        """Open `Feed/Read`."""
+        return Reading(self, request)
+
+    def open(self, message: feed_pb2.Open) -> Opening:
+        """Check an opening, and refuse a reader of an older attempt."""
+        opening = self._turns.take(lambda: open_read(self._jobs(message.job), message))
+        if message.group and message.token:
+            with self._lock:
+                store = self._open_store()
+                self._run(
+                    store.check_token(message.job, message.group, message.token, message.generation)
+                )
+        return opening
+
+    def loader(self, job: Job, *, stored: bool) -> LocalLoader:
+        """Return a loader; `stored` = it obeys the store's verdicts, and puts new ones there."""
+
+        def note(stage: str, item: ItemRef | None) -> None:
+            self._page.note(stage, job.name, self._lane, item)
+
+        book, marks = self._verdicts(job) if stored else (None, None)
+        return LocalLoader(job, book, marks, progress=note, careful=self._careful)
+
+    def compute(self, loader: LocalLoader, opening: Opening, position: int, lane: int) -> Computed:
+        """Compute a batch when it is its turn."""
+
+        def batch() -> Computed:
+            self._lane = lane
+            self._page.note("plan", loader.job.name, lane)
+            try:
+                return loader.batch(position, opening)
+            finally:
+                self._page.note("idle")
+
+        return self._turns.take(batch)
+
+    @property
+    def name(self) -> str:
+        """Return the name of this incarnation."""
+        return self._node
+
+    def close(self) -> None:
+        """Close the store."""
+        with self._lock:
+            if self._store is not None:
+                self._run(self._store.close())
+                self._store = None
+            if self._runner is not None:
+                self._runner.close()
+                self._runner = None
+
+    # --- in the main thread ---
+
+    def _config(self) -> Config:
+        if self._loaded is None:
+            self._loaded = load(self._target)
+        return self._loaded
+
+    def _jobs(self, name: str) -> Mapping[str, Job]:
+        """Return the jobs, the one of this name built: that is where roles first run."""
+        self._page.note("build", name)
+        try:
+            jobs = self._config().jobs
+            if not name and len(jobs) == 1:
+                [name] = jobs
+            if name in jobs:
+                ensure_counted(jobs[name])
+                _ = jobs[name].log_id, jobs[name].order
+                self._built.add(name)
+            return jobs
+        finally:
+            self._page.note("idle")
+
+    def _describe(self, request: feed_pb2.DescribeRequest) -> feed_pb2.DescribeReply:
+        store = self._store.uuid if self._store is not None else ""
+        return describe(self._jobs(request.job), request, node=self._node, store=store)
+
+    def _status(self) -> dict[str, Any]:
+        """Return what there is of a node's status: no workers, and no reader but the caller."""
+        jobs = [
+            {"name": name, "log_id": job.log_id.hex(), "lanes": job.lanes, "groups": []}
+            for name, job in sorted(self._config().jobs.items())
+        ]
+        return {"version": VERSION, "node": self._node, "workers": [], "jobs": jobs}
+
+    # --- the store, from any thread ---
+
+    def _cursors(self, name: str, request: bytes) -> bytes:
+        """Answer a call about cursors; about a job that is built it waits for no batch."""
+        try:
+            job = getattr(cursors_pb2, f"{name}Request").FromString(request).job
+        except DecodeError as error:
+            raise BadFrame(f"{len(request)} bytes are no {name}Request: {error}") from error
+        if job not in self._built:
+            self._turns.take(lambda: self._jobs(job))
+        with self._lock:
+            jobs, store = self._config().jobs, self._open_store()
+            return self._run(Cursors(jobs, store, release=self._release).call(name, request))
+
+    def _verdicts(self, job: Job) -> tuple[VerdictBook, Marks]:
+        """Return the verdicts of a log that the store holds; new ones are inserted there."""
+
+        def insert(verdict: Verdict) -> Verdict:
+            with self._lock:
+                seen = marks.seen(job, verdict)
+                store = self._open_store()
+                return self._run(store.add_verdict(job.log_id, verdict, seen, job.max_quarantined))
+
+        with self._lock:
+            marks = self._marks.setdefault(job.log_id, Marks())
+            book = self._books.get(job.log_id)
+            if book is None:
+                known = self._run(self._open_store().verdicts(job.log_id))
+                # One for all readers here: what one of them finds, or releases, all obey.
+                book = self._books[job.log_id] = VerdictBook(known, insert)
+        return book, marks
+
+    async def _release(self, job: Job, source: str, index: int) -> list[Verdict]:
+        """Release an item; inside a call of `Cursors`, so under the lock."""
+        asked = self._marks[job.log_id].asked if job.log_id in self._marks else 0
+        seen = Seen(job.order, asked=asked)
+        found = await self._open_store().release_verdicts(job.log_id, source, index, seen)
+        if (book := self._books.get(job.log_id)) is not None:
+            book.learn(found)
+        return found
+
+    def _open_store(self) -> Store:
+        if self._store is None:
+            config = self._config()
+            store = open_store(config.server.store, config.base)
+            self._run(store.open())
+            self._store = store
+        return self._store
+
+    def _run(self, awaitable: Awaitable[T]) -> T:
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+
+        async def wait() -> T:
+            return await awaitable
+
+        return self._runner.run(wait())
+
+
+class Reading:
+    """One Read: an iterator of serialized `ReadReply` messages.
+
+    Batches are computed one at a time, when asked for, and never beyond the reader's horizon.
+    """
+
+    def __init__(self, node: LocalNode, opening: bytes) -> None:
+        self._node = node
+        # What `send` was given; None = cancelled.
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._horizon = 0
+        self._cancelled = False
+        self._messages = self._stream(opening)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        return next(self._messages)
+
+    def cancel(self) -> None:
+        """End the iteration from any thread."""
+        self._cancelled = True
+        self._requests.put(None)
+
+    def send(self, request: bytes) -> None:
+        """Move the horizon."""
+        self._requests.put(request)
+
+    def _stream(self, request: bytes) -> Iterator[bytes]:
+        message = parse_request(request)
+        if message.WhichOneof("kind") != "open":
+            raise BadFrame("the first message of a Read must be `open`")
+        opening = self._node.open(message.open)
+        self._horizon = message.open.horizon
+        yield opened(opening, self._node.name).SerializeToString()
+        # Who reads for a group obeys its store's verdicts, as a server does: else an item that
+        # fails no longer, or not here, would move every item behind it.
+        stored = bool(message.open.group) and opening.job.on_item_error == "quarantine"
+        loader = self._node.loader(opening.job, stored=stored)
+        end = opening.tail.end if opening.tail is not None else None
+        for position in opening.share.walk(opening.start):
+            if end is not None and position >= end:
+                assert opening.tail is not None
+                yield ended(opening.tail).SerializeToString()
+                return
+            lane = opening.job.order.address(_source(opening, position)).lane
+            if opening.lanes is not None and lane not in opening.lanes:
+                continue
+            if not self._wait_for(position):
+                return
+            computed = self._node.compute(loader, opening, position, lane)
+            header = feed_pb2.BatchHeader.FromString(computed.header)
+            yield from frame.batch_messages(
+                computed.header, header.lane, header.offset, computed.body
+            )
+
+    def _wait_for(self, position: int) -> bool:
+        """Wait until the horizon lies beyond a position; tell whether it came so far."""
+        while self._horizon <= position and not self._cancelled:
+            request = self._requests.get()
+            if request is None:
+                break
+            message = parse_request(request)
+            if message.WhichOneof("kind") != "horizon":
+                raise BadFrame("after `open` a consumer sends only `horizon`")
+            self._horizon = max(self._horizon, message.horizon.horizon)
+        return not self._cancelled
+
+
+def _source(opening: Opening, position: int) -> int:
+    source = opening.tail.blanked(position) if opening.tail is not None else None
+    return position if source is None else source
+
+
+class Said(logging.Handler):
+    """Keeps what penstock logs here until the next message: it belongs into the parent's log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: deque[bytes] = deque(maxlen=100)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a record."""
+        self._lines.append(json.dumps([record.levelno, record.getMessage()]).encode())
+
+    def take(self) -> bytes:
+        """Return all that was not taken yet, as frames."""
+        frames = b""
+        with contextlib.suppress(IndexError):
+            while True:
+                frames += pack_frame(SAID, self._lines.popleft())
+        return frames
+
+
+class Answerer:
+    """Takes calls and answers each in a thread of its own.
+
+    Args:
+        node: What answers.
+        said: What was logged.
+    """
+
+    def __init__(self, node: LocalNode, said: Said) -> None:
+        self._node, self._said = node, said
+
+    def listen(self, control: socket.socket) -> None:
+        """Take calls until the parent hangs up."""
+        with contextlib.suppress(OSError):
+            while True:
+                data, fds = receive(control)
+                for fd in fds:
+                    thread = threading.Thread(
+                        target=self._answer, args=(socket.socket(fileno=fd),), daemon=True
+                    )
+                    thread.start()
+                if not data:
+                    return
+
+    def _answer(self, sock: socket.socket) -> None:
+        with sock, sock.makefile("rb") as file, contextlib.suppress(OSError):
+            asked = read_frame(file)
+            if asked is None:
+                return
+            try:
+                if asked[0] == UNARY:
+                    method, _, request = asked[1].partition(b"\0")
+                    reply = self._node.unary(method.decode(), request)
+                    sock.sendall(self._said.take() + pack_frame(MESSAGE, reply))
+                else:
+                    self._read(sock, file, asked[1])
+                last = pack_frame(END)
+            except OSError:
+                raise
+            except PenstockError as error:
+                last = _failure(error)
+            except BaseException as error:
+                what = f"a bug in penstock: {error_line(error)}"
+                last = _failure(Internal(what, traceback=traceback.format_exc()))
+            sock.sendall(self._said.take() + last)
+            sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for horizons
+
+    def _read(self, sock: socket.socket, file: BinaryIO, opening: bytes) -> None:
+        reading = self._node.read(opening)
+
+        def listen() -> None:
+            with contextlib.suppress(OSError, ValueError):  # the other thread has closed it
+                while (sent := read_frame(file)) is not None and sent[0] == SEND:
+                    reading.send(sent[1])
+            reading.cancel()
+
+        threading.Thread(target=listen, daemon=True).start()
+        for message in reading:
+            sock.sendall(self._said.take() + pack_frame(MESSAGE, message))
+
+
+def _failure(error: PenstockError) -> bytes:
+    return pack_frame(FAILED, json.dumps(told(error)).encode())
+
+
+def main(argv: list[str]) -> None:
+    """Answer calls until the parent hangs up."""
+    control_fd, page_fd, parent, careful, target = argv
+    die_with_parent()
+    if os.getppid() != int(parent):
+        return  # the parent died before that took effect
+    # Ctrl-C and SIGTERM are the trainer's to handle: this process ends when it hangs up.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    keep_memory()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # what a role prints is read while it runs
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    said = Said()
+    logging.getLogger("penstock").addHandler(said)
+    logging.getLogger("penstock").propagate = False
+    turns = Turns()
+    page = Page(int(page_fd), write=True)
+    page.note("idle")
+    node = LocalNode(target, turns, page, careful=careful == "careful")
+    control = socket.socket(fileno=int(control_fd))
+
+    def serve() -> None:
+        Answerer(node, said).listen(control)
+        turns.end()
+        threading.Event().wait(END_S)
+        os._exit(0)  # a role goes on and on, and nobody wants what it makes
+
+    threading.Thread(target=serve, daemon=True).start()
+    turns.run()
+    node.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,302 @@
+"""One content per position, however it is computed and wherever: the promise, as one matrix.
+
+{server with 1, 2, 4 workers; `local:`; `show`; `spawn:`} x {here; another time zone, locale, hash
+seed, folder and number of threads} x every shipped role and roles such as users write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from harness import ENVIRONMENT, serving, write_job_file
+from penstock.client import Loader
+from penstock.client.transport import open_transport
+from penstock.server.environment import THREAD_VARIABLES
+from penstock.server.roles.batchers import BUILTIN_BATCHERS
+from penstock.server.roles.collators import BUILTIN_COLLATORS
+from penstock.server.roles.distributors import BUILTIN_DISTRIBUTORS
+from penstock.server.roles.processors import BUILTIN_PROCESSORS
+from penstock.server.sources import BUILTIN_SOURCES
+from penstock.wire.frame import batch_record
+from penstock.wire.transport import Transport
+
+COUNT = 6
+"""Positions of each job that are compared: one step."""
+
+ELSEWHERE = {
+    "TZ": "<+0945>-09:45",
+    "LANG": "de_DE.UTF-8",
+    "LC_ALL": "C",
+    "PYTHONHASHSEED": "4711",
+    **dict.fromkeys(THREAD_VARIABLES, "2"),
+}
+
+ROLES = '''
+import locale, os, random, time
+
+import numpy as np
+
+from penstock.server.roles import RawItemProcessor
+
+
+def augment(raw):
+    """Draws from the global generators."""
+    return {"x": np.array([random.random(), np.random.rand(), float(len(raw["text"]))])}
+
+
+def multiply(raw):
+    """A float32 product: its last bits depend on how many threads share it."""
+    rng = np.random.default_rng(len(raw["text"]))
+    matrix, vector = (rng.standard_normal(shape, dtype=np.float32) for shape in ((300, 2000), 2000))
+    return {"x": matrix @ vector}
+
+
+class Surroundings(RawItemProcessor):
+    """All that a process may have of its own."""
+
+    def process(self, raw, context):
+        return {
+            "hour": time.localtime(10**9 + len(raw["text"])).tm_hour,
+            "locale": f"{os.environ.get('LANG')} {locale.getpreferredencoding(False)}",
+            "order": "".join({"one", "two", "three", "four", "five", "six", "seven"}),
+        }
+
+
+class Several(RawItemProcessor):
+    """One item gives one to three samples."""
+
+    def process(self, raw, context):
+        count = 1 + int(context.rng.integers(3))
+        return [{"input_ids": list(raw["text"].encode()[part:])} for part in range(count)]
+
+
+class Choosy(RawItemProcessor):
+    """Filters."""
+
+    def process(self, raw, context):
+        if context.rng.random() < 0.4:
+            return context.skip("chance")
+        return {"input_ids": list(raw["text"].encode())}
+
+
+class Dataset:
+    """Map-style, and augments as it is read."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return {"index": index, "noise": np.random.standard_normal(3) * random.random()}
+'''
+
+PACKED = {"type": "packed", "pad_to": 64}
+IDS = {"type": "items", "items": [{"input_ids": list(range(1, 2 + n % 30))} for n in range(50)]}
+TEXTS = {"type": "parquet", "files": "texts.parquet"}
+TOKENIZE = {"type": "tokenize", "tokenizer": "tokenizer.json", "column": "text"}
+
+JOBS: dict[str, dict[str, Any]] = {
+    "tokens": {
+        "source": TEXTS,
+        "distributor": {"type": "map", "shuffle": "blocks"},
+        "processor": TOKENIZE,
+        "batcher": {"type": "best_fit", "max_tokens": 64, "pool_size": 8, "overlong": "split"},
+        "collator": PACKED,
+    },
+    "lines": {
+        "source": {"type": "hf", "path": "json", "data_files": "texts.jsonl"},
+        "processor": TOKENIZE,
+        "batcher": {"type": "pool", "max_tokens": 64, "pool_size": 8},
+        "collator": PACKED,
+    },
+    "ids": {
+        "source": IDS,
+        "distributor": {"type": "map", "shuffle": "none"},
+        "processor": "identity",
+        "batcher": {"type": "sequential", "max_sequence_length": 64},
+        "collator": PACKED,
+    },
+    "padded": {
+        "source": IDS,
+        "batcher": {"type": "simple", "batch_size": 3},
+        "collator": "padded",
+    },
+    "finite": {"source": {"type": "items", "items": list(range(9))}, "epochs": 1, "batch_size": 2},
+    "generators": {"source": TEXTS, "function": "./roles.py:augment", "batch_size": 2},
+    "product": {"source": TEXTS, "function": "./roles.py:multiply", "batch_size": 2},
+    "surroundings": {
+        "source": TEXTS,
+        "processor": "./roles.py:Surroundings",
+        "batch_size": 2,
+    },
+    "several": {
+        "source": TEXTS,
+        "processor": "./roles.py:Several",
+        "batcher": {"type": "best_fit", "max_tokens": 64, "pool_size": 8},
+        "collator": PACKED,
+    },
+    "choosy": {
+        "source": TEXTS,
+        "processor": "./roles.py:Choosy",
+        "batcher": {"type": "sequential", "max_sequence_length": 64},
+        "collator": PACKED,
+    },
+    "dataset": {"source": {"type": "torch", "factory": "./roles.py:Dataset"}, "batch_size": 2},
+}
+
+Records = dict[str, list[Any]]
+"""By job: the record of every batch of a step, its digest in it."""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job file with all of them, and their data."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    folder = tmp_path_factory.mktemp("matrix")
+    texts = [f"number {number} of " + "so many " * (number % 7) for number in range(60)]
+    pq.write_table(pa.table({"text": texts}), folder / "texts.parquet", row_group_size=15)
+    (folder / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    tokenizer = Tokenizer(models.WordLevel({chr(c): c for c in range(128)}, unk_token=" "))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "roles.py").write_text(ROLES)
+    jobs = {name: {"lanes": 4, "seed": 3, **job} for name, job in JOBS.items()}
+    return write_job_file(folder / "jobs.yaml", jobs)
+
+
+def read(target: str | Transport) -> Records:
+    """Return one step of every job through Loaders; a transport is shared by all of them."""
+    found: Records = {}
+    with contextlib.ExitStack() as open_loaders:
+        for name in JOBS:
+            loader = Loader(
+                target,
+                name,
+                rank=0,
+                world_size=1,
+                batches_per_step=COUNT,
+                as_numpy=True,
+                lineage=True,
+                prefetch=1,
+            )
+            open_loaders.enter_context(loader)
+            step = next(loader.steps())
+            found[name] = [batch_record(b.header, b.body, 0) for b in step]
+    return json.loads(json.dumps(found))  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def truth(file: Path) -> Records:
+    """What a node with one worker sends."""
+    with serving(file) as server:
+        found = read(server.address)
+    assert all(len(found[name]) == COUNT for name in JOBS)
+    return found
+
+
+def compare(found: Records, truth: Records) -> None:
+    different = [
+        (name, ours["position"])
+        for name in JOBS
+        for ours, theirs in zip(found[name], truth[name], strict=True)
+        if ours != theirs
+    ]
+    assert different == []
+
+
+def test_the_matrix_has_every_shipped_role() -> None:
+    """A role that comes new is compared, too."""
+    for kind, builtins, given in (
+        ("source", BUILTIN_SOURCES, set()),
+        ("distributor", BUILTIN_DISTRIBUTORS, {"map"}),
+        ("processor", BUILTIN_PROCESSORS, {"function"}),
+        ("batcher", BUILTIN_BATCHERS, {"simple"}),
+        ("collator", BUILTIN_COLLATORS, {"default"}),
+    ):
+        used = [job[kind] for job in JOBS.values() if kind in job]
+        names = {one if isinstance(one, str) else one["type"] for one in used}
+        assert set(builtins) <= names | given, kind
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_any_number_of_workers_anywhere(
+    workers: int, file: Path, truth: Records, tmp_path: Path
+) -> None:
+    with serving(file, "--workers", str(workers), environment=ELSEWHERE, folder=tmp_path) as server:
+        compare(read(server.address), truth)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Another environment and folder for what this process starts."""
+    for name, value in ELSEWHERE.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("surroundings", ["here", "elsewhere"])
+def test_local_anywhere(
+    surroundings: str, file: Path, truth: Records, request: pytest.FixtureRequest
+) -> None:
+    if surroundings == "elsewhere":
+        request.getfixturevalue("elsewhere")
+
+    compare(read(open_transport(f"local:{file}")), truth)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_spawn_anywhere(file: Path, truth: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = tempfile.mkdtemp(prefix="pst-")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    target = f"spawn:{file}?workers=2"
+
+    compare(read(target), truth)
+
+    shutil.rmtree(runtime)
+
+
+SHOW = """
+import sys
+from penstock.server.cli import run
+from penstock.server.environment import fix_this_process
+file, count, *jobs = sys.argv[1:]
+fix_this_process()  # as `penstockd show` does before anything else
+for job in jobs:
+    assert run(["show", file, job, "--json", "--step", "0", "--batches-per-step", count]) == 0
+"""
+
+
+@pytest.mark.parametrize("surroundings", ["here", "elsewhere"])
+def test_show_anywhere(surroundings: str, file: Path, truth: Records, tmp_path: Path) -> None:
+    """All jobs in one process, and one by the command itself."""
+    there = surroundings == "elsewhere"
+    options: dict[str, Any] = {
+        "env": {**ENVIRONMENT, **(ELSEWHERE if there else {})},
+        "cwd": tmp_path if there else None,
+        "text": True,
+        "stdout": subprocess.PIPE,
+        "check": True,
+    }
+    shown = subprocess.run([sys.executable, "-c", SHOW, str(file), str(COUNT), *JOBS], **options)
+    records = [json.loads(line) for line in shown.stdout.splitlines()]
+    found = {name: records[n * COUNT :][:COUNT] for n, name in enumerate(JOBS)}
+
+    compare(found, truth)
+
+    command = [sys.executable, "-m", "penstock.server.cli", "show", str(file), "surroundings"]
+    alone = subprocess.run(
+        [*command, "--json", "--step", "0", "--batches-per-step", str(COUNT)], **options
+    )
+    records = [json.loads(line) for line in alone.stdout.splitlines()]
+    assert records == truth["surroundings"]

@@ -1,0 +1,130 @@
+"""`spawn:`: a node that dies is there again, and nobody else can put one in its place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness import ENVIRONMENT, kill_process, serving, write_job_file
+from invariants import Purity, eventually
+from penstock.client import Loader
+from penstock.server import spawn
+from penstock.server.config import load
+from penstock.wire.errors import InvalidRequest
+
+JOB: dict[str, Any] = {
+    "lanes": 3,
+    "source": {"type": "items", "items": [{"x": number} for number in range(50)]},
+    "batch_size": 2,
+}
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for sockets, with a short path."""
+    folder = Path(tempfile.mkdtemp(prefix="pst-"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def nodes(runtime: Path) -> list[int]:
+    """Return the process ids of the nodes that listen in a folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "serve" in words and any(str(runtime) in word for word in words):
+            found.append(process.pid)
+    return found
+
+
+@pytest.mark.fault
+def test_a_killed_node_is_started_again(runtime: Path, tmp_path: Path) -> None:
+    """SIGKILL while two Loaders read: both go on at the exact position, on one new node."""
+    file = write_job_file(tmp_path / "jobs.yaml", {"one": JOB})
+    truth = Purity(load(str(file)).job("one"))
+    options: dict[str, Any] = {"rank": 0, "world_size": 1, "as_numpy": True, "lineage": True}
+    kills = {40, 80}
+
+    with (
+        Loader(f"spawn:{file}?workers=1", "one", group="run", **options) as first,
+        Loader(f"spawn:{file}?workers=1", "one", **options) as second,
+    ):
+        for position, (left, right) in enumerate(zip(first, second, strict=True)):
+            assert left.position == right.position == position
+            for batch in (left, right):
+                truth.saw(batch.header, bytes(batch.body))
+            if position in kills:
+                first.commit()
+                [pid] = nodes(runtime)
+                assert kill_process(pid)
+            if position == 120:
+                break
+        assert first.commit() == 121
+        assert len(nodes(runtime)) == 1
+        assert first.stats()["reconnects"] + second.stats()["reconnects"] > 0
+
+    eventually(lambda: nodes(runtime) == [], 20, "the node has ended with its last reader")
+
+
+def test_the_folder_of_sockets_is_nobody_elses(runtime: Path, tmp_path: Path) -> None:
+    """A link that somebody laid there is not followed; a folder open to others is refused."""
+    file = write_job_file(tmp_path / "jobs.yaml", {"one": JOB})
+    place = runtime / f"penstock-{os.getuid()}"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+
+    place.symlink_to(elsewhere)
+    with pytest.raises(InvalidRequest, match="is a link: remove it, or set XDG_RUNTIME_DIR"):
+        spawn.open_transport(str(file))
+    place.unlink()
+    place.mkdir()
+    place.chmod(0o777)
+    with pytest.raises(InvalidRequest, match="is open to others"):
+        spawn.open_transport(str(file))
+    place.rmdir()
+    place.write_text("")
+    with pytest.raises(InvalidRequest, match="is no folder"):
+        spawn.open_transport(str(file))
+
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize(("setting", "mode"), [({}, 0o600), ({"socket_mode": "0660"}, 0o660)])
+def test_a_unix_socket_is_its_owners_unless_asked(
+    setting: dict[str, str], mode: int, runtime: Path, tmp_path: Path
+) -> None:
+    """Whoever can write to a socket can read every job and move every cursor."""
+    path = runtime / "node.sock"
+    file = write_job_file(tmp_path / "jobs.yaml", {"one": JOB}, listen=f"unix:{path}", **setting)
+
+    with serving(file), Loader(f"unix:{path}", "one", rank=0, world_size=1) as loader:
+        assert next(iter(loader)).position == 0
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_a_socket_mode_is_octal(tmp_path: Path) -> None:
+    """A number that YAML has read as octal or decimal, or no mode: told with the key."""
+    file = write_job_file(tmp_path / "jobs.yaml", {"one": JOB}, socket_mode="rw")
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "penstock.server.cli", "serve", str(file)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ended.returncode == 2
+    assert "server.socket_mode" in ended.stderr
+    assert "octal digits in quotes" in ended.stderr
