@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 PROTOS := .venv-protos
+# Most tests wait for processes of their own, so two at a time keep two cores busy.
+PROCESSES ?= 2
 WIRE := proto/penstock/wire/v1
 
 .DEFAULT_GOAL := help
@@ -25,7 +27,7 @@ check: $(VENV)/.installed-dev  ## ruff, mypy --strict, import-linter.
 	$(BIN)/lint-imports
 
 test: $(VENV)/.installed-dev  ## Run the tests.
-	$(BIN)/python -m pytest -q -m "not bench"
+	$(BIN)/python -m pytest -q -m "not bench" -n $(PROCESSES) --dist loadfile
 
 test-all: check test wheel  ## check, test and wheel.
 

@@ -513,7 +513,7 @@ class StoreContract(ABC):
         ]
 
         for call in calls:
-            with pytest.raises(errors.InvalidRequest, match=r"not Unicode|is empty"):
+            with pytest.raises(errors.InvalidRequest, match=r"can be printed|is empty"):
                 await call()
 
         assert (await store.groups("code"))[0].generation == 1
@@ -764,6 +764,10 @@ class StoreContract(ABC):
             await store.release_verdicts(LOG, "main", 7, finite)
         assert [one.released for one in await store.verdicts(LOG)] == [None]
         assert await store.release_verdicts(LOG, "main", 7, finite._replace(asked=5)) != []
+        drawn = Verdict("draw", ItemRef("main", 8, 0), "", "r", True, 0, 3)
+        await store.add_verdict(LOG, drawn, finite._replace(asked=4))
+        with pytest.raises(errors.LogDiverged, match="were counted without it"):
+            await store.release_verdicts(LOG, "main", 8, finite._replace(asked=4))
 
     async def test_verdicts_come_in_pages(self, store: Store) -> None:
         """After a number, so many."""

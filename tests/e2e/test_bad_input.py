@@ -233,6 +233,7 @@ def test_an_address_that_cannot_be_bound_is_refused(home: Path, listen: str, say
         home,
         *("serve", file.name, "--store", "sqlite:///listen.db"),
         *("--listen", listen.replace("{home}", str(home))),
+        *("--log-level", "warning"),  # that it made a store is no part of this
     )
 
     assert ended.returncode == 2

@@ -139,3 +139,4 @@ def test_a_lane_that_ends_elsewhere_than_it_was_counted_stops(tmp_path: Path) ->
 
         with pytest.raises(LogDiverged, match="was counted to hold"):
             values(server.address, "val")
+        server.events("a lane stopped", at_least=1, job="val", code="log_diverged")

@@ -33,6 +33,9 @@ def big(raw):
 
 DRAIN_S = 5.0
 
+SLACK_S = 2.0
+"""How long the end of an interpreter may take on a machine that does much else."""
+
 
 @pytest.mark.parametrize("hang", ["nothing", "all"])
 def test_the_whole_shutdown_fits_the_time_to_drain(tmp_path: Path, hang: str) -> None:
@@ -55,7 +58,7 @@ def test_the_whole_shutdown_fits_the_time_to_drain(tmp_path: Path, hang: str) ->
     with serving(file) as server:
         stalled = server.read("big", horizon=8)  # 256 MB that nobody takes
         hung = server.read("hung", horizon=4)
-        eventually((tmp_path / "hung").exists, 30, "an item is at work")
+        eventually((tmp_path / "hung").exists, 90, "an item is at work")
         [event] = server.events("ready")
         host, _, port = event["metrics"].rpartition(":")
         with socket.create_connection((host, int(port))) as scraper:
@@ -67,10 +70,11 @@ def test_the_whole_shutdown_fits_the_time_to_drain(tmp_path: Path, hang: str) ->
             start = time.monotonic()
             code = server.terminate()
             took_s = time.monotonic() - start
-        stages = server.events("stopped")[0]["stages_s"]
+        [stopped] = server.events("stopped", at_least=1)
         stalled.cancel()
         hung.cancel()
 
     assert code == 0
-    assert took_s < DRAIN_S, stages
-    assert set(stages) == {"drain", "port", "metrics", "workers", "store"}
+    assert stopped["took_s"] < DRAIN_S - 0.5, stopped["stages_s"]
+    assert took_s < DRAIN_S + SLACK_S, stopped["stages_s"]
+    assert set(stopped["stages_s"]) == {"drain", "port", "metrics", "workers", "store"}

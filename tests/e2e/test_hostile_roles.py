@@ -71,6 +71,17 @@ class Exits(RawItemProcessor):
         return {"n": raw["n"]}
 
 
+class ExitsAtStart(RawItemProcessor):
+    """Its constructor ends a worker, and not the server process."""
+
+    def __init__(self):
+        if sys.argv[0].endswith("worker.py"):
+            os._exit(4)
+
+    def process(self, raw, context):
+        return {"n": raw["n"]}
+
+
 class Crashes(RawItemProcessor):
     def process(self, raw, context):
         if raw["n"] == 2:
@@ -84,6 +95,7 @@ HOW = {
     "Exits": "with exit status 3: a role ended the process",
     "Crashes": "killed by signal SIGSEGV: a crash in native code",
 }
+AT_ONCE = {"ExitsAtStart": "with exit status 4"}
 FORKS = ["Forks", "ForksNatively"]
 
 
@@ -98,7 +110,10 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "lanes": 1,
         "batch_size": 1,
     }
-    jobs = {name: {**job, "processor": {"type": f"./roles.py:{name}"}} for name in [*HOW, *FORKS]}
+    jobs = {
+        name: {**job, "processor": {"type": f"./roles.py:{name}"}}
+        for name in [*HOW, *AT_ONCE, *FORKS]
+    }
     with serving(write_job_file(folder / "penstock.yaml", {**jobs, "good": job})) as server:
         yield server
 
@@ -115,6 +130,19 @@ def test_a_role_that_ends_its_worker_stops_its_lane_by_name(node: Server, name: 
     assert HOW[name] in caught.value.message
     assert got == [0, 1]
     assert node.process.poll() is None
+    assert len(node.read("good", horizon=3).take(3)) == 3
+
+
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_a_role_that_ends_its_worker_before_its_first_item_is_named(
+    node: Server, name: str
+) -> None:
+    """A worker that cannot even begin is not replaced for ever."""
+    with pytest.raises(WorkerCrashed) as caught:
+        node.read(name, horizon=6).take(1)
+
+    assert "stage setup" in caught.value.message
+    assert AT_ONCE[name] in caught.value.message
     assert len(node.read("good", horizon=3).take(3)) == 3
 
 

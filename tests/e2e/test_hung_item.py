@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def test_other_jobs_and_lanes_go_on_in_the_other_worker(tmp_path: Path) -> None:
         bad = server.read("bad", horizon=12)
         good = server.read("good", horizon=8)
         before = [one.header.position for one in good.take(8)]
-        eventually((tmp_path / "hung").exists, 30, "an item hangs")
+        eventually((tmp_path / "hung").exists, 90, "an item hangs")
         good.extend(48)
         after = [one.header.position for one in good.take(40)]
         others = [one.header.lane for one in bad.take(9)]
@@ -81,19 +80,18 @@ def test_a_single_worker_is_free_again_after_the_items_deadline(tmp_path: Path) 
     The lane stops by name, and says for which deadline.
     """
     with serving(write_jobs(tmp_path, workers=1, item_seconds=8)) as server:
+        good = server.read("good", horizon=0)
         bad = server.read("bad", horizon=12)
-        eventually((tmp_path / "hung").exists, 30, "an item hangs")
-        start = time.monotonic()
-        good = server.read("good", horizon=40)
+        eventually((tmp_path / "hung").exists, 90, "an item hangs")
+        good.extend(40)
         got = [one.header.position for one in good.take(40)]
-        waited_s = time.monotonic() - start
         stuck = len(server.events("a worker is stuck"))
         with pytest.raises(WorkerCrashed) as caught:
             for _ in bad:
                 pass
 
     assert sorted(got) == list(range(40))
-    assert stuck == 1, f"{waited_s:.0f} s"
+    assert 1 <= stuck < 3, "it did not wait until the lane had stopped"
     ways = {one.item for one in good.waiting if one.stage == "queued"}
     assert "main[3] in epoch 0 of job 'bad'" in ways
     assert "main[3] in epoch 0" in caught.value.message

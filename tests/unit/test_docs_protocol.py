@@ -13,9 +13,17 @@ import pytest
 from harness import serving, write_job_file
 from penstock.server.config import load
 from penstock.server.local import LocalLoader
-from penstock.server.rpc.cursors import MAX_NAME
 from penstock.server.rpc.service import OPTIONS, WAITING_EVERY_S
-from penstock.wire import ALIGNMENT, CHUNK_BYTES, MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, PROTOCOL
+from penstock.wire import (
+    ALIGNMENT,
+    CHUNK_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_NAME,
+    MAX_REQUEST_BYTES,
+    MAX_TOKEN,
+    MAX_WORLD_SIZE,
+    PROTOCOL,
+)
 from penstock.wire.digest import batch_digest
 from penstock.wire.errors import ERROR_METADATA_KEY
 from penstock.wire.frame import MAX_HEADER_BYTES
@@ -102,7 +110,9 @@ def test_numbers_are_those_of_the_code() -> None:
     assert MAX_HEADER_BYTES == MAX_MESSAGE_BYTES - CHUNK_BYTES - (4 << 10)
     assert (limits["Positions, offsets, steps"], MAX_POSITION) == ("below 2^63", (1 << 63) - 1)
     assert limits["Dimensions of a tensor"] == str(MAX_DIMENSIONS)
-    assert limits["A group's or checkpoint's name"] == f"{MAX_NAME} characters"
+    assert limits["A group's or checkpoint's name"] == f"{MAX_NAME} printable characters"
+    assert limits["An attempt's token, a request's id"] == f"{MAX_TOKEN} printable characters"
+    assert limits["World size of an attempt"] == f"{MAX_WORLD_SIZE:,}"
     assert f"multiple of {ALIGNMENT}" in section("Values")
     assert f"nested up to {MAX_LIST_DEPTH} deep" in section("Values")
     assert f"After every {WAITING_EVERY_S:.0f} seconds" in section("Waiting, Draining, End")

@@ -25,7 +25,7 @@ from penstock.server.pipeline.items import (
 )
 from penstock.server.roles import ProcessContext, RawItemProcessor, Sample
 from penstock.server.sources import ItemsSource, TorchDatasetSource
-from penstock.wire.errors import BadItem, InvalidJob, SourceUnavailable
+from penstock.wire.errors import BadItem, InvalidJob, MissingExtra, SourceUnavailable
 
 
 class Recorder(RawItemProcessor):
@@ -313,6 +313,19 @@ def test_whatever_an_error_says_its_item_and_type_are_named(error: Exception, sa
     ):
         assert len(text) <= limit
         assert text.encode()
+
+
+@pytest.mark.parametrize("cls", [Recorder, BatchRecorder])
+def test_a_package_that_is_not_installed_is_no_items_fault(cls: type[Recorder]) -> None:
+    """Another node may have it: that is told at once, and is never a verdict."""
+    items, refs = make(["a"], cls(), on_item_error="quarantine")
+    Recorder.fails.update(a=[ModuleNotFoundError("No module named 'cv2'", name="cv2")] * 9)
+
+    with pytest.raises(MissingExtra, match=r"process\(\) of job 'job' fails .*'cv2'") as caught:
+        items.samples(refs, "draw")
+
+    assert caught.value.fields["package"] == "cv2"
+    assert items.verdicts.find("draw", refs[0], 0, 0) is None
 
 
 def test_a_setup_that_fails_is_named_and_one_of_a_moment_retried() -> None:

@@ -258,7 +258,7 @@ def test_a_lane_of_nothing_but_padding_stops_by_name() -> None:
     assert padding == [False] * 2 + [True] * (MAX_EMPTIED - 1)
     with pytest.raises(LaneStarved, match=f"last {MAX_EMPTIED} batches"):
         compute(few, MAX_EMPTIED + 1, line=line)
-    with pytest.raises(LaneStarved, match="none of the first 256 items of source 'main'"):
+    with pytest.raises(LaneStarved, match="none of 256 items of source 'main'"):
         compute(job(0), 0)
 
 

@@ -5,16 +5,28 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+from typing import ClassVar
 
 import pytest
 
+from penstock.server.core.refs import ItemRef, Verdict
+from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
-from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.planner import Planner
+from penstock.server.roles import IdentityProcessor, MapDistributor
+from penstock.server.sources import ItemsSource
 from penstock.wire.errors import BadSnapshot
 from resume.plans import make_job
 
 LOG = bytes(range(32))
+
+
+class Processed(IdentityProcessor):
+    """Processes, so that a verdict removes a draw."""
+
+    version: ClassVar[int | str | None] = 1
+    one_to_one: ClassVar[bool] = False
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +116,36 @@ def test_a_foreign_format_is_refused() -> None:
         snapshot.decode(data[:4] + b"\2\0" + data[6:], LOG, 0)
     with pytest.raises(BadSnapshot, match="starts with b'SQLi'"):
         snapshot.decode(b"SQLi" + data[4:], LOG, 0)
+
+
+def test_a_snapshot_says_up_to_which_verdict_it_was_planned() -> None:
+    """The highest number that has removed a draw: the same for whoever plans it, and whenever."""
+    items = [{"input_ids": [number]} for number in range(8)]
+    job = Job(
+        ItemsSource(items),
+        MapDistributor(shuffle="none"),
+        Processed(),
+        batch_size=2,
+        lanes=1,
+        on_item_error="quarantine",
+    )
+    verdicts = [
+        Verdict("draw", ItemRef("main", index, 0), "", "r", True, 0, 0, number=number)
+        for index, number in ((1, 4), (6, 9))
+    ]
+
+    def snapshots(known: list[Verdict]) -> list[bytes]:
+        planner = Planner(job, 0, Items(job, VerdictBook(known)))
+        found = [planner.snapshot()]
+        for _ in range(3):
+            planner.next()
+            found.append(planner.snapshot())
+        restored = Planner(job, 0, Items(job, VerdictBook(known)))
+        restored.restore(found[-1])
+        assert restored.snapshot() == found[-1]
+        return found
+
+    both = snapshots(verdicts)
+    states = [snapshot.decode(data, job.log_id, 0)[1] for data in both]
+    assert [state.get("verdicts", 0) for state in states] == [0, 4, 4, 9]
+    assert snapshots(verdicts[:1])[:3] == both[:3]

@@ -153,7 +153,19 @@ class Control:
             UnknownGroup: There is no such group.
         """
         request = cursors_pb2.ListRequest(job=self.job, group=group or "")
-        return list(self.call("Cursors/List", request, cursors_pb2.ListReply).groups)
+        found: list[cursors_pb2.Group] = []
+        while True:
+            page = self.call("Cursors/List", request, cursors_pb2.ListReply)
+            for part in page.groups:
+                if found and found[-1].name == part.name:
+                    found[-1].checkpoints.extend(part.checkpoints)
+                else:
+                    found.append(part)
+            if not page.next_page_token:
+                return found
+            if page.next_page_token == request.page_token:
+                raise BadFrame(f"{self._target} gives the same page of groups again and again")
+            request.page_token = page.next_page_token
 
     def verdicts(self) -> list[cursors_pb2.Verdict]:
         """Return every verdict about the job's items, released ones too, by number."""

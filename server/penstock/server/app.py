@@ -127,11 +127,13 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
         metrics.draining.set(1)
         ending.begin(grace_s)
         await ending.stage("drain", lambda: _drain(node, service, ending.left_s(), at_once))
+        if at_once.is_set():
+            ending.hurry()
     log.info("stopped", took_s=ending.took_s(), stages_s=ending.stages_s)
     return 1 if failed.is_set() else 0
 
 
-ENDING_S, ENDING_SHARE = 2.0, 0.25
+ENDING_S, ENDING_SHARE = 3.0, 0.4
 """What is kept of the time to end in for what follows the drain: seconds, at most this share."""
 
 WORKERS_SHARE, STORE_SHARE = 0.7, 0.4
@@ -160,6 +162,10 @@ class Ending:
         self._begun = time.monotonic()
         self._deadline = self._begun + grace_s
         self._kept_s = min(ENDING_S, ENDING_SHARE * grace_s)
+
+    def hurry(self) -> None:
+        """End at once: nothing that hangs is waited for."""
+        self._deadline = min(self._deadline, time.monotonic())
 
     def left_s(self, most_s: float | None = None, share: float = 1.0) -> float:
         """Return how long a stage may take.

@@ -139,20 +139,24 @@ class MoveReply(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("job", "group")
+    __slots__ = ("job", "group", "page_token")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     job: str
     group: str
-    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
+    page_token: str
+    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListReply(_message.Message):
-    __slots__ = ("groups", "store")
+    __slots__ = ("groups", "store", "next_page_token")
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     groups: _containers.RepeatedCompositeFieldContainer[Group]
     store: str
-    def __init__(self, groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., store: _Optional[str] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., store: _Optional[str] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("job", "name", "log_id", "batches_per_step", "generation", "owner", "world_size", "start_step", "cursor", "rows", "committed_at", "checkpoints")

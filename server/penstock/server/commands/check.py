@@ -102,7 +102,8 @@ def render(measured: Measured, console: Console) -> None:
     """Print what was found out about a job."""
     length = "endless" if measured.batches is None else f"{measured.batches:,} batches"
     if measured.batches is None and measured.epochs is not None:
-        length = f"{measured.epochs} epochs, whose batches are counted when it is served"
+        plural = "s" if measured.epochs > 1 else ""
+        length = f"{measured.epochs} epoch{plural}, whose batches are counted when it is served"
     console.print(f"[bold]job {measured.job}[/]  log id {measured.log_id[:16]}", soft_wrap=True)
     console.print(
         f"  {measured.items:,} items; lanes: {measured.lanes}; {length}; "

@@ -17,7 +17,7 @@ _HEAD = struct.Struct("<II")
 _READ_BYTES = 1 << 18
 _MAX_FDS = 4
 
-MAX_MESSAGE_BYTES = 1 << 30
+MAX_MESSAGE_BYTES = 1 << 28
 """A message that says it is longer is none of ours: plans and snapshots are far below."""
 
 Message = dict[str, Any]

@@ -116,6 +116,11 @@ class Observer:
         """A batch was made twice, and was the same, or was not."""
 
 
+def _is_about(note: Note, ticket: Ticket) -> bool:
+    """Tell whether a worker's note is about this ticket; without a lane, about all of its job."""
+    return note.job == ticket.log.job.name and note.lane in (None, ticket.lane.lane)
+
+
 def _in_the_way(note: Note) -> str:
     """Return in words what a worker is doing for somebody else."""
     if note.stage in ("", "idle"):
@@ -751,6 +756,10 @@ class Node:
         if ticket.stale:
             ticket.log.back(ticket.entry)
             return
+        if isinstance(error, LogDiverged):
+            self._diverged(ticket.log, ticket.lane.lane, error)
+            ticket.log.failed(ticket.entry, error)
+            return
         traceback = error.fields.get("traceback")
         log.error(
             "a batch cannot be made",
@@ -1053,22 +1062,21 @@ class Node:
 
     def _find_guilty(self, worker: WorkerProcess, tickets: list[Ticket], note: Note) -> None:
         """Blame a death on what the worker was doing."""
-        place = note.job, note.lane
-        if worker.fault is not None:
+        # Not the first: what is finished may not have been answered yet.
+        guilty = next((ticket for ticket in tickets if _is_about(note, ticket)), None)
+        unsaid = note.stage in ("", "idle")
+        if worker.fault is not None or (unsaid and worker.stuck_s is not None):
             # It answers in order: whatever was said amiss was said on behalf of the first one.
-            guilty = tickets[0] if tickets else None
-        else:
-            # Not the first: what is finished may not have been answered yet.
-            guilty = next((t for t in tickets if (t.log.job.name, t.lane.lane) == place), None)
+            guilty, unsaid = next(iter(tickets), None), True
         if guilty is None:
             return
-        if (guilty.log.job.name, guilty.lane.lane) == place and note.item is not None:
+        if note.item is not None and _is_about(note, guilty):
             self._blame(guilty, str(note.item), worker.how_it_ended())
-        elif worker.fault is not None:
+        elif not unsaid:
+            self._blame(guilty, f"stage {note.stage}", worker.how_it_ended())
+        elif worker.fault is not None or worker.stuck_s is not None:
             doing = f"what was made for offset {guilty.offset}"
             self._blame(guilty, doing, worker.how_it_ended())
-        elif note.stage not in ("", "idle"):
-            self._blame(guilty, f"stage {note.stage}", worker.how_it_ended())
 
     def _restart_delay_s(self) -> float:
         """Return how long to wait where the last start failed, too."""
@@ -1160,12 +1168,13 @@ class Node:
             self._page_seen.pop(worker.number)
             worker.stuck_s = self.item_deadline_s
             worker.kill()
-        elif since_s > self._patience_s(worker, note):
+        elif since_s > self._patience_s(note):
             self._relieve(worker, note, since_s)
 
-    def _patience_s(self, worker: WorkerProcess, note: Note) -> float:
+    def _patience_s(self, note: Note) -> float:
         """Return after how long at one thing a worker is held up."""
-        usual_s = max((t.log.ticket_s for t in worker.tickets.values()), default=0.0)
+        one = self.logs.get(note.job) if note.job is not None else None
+        usual_s = one.ticket_s if one is not None else 0.0
         least_s = min(HELD_UP_S, HELD_UP_SHARE * self.item_deadline_s)
         return max(least_s, HELD_UP_TICKETS * usual_s)
 
@@ -1201,9 +1210,7 @@ class Node:
     def _at_work(self, worker: WorkerProcess, note: Note) -> Ticket | None:
         """Return the ticket that a worker is at: the one of its note, else the first."""
         tickets = list(worker.tickets.values())
-        place = note.job, note.lane
-        found = [t for t in tickets if (t.log.job.name, t.lane.lane) == place]
-        return next(iter(found or tickets), None)
+        return next((one for one in tickets if _is_about(note, one)), next(iter(tickets), None))
 
     def _stalled_jobs(self) -> set[str]:
         """Return the jobs whose most urgent batch waits for a worker as it did a turn ago."""

@@ -16,7 +16,7 @@ from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef, Verd
 from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Bad, Filtered, Items
-from penstock.server.roles.base import LaneDraws, Sample
+from penstock.server.roles.base import LaneDraws, Role, Sample
 from penstock.wire.errors import (
     BadBatch,
     BadItem,
@@ -106,9 +106,19 @@ class Planner:
         """Draw until so many groups are ready, or the lane is over."""
         while len(self.ready) < groups and not self.ended:
             before = self.draws.state()
-            item = self.draws.next()
+            try:
+                item = contained(self.draws.next)
+            except PenstockError:
+                raise
+            except Exception as error:
+                raise self._failure(error, self.job.distributor, "a draw") from error
             if item is None:
-                self.ready.extend(contained(self.batcher.flush))
+                try:
+                    self.ready.extend(contained(self.batcher.flush))
+                except PenstockError:
+                    raise
+                except Exception as error:
+                    raise self._failure(error, self.batcher, "flush()") from error
                 self.ended = True
             else:
                 taken = False
@@ -181,17 +191,16 @@ class Planner:
         except PenstockError:
             raise
         except Exception as error:
-            raise BadBatch(
-                f"{type(self.batcher).__name__} fails on sample {ref.part} of item {ref.item} of "
-                f"job {self.job.name!r} with {error_line(error)}",
-                lane=self.lane,
-                offset=self.offset,
-                traceback=user_traceback(error),
-            ) from error
+            doing = f"sample {ref.part} of item {ref.item}"
+            raise self._failure(error, self.batcher, doing) from error
         kept = sum(self.batcher.dropped().values()) == dropped
         if kept and sample is not None:
             self.samples[ref.item, ref.part] = sample
         return groups, kept
+
+    def _failure(self, error: Exception, role: Role, doing: str) -> PenstockError:
+        what = f"{type(role).__name__} fails on {doing}, in lane {self.lane},"
+        return self.items.failure(error, what, self.lane, self.offset)
 
     def _size_of(self, item: ItemRef, sample: Sample) -> int:
         if not self.batcher.needs_sizes:
@@ -301,7 +310,10 @@ class Planner:
         """Return the items to fetch together with this one: distinct, and not known to be bad."""
         if self.items.careful:
             return []
-        coming = dict.fromkeys(self.draws.peek(LOOK_AHEAD - 1))
+        try:
+            coming = dict.fromkeys(self.draws.peek(LOOK_AHEAD - 1))
+        except Exception:
+            return []  # it stops the lane, by name, when that draw is the next one
         coming.pop(item, None)
         find = self.items.verdicts.find
         return [

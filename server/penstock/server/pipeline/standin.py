@@ -1,7 +1,7 @@
 """Samples that stand in for those of a batch that quarantine has emptied: shapes without content.
 
 A padding batch must have the keys, dtypes and shapes of a real one, or a collective hangs in the
-model. They come from the first item of the source that gives a sample, in index order and in epoch
+model. They come from the first of some items, spread over the source, that gives a sample in epoch
 0: a pure function of the log, so whoever makes the batch makes the same one. All content is
 replaced by zeros and empty texts.
 """
@@ -56,15 +56,17 @@ class StandIns:
 
     def _first(self, source: str, plan: BatchPlan) -> Sample:
         tries = min(MAX_TRIES, len(self._job.sources[source]))
-        for index in range(tries):
-            [outcome] = self._items.outcomes([ItemRef(source, index, 0)], "exit")
+        total = len(self._job.sources[source])
+        for number in range(tries):
+            # Spread over the source: what is damaged often lies together.
+            item = ItemRef(source, number * total // tries, 0)
+            [outcome] = self._items.outcomes([item], "exit")
             if not isinstance(outcome, Bad | Filtered):
                 return outcome[0]
         raise LaneStarved(
             f"every item of the batch at lane {plan.lane}, offset {plan.offset} of job "
-            f"{self._job.name!r} was left out, and none of the first {tries} items of source "
-            f"{source!r} gives a sample, which would tell the shapes of a padding batch; look at "
-            "the data",
+            f"{self._job.name!r} was left out, and none of {tries} items of source {source!r} that "
+            "were tried for the shapes of a padding batch gives a sample; look at the data",
             lane=plan.lane,
             drawn=tries,
             reasons={"quarantined:exit": sum(map(len, plan.rows))},

@@ -198,6 +198,7 @@ class Worker:
         if not (waiting := self.announced[name]):
             return
         if name not in self.jobs:
+            self._progress("setup", None)  # a role's constructor may end or hold up this process
             job = self.config.jobs[name]
             if job.log_id.hex() != waiting[0]["log"]:
                 raise JobChanged(
@@ -235,6 +236,7 @@ class Worker:
         """Open a line, from a snapshot where there is one."""
         self._require(message["job"])
         job = self.jobs[message["job"]]
+        self._progress("setup", None)
         snapshot = message["blobs"][0] if message["blobs"] else None
         self.lines[message["line"]] = Line(
             job, message["lane"], self.items[message["job"]], snapshot
@@ -524,7 +526,10 @@ class Worker:
     def _receive(self) -> bool:
         """Put what the server has sent into the inbox; False when it is gone."""
         data = self.sock.recv(1 << 18)
-        for message in self.unpacker.feed(data):
+        messages = self.unpacker.feed(data)
+        if self.unpacker.broken is not None:
+            raise self.unpacker.broken  # a role has read what was meant for this process
+        for message in messages:
             for number, start in message.get("frees", ()):
                 self.arenas.give_back(number, start)
             self.inbox.append(message)

@@ -281,8 +281,24 @@ class Store(ABC):
         """
 
     @abstractmethod
-    async def groups(self, job: str, group: str | None = None) -> list[GroupRecord]:
-        """Return one group, or all groups of a job by name.
+    async def batches_per_step(self, job: str, group: str) -> int:
+        """Return G of a group: what a commit needs to know of it, at no cost.
+
+        Raises:
+            UnknownGroup: There is no such group; lists those there are.
+        """
+
+    @abstractmethod
+    async def groups(
+        self, job: str, group: str | None = None, *, after: str = "", limit: int | None = None
+    ) -> list[GroupRecord]:
+        """Return one group, or the groups of a job by name.
+
+        Args:
+            job: The job's name.
+            group: This one alone; `after` and `limit` are then of no account.
+            after: Only groups whose names come later than this one.
+            limit: At most so many; None = all.
 
         Raises:
             UnknownGroup: `group` is given and there is none; lists those there are.
@@ -348,7 +364,7 @@ class Store(ABC):
             Every verdict about it, those that were released before too; empty = there is none.
 
         Raises:
-            LogDiverged: The log holds no batch above: nothing that a release could change.
+            LogDiverged: The log holds no batch above, or is finite and was counted without it.
         """
 
     @abstractmethod

@@ -117,11 +117,15 @@ def release_verdicts(
     ends = seen.order.ends
     for verdict in _select(db, "AND source = ? AND item = ?", log_id, source, index):
         if verdict.released is None:
-            if ends is not None and above >= max(ends):
+            if ends is not None and (above >= max(ends) or verdict.stage == "draw"):
+                why = (
+                    "every batch of this log was given or planned already, without it"
+                    if above >= max(ends)
+                    else "the batches of this finite log were counted without it"
+                )
                 raise LogDiverged(
-                    f"item {source}[{index}] cannot come back: every batch of this log was given "
-                    "or planned already, without it; read a new log, with another seed and "
-                    "another group name",
+                    f"item {source}[{index}] cannot come back: {why}; read a new log, with another "
+                    "seed and another group name",
                     what=f"item {source}[{index}]",
                     ours="released",
                     theirs=f"left out below offset {above}",

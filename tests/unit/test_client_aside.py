@@ -1,0 +1,77 @@
+"""Work beside the caller: its result, its error, and its end where nobody waits any more."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from types import FrameType
+
+import pytest
+
+from penstock.client.aside import Patience, aside, tell
+
+
+def test_what_is_done_aside_is_returned_and_raised() -> None:
+    def fail(_: Patience) -> None:
+        raise KeyError("x")
+
+    assert aside(lambda _: threading.get_ident()) != threading.get_ident()
+    with pytest.raises(KeyError, match="x"):
+        aside(fail)
+
+
+def test_a_wait_has_an_end_and_the_work_goes_on() -> None:
+    go, done = threading.Event(), threading.Event()
+
+    def work(_: Patience) -> None:
+        go.wait(30)
+        done.set()
+
+    with pytest.raises(TimeoutError):
+        aside(work, patience_s=0.01)
+    go.set()
+    assert done.wait(30)
+
+
+class Interrupted(Exception):
+    """What a signal handler raises."""
+
+
+def test_work_whose_caller_was_interrupted_learns_of_it() -> None:
+    """A call to a server that is away is not repeated for a caller who has gone."""
+    left = threading.Event()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Interrupted
+
+    def work(patience: Patience) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        if patience.acquire(timeout=30):
+            left.set()
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(Interrupted):
+            aside(work)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert left.wait(30)
+
+
+def test_a_line_of_the_log_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lock of `logging` that a Ctrl-C has left locked elsewhere stops nobody here."""
+    monkeypatch.setattr("penstock.client.aside.TELL_S", 0.05)
+    logger = logging.getLogger("penstock")
+    with caplog.at_level(logging.WARNING, "penstock"):
+        caplog.handler.acquire()
+        try:
+            tell(logger.warning, "job %r is %s", "code", "late")
+            assert caplog.messages == []
+        finally:
+            caplog.handler.release()
+        tell(logger.warning, "and on")
+    assert "and on" in caplog.messages
