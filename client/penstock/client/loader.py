@@ -11,6 +11,7 @@ from typing import Any, Literal, NoReturn
 
 from penstock.client.buffers import BufferPool
 from penstock.client.feed import Delivery, Feed, Opening
+from penstock.client.frameworks.notice import reader_ahead
 from penstock.client.options import check_arguments, check_step
 from penstock.client.ranks import Place, mesh_dimensions
 from penstock.client.session import Opener, Resources, Session, Wish
@@ -142,6 +143,8 @@ class Loader:
         self._pool = BufferPool(keep=prefetch + 2)
         self._next = 0  # the own position to be yielded next
         self._marked: int | None = None  # the own position that `mark` has named last
+        self._pass_first = 0  # the own position that the last iter() began with
+        self._holds_ahead: str | None = None  # what to say of a framework that never marks
         self._held: deque[Delivery] = deque()  # taken from the feed, not yielded yet
         # At interpreter exit too: a gRPC thread that is still reading could keep the process from
         # ending.
@@ -203,21 +206,27 @@ class Loader:
         """G, the batches of a step over all ranks; contacts the server if it is not settled yet."""
         return self._started().share.batches_per_step
 
-    def mark(self, position: Any) -> None:
+    def mark(self, position: Any = None) -> None:
         """Say that everything up to `position` has been trained on, and no more.
 
         For frameworks that hold a batch ahead: from the first call on, `state_dict` and `commit`
-        count what was marked, not what was yielded.
+        count what was marked, not what was yielded, and a new `iter()` goes on there.
 
         Args:
-            position: `batch.position`, or the `penstock_position` of a batch.
+            position: `batch.position`, or the `penstock_position` of a batch; None = one batch more
+                than was marked, or, at first, the first that this Loader has yielded.
 
         Raises:
             InvalidRequest: This rank has not been given that position.
         """
         self._check()
-        marked = check_step("mark", position)
         session = self._session
+        if position is not None or session is None:
+            marked = check_step("mark", 0 if position is None else position)
+        elif self._marked is None:
+            marked = self._pass_first
+        else:
+            marked = session.share.nth_after(self._marked, 1)
         if session is None or not session.share.owns(marked) or not 0 <= marked < self._next:
             raise InvalidRequest(
                 f"mark({marked}): this Loader has not yielded that position; pass the position of "
@@ -225,6 +234,21 @@ class Loader:
                 position=marked,
             )
         self._marked = marked
+
+    @property
+    def dataset(self) -> NoReturn:
+        """Say why there is none; frameworks that skip batches by themselves look for it.
+
+        Raises:
+            AttributeError: Always; `hasattr` is False.
+        """
+        raise AttributeError(
+            "a penstock Loader has no dataset to skip batches in: it resumes by load_state_dict(), "
+            "which goes to the step at once; with the Trainer of transformers use "
+            "penstock.client.frameworks.trainer.LoaderTrainer, with Accelerate leave "
+            "skip_first_batches out and register_for_checkpointing(loader); docs/frameworks.md has "
+            "a script for each"
+        )
 
     # --- cursors ---
 
@@ -312,6 +336,7 @@ class Loader:
         session = self._started()
         share = session.share
         counted = self._counted()
+        self._notice_ahead()
         step = share.step(counted)
         consumed = (counted - share.positions(step).start) // share.world_size
         return State(
@@ -475,6 +500,13 @@ class Loader:
     def _begin_pass(self) -> None:
         session = self._started()
         if self._mode != "eval":
+            if (counted := self._counted()) != self._next:
+                # A framework has dropped what it held ahead, untrained: it is read again.
+                marked = self._marked
+                self._drop_feed()
+                self._next, self._marked = counted, marked
+            self._pass_first = self._next
+            self._holds_ahead = reader_ahead(has_length=session.batches is not None)
             return
         if session.batches is None and self._max_steps is None:
             raise InvalidRequest(
@@ -586,6 +618,13 @@ class Loader:
         """The first own position that is not counted as trained on."""
         share = self._started().share
         return self._next if self._marked is None else share.nth_after(self._marked, 1)
+
+    def _notice_ahead(self) -> None:
+        """Say once that a state counts a batch which a framework holds and has not trained on."""
+        sentence = self._holds_ahead
+        if sentence is not None and self._marked is None:
+            self._holds_ahead = None
+            logger.warning("job %r: %s", self.job, sentence)
 
     def _skip_rest(self, index: int) -> None:
         share = self._started().share
