@@ -139,8 +139,7 @@ def check_conservation(job: Job, lane: int, batches: int) -> Mapping[str, int]:
         line.planner.forget()
     planner = line.planner
     held = [*planner.batcher.pending, *(ref for group in planner.ready for ref in _refs(group))]
-    counters = Counter(planner.counters)
-    counters.update(planner.batcher.counters())
+    counters = Counter(planner.counts())
 
     pieces: dict[Any, list[SampleRef]] = {}
     for ref in [*delivered, *held]:
@@ -159,7 +158,7 @@ def check_conservation(job: Job, lane: int, batches: int) -> Mapping[str, int]:
     left_out = sum(
         count
         for name, count in counters.items()
-        if name.startswith(("filtered:", "quarantined:")) or name.endswith("dropped")
+        if name.startswith(("filtered:", "quarantined:", "dropped:"))
     )
     one_sample_each = all(part == 0 for _, part in pieces)
     if one_sample_each:

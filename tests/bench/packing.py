@@ -38,7 +38,7 @@ def run() -> None:
                     counts = line.make(line.advance()).counts
                     tokens += counts["tokens"]
                     places += counts["tokens"] + counts["padding_tokens"]
-                dropped += line.planner.batcher.counters().get("overlong_dropped", 0)
+                dropped += line.planner.batcher.dropped().get("overlong", 0)
             wall = time.perf_counter() - start
             rows.append((name, f"{tokens / places:.4f}", dropped, f"{tokens / wall:,.0f}"))
     table(

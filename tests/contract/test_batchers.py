@@ -253,7 +253,7 @@ def check_conserved(
             truncated += spans[-1].stop < ref.size
             cut_off += ref.size - spans[-1].stop
     assert not pieces, f"made up: {pieces}"
-    assert missing == refused + sum(n for name, n in counts.items() if name.endswith("_dropped"))
+    assert missing == refused + sum(batcher.dropped().values())
     assert truncated == counts.get("overlong_truncated", 0)
     assert cut_off == counts.get("truncated_tokens", 0)
 

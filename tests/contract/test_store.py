@@ -21,9 +21,11 @@ from penstock.server.store.base import (
     Committed,
     JobRecord,
     Moved,
+    Seen,
     SnapshotRecord,
 )
 from penstock.wire import errors
+from penstock.wire.order import Order
 
 PLAN: dict[str, Any] = {
     "seed": 7,
@@ -33,6 +35,9 @@ PLAN: dict[str, Any] = {
 }
 LOG = bytes(range(32))
 JOB = JobRecord("code", LOG, PLAN)
+ORDER = Order(2)
+NOTHING = Seen(ORDER)
+"""A process that has planned nothing yet."""
 
 
 def ask(token: str = "t1", world_size: int = 2, rank: int = 0, **changes: Any) -> BeginRequest:
@@ -61,6 +66,28 @@ class StoreContract(ABC):
         await store.open()
         yield store
         await store.close()
+
+    # --- libraries ---
+
+    async def test_the_first_versions_of_a_log_are_the_recorded_ones(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        """Each name is recorded once per log, whoever comes with another version later."""
+        first = await store.note_libraries(LOG, {"numpy": "2.1.0", "Python": "3.11.2"})
+        later = await store.note_libraries(LOG, {"numpy": "1.26.4", "torch": "2.9.0"})
+        other = await store.note_libraries(b"\1" * 32, {"numpy": "1.26.4"})
+        with pytest.raises(errors.InvalidRequest, match="version"):
+            await store.note_libraries(LOG, {"datasets": "v" * 1000})
+        await store.close()
+
+        again = self.make(tmp_path)
+        await again.open()
+        kept = await again.note_libraries(LOG, {})
+        await again.close()
+
+        assert first == {"numpy": "2.1.0", "Python": "3.11.2"}
+        assert later == kept == {**first, "torch": "2.9.0"}
+        assert other == {"numpy": "1.26.4"}
 
     # --- begin ---
 
@@ -588,34 +615,158 @@ class StoreContract(ABC):
     async def test_the_first_verdict_holds(self, store: Store) -> None:
         """A second one about the same item and stage gets the first back."""
         item = ItemRef("main", 17, 2)
-        first = Verdict("draw", item, "aa", "cannot decode")
+        first = Verdict("draw", item, "aa", "cannot decode", number=1)
 
-        assert await store.add_verdict(LOG, first) == first
-        assert await store.add_verdict(LOG, first._replace(reason="other")) == first
-        exit_stage = first._replace(stage="exit", reason="other")
-        assert await store.add_verdict(LOG, exit_stage) == exit_stage
+        assert await store.add_verdict(LOG, first, NOTHING) == first
+        assert await store.add_verdict(LOG, first._replace(reason="other"), NOTHING) == first
+        exit_stage = first._replace(stage="exit", reason="other", number=2)
+        assert await store.add_verdict(LOG, exit_stage, NOTHING) == exit_stage
         assert await store.verdicts(LOG) == [first, exit_stage]
         assert await store.verdicts(bytes(32)) == []
 
-    async def test_verdicts_are_ordered_by_item(self, store: Store) -> None:
-        """(source, index, epoch, stage), indices as numbers."""
-        verdicts = [
-            Verdict(stage, ItemRef(source, index, epoch), "00", "r")
-            for source in ("a", "b")
-            for index in (2, 10)
-            for epoch in (0, 1)
-            for stage in ("draw", "exit")
+    async def test_verdicts_are_numbered_in_the_order_of_their_making(self, store: Store) -> None:
+        """Per log, from 1 on; one about raw bytes is one for every epoch."""
+        made = [
+            await store.add_verdict(
+                LOG, Verdict("draw", ItemRef("main", index, epoch), "00", "r", every), NOTHING
+            )
+            for index, every in ((2, True), (10, False))
+            for epoch in (3, 0, 1)
         ]
-        for verdict in reversed(verdicts):
-            await store.add_verdict(LOG, verdict)
 
-        assert await store.verdicts(LOG) == verdicts
+        assert [verdict.number for verdict in made] == [1, 1, 1, 2, 3, 4]
+        assert await store.verdicts(LOG) == [made[0], *made[3:]]
+        other = await store.add_verdict(bytes(32), made[0], NOTHING)
+        assert other.number == 1
+
+    async def test_a_verdict_holds_above_what_was_given_in_other_lanes(self, store: Store) -> None:
+        """In its own lane from its offset on; a lane that meets it below has a verdict of its own.
+
+        Lanes run ahead of each other: what they were given with the item they keep.
+        """
+        item = ItemRef("main", 7, 1)
+        seen = Seen(ORDER, planned=3, asked=9)
+        held = await store.add_verdict(LOG, Verdict("draw", item, "", "r", True, 0, 3), seen)
+
+        assert (held.offset, held.above) == (3, 9)
+        later = item._replace(epoch=5)
+        assert [held.holds(later, 0, offset) for offset in (2, 3, 10)] == [False, True, True]
+        assert [held.holds(later, 1, offset) for offset in (3, 8, 9)] == [False, False, True]
+        below = await store.add_verdict(LOG, Verdict("draw", later, "", "r", True, 1, 5), seen)
+        assert (below.number, below.lane, below.offset) == (2, 1, 5)
+        again = Verdict("draw", later, "", "r", True, 1, 20)
+        assert (await store.add_verdict(LOG, again, seen)).number == 1
+
+    @pytest.mark.parametrize("how", ["row", "checkpoint", "snapshot", "node"])
+    async def test_a_verdict_below_what_was_given_is_refused(self, store: Store, how: str) -> None:
+        """A group's commit, its checkpoint, a snapshot, or a batch made here: the log diverged."""
+        await store.begin(ask(batches_per_step=2))  # 2 lanes: step s stands at offset s
+        seen = NOTHING
+        if how in ("row", "checkpoint"):
+            await store.commit("code", "run", "t1", 1, 0, 6, all_rows=True)
+        if how == "checkpoint":
+            await store.checkpoint("code", "run", "then", 6)
+            for number in range(70):  # its rows are forgotten
+                await store.seek("code", "run", 0, f"{number}", "me")
+        if how == "snapshot":
+            await store.put_snapshots([SnapshotRecord(LOG, 1, 6, b"x")])
+        if how == "node":
+            seen = Seen(ORDER, planned=6)
+        bad = Verdict("draw", ItemRef("main", 7, 1), "", "ValueError", True, 1, 5)
+
+        with pytest.raises(errors.LogDiverged, match=r"main\[7\]") as caught:
+            await store.add_verdict(LOG, bad, seen)
+        assert caught.value.fields["lane"] == 1
+        assert await store.verdicts(LOG) == []
+        made = await store.add_verdict(LOG, bad._replace(offset=6), seen)
+        assert (made.offset, made.above) == (6, 6)
+
+    async def test_who_is_ahead_says_nothing_of_the_batches_of_others(self, store: Store) -> None:
+        """Rank 0 has committed its batches of lane 0; nobody was given those of lane 1."""
+        await store.begin(ask(batches_per_step=2))
+        await store.commit("code", "run", "t1", 1, 0, 50)
+        await store.commit("code", "run", "t1", 1, 1, 3)
+        bad = Verdict("draw", ItemRef("main", 7, 1), "", "r", True, 1, 3)
+
+        assert (await store.add_verdict(LOG, bad, NOTHING)).above == 50
+        with pytest.raises(errors.LogDiverged):
+            await store.add_verdict(
+                LOG, bad._replace(item=ItemRef("main", 8, 1), lane=0, offset=49), NOTHING
+            )
+
+    async def test_a_group_that_starts_far_on_was_given_nothing_before(self, store: Store) -> None:
+        """Bad items on the way to its first step are found like any others."""
+        await store.begin(ask(batches_per_step=2, start_step=5000))
+        bad = Verdict("draw", ItemRef("main", 7, 1), "", "r", True, 1, 3)
+
+        assert (await store.add_verdict(LOG, bad, NOTHING)).number == 1
+
+    async def test_what_was_committed_is_not_changed_on_exit(self, store: Store) -> None:
+        """At stage `exit` the batch itself counts: others do not move."""
+        await store.begin(ask(batches_per_step=2, start_step=10))
+        await store.commit("code", "run", "t1", 1, 0, 20, all_rows=True)
+        bad = Verdict("exit", ItemRef("main", 7, 1), "", "r", True, 1, 15)
+
+        with pytest.raises(errors.LogDiverged, match="position 31"):
+            await store.add_verdict(LOG, bad, Seen(ORDER, planned=99))
+        for number, offset in enumerate((9, 20)):
+            item = ItemRef("main", number, 0)
+            await store.add_verdict(LOG, bad._replace(item=item, offset=offset), NOTHING)
+
+    async def test_a_released_item_is_out_below_and_back_above(self, store: Store) -> None:
+        """What was given without it stays so; a second release is none; it may fail again."""
+        item = ItemRef("main", 7, 1)
+        bad = Verdict("draw", item, "", "r", True, 0, 3)
+        await store.add_verdict(LOG, bad, Seen(ORDER, asked=4))
+
+        [released] = await store.release_verdicts(LOG, "main", 7, Seen(ORDER, asked=30))
+        assert released.released == 30
+        assert [released.holds(item, 0, offset) for offset in (2, 3, 29, 30)] == [
+            False, True, True, False,
+        ]  # fmt: skip
+        assert await store.verdicts(LOG) == [released]
+        assert await store.release_verdicts(LOG, "main", 7, NOTHING) == [released]
+        assert await store.release_verdicts(LOG, "main", 8, NOTHING) == []
+        assert (await store.add_verdict(LOG, bad._replace(offset=31), NOTHING)).number == 2
+
+    async def test_nothing_is_released_into_a_log_that_was_given_whole(self, store: Store) -> None:
+        """A release that could change nothing says so, and what would."""
+        finite = Seen(Order(2, (5, 6)), asked=6)
+        await store.add_verdict(LOG, Verdict("exit", ItemRef("main", 7, 0), "", "r"), finite)
+
+        with pytest.raises(errors.LogDiverged, match="read a new log"):
+            await store.release_verdicts(LOG, "main", 7, finite)
+        assert [one.released for one in await store.verdicts(LOG)] == [None]
+        assert await store.release_verdicts(LOG, "main", 7, finite._replace(asked=5)) != []
+
+    async def test_verdicts_come_in_pages(self, store: Store) -> None:
+        """After a number, so many."""
+        for index in range(5):
+            await store.add_verdict(LOG, Verdict("exit", ItemRef("m", index, 0), "", "r"), NOTHING)
+
+        numbers = [one.number for one in await store.verdicts(LOG, after=1, limit=3)]
+        assert numbers == [2, 3, 4]
+
+    async def test_the_budget_counts_items_of_all_lanes_and_stages(self, store: Store) -> None:
+        """Once each, however many lanes meet them; what is released counts no more."""
+        seen = Seen(ORDER, asked=9)
+        first = Verdict("draw", ItemRef("main", 0, 0), "", "r", True, 0, 1)
+        await store.add_verdict(LOG, first, seen, 2)
+        await store.add_verdict(LOG, first._replace(lane=1), seen, 2)
+        await store.add_verdict(LOG, Verdict("exit", ItemRef("main", 1, 0), "", "r"), seen, 2)
+        third = Verdict("size", ItemRef("main", 2, 0), "", "r")
+
+        with pytest.raises(errors.BadItem, match="max_quarantined = 2") as caught:
+            await store.add_verdict(LOG, third, seen, 2)
+        assert caught.value.fields["reason"] == "quarantine budget spent"
+        await store.release_verdicts(LOG, "main", 0, seen)
+        assert (await store.add_verdict(LOG, third, seen, 2)).number == 4
 
     async def test_a_reason_may_hold_a_strange_file_name(self, store: Store) -> None:
         """What UTF-8 cannot hold is replaced, not a crash of the lane."""
         verdict = Verdict("draw", ItemRef("main", 1, 0), "aa", "no file \udcff.jpg")
 
-        assert (await store.add_verdict(LOG, verdict)).reason == "no file ?.jpg"
+        assert (await store.add_verdict(LOG, verdict, NOTHING)).reason == "no file ?.jpg"
 
     async def test_a_lane_ends_once(self, store: Store) -> None:
         """The same end again is a success, another one a diverged log."""
@@ -640,7 +791,8 @@ class StoreContract(ABC):
         await store.begin(ask(group="run-2"))
         await store.seek("code", "run-2", 44, "req", "ada")
         await store.put_snapshots([SnapshotRecord(LOG, 0, 5, b"x" * 100_000)])
-        await store.add_verdict(LOG, Verdict("draw", ItemRef("main", 1, 0), "aa", "r"))
+        bad = Verdict("draw", ItemRef("main", 1, 0), "aa", "r", offset=99)
+        await store.add_verdict(LOG, bad, NOTHING)
         await store.add_lane_end(LOG, 1, 40)
         before = await everything(store)
         uuid = store.uuid

@@ -70,6 +70,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "roles.py").write_text(ROLES)
     (folder / "broken.py").write_text("def f(:\n")
     (folder / "no_tokenizer.json").write_text('{"hello": 1}')
+    write_tokenizer(folder / "tokenizer.json")
     return folder
 
 
@@ -110,6 +111,11 @@ SERVED: list[tuple[str, dict[str, Any], str]] = [
         "column",
         {"source": {"type": "parquet", "files": "data.parquet", "columns": ["txt"]}},
         "data.parquet has no column 'txt': did you mean 'text'?",
+    ),
+    (
+        "tokenized column",
+        {"processor": {"type": "tokenize", "tokenizer": "tokenizer.json", "column": "txt"}},
+        "processor.column is 'txt', and the items have 'text', 'input_ids'; did you mean 'text'?",
     ),
     (
         "missing file",
@@ -240,14 +246,11 @@ def test_an_address_that_cannot_be_bound_is_refused(home: Path, listen: str, say
 @pytest.fixture(scope="module")
 def server(home: Path) -> Iterator[Server]:
     """A node with jobs that are right and jobs whose mistakes show when they are read."""
-    tokenize = {"type": "tokenize", "tokenizer": "tokenizer.json", "column": "txt"}
-    write_tokenizer(home / "tokenizer.json")
     jobs: dict[str, Any] = {
         "main": GOOD,
         "raises": {**GOOD, "function": "./roles.py:to_sample"},
         "number": {**GOOD, "function": "./roles.py:number"},
         "starved": {**GOOD, "function": "./roles.py:nothing"},
-        "column": {**GOOD, "processor": tokenize},
         "far": {**GOOD, "max_replay": 10},
         "finite": {
             "lanes": 3,
@@ -296,7 +299,6 @@ CALLS: list[tuple[list[str], str, str]] = [
     (["cat", "@", "main", "--group", "nobody"], "has no group 'nobody'", "unknown_group"),
     (["cat", "@", "number", "--count", "1"], "number returned int; return a dict", "bad_item"),
     (["cat", "@", "starved"], "items in a row without one sample (drawn: ", "lane_starved"),
-    (["cat", "@", "column"], "column is 'txt', and the items have 'text'", "invalid_job"),
     (["cat", "local:none.yaml", "main"], "there is no job file 'none.yaml'", "invalid_job"),
     (["cat", "spawn:none.yaml", "main"], "did not start: there is no job file", "invalid_job"),
     (["cat", "@", "main", "--group", "a\nb", "--commit"], r"group='a\nb'", "invalid_request"),

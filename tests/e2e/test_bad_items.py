@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from harness import Server, StubReader, serving, write_job_file
@@ -115,6 +117,13 @@ class FlakySource(ItemsSource):
         return super().fetch(indices)
 
 
+class Loud(RawItemProcessor):
+    """Puts the whole item into its message, and half a surrogate pair."""
+
+    def process(self, raw, context):
+        raise ValueError("\\udcff" + "x" * (5 << 20))
+
+
 class Picky(BatchCollator):
     """Fails on the fourth batch of every lane."""
 
@@ -166,8 +175,25 @@ def make_jobs(folder: Path, **server: Any) -> Path:
             "processor": {"type": "./roles.py:Fine"},
         },
         "picky": {**simple, "collator": {"type": "./roles.py:Picky"}},
+        "loud": {**simple, "processor": {"type": "./roles.py:Loud"}},
+        "damaged": {
+            "lanes": 2,
+            "source": {"type": "parquet", "files": "damaged.parquet"},
+            "distributor": {"type": "map", "shuffle": "none"},
+            "batch_size": 10,
+        },
     }
+    write_damaged(folder / "damaged.parquet")
     return write_job_file(folder / "jobs.yaml", jobs, **server)
+
+
+def write_damaged(path: Path) -> None:
+    """Write 40 rows in two row groups, one bit of the second one flipped."""
+    pq.write_table(pa.table({"x": list(range(40))}), path, row_group_size=20)
+    chunk = pq.read_metadata(path).row_group(1).column(0)
+    data = bytearray(path.read_bytes())
+    data[chunk.dictionary_page_offset or chunk.data_page_offset] ^= 0x10
+    path.write_bytes(data)
 
 
 def until_it_fails(server: Server, job: str) -> tuple[list[int], PenstockError]:
@@ -336,6 +362,26 @@ def test_an_item_that_ends_its_worker_stops_its_lane_by_name(tmp_path: Path, wor
         with pytest.raises(WorkerCrashed):
             again.take(40)
         assert len((tmp_path / "deaths").read_text()) == deaths
+
+
+def test_damage_is_told_at_once_and_in_few_words(server: Server) -> None:
+    """A damaged page is not waited for; a message of 5 MB fills neither log nor memory."""
+    before = time.monotonic()
+    with (
+        Loader(server.address, "damaged", as_numpy=True) as loader,
+        pytest.raises(BadItem, match=r"damaged\.parquet: row group 1, column 'x',") as caught,
+    ):
+        list(loader)
+    assert caught.value.fields["row_group"] == 1
+    assert time.monotonic() - before < RETRY_DEADLINE_S / 2
+    with (
+        Loader(server.address, "loud", as_numpy=True) as loader,
+        pytest.raises(BadItem, match=r"main\[\d+\] in epoch 0 .*Loud") as caught,
+    ):
+        next(iter(loader))
+
+    assert len(caught.value.message) < 5000
+    assert max(map(len, server.lines)) < 50_000
 
 
 def test_an_unreadable_source_is_waited_for(server: Server, tmp_path: Path) -> None:

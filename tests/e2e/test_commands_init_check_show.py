@@ -322,7 +322,14 @@ def test_check_names_an_impure_source(home: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "sentence"),
     [
-        ("", "batch 1 of lane 0 has another 'x' when its lane goes on from a snapshot; Growing"),
+        (
+            "",
+            "Growing.size has changed since the constructor, and is taken for its parameter 'size'",
+        ),
+        (
+            "    def state(self): return {'held': []}\n",
+            "batch 1 of lane 0 has another 'x' when its lane goes on from a snapshot; Growing",
+        ),
         (
             "    def state(self): return {}\n"
             "    def restore(self, state): self.held = state['held']\n",
@@ -354,9 +361,8 @@ def test_check_names_a_batcher_that_cannot_be_resumed(
     done = command("check", "job.yaml")
 
     assert done.returncode == 2
-    assert "job 'job' cannot be resumed" in done.stderr
     assert sentence in done.stderr
-    assert "[log_diverged]" in done.stderr
+    assert "[log_diverged]" in done.stderr or not state
 
 
 def test_check_counts_what_a_verdict_removes(
@@ -437,7 +443,7 @@ def test_check_shows_a_users_exception_with_the_users_frames(home: Path) -> None
     frames = [line for line in done.stderr.splitlines() if line.strip().startswith("File ")]
     assert len(frames) == 2
     assert all("roles.py" in frame for frame in frames)
-    assert "fails in Raises with ValueError: not this one" in done.stderr
+    assert "fails in Raises.process() with ValueError: not this one" in done.stderr
     assert "[bad_item]" in done.stderr
 
 

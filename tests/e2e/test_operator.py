@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import sqlite3
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +15,12 @@ import pytest
 
 from harness import Rank, Server, run_command, serving, write_job_file
 from invariants import eventually
+from penstock.client.control import Control
+from penstock.client.transport import open_transport
 from penstock.server.metrics import SLOWEST_RANKS
+from penstock.server.store.database import BUSY_TIMEOUT_S
 from penstock.wire import PROTOCOL
+from penstock.wire.errors import StoreUnavailable
 from penstock.wire.v1 import cursors_pb2
 
 DEADLINE_S = 60.0
@@ -49,6 +55,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("operator")
     with serving(write_job_file(folder / "jobs.yaml", JOBS, metrics="127.0.0.1:0")) as running:
         yield running
+
+
+def test_a_busy_store_is_named_and_not_taken_for_a_missing_node(tmp_path: Path) -> None:
+    """The node waits for its store, and the caller's deadline ends while it waits once more."""
+    file = write_job_file(
+        tmp_path / "jobs.yaml", {"simple": JOBS["simple"]}, store="sqlite:///p.db"
+    )
+    with (
+        serving(file) as server,
+        contextlib.closing(open_transport(server.address)) as transport,
+    ):
+        control = Control(transport, "simple", server.address, BUSY_TIMEOUT_S + 1)
+        control.begin("g", "t", 0, 1, batches_per_step=None, start_step=None, store="")
+        other = sqlite3.connect(tmp_path / "p.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+
+        with pytest.raises(StoreUnavailable, match="database is locked"):
+            control.commit("g", "t", 1, 0, 3, all_rows=True)
+        other.close()
+
+        assert control.commit("g", "t", 1, 0, 3, all_rows=True).cursor == 3
 
 
 def penstock(server: Server, command: str, *arguments: str) -> str:
@@ -139,9 +166,9 @@ def scrape(server: Server) -> dict[str, float]:
 
 def test_lag_restarts_and_commits_of_a_group_are_seen(server: Server) -> None:
     """What was sent and not finished, streams that were opened again, and commits by time."""
-    labels = 'group="lag",job="simple"'
+    labels = 'group="lag",penstock_job="simple"'
     lag = f'penstock_consumer_lag_batches{{{labels},rank="0"}}'
-    restarts = 'penstock_stream_restarts_total{job="simple"}'
+    restarts = 'penstock_stream_restarts_total{penstock_job="simple"}'
     commits = "penstock_cursor_commit_duration_seconds_count"
     before = scrape(server)
     options: dict[str, Any] = {"group": "lag", "token": "t", "world_size": 1}
@@ -190,7 +217,79 @@ def test_series_are_few_and_distinct_however_many_ranks_read(server: Server) -> 
         reader.cancel()
     series = [line.rpartition(" ")[0] for line in lines]
     assert len(series) == len(set(series)), "a series is there twice: Prometheus refuses the scrape"
-    assert 'penstock_group_readers{group="",job="padded"} 15.0' in lines
+    assert 'penstock_group_readers{group="",penstock_job="padded"} 15.0' in lines
     waits = [one for one in series if one.startswith("penstock_group_waiting_seconds{")]
     by_group = itertools.groupby(sorted(waits), lambda one: one.rpartition(",rank=")[0])
     assert max(len(list(ranks)) for _, ranks in by_group) == SLOWEST_RANKS
+
+
+def test_a_store_that_was_not_there_is_told(tmp_path: Path) -> None:
+    """A mistyped --store is an empty store: the log names it; a start that finds one does not."""
+    file = write_job_file(
+        tmp_path / "jobs.yaml",
+        {"main": {"source": {"type": "items", "items": [1, 2]}, "batch_size": 1}},
+    )
+    said = "created an empty store: no run has a cursor in it yet"
+    flags = ["--store", "sqlite:///typo.db"]
+
+    with serving(file, *flags) as server:
+        [first] = server.events(said, at_least=1)
+        server.terminate()
+        server.start()
+        again = server.events(said)
+
+    assert first["store"] == str((tmp_path / "typo.db").resolve())
+    assert again == []
+
+
+DROPS: dict[str, Any] = {
+    "lanes": 3,
+    "source": {"type": "items", "items": [{"input_ids": list(range(1 + n))} for n in range(40)]},
+    "batcher": {"type": "best_fit", "max_tokens": 30, "pool_size": 4, "overlong": "drop"},
+    "collator": {"type": "packed", "pad_to": 30},
+}
+
+SIZED = """\
+from penstock.server.roles import RawItemProcessor
+
+class Sized(RawItemProcessor):
+    version = 1
+    one_to_one = True
+
+    def size(self, raw):
+        return len(raw["input_ids"])
+
+    def process(self, raw, context):
+        return raw
+"""
+
+
+def test_drops_are_counted_however_a_job_is_planned(tmp_path: Path) -> None:
+    """From sizes alone, or from processed samples: the same data, the same drops on /metrics."""
+    (tmp_path / "roles.py").write_text(SIZED)
+    jobs = {
+        "refs": {**DROPS, "processor": "./roles.py:Sized"},
+        "samples": {**DROPS, "processor": {"type": "./roles.py:Plain"}},
+    }
+    (tmp_path / "roles.py").write_text(
+        SIZED
+        + "\nclass Plain(RawItemProcessor):\n    version = 1\n\n"
+        + "    def process(self, raw, context):\n        return raw\n"
+    )
+    file = write_job_file(tmp_path / "jobs.yaml", jobs, metrics="127.0.0.1:0", workers=1)
+    dropped = {}
+
+    with serving(file) as server:
+        for job in jobs:
+            [reader] = [server.read(job, horizon=60)]
+            reader.take(60)
+            reader.cancel()
+        for job in jobs:
+            name = (
+                f'penstock_samples_skipped_total{{penstock_job="{job}",reason="dropped:overlong"}}'
+            )
+            dropped[job] = scrape(server)[name]
+
+    # Plans are made ahead of the batches, by a few: so it is about as many, and never none.
+    assert dropped["samples"] > 10
+    assert dropped["refs"] >= dropped["samples"]

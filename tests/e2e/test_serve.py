@@ -294,12 +294,14 @@ def test_metrics_and_probes_answer(server: Server) -> None:
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
     # A batch is counted when it has been written, and by then the reader may have it.
-    sent = 'penstock_batches_sent_total{job="packed"}'
+    sent = 'penstock_batches_sent_total{penstock_job="packed"}'
     eventually(lambda: scrape().get(sent, 0) >= 5, 30, "five batches are counted")
     values = scrape()
-    assert values['penstock_batches_produced_total{job="packed"}'] >= 1
-    assert values['penstock_decode_duration_seconds_count{job="packed",stage="process"}'] >= 1
-    assert values['penstock_decode_duration_seconds_sum{job="packed",stage="process"}'] > 0
+    assert values['penstock_batches_produced_total{penstock_job="packed"}'] >= 1
+    assert (
+        values['penstock_decode_duration_seconds_count{penstock_job="packed",stage="process"}'] >= 1
+    )
+    assert values['penstock_decode_duration_seconds_sum{penstock_job="packed",stage="process"}'] > 0
     assert values["penstock_workers_ready"] == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import urllib.request
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,8 @@ import pytest
 
 from harness import serving, write_job_file
 from penstock.client import Loader
+from penstock.wire.errors import LogDiverged
 from unit.fake_feed import wait_until
-
-NOT_PURE = (
-    "a batch was made twice, and differs: a role of this job is not pure; "
-    "`penstockd check` names the first impure key"
-)
 
 ROLES = """
 import itertools
@@ -45,7 +42,7 @@ def _metric(address: str, name: str) -> float:
 def test_a_batch_in_a_thousand_is_made_twice(
     tmp_path: Path, collator: str, impure: int, workers: int
 ) -> None:
-    """What differs is counted and logged with its address; what is pure is counted as verified."""
+    """What differs stops its lane, and readers are told; what is pure is counted as verified."""
     (tmp_path / "roles.py").write_text(ROLES)
     job: dict[str, Any] = {
         "lanes": 4,
@@ -56,10 +53,14 @@ def test_a_batch_in_a_thousand_is_made_twice(
     file = write_job_file(tmp_path / "penstock.yaml", {"job": job}, metrics="127.0.0.1:0")
 
     with serving(file, "--workers", str(workers)) as server:
-        with Loader(server.address, "job", rank=0, world_size=1, prefetch=64) as loader:
+        loader = Loader(server.address, "job", rank=0, world_size=1, prefetch=64)
+        told = pytest.raises(LogDiverged, match="was made twice") if impure else nullcontext()
+        with loader, told as caught:
             for batch in loader:
-                if batch.position == 1500:
+                if batch.position == 1500 and not impure:
                     break
+        if caught is not None:
+            assert caught.value.fields["ours"] != caught.value.fields["theirs"]
         [ready] = server.events("ready")
         address = ready["metrics"]
         verified = "penstock_verified_batches_total"
@@ -67,7 +68,6 @@ def test_a_batch_in_a_thousand_is_made_twice(
         found = _metric(address, "penstock_impure_batches_total")
         server.terminate()
 
-    complaints = server.events(NOT_PURE)
+    stopped = server.events("a lane stopped", job="job", code="log_diverged")
     assert found == impure
-    assert len(complaints) == impure
-    assert all(one["job"] == "job" and one["position"] >= 0 for one in complaints)
+    assert len(stopped) == impure

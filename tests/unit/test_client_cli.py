@@ -356,7 +356,9 @@ def test_a_call_that_cannot_be_parsed_exits_2(
         cli.main(arguments)
 
     assert caught.value.code == 2
-    assert "error:" in capsys.readouterr().err
+    sentence = capsys.readouterr().err.splitlines()[0]
+    assert sentence.startswith("penstock: error: ")
+    assert sentence.endswith(" [usage]")
 
 
 @pytest.mark.parametrize("command", [[], ["cat"], ["cursors"], ["ping"], ["top"]])

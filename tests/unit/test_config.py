@@ -77,7 +77,7 @@ def test_jobs_are_built_when_asked_for_and_once(tmp_path: Path) -> None:
         ("server:", "sever:", "sever", "did you mean server?"),
         ("listen: 127.0.0.1:0", "lissten: x:1", "server.lissten", "did you mean listen?"),
         ("lanes: 4", "lanes: four", "jobs.code.lanes", "is 'four': give a whole number"),
-        ("lanes: 4", "lanes: 0", "jobs.code.lanes", "is 0: give a whole number of at least 1"),
+        ("lanes: 4", "lanes: 0", "jobs.code.lanes", "is 0: give a whole number from 1 to 65,536"),
         ("lanes: 4", "lanes: true", "jobs.code.lanes", "is true: give a whole number"),
         ("lanes: 4", "lanes: 4.0", "jobs.code.lanes", "is 4.0: give a whole number"),
         ("seed: 7", "seed: '7'", "jobs.code.seed", "is '7': give a whole number"),
@@ -85,7 +85,7 @@ def test_jobs_are_built_when_asked_for_and_once(tmp_path: Path) -> None:
         ("seed: 7", "on_item_error: skip", "jobs.code.on_item_error", "give stop or quarantine"),
         ("listen: 127.0.0.1:0", "listen: 9", "server.listen", "host:port or unix:/path"),
         ("listen: 127.0.0.1:0", "listen: a:99999", "server.listen", "'a:99999'"),
-        ("listen: 127.0.0.1:0", "workers: many", "server.workers", "auto or a whole number"),
+        ("listen: 127.0.0.1:0", "workers: many", "server.workers", "auto, or a whole number"),
         ("listen: 127.0.0.1:0", "ready_bytes: 2 Gigs", "server.ready_bytes", "such as 2 GiB"),
         ("batch_size: 2", "epochs: 1", "jobs.code.batcher", "neither batcher nor batch_size"),
         (

@@ -1,13 +1,17 @@
-"""Raw items to samples: errors of here and now are retried, errors of the bytes are judged."""
+"""Raw items to samples: errors of a moment are retried, errors of the bytes are judged."""
 
 from __future__ import annotations
 
+import io
 import random
+import urllib.error
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from penstock.server.core.refs import ItemRef, Verdict
 from penstock.server.job import Job
@@ -16,12 +20,11 @@ from penstock.server.pipeline.items import (
     Items,
     Quarantined,
     VerdictBook,
-    about_here_and_now,
     content_hash,
 )
 from penstock.server.roles import ProcessContext, RawItemProcessor, Sample
 from penstock.server.sources import ItemsSource
-from penstock.wire.errors import BadItem, SourceUnavailable
+from penstock.wire.errors import BadItem, InvalidJob, SourceUnavailable
 
 
 class Recorder(RawItemProcessor):
@@ -113,7 +116,7 @@ def test_an_error_that_goes_away_is_told_once() -> None:
         assert items.samples(refs, "draw") == [[{"x": "a"}], [{"x": "b"}], [{"x": "c"}]]
 
     first, second = told
-    assert "first of two tries of item main[1] in epoch 0 failed" in first
+    assert "Together.process(), the first of two tries of item main[1] in epoch 0, failed" in first
     assert "ValueError: by chance" in first
     assert "Together.process_batch() failed" in second
     assert "KeyError: 'length'" in second
@@ -177,7 +180,7 @@ def test_a_verdict_is_durable_before_the_outcome_is_known() -> None:
     again = items.samples(refs, "exit")
 
     assert inserted == [
-        Verdict("exit", refs[1], content_hash("bad"), "ValueError: damaged"),
+        Verdict("exit", refs[1], content_hash("bad"), "ValueError: damaged", every_epoch=True),
     ]
     assert first == again
     assert isinstance(first[1], Quarantined)
@@ -185,7 +188,7 @@ def test_a_verdict_is_durable_before_the_outcome_is_known() -> None:
     assert Recorder.calls == ["a", "bad", "bad", "a"]
 
 
-def test_errors_of_here_and_now_are_retried_and_never_judged() -> None:
+def test_errors_of_a_moment_are_retried_and_never_judged() -> None:
     """A flaky mount costs time; no verdict, no error, the same sample."""
     items, refs = make(["a"], on_item_error="quarantine")
     Recorder.fails.update(a=[OSError(5, "EIO"), TimeoutError(), ConnectionResetError()])
@@ -209,22 +212,123 @@ def test_the_deadline_of_retries_names_the_item() -> None:
         assert caught.value.fields["item"] == ["main", 0, 0]
 
 
+def unreachable() -> urllib.error.URLError:
+    """Return what `urlopen` raises where nobody listens: an OSError without an errno."""
+    return urllib.error.URLError(ConnectionRefusedError(111, "Connection refused"))
+
+
+@pytest.mark.parametrize("error", [unreachable(), MemoryError("no memory")], ids=repr)
+def test_what_may_be_gone_in_a_moment_is_never_a_verdict(error: Exception) -> None:
+    """Not after two tries, and not after the deadline: the item comes when it can be had."""
+    items, refs = make(["a"], on_item_error="quarantine")
+    items.retry_deadline_s = 0.1
+    Recorder.fails.update(a=[error] * 1000)
+    with pytest.raises(SourceUnavailable, match=r"main\[0\] in epoch 0"):
+        items.samples(refs, "draw")
+
+    Recorder.fails.update(a=[error] * 3)
+    items.retry_deadline_s = 60
+
+    assert items.samples(refs, "draw") == [[{"x": "a"}]]
+
+
+class Opens(RawItemProcessor):
+    """Reads a file of its own."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def process(self, raw: Any, context: ProcessContext) -> Sample:
+        """Return what is in the file."""
+        return {"x": Path(raw).read_bytes()}
+
+
+def test_a_missing_file_of_a_processor_is_named_as_the_processors(tmp_path: Path) -> None:
+    """Not as the storage of the source: its path and its line are what people need."""
+    items, refs = make([str(tmp_path / "x.jpg")], Opens(), on_item_error="quarantine")
+    items.retry_deadline_s = 0.1
+
+    with pytest.raises(SourceUnavailable) as caught:
+        items.samples(refs, "draw")
+
+    assert "could not be finished by Opens.process()" in caught.value.message
+    assert f"No such file or directory: '{tmp_path / 'x.jpg'}'" in caught.value.message
+    assert "check what that code reads" in caught.value.message
+    assert "Path(raw).read_bytes()" in caught.value.fields["traceback"]
+    (tmp_path / "x.jpg").write_bytes(b"here")
+    assert items.samples(refs, "draw") == [[{"x": b"here"}]]
+
+
+def test_an_image_that_is_none_is_a_bad_item() -> None:
+    """Pillow raises an OSError of its own for bytes that are no image."""
+
+    class Decodes(Opens):
+        def process(self, raw: Any, context: ProcessContext) -> Sample:
+            return {"x": Image.open(io.BytesIO(raw))}
+
+    items, refs = make([b"no image"], Decodes(), on_item_error="quarantine")
+
+    [outcome] = items.samples(refs, "draw")
+
+    assert isinstance(outcome, Quarantined)
+    assert outcome.verdict.reason.startswith("UnidentifiedImageError: cannot identify image")
+
+
+class Unspeakable(Exception):
+    """Its text cannot be had."""
+
+    def __str__(self) -> str:
+        raise KeyError("text")
+
+
 @pytest.mark.parametrize(
-    ("error", "here_and_now"),
+    ("error", "said"),
     [
-        (OSError(5, "EIO"), True),
-        (FileNotFoundError(2, "gone"), True),
-        (TimeoutError(), True),
-        (ConnectionResetError(), True),
-        (SourceUnavailable("s3 says 503"), True),
-        (OSError("image file is truncated"), False),
-        (ValueError("no JPEG"), False),
-        (MemoryError(), False),
+        (Unspeakable(), "Unspeakable: (it has no text: its str() raises KeyError)"),
+        (ValueError("name \udcff"), "ValueError: name \\udcff"),
+        (ValueError("x" * (5 << 20)), "... (5240909 more characters)"),
     ],
+    ids=["no text", "half a pair", "5 MB"],
 )
-def test_the_two_classes_of_errors(error: Exception, here_and_now: bool) -> None:
-    """A decoder's OSError has no errno: it is about the bytes."""
-    assert about_here_and_now(error) is here_and_now
+def test_whatever_an_error_says_its_item_and_type_are_named(error: Exception, said: str) -> None:
+    """In the sentence, the traceback and the verdict: bounded, and whole Unicode."""
+    items, refs = make(["a"])
+    Recorder.fails.update(a=[error] * 4)
+    with pytest.raises(BadItem) as caught:
+        items.samples(refs, "draw")
+    items.job.on_item_error = "quarantine"
+    [outcome] = items.samples(refs, "draw")
+
+    assert "item main[0] in epoch 0 of job 'job' fails in Recorder.process() with" in str(
+        caught.value
+    )
+    assert said in caught.value.message
+    assert type(error).__name__ in caught.value.fields["traceback"]
+    assert isinstance(outcome, Quarantined)
+    assert type(error).__name__ in outcome.verdict.reason
+    for text, limit in (
+        (caught.value.message, 3000),
+        (caught.value.fields["traceback"], 15_000),
+        (outcome.verdict.reason, 200),
+    ):
+        assert len(text) <= limit
+        assert text.encode()
+
+
+def test_a_setup_that_fails_is_named_and_one_of_a_moment_retried() -> None:
+    """It is the job's mistake, with the user's line: no bug of anybody else."""
+
+    class SetUp(Recorder):
+        failures: ClassVar[list[Exception]] = [TimeoutError(), ValueError("no such model")]
+
+        def setup(self) -> None:
+            if self.failures:
+                raise self.failures.pop(0)
+
+    items, refs = make(["a"], SetUp())
+    with pytest.raises(InvalidJob, match=r"SetUp.setup\(\) of job 'job' fails .* no such model"):
+        items.samples(refs, "draw")
+
+    assert items.samples(refs, "draw") == [[{"x": "a"}]]
 
 
 def test_what_is_random_depends_on_the_item_alone() -> None:
@@ -306,3 +410,37 @@ def test_careful_work_notes_every_item_by_itself() -> None:
 
     assert noted == [refs[0], *refs]
     assert items.processed == 6
+
+
+class Dice(RawItemProcessor):
+    """Fails, with or without a throw before."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def process(self, raw: Any, context: ProcessContext) -> Sample:
+        """Fail as `raw` says."""
+        if raw == "own":
+            context.rng.random()
+        elif raw == "python":
+            random.random()
+        elif raw == "numpy":
+            np.random.normal()
+        elif raw == "torch":
+            pytest.importorskip("torch").rand(1)
+        raise ValueError(raw)
+
+
+def test_only_what_draws_chance_is_about_one_epoch() -> None:
+    """The same raw bytes fail in every epoch, where nothing random was drawn before they did."""
+    raws = ["plain", "own", "python", "numpy", "torch", "plain"]
+    pytest.importorskip("torch")
+    items, refs = make(raws, Dice(), on_item_error="quarantine")
+
+    outcomes = items.samples(refs, "exit")
+
+    verdicts = [outcome.verdict for outcome in outcomes if isinstance(outcome, Quarantined)]
+    every = [verdict.every_epoch for verdict in verdicts]
+    assert every == [True, False, False, False, False, True]
+    later = [ref._replace(epoch=3) for ref in refs]
+    found = [items.verdicts.find("exit", ref) is not None for ref in later]
+    assert found == every

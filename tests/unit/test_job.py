@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.server.job import Job, canonical
 from penstock.server.roles import (
     BestFitPackingBatcher,
     DefaultBatchCollator,
+    IdentityProcessor,
     PackedCollator,
     RawItemProcessor,
     SimpleBatcher,
+    Source,
 )
-from penstock.server.sources import ItemsSource
+from penstock.server.roles.processors import TokenizeProcessor
+from penstock.server.sources import HfSource, ItemsSource, ParquetSource
 from penstock.wire.errors import InvalidJob
 
 
@@ -32,6 +39,78 @@ class Weighted(RawItemProcessor):
     def process(self, raw: Any, context: Any) -> Any:
         """Return the item as it is."""
         return raw
+
+
+class Renamed(IdentityProcessor):
+    """A user's change of a built-in: its samples have other keys than the items."""
+
+    def process(self, raw: Any, context: Any) -> Any:
+        """Return the item under another name."""
+        return {"ids": raw["x"]}
+
+
+def write_words(folder: Path) -> str:
+    from tokenizers import Tokenizer, models
+
+    path = folder / "tokenizer.json"
+    Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>")).save(str(path))
+    return str(path)
+
+
+@pytest.mark.parametrize("source", ["parquet", "hf", "items"])
+def test_what_the_schema_knows_is_refused_before_any_item_is_read(
+    tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong column, a column of numbers, a length of something that samples do not have."""
+    rows = [{"text": "a", "n": 1, "ids": [1, 2]}]
+    made: Source = ItemsSource(rows)
+    if source != "items":
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+        made = ParquetSource(str(tmp_path / "a.parquet"))
+    if source == "hf":
+        import datasets
+
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+        made = HfSource("parquet", data_files=str(tmp_path / "a.parquet"))
+    words = write_words(tmp_path)
+
+    def refused(**roles: Any) -> InvalidJob | None:
+        batcher = roles.pop("batcher", SimpleBatcher(1))
+        try:
+            Job(made, batcher=batcher, collator=DefaultBatchCollator(), **roles)
+        except InvalidJob as error:
+            return error
+        return None
+
+    wrong = refused(processor=TokenizeProcessor(words, "txt"))
+    assert wrong is not None
+    assert "processor.column is 'txt', and the items have 'text', 'n', 'ids'" in str(wrong)
+    assert wrong.fields["key"] == "processor.column"
+    assert refused(processor=TokenizeProcessor(words, "text")) is None
+    numbers = refused(processor=TokenizeProcessor(words, "ids"))
+    if source == "items":  # a list has no schema: the first item tells
+        assert numbers is None
+    else:
+        assert re.search("column 'ids' holds list<.*int64>, and tokenize needs", str(numbers))
+    assert refused(batcher=BestFitPackingBatcher(8, length_key="ids")) is None
+    size = refused(batcher=BestFitPackingBatcher(8, length_key="idz"))
+    assert size is not None
+    assert "length_key is 'idz', but the processor's samples have 'text', 'n', 'ids'" in str(size)
+    tokens = refused(
+        processor=TokenizeProcessor(words, "text"),
+        batcher=BestFitPackingBatcher(8, length_key="ids"),
+    )
+    assert "the processor's samples have 'input_ids'" in str(tokens)
+
+
+def test_what_a_users_processor_makes_is_not_guessed() -> None:
+    """A subclass of a built-in may make samples of other keys."""
+    Job(
+        items(3),
+        processor=Renamed(),
+        batcher=BestFitPackingBatcher(8, length_key="ids"),
+        collator=DefaultBatchCollator(),
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +160,8 @@ def test_an_endless_job_has_no_end() -> None:
 
 def test_a_finite_job_of_a_packer_is_refused_by_name() -> None:
     """Its batch count is not known by arithmetic, and the error says what to do."""
-    job = Job(items(3), batcher=BestFitPackingBatcher(8), collator=PackedCollator(), epochs=1)
+    tokens = ItemsSource([{"input_ids": [1, 2]}])
+    job = Job(tokens, batcher=BestFitPackingBatcher(8), collator=PackedCollator(), epochs=1)
 
     with pytest.raises(InvalidJob, match=r"BestFitPackingBatcher does not give one: .*epochs"):
         _ = job.order

@@ -11,12 +11,14 @@ import pytest
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef, Span
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items, VerdictBook
-from penstock.server.pipeline.line import Line
+from penstock.server.pipeline.line import MAX_EMPTIED, Line, compute
 from penstock.server.pipeline.maker import Made, Maker
 from penstock.server.roles import (
     BatchCollator,
     BestFitPackingBatcher,
     CollateContext,
+    DefaultBatchCollator,
+    MapDistributor,
     PackedCollator,
     ProcessContext,
     RawItemProcessor,
@@ -25,7 +27,7 @@ from penstock.server.roles import (
 )
 from penstock.server.sources import ItemsSource
 from penstock.wire import frame
-from penstock.wire.errors import BadBatch, BadItem
+from penstock.wire.errors import BadBatch, BadItem, LaneStarved
 from penstock.wire.v1 import feed_pb2
 from resume.plans import BATCHERS, PROCESSORS, make_job
 
@@ -146,6 +148,118 @@ def test_what_fails_on_exit_leaves_its_own_group_alone() -> None:
         for h in (emptied, good)
     ]
     assert shapes[0] == shapes[1]
+
+
+class Pictures(RawItemProcessor):
+    """Nine of ten pictures are damaged."""
+
+    version: ClassVar[int | str | None] = 1
+    one_to_one: ClassVar[bool] = True
+
+    def process(self, raw: Any, context: ProcessContext) -> Sample:
+        """Return a picture, its class, its name, and what a dict may hold."""
+        if raw % 10:
+            raise ValueError("truncated")
+        pixels = context.rng.integers(1, 255, (2, 3, 3), dtype=np.uint8)
+        return {"pixels": pixels, "label": raw, "name": f"{raw}.jpg", "more": {"boxes": [raw]}}
+
+
+class Wide(BatchCollator):
+    """A user's collator that knows nothing of empty rows."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
+        """Return the pictures beside each other."""
+        return {"wide": np.concatenate([row[0]["pixels"] for row in rows], axis=1)}
+
+
+@pytest.mark.parametrize("collator", [DefaultBatchCollator(), Wide()])
+def test_an_emptied_batch_has_the_keys_and_shapes_of_a_real_one(collator: BatchCollator) -> None:
+    """Whoever makes it first: nothing of it comes from what this process has seen."""
+    job = Job(
+        ItemsSource(list(range(400))),
+        processor=Pictures(),
+        batcher=SimpleBatcher(3),
+        collator=collator,
+        lanes=1,
+        on_item_error="quarantine",
+    )
+
+    def batch(indices: list[int], items: Items) -> tuple[feed_pb2.BatchHeader, bytes]:
+        rows = [[SampleRef(ItemRef("main", index, 2))] for index in indices]
+        return written(Maker(job, items).make(BatchPlan(0, 5, rows)))
+
+    def shapes(header: feed_pb2.BatchHeader, body: bytes) -> dict[str, Any]:
+        found = frame.decode_values(header, body)
+        return {
+            name: (value.shape, value.dtype) if isinstance(value, np.ndarray) else len(value)
+            for name, value in found.items()
+        }
+
+    real = batch([10, 20, 30], Items(job))
+    used = Items(job)
+    used.samples([ItemRef("main", index, 1) for index in (390, 380)], "exit")
+    emptied = [batch([11, 12, 13], Items(job)), batch([11, 12, 13], used)]
+
+    assert emptied[0] == emptied[1]
+    header, body = emptied[0]
+    assert (header.padding, real[0].padding) == (True, False)
+    assert not header.samples
+    assert all(count.value == 0 for count in header.counts)
+    assert shapes(header, body) == shapes(*real)
+    values = frame.decode_values(header, body)
+    if "name" in values:
+        assert values["name"] == ["", "", ""]
+        assert values["more"] == [{"boxes": [0]}] * 3
+        values = {"pixels": values["pixels"]}
+    assert not any(array.any() for array in values.values())
+
+
+def test_stand_ins_take_no_more_room_than_what_they_stand_for() -> None:
+    """Packed without pad_to: a row is as wide as it was planned, and trains nothing."""
+    items = [{"stated": 9, "true": 9}, {"stated": 4, "true": 6}, {"stated": 4, "true": 6}]
+    job = Job(
+        ItemsSource(items),
+        processor=Lies(),
+        batcher=BestFitPackingBatcher(10, pool_size=2),
+        collator=PackedCollator(),
+        lanes=1,
+        on_item_error="quarantine",
+    )
+    plan = BatchPlan(0, 0, [[SampleRef(ItemRef("main", index, 0), 0, 4) for index in (1, 2)]])
+
+    header, body = written(Maker(job, Items(job)).make(plan))
+
+    values = frame.decode_values(header, body)
+    assert header.padding
+    assert values["input_ids"].shape == (1, 8)
+    assert (values["labels"] == -100).all()
+
+
+def test_a_lane_of_nothing_but_padding_stops_by_name() -> None:
+    """After a bounded number in a row; so does a source of which nothing tells a shape."""
+
+    def job(good: int) -> Job:
+        source = ItemsSource([0] * good + [1] * (300 - good))
+        return Job(
+            source,
+            MapDistributor(shuffle="none"),
+            Pictures(),
+            batch_size=1,
+            lanes=1,
+            on_item_error="quarantine",
+        )
+
+    few = job(2)
+    line = Line(few, 0)
+    headers = [compute(few, position, line=line).header for position in range(MAX_EMPTIED + 1)]
+    padding = [feed_pb2.BatchHeader.FromString(header).padding for header in headers]
+    assert padding == [False] * 2 + [True] * (MAX_EMPTIED - 1)
+    with pytest.raises(LaneStarved, match=f"last {MAX_EMPTIED} batches"):
+        compute(few, MAX_EMPTIED + 1, line=line)
+    with pytest.raises(LaneStarved, match="none of the first 256 items of source 'main'"):
+        compute(job(0), 0)
 
 
 def test_a_blanked_batch_has_the_shapes_and_no_weight() -> None:

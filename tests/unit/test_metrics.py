@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from penstock.server.metrics import Metrics
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.server.job import Job
+from penstock.server.metrics import FAILURES, MAX_REASONS, STORE_ERRORS, Metrics
+from penstock.server.roles import BestFitPackingBatcher, PackedCollator
+from penstock.server.sources import ItemsSource
+from penstock.wire.errors import ERRORS
 
 
 def test_only_what_is_left_out_counts_as_skipped() -> None:
@@ -12,22 +19,22 @@ def test_only_what_is_left_out_counts_as_skipped() -> None:
         "drawn": 9,
         "filtered:too short": 2,
         "quarantined:draw": 1,
-        "overlong_dropped": 3,
-        "overlong_split": 4,
-        "truncated_tokens": 500,
+        "dropped:overlong": 3,
+        "batcher:overlong_split": 4,
+        "batcher:never_dropped": 500,
     }
 
     metrics.counted("code", 0, counters, {})
-    metrics.counted("code", 0, {**counters, "overlong_split": 6}, {})
+    metrics.counted("code", 0, {**counters, "batcher:overlong_split": 6}, {})
 
     assert samples(metrics, "penstock_samples_skipped", "reason") == {
         "filtered:too short": 2,
         "quarantined:draw": 1,
-        "overlong_dropped": 3,
+        "dropped:overlong": 3,
     }
     assert samples(metrics, "penstock_batcher_counts", "count") == {
         "overlong_split": 6,
-        "truncated_tokens": 500,
+        "never_dropped": 500,
     }
 
 
@@ -42,6 +49,70 @@ def test_what_was_counted_before_this_node_is_not_counted_again() -> None:
     metrics.counted("code", 0, {reason: 106}, {reason: 101})
 
     assert samples(metrics, "penstock_samples_skipped", "reason") == {reason: 6}
+
+
+def test_reasons_are_bounded_for_a_job_and_not_for_each_of_its_lanes() -> None:
+    """48 lanes whose processor makes a reason of each item are 33 series, and count all items."""
+    metrics = Metrics("0")
+
+    for lane in range(48):
+        metrics.counted("code", lane, {f"filtered:{lane} {n}": 1 for n in range(32)}, {})
+
+    found = samples(metrics, "penstock_samples_skipped", "reason")
+    assert len(found) == MAX_REASONS + 1
+    assert sum(found.values()) == 48 * 32
+    assert found["filtered:other reasons"] == 48 * 32 - MAX_REASONS
+
+
+def test_series_that_alerts_watch_are_there_from_the_start() -> None:
+    """`increase()` does not see the first event of a counter that appears with it."""
+    metrics = Metrics("0")
+    batcher = BestFitPackingBatcher(max_tokens=8)
+    source = ItemsSource(items=[{"input_ids": [1]}])
+
+    metrics.begin({"code": Job(source=source, batcher=batcher, collator=PackedCollator())})
+
+    text = generate_latest(metrics.registry).decode()
+    series = {
+        one.name + str(sorted(one.labels.items())): one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+    }
+    job = "('penstock_job', 'code')"
+    for name in (
+        f"penstock_batches_produced_total[{job}]",
+        f"penstock_impure_batches_total[{job}]",
+        f"penstock_verified_batches_total[{job}]",
+        f"penstock_stream_restarts_total[{job}]",
+        f"penstock_consumer_wait_seconds_count[{job}]",
+        f"penstock_samples_skipped_total[{job}, ('reason', 'dropped:overlong')]",
+        f"penstock_samples_skipped_total[{job}, ('reason', 'quarantined:draw')]",
+        f"penstock_batcher_counts_total[('count', 'truncated_tokens'), {job}]",
+        "penstock_worker_restarts_total[]",
+        *(f"penstock_decode_errors_total[{job}, ('reason', '{code}')]" for code in FAILURES),
+        *(f"penstock_store_errors_total[('reason', '{code}')]" for code in STORE_ERRORS),
+    ):
+        assert series[name] == 0, name
+
+
+def test_no_label_is_one_of_prometheus_own() -> None:
+    """A scrape adds `job` and `instance`, and renames ours of that name to `exported_job`."""
+    metrics = Metrics("0")
+    metrics.begin({"code": Job(source=ItemsSource(items=[1]), batch_size=1)})
+
+    labels = {
+        name
+        for family in metrics.registry.collect()
+        for one in family.samples
+        for name in one.labels
+    }
+
+    assert not labels & {"job", "instance"}
+
+
+def test_failures_are_named_by_codes_that_there_are() -> None:
+    """A series of a code that no error has would be 0 for ever."""
+    assert set(FAILURES) | set(STORE_ERRORS) <= set(ERRORS)
 
 
 def samples(metrics: Metrics, name: str, label: str) -> dict[str, float]:

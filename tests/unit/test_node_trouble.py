@@ -20,7 +20,7 @@ from penstock.server.sources import ItemsSource
 from penstock.server.store import SqliteStore
 from penstock.server.store.base import SnapshotRecord
 from penstock.wire import PROTOCOL
-from penstock.wire.errors import Internal, PenstockError
+from penstock.wire.errors import Internal, LogDiverged, PenstockError
 from penstock.wire.order import Share, Tail
 from penstock.wire.v1 import feed_pb2
 from unit.inline_workers import InlineNode, InlineWorker
@@ -173,15 +173,15 @@ class UnwillingNode(InlineNode):
         return Unwilling(number, "", self._message, self._death)
 
 
+class Through(IdentityProcessor):
+    """Processes, so that a lane's line lives in one worker."""
+
+    version: ClassVar[int | str | None] = 1
+    one_to_one: ClassVar[bool] = False
+
+
 async def test_the_workers_that_are_left_take_every_lane(store: SqliteStore) -> None:
     """While a dead one cannot be replaced, its share of the lanes is not kept for it."""
-
-    class Through(IdentityProcessor):
-        """Processes, so that a lane's line lives in one worker."""
-
-        version: ClassVar[int | str | None] = 1
-        one_to_one: ClassVar[bool] = False
-
     job = make_job(6, processor=Through())
     node = UnwillingNode({"job": job}, store, workers=2, bound_bytes=1 << 20)
     await node.start()
@@ -394,5 +394,48 @@ async def test_a_cancelled_stream_lets_its_batch_go(store: SqliteStore) -> None:
         assert not one.entries
         assert (one.ready_bytes, one.kept_bytes, one.making) == (0, 0, 0)
         assert all(arena.spans == 0 for hand in node.hands for arena in hand.arenas.values())
+    finally:
+        await node.close()
+
+
+@pytest.mark.parametrize("name", ["job", "twin"])
+async def test_a_snapshot_that_differs_stops_its_lane(store: SqliteStore, name: str) -> None:
+    """Readers are told what differs; what is ready of that lane, and not sent, goes to nobody.
+
+    So it is in every job of the same log; other lanes go on.
+    """
+    jobs = {
+        one: make_job(2, processor=Through(), snapshot_every=4, name=one) for one in ("job", "twin")
+    }
+    await store.put_snapshots([SnapshotRecord(jobs["job"].log_id, 1, 4, b"another history")])
+    node = InlineNode(jobs, store, workers=1, bound_bytes=1 << 20)
+    await node.start()
+    try:
+        reader = node.open(name, Share(1, 0, 1), None, 0, None, lambda: None)
+        node.extend(reader, 12)
+        for _ in range(200):
+            await node.settle()
+            for hand in node.hands:
+                hand.answer_one()
+        assert node.logs[name].ready_bytes > 0
+        first = node.take(reader)
+        assert first is not None
+        assert reader.pending[1].body is not None
+        await node._save()
+
+        with pytest.raises(LogDiverged, match="snapshot of lane 1 at offset 4") as caught:
+            node.take(reader)
+        assert caught.value.fields["ours"] != caught.value.fields["theirs"]
+        late = node.open("twin", Share(1, 0, 1), None, 1, [1], lambda: None)
+        node.extend(late, 4)
+        with pytest.raises(LogDiverged):
+            node.take(late)
+        other = node.open(name, Share(1, 0, 1), None, 2, [0], lambda: None)
+        node.extend(other, 12)
+        entry = node.take(other)
+        assert entry is not None
+        assert entry.key.position == 2
+        assert node.logs[name].ready_bytes >= 0
+        assert not node._unsaved
     finally:
         await node.close()

@@ -66,7 +66,7 @@ def test_simple_arithmetic_is_what_adding_gives() -> None:
                     before = batcher.draws_before(offset)
                     assert group == [[ref] for ref in refs[before : before + batch_size]]
                 dropped = draws - sum(len(group) for group in groups)
-                assert batcher.counters() == {"tail_dropped": dropped}
+                assert batcher.dropped() == {"tail": dropped}
                 assert dropped == (draws % batch_size if drop_last else 0)
 
 
@@ -84,7 +84,7 @@ def test_sequential_fed_one_by_one_packs_as_the_function_on_the_whole_list(
     groups = run(batcher, refs_of(sizes))
 
     assert indices(groups) == packing.sequential(sizes, limit, lookahead_limit=lookahead)
-    assert batcher.counters()["overlong_dropped"] == sum(size >= limit for size in sizes)
+    assert batcher.dropped()["overlong"] == sum(size >= limit for size in sizes)
 
 
 def test_sequential_by_count_needs_no_sizes() -> None:
@@ -261,13 +261,15 @@ def test_each_policy_for_overlong_samples_is_counted() -> None:
     expected: dict[str, tuple[list[Group], dict[str, int]]] = {
         "split": ([[[piece(0, 10)]], [[piece(10, 20)]], [[piece(20, 25)]]], {"overlong_split": 1}),
         "truncate": ([[[piece(0, 10)]]], {"overlong_truncated": 1, "truncated_tokens": 15}),
-        "drop": ([], {"overlong_dropped": 1}),
+        "drop": ([], {"dropped:overlong": 1}),
     }
     for overlong, (groups, counts) in expected.items():
         batcher = BestFitPackingBatcher(10, overlong=overlong)
 
         assert run(batcher, [long]) == groups
-        assert {name: count for name, count in batcher.counters().items() if count} == counts
+        dropped = {f"dropped:{reason}": count for reason, count in batcher.dropped().items()}
+        told = {**batcher.counters(), **dropped}
+        assert {name: count for name, count in told.items() if count} == counts
 
 
 def test_a_piece_of_a_piece_keeps_the_elements_of_the_whole() -> None:

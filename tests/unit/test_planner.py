@@ -173,7 +173,7 @@ def test_an_item_is_taken_whole_or_not_at_all() -> None:
         plans(planner, 12)
 
 
-def test_the_budget_of_verdicts_stops_the_lane() -> None:
+def test_the_budget_of_verdicts_stops_whoever_needs_one_more() -> None:
     """More bad items than `max_quarantined` are no accident any more."""
 
     def call(raw: int, context: ProcessContext) -> Sample:
@@ -186,7 +186,7 @@ def test_the_budget_of_verdicts_stops_the_lane() -> None:
     planner = Planner(job, 0, Items(job))
 
     assert plans(planner, 4) == [[0], [2], [4], [6]]
-    with pytest.raises(BadItem, match="more than max_quarantined = 3"):
+    with pytest.raises(BadItem, match="max_quarantined = 3 items of the job"):
         planner.next()
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,3 +161,128 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     for parameters, sentence in mistakes:
         with pytest.raises(InvalidJob, match=sentence):
             HfSource(**parameters)
+
+
+def numbers(source: HfSource) -> list[int]:
+    return [item["n"] for item in source.fetch(range(len(source)))]
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("by_folder", [False, True])
+def test_an_edited_line_under_a_kept_time_gives_the_new_rows(
+    tmp_path: Path, own_cache: Path, suffix: str, by_folder: bool
+) -> None:
+    """What is prepared is known by its content: same path, size and time, and still other rows."""
+    path = tmp_path / "data" / f"rows.jsonl{suffix}"
+    path.parent.mkdir()
+
+    def write(values: list[int]) -> HfSource:
+        text = "".join(json.dumps({"n": n}) + "\n" for n in values).encode()
+        path.write_bytes(gzip.compress(text, mtime=0) if suffix else text)
+        os.utime(path, (10**9, 10**9))
+        if by_folder:
+            return HfSource(str(path.parent))
+        return HfSource("json", data_files=str(path))
+
+    before = write([1, 2, 3])
+    after = write([1, 7, 3])
+
+    assert numbers(before) == [1, 2, 3]  # what was opened stays what it was
+    assert numbers(after) == [1, 7, 3]
+    assert after.fingerprint() != before.fingerprint()
+
+
+def test_a_bare_touch_prepares_nothing_anew(tmp_path: Path, own_cache: Path) -> None:
+    """Times are no content: the same bytes use what was prepared of them."""
+    files = write_jsonl(tmp_path / "rows.jsonl", range(5))
+    first = HfSource("json", data_files=files)
+    [info] = own_cache.glob("penstock/*/rows/dataset_info.json")
+    made = info.stat().st_mtime_ns
+
+    os.utime(files, (1, 1))
+    second = HfSource("json", data_files=files)
+
+    assert numbers(first) == numbers(second) == [*range(5)]
+    assert [path.stat().st_mtime_ns for path in own_cache.rglob("dataset_info.json")] == [made]
+
+
+def test_rows_that_others_prepared_are_not_looked_at(tmp_path: Path, own_cache: Path) -> None:
+    """The user's own `load_dataset` of the same file leaves rows that are keyed by times."""
+    import datasets
+
+    files = write_jsonl(tmp_path / "rows.jsonl", range(5))
+    os.utime(files, (10**9, 10**9))
+    datasets.load_dataset("json", data_files=files, cache_dir=str(own_cache))
+
+    write_jsonl(tmp_path / "rows.jsonl", range(5, 9))
+    os.utime(files, (10**9, 10**9))
+
+    assert numbers(HfSource("json", data_files=files)) == [5, 6, 7, 8]
+
+
+def test_what_a_killed_process_left_is_prepared_anew(tmp_path: Path, own_cache: Path) -> None:
+    """Only a folder that was finished, and whose files stayed as they were, is used."""
+    files = write_jsonl(tmp_path / "rows.jsonl", range(5))
+    HfSource("json", data_files=files)
+    [done] = own_cache.glob("penstock/*/complete")
+    done.unlink()  # killed before it could say so
+    for arrow in done.parent.rglob("*.arrow"):
+        arrow.write_bytes(b"half")
+
+    assert numbers(HfSource("json", data_files=files)) == [*range(5)]
+
+
+def test_processes_that_prepare_at_once_get_the_same_rows(tmp_path: Path) -> None:
+    """Server and workers open a source at the same time: one prepares, all read that."""
+    files = write_jsonl(tmp_path / "rows.jsonl", range(2000))
+    code = (
+        "import sys; from penstock.server.sources import HfSource;"
+        "source = HfSource('json', data_files=sys.argv[1]);"
+        "print(sum(item['n'] for item in source.fetch(range(len(source)))))"
+    )
+    environment = {**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, files],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    said = [process.communicate(timeout=240) for process in running]
+
+    assert [out.strip() for out, _ in said] == [str(sum(range(2000)))] * 3, said
+    assert len([*(tmp_path / "cache").rglob("dataset_info.json")]) == 1
+
+
+def test_a_file_that_changes_while_it_is_prepared_is_refused(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of other bytes never lie in the folder of these, not even for the next process."""
+    import datasets
+
+    files = write_jsonl(tmp_path / "rows.jsonl", range(5))
+    prepare = datasets.DatasetBuilder.download_and_prepare
+
+    def edited_first(builder: Any, *args: Any, **kwargs: Any) -> None:
+        write_jsonl(tmp_path / "rows.jsonl", range(5, 10))
+        prepare(builder, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(datasets.DatasetBuilder, "download_and_prepare", edited_first)
+        with pytest.raises(SourceChanged, match=r"rows\.jsonl changed while"):
+            HfSource("json", data_files=files)
+    write_jsonl(tmp_path / "rows.jsonl", range(5))
+
+    assert numbers(HfSource("json", data_files=files)) == [*range(5)]

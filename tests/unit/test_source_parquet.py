@@ -15,7 +15,13 @@ import pytest
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.sources import ParquetSource
 from penstock.server.sources.content import BLOCK_BYTES, content_hash, sampled_ranges
-from penstock.wire.errors import InvalidJob, MissingExtra, SourceChanged, SourceUnavailable
+from penstock.wire.errors import (
+    BadItem,
+    InvalidJob,
+    MissingExtra,
+    SourceChanged,
+    SourceUnavailable,
+)
 
 
 def write(path: Path, rows: int, *, first: int = 0, group: int = 10) -> Path:
@@ -231,17 +237,80 @@ def test_a_file_that_goes_and_comes_back_is_unavailable_meanwhile(tmp_path: Path
     assert source.fetch([15]) == before
 
 
-def test_damaged_pages_are_unavailable_and_named(tmp_path: Path) -> None:
-    """Bytes that do not decode are not an item's fault: the file and the item are named."""
-    path = write(tmp_path / "a.parquet", 20)
+def damage(path: Path, group: int, *, at: int) -> None:
+    """Flip a bit of a row group's first column; time and size of the file stay as they were."""
+    before = path.stat()
+    chunk = pq.read_metadata(path).row_group(group).column(0)
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
     data = bytearray(path.read_bytes())
-    data[4:200] = bytes(196)
+    data[start + at % chunk.total_compressed_size] ^= 0x10
     path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_damaged_page_is_named_at_once_and_is_a_property_of_the_bytes(tmp_path: Path) -> None:
+    """File, row group and column are named; the other row groups are read as before."""
+    path = write(tmp_path / "a.parquet", 30)
+    source = ParquetSource(str(path))
+    damage(path, 1, at=0)
+
+    for index in (10, 19):
+        with pytest.raises(BadItem, match=r"a\.parquet: row group 1, column 'id',") as caught:
+            source.fetch([index])
+        assert caught.value.fields["row_group"] == 1
+        assert caught.value.fields["reason"].startswith("a.parquet: row group 1")
+    assert [item["id"] for item in source.fetch([9, 20])] == [9, 20]
+
+
+def test_no_flipped_bit_of_a_page_with_checksums_gives_another_value(tmp_path: Path) -> None:
+    """Without them a page may decode to other values; with them each is the same or damaged."""
+    table = pa.table({"text": [f"row {n}" for n in range(40)]})
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path, row_group_size=20, write_page_checksum=True)
+    whole, expected = path.read_bytes(), table.to_pylist()[20:]
+    damaged = 0
+
+    for at in range(0, 400, 7):
+        before = path.stat()
+        source = ParquetSource(str(path))
+        damage(path, 1, at=at)
+        try:
+            assert source.fetch(range(20, 40)) == expected
+        except BadItem:
+            damaged += 1
+        path.write_bytes(whole)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    assert damaged > 30
+
+
+def test_a_footer_that_names_bytes_beyond_the_end_is_damage(tmp_path: Path) -> None:
+    """A file that lost its middle: every byte that is there was read, and a page is not."""
+    path = write(tmp_path / "a.parquet", 30)
+    data = path.read_bytes()
+    path.write_bytes(data[:4] + data[len(data) - int.from_bytes(data[-8:-4], "little") - 8 :])
     source = ParquetSource(str(path))
 
-    with pytest.raises(SourceUnavailable, match=r"a\.parquet") as caught:
+    with pytest.raises(BadItem, match=r"a\.parquet: row group 2, column 'id',"):
+        source.fetch([25])
+
+
+def test_a_file_that_cannot_be_read_is_no_damage(tmp_path: Path) -> None:
+    """Neither is one with another footer: it is another file."""
+    path = write(tmp_path / "a.parquet", 30)
+    source, other = ParquetSource(str(path)), ParquetSource(str(path))
+    before = path.stat()
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    damage(path, 0, at=0)
+
+    with pytest.raises(SourceChanged, match="another footer"):
         source.fetch([0])
-    assert caught.value.fields["item"] == 0
+    path.unlink()
+    with pytest.raises(SourceUnavailable, match=r"a\.parquet cannot be read"):
+        other.fetch([0])
 
 
 def test_mistakes_are_one_sentence(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -14,10 +15,11 @@ from typing import Any
 import pytest
 
 from penstock.server.core.refs import ItemRef, Verdict
-from penstock.server.store import SqliteStore
-from penstock.server.store.base import BeginRequest, JobRecord, SnapshotRecord
+from penstock.server.store import SqliteStore, schema
+from penstock.server.store.base import BeginRequest, JobRecord, Seen, SnapshotRecord
 from penstock.server.store.database import Database
 from penstock.wire.errors import StoreCorrupt, StoreLocked, StoreUnavailable
+from penstock.wire.order import Order
 
 LOG = bytes(range(32))
 JOB = JobRecord("code", LOG, {"seed": 7, "lanes": 2, "text": "plan " * 300})
@@ -31,8 +33,10 @@ async def fill(path: Path) -> list[Any]:
         await store.begin(BeginRequest(JOB, "run", f"t{number}", 0, 16))
         await store.commit("code", "run", f"t{number}", number + 1, 3, 700 + number, all_rows=True)
         await store.checkpoint("code", "run", f"c{number}", number)
-        await store.add_verdict(LOG, Verdict("draw", ItemRef("main", number, 0), "aa", "bad"))
+        verdict = Verdict("draw", ItemRef("main", number, 0), "aa", "bad", offset=10**6)
+        await store.add_verdict(LOG, verdict, Seen(Order(2)))
         await store.add_lane_end(LOG, number, 40 + number)
+        await store.note_libraries(LOG, {f"library-{number}": f"1.{number}"})
     await store.put_snapshots(
         [SnapshotRecord(LOG, 0, offset, b"%d" % offset * 900) for offset in range(40)]
     )
@@ -47,6 +51,7 @@ async def show(store: SqliteStore) -> list[Any]:
         await store.groups("code"),
         await store.verdicts(LOG),
         await store.lane_ends(LOG),
+        await store.note_libraries(LOG, {}),
         await store.nearest_snapshot(LOG, 0, 17),
     ]
 
@@ -154,11 +159,61 @@ async def test_a_newer_format_names_the_remedy(tmp_path: Path) -> None:
     path = tmp_path / "penstock.db"
     await fill(path)
     newer = sqlite3.connect(path)
-    newer.execute("PRAGMA user_version = 2")
+    newer.execute(f"PRAGMA user_version = {schema.FORMAT + 1}")
     newer.close()
 
-    with pytest.raises(StoreCorrupt, match=r"format 2.*knows format 1.*newer"):
+    found = rf"format {schema.FORMAT + 1}.*knows format {schema.FORMAT}.*newer"
+    with pytest.raises(StoreCorrupt, match=found):
         await SqliteStore(path).open()
+
+
+async def test_a_store_of_an_older_format_is_brought_up_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it holds stays, and a kill at any point leaves a store of one format or the other."""
+    path = tmp_path / "p.db"
+    shown = await fill(path)
+    with sqlite3.connect(path) as raw:  # what the first format looked like
+        schema.prepare(raw)
+        raw.execute("DROP TABLE libraries")
+        raw.execute("DROP TABLE verdicts")
+        columns = "log_id, source, item, epoch, stage, content_hash, reason, seal"
+        raw.execute(f"CREATE TABLE verdicts ({columns})")
+        for item in (7, 3):
+            old = (LOG, "main", item, 2, "draw", "aa", "bad", b"")
+            raw.execute("INSERT INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?, ?)", old)
+        raw.execute("PRAGMA user_version = 1")
+        schema.update(raw, "meta", {"value": "1"}, "key = 'format'", {})
+    raw.close()
+
+    def killed(connection: sqlite3.Connection, version: int) -> None:
+        upgrade(connection, version)
+        raise sqlite3.OperationalError("killed")
+
+    upgrade = schema.upgrade
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "upgrade", killed)
+        with pytest.raises(StoreCorrupt):
+            await SqliteStore(path).open()
+    with sqlite3.connect(path) as raw:
+        (version,) = raw.execute("PRAGMA user_version").fetchone()
+        tables = {name for (name,) in raw.execute("SELECT name FROM sqlite_master")}
+    raw.close()
+    assert version == 1
+    assert "libraries" not in tables
+
+    shown[2] = [
+        Verdict("draw", ItemRef("main", item, 2), "aa", "bad", number=number)
+        for number, item in ((1, 3), (2, 7))
+    ]
+    shown[4] = {}
+    for _ in range(2):
+        store = SqliteStore(path)
+        await store.open()
+        assert await show(store) == shown
+        shown[4] = {"numpy": "2.1.0"}
+        assert await store.note_libraries(LOG, {"numpy": "2.1.0"}) == {"numpy": "2.1.0"}
+        await store.close()
 
 
 async def test_a_folder_is_no_store(tmp_path: Path) -> None:
@@ -236,6 +291,59 @@ async def test_a_second_opener_is_refused_with_the_holder(tmp_path: Path) -> Non
     await third.open()
     assert len(await third.groups("code")) == 1
     await third.close()
+
+
+async def test_a_hard_link_is_no_way_around_the_lock(tmp_path: Path) -> None:
+    """A second name has a second lock and a second journal: it is refused, held or not."""
+    path, link = tmp_path / "penstock.db", tmp_path / "elsewhere" / "link.db"
+    first = SqliteStore(path)
+    await first.open()
+    link.parent.mkdir()
+    link.hardlink_to(path)
+
+    with pytest.raises(StoreUnavailable, match=r"has 2 names .*remove all of them but one"):
+        await SqliteStore(link).open()
+    await first.begin(BeginRequest(JOB, "run", "t", 0, 1))  # whoever has it is not disturbed
+    await first.close()
+    for name in (path, link):  # what was committed may lie in the journal of the other name
+        with pytest.raises(StoreUnavailable, match="has 2 names"):
+            await SqliteStore(name).open()
+    link.unlink()
+
+    await first.open()
+    assert len(await first.groups("code")) == 1
+    await first.close()
+
+
+@pytest.mark.parametrize("what", ["here/penstock.db", "here/penstock.db-wal", "here"])
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_file_that_was_moved_away_takes_no_commits(
+    tmp_path: Path, what: str, replaced: bool
+) -> None:
+    """They would go where nobody looks for them; once the file is back the store goes on."""
+    path = tmp_path / "here" / "penstock.db"
+    store = SqliteStore(path)
+    await store.open()
+    await store.begin(BeginRequest(JOB, "run", "t", 0, 1))
+    victim, moved = tmp_path / what, tmp_path / "moved"
+
+    victim.rename(moved)
+    if replaced:
+        copy = shutil.copytree if moved.is_dir() else shutil.copy
+        copy(moved, victim)
+
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match=r"moved, removed or replaced.* put it back"):
+            await store.commit("code", "run", "t", 1, 0, 5)
+    if victim.is_dir():
+        shutil.rmtree(victim)
+    moved.replace(victim)
+    assert (await store.commit("code", "run", "t", 1, 0, 7)).cursor == 7
+    await store.close()
+    again = SqliteStore(path)
+    await again.open()
+    assert (await again.groups("code"))[0].cursor == 7
+    await again.close()
 
 
 async def test_a_refused_open_holds_nothing(tmp_path: Path) -> None:
@@ -418,3 +526,16 @@ async def test_old_history_is_dropped(tmp_path: Path, monkeypatch: pytest.Monkey
     }
     reader.close()
     assert counts == {"cursors": 8, "generations": 8, "jobs": 17, "snapshots": 16, "bodies": 16}
+
+
+async def test_an_empty_store_that_open_makes_is_told_with_its_path(tmp_path: Path) -> None:
+    """A mistyped name looks like a fresh start: whoever opens it can say so; once."""
+    first = SqliteStore(tmp_path / "typo.db")
+    await first.open()
+    await first.close()
+    second = SqliteStore(tmp_path / "typo.db")
+    await second.open()
+    await second.close()
+
+    assert first.created == str((tmp_path / "typo.db").resolve())
+    assert second.created == ""

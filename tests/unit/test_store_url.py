@@ -34,6 +34,8 @@ def test_four_slashes_are_an_absolute_path(tmp_path: Path) -> None:
         ("sqlite://penstock.db", "write sqlite:///penstock.db"),
         ("sqlite:///", "write sqlite:///penstock.db"),
         ("sqlite:///folder/", "names no file"),
+        ("sqlite:///x.db?mode=ro", "has options, .* write sqlite:///x.db$"),
+        ("sqlite:///x.db#old", "has options, .* write sqlite:///x.db$"),
         ("redis://host/1", "no store is named 'redis'.*sqlite"),
         ("postgresql://u:secret@host/db", "PostgreSQL store is not in this version"),
         ("postgres://u:secret@host/db", "PostgreSQL store is not in this version"),

@@ -20,6 +20,7 @@ from penstock.wire.errors import (
     BadItem,
     PenstockError,
     StaleGeneration,
+    clean_text,
     decode_error,
     encode_error,
 )
@@ -161,3 +162,26 @@ def test_every_error_class_is_raised_under_its_name_alone() -> None:
     ]
 
     assert definitions == ["errors.py"]
+
+
+@given(text=st.text(st.characters(), max_size=300), limit=st.integers(64, 200))
+def test_a_clean_text_is_unicode_and_bounded(text: str, limit: int) -> None:
+    """Whatever a text holds, what is left of it is whole Unicode and no longer than asked."""
+    clean = clean_text(text, limit)
+
+    assert clean.encode() is not None
+    assert len(clean) <= limit
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=300))
+def test_a_clean_text_that_fits_is_the_text(text: str) -> None:
+    """A text of whole Unicode within the limit stays as it is."""
+    assert clean_text(text, 300) == text
+
+
+def test_a_text_that_is_cut_says_how_much_is_missing() -> None:
+    """The beginning is kept, half surrogate pairs are readable, and the count is exact."""
+    assert clean_text("a" * 1000, 64) == "a" * 38 + "... (962 more characters)"
+    assert clean_text("bad \udcff name", 64) == "bad \\udcff name"
+    cut = clean_text("\udcff" * 50, 64)
+    assert cut == "\\udcff" * 6 + "... (44 more characters)"

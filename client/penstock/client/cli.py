@@ -9,11 +9,12 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from penstock.wire.errors import PenstockError
 from penstock.wire.malloc import keep_memory
 
-COMMANDS = ("ping", "cat", "cursors", "top", "demo", "bench")
+COMMANDS = ("ping", "cat", "cursors", "quarantine", "top", "demo", "bench")
 """In the order of the help; each is a module of `penstock.client.commands`."""
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -53,9 +54,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose mistakes end as all others do: one sentence, and a code."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print a mistake in the call and exit."""
+        self.exit(
+            EXIT_USAGE,
+            f"penstock: error: {_one_line(message)} [usage]\n  for help: {self.prog} --help\n",
+        )
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="penstock",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,

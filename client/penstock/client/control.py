@@ -153,6 +153,28 @@ class Control:
         request = cursors_pb2.ListRequest(job=self.job, group=group or "")
         return list(self.call("Cursors/List", request, cursors_pb2.ListReply).groups)
 
+    def verdicts(self) -> list[cursors_pb2.Verdict]:
+        """Return every verdict about the job's items, released ones too, by number."""
+        found: list[cursors_pb2.Verdict] = []
+        while True:
+            after = found[-1].number if found else 0
+            request = cursors_pb2.ListVerdictsRequest(job=self.job, after=after)
+            reply = self.call("Cursors/ListVerdicts", request, cursors_pb2.ListVerdictsReply)
+            found += reply.verdicts
+            if not reply.more or not reply.verdicts:
+                return found
+
+    def release(self, source: str, index: int) -> list[cursors_pb2.Verdict]:
+        """Let an item be drawn again; return the verdicts about it, all released.
+
+        Raises:
+            UnknownVerdict: The item is not in quarantine.
+            LogDiverged: The log holds no batch that it could come into.
+        """
+        request = cursors_pb2.ReleaseItemRequest(job=self.job, source=source, index=index)
+        reply = self.call("Cursors/ReleaseItem", request, cursors_pb2.ReleaseItemReply)
+        return list(reply.verdicts)
+
     def status(self) -> dict[str, Any]:
         """Return what the node is doing now: the JSON object of `Feed.Status`."""
         reply = self.call("Feed/Status", feed_pb2.StatusRequest(), feed_pb2.StatusReply)
@@ -172,13 +194,19 @@ class Control:
         began = time.monotonic()
         backoff, log_at = Backoff(), LOG_FIRST_S
         payload = request.SerializeToString()
+        answered: StoreUnavailable | None = None
         while True:
             left = self._deadline_s - (time.monotonic() - began)
             try:
                 answer = self._transport.unary(method, payload, max(0.1, min(CALL_S, left)))
                 return reply.FromString(answer)
-            except (Unreachable, StoreUnavailable) as error:
+            except StoreUnavailable as error:
                 away: PenstockError = error
+                answered = error
+            except Unreachable as error:
+                # The node did answer: it waits for its store as before, longer than is left here.
+                timed_out = bool(error.fields.get("timed_out"))
+                away = answered if answered is not None and timed_out else error
             except DecodeError as error:
                 raise BadFrame(
                     f"{self._target} answered {method} with what is no {reply.__name__}: {error}"

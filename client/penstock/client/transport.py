@@ -136,6 +136,7 @@ def error_from_rpc(error: Any, target: str) -> PenstockError:
             f"no answer from {target} ({code.name}: {details}); check the address and that "
             "penstockd runs there",
             target=target,
+            timed_out=code is grpc.StatusCode.DEADLINE_EXCEEDED,
         )
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return ProtocolMismatch(

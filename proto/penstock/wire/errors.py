@@ -86,6 +86,12 @@ class UnknownCheckpoint(PenstockError):
     code, status = "unknown_checkpoint", "NOT_FOUND"
 
 
+class UnknownVerdict(PenstockError):
+    """The item is not in quarantine. Fields `job`, `item`."""
+
+    code, status = "unknown_verdict", "NOT_FOUND"
+
+
 class RankOutOfRange(PenstockError):
     """The rank is not below the world size. Fields `rank`, `world_size`."""
 
@@ -204,7 +210,7 @@ class BadBatch(PenstockError):
 
 
 class LaneStarved(PenstockError):
-    """A lane drew a whole epoch without one sample. Fields `lane`, `drawn`, `reasons`."""
+    """A lane gives no sample, or nothing but padding. Fields `lane`, `drawn`, `reasons`."""
 
     code, status = "lane_starved", "DATA_LOSS"
 
@@ -319,6 +325,30 @@ ERRORS: dict[str, type[PenstockError]] = {cls.code: cls for cls in _every(Pensto
 """The one table: code -> class; each class knows its gRPC status."""
 
 
+def clean_text(text: str, limit: int) -> str:
+    r"""Return a text that any wire, log and store can hold: whole Unicode, of bounded length.
+
+    Half surrogate pairs (a file's name that is not UTF-8 has them) become `\udcff`, as Python
+    writes them. What is longer than the limit keeps its beginning and says how much is missing.
+
+    Args:
+        text: Somebody's text, of any length: no copy of the whole of it is made.
+        limit: Characters that the result has at most, with the note of what was cut; 64 or more.
+    """
+    length = len(text)
+    kept = str.__getitem__(text, slice(limit)).encode("utf-8", "backslashreplace").decode("utf-8")
+    if length <= limit and len(kept) <= limit:
+        return kept
+    room = limit - len(f"... ({length} more characters)")
+    # A character may be escaped as six or more: those before the cut are found again in the text.
+    begin = str.__getitem__(text, slice(room))
+    kept = begin.encode("utf-8", "backslashreplace").decode("utf-8")
+    while len(kept) > room:
+        begin = begin[: -max(1, (len(kept) - room) // 6)]
+        kept = begin.encode("utf-8", "backslashreplace").decode("utf-8")
+    return f"{kept}... ({length - len(begin)} more characters)"
+
+
 def encode_error(error: PenstockError) -> bytes:
     """Return the bytes that travel in the trailing metadata `ERROR_METADATA_KEY`."""
     # A file's name may hold half surrogate pairs, which protobuf refuses.
@@ -361,5 +391,5 @@ def decode_error(data: bytes) -> PenstockError:
     return cls(message.message, **fields) if isinstance(fields, dict) else cls(message.message)
 
 
-__all__ = ["ERRORS", "ERROR_METADATA_KEY", "decode_error", "encode_error"]
+__all__ = ["ERRORS", "ERROR_METADATA_KEY", "clean_text", "decode_error", "encode_error"]
 __all__ += sorted(cls.__name__ for cls in ERRORS.values())

@@ -53,6 +53,8 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
     jobs = {name: config.jobs[name] for name in config.jobs}
     store = open_store(settings.store, config.base)
     metrics = Metrics(VERSION)
+    metrics.begin(jobs)
+    store.watch(metrics.store_failed)
     async with contextlib.AsyncExitStack() as stack:
         users: TextIO | None = None
         if exit_when_unused is not None:
@@ -60,6 +62,9 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             users = stack.enter_context(open(exit_when_unused, "w"))  # noqa: ASYNC230, SIM115
         await store.open()
         stack.push_async_callback(store.close)
+        if store.created:
+            # A mistyped name looks like a fresh start: runs would begin at step 0 again.
+            log.info("created an empty store: no run has a cursor in it yet", store=store.created)
         node = Node(
             config.target,
             jobs,
@@ -89,6 +94,9 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             http = HttpEdge(metrics, lambda: not service.draining.is_set())
             http_address = await http.start(settings.metrics)
             stack.push_async_callback(http.stop)
+        for name, job in jobs.items():
+            for sentence in job.cautions():
+                log.warning(sentence, job=name)
         address = await service.start(settings.listen)
         stack.push_async_callback(service.stop, 0.5)
         _warn_if_open(address)

@@ -30,6 +30,11 @@ JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
 
+_KUBERNETES = re.compile(
+    r"PENSTOCK_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)"
+)
+"""What a Pod finds in its environment for a Service whose name begins with penstock."""
+
 
 class Jobs(Mapping[str, Job]):
     """The jobs of a target by name; each is built when it is first asked for, and then kept."""
@@ -198,7 +203,8 @@ def build_job(name: str, settings: JobSettings, place: Place) -> Job:
         return job
     except PenstockError as error:
         key = str(error.fields.get("key") or "")
-        at = place.at(key) if key in JobSettings.model_fields else place
+        keys = key.split(".")
+        at = place.at(*keys) if keys[0] in JobSettings.model_fields else place
         if not isinstance(error, InvalidJob):
             raise type(error)(f"{place.key}: {error.message}", **error.fields) from error
         raise at.error(f"{place.key}: {error.message}") from error
@@ -277,13 +283,25 @@ def override(
 ) -> ServerSettings:
     """Return server settings with PENSTOCK_* variables and then flags put over them.
 
-    Other variables of that prefix are left alone: Kubernetes makes PENSTOCK_PORT and its like for a
-    service of the name penstock.
+    Variables that Kubernetes makes for a service of the name penstock are left alone.
 
     Raises:
-        InvalidRequest: A value cannot be; names the variable or the flag.
+        InvalidRequest: A value cannot be, or a variable of the prefix is not a setting; names the
+            variable or the flag.
     """
     names = ServerSettings.model_fields
+    settable = {ENVIRONMENT_PREFIX + name.upper() for name in names}
+    for variable in sorted(environ):
+        if (
+            variable.startswith(ENVIRONMENT_PREFIX)
+            and variable not in settable
+            and not _KUBERNETES.fullmatch(variable)
+        ):
+            raise InvalidRequest(
+                f"the environment variable {variable} is not a setting of penstock: "
+                f"{hint(variable, settable)}",
+                name=variable,
+            )
     layers: list[tuple[dict[str, str], dict[str, Any]]] = [
         (
             {name: ENVIRONMENT_PREFIX + name.upper() for name in names},

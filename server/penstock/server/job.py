@@ -28,6 +28,9 @@ ORDER_FORMAT = 1
 DEFAULT_LANES = 48
 """Divided by most world sizes, and enough to keep the lanes' planners from being the bottleneck."""
 
+MAX_LANES = 65_536
+"""A node keeps some KiB for each lane of a job; the largest clusters have fewer ranks."""
+
 ON_ITEM_ERROR = ("stop", "quarantine")
 
 
@@ -46,7 +49,7 @@ class Job:
         epochs: How often each item is drawn; None = endlessly.
         batches_per_step: Default for groups; decides no bytes.
         on_item_error: `stop` or `quarantine`; decides no bytes by itself, verdicts do.
-        max_quarantined: The lane stops after this many verdicts of its own.
+        max_quarantined: How many items may be left out, over all lanes, stages and restarts.
         max_replay: Batches that may be planned again to reach a far position.
         snapshot_every: Offsets between snapshots of a lane.
         name: Its name; given by the job file's key.
@@ -85,6 +88,8 @@ class Job:
                 raise InvalidJob(
                     f"{key} is {value!r}: give a whole number of at least {least}", key=key
                 )
+        if lanes > MAX_LANES:
+            raise InvalidJob(f"lanes is {lanes}: give at most {MAX_LANES:,}", key="lanes")
         if on_item_error not in ON_ITEM_ERROR:
             raise InvalidJob(
                 f"on_item_error is {on_item_error!r}: choose {' or '.join(ON_ITEM_ERROR)}",
@@ -122,7 +127,17 @@ class Job:
                     f"source {source_name!r} holds zero items: a job needs at least one",
                     key="source",
                 )
+            self._check_columns(one)
         self.distributor.bind(self.sources, seed, epochs)
+
+    def _check_columns(self, source: Source) -> None:
+        """Refuse what the data's schema tells: that every item would fail."""
+        columns = source.columns_of_items()
+        if columns is not None:
+            self.processor.check_columns(columns)
+        keys = self.processor.keys_of_samples(columns)
+        if keys is not None:
+            self.batcher.check_keys(keys)
 
     @property
     def plans_from_refs(self) -> bool:
@@ -187,6 +202,11 @@ class Job:
         """
         return hashlib.sha256(canonical(self.plan)).digest()
 
+    def cautions(self) -> list[str]:
+        """Return sentences about what the log id does not know of this job's content."""
+        found = ((name, source.unseen()) for name, source in sorted(self.sources.items()))
+        return [f"source {name!r}: {sentence}" for name, sentence in found if sentence]
+
     def close(self) -> None:
         """Let go of the sources' files."""
         for source in self.sources.values():
@@ -223,4 +243,4 @@ def _refuse_foreign(value: Any, where: str) -> None:
     )
 
 
-__all__ = ["DEFAULT_LANES", "ORDER_FORMAT", "Job", "canonical"]
+__all__ = ["DEFAULT_LANES", "MAX_LANES", "ORDER_FORMAT", "Job", "canonical"]

@@ -29,12 +29,25 @@ from penstock.server.rpc.opening import (
     parse_request,
 )
 from penstock.server.store import open_store
-from penstock.server.store.base import Store
+from penstock.server.store.base import Seen, Store
 from penstock.wire import frame
 from penstock.wire.errors import BadFrame, InvalidRequest, PenstockError
 from penstock.wire.v1 import feed_pb2
 
 T = TypeVar("T")
+
+
+class Marks:
+    """How far the readers of one log, in this process, have had it planned.
+
+    Attributes:
+        planned: By lane, the offset below which batches were made.
+        asked: Offsets of any lane below this were made, or are being made.
+    """
+
+    def __init__(self) -> None:
+        self.planned: dict[int, int] = {}
+        self.asked = 0
 
 
 class LocalLoader:
@@ -43,12 +56,16 @@ class LocalLoader:
     Args:
         job: The job.
         verdicts: The verdicts that hold; None = none, and new ones stay in this process.
+        marks: Where to note what was planned.
     """
 
-    def __init__(self, job: Job, verdicts: VerdictBook | None = None) -> None:
+    def __init__(
+        self, job: Job, verdicts: VerdictBook | None = None, marks: Marks | None = None
+    ) -> None:
         self.job = job
         self._items = Items(job, verdicts)
         self._lines: dict[int, Line] = {}
+        self._marks = marks or Marks()
 
     def batch(self, position: int, opening: Opening | None = None) -> Computed:
         """Return the batch at a position; going upwards is cheap, going back starts a lane again.
@@ -64,7 +81,9 @@ class LocalLoader:
             # A lane whose batch failed is started again, too: its state may be half changed.
             line = Line(self.job, lane, self._items)
         self._lines.pop(lane, None)
+        self._marks.asked = max(self._marks.asked, offset + 1)
         computed = compute(self.job, position, tail, line)
+        self._marks.planned[lane] = max(self._marks.planned.get(lane, 0), offset + 1)
         self._lines[lane] = line
         return computed
 
@@ -82,6 +101,8 @@ class LocalTransport:
         self._runner: asyncio.Runner | None = None
         self._store: Store | None = None
         self._lock = threading.Lock()
+        self._marks: dict[bytes, Marks] = {}
+        self._books: dict[bytes, VerdictBook] = {}
 
     def unary(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Answer `Feed/Describe`, `Feed/Status` or a method of `Cursors`."""
@@ -114,15 +135,34 @@ class LocalTransport:
                     store.check_token(request.job, request.group, request.token, request.generation)
                 )
 
-    def verdicts(self, log_id: bytes) -> VerdictBook:
-        """Return the verdicts of a log that the store holds; new ones are inserted there."""
+    def loader(self, job: Job, *, stored: bool) -> LocalLoader:
+        """Return a loader; `stored` = it obeys the store's verdicts, and puts new ones there."""
+        if not stored:
+            return LocalLoader(job)
+        marks = self._marks.setdefault(job.log_id, Marks())
 
         def insert(verdict: Verdict) -> Verdict:
             with self._lock:
-                return self._run(self._open_store().add_verdict(log_id, verdict))
+                seen = Seen(job.order, marks.planned.get(verdict.lane, 0), marks.asked)
+                store = self._open_store()
+                return self._run(store.add_verdict(job.log_id, verdict, seen, job.max_quarantined))
 
         with self._lock:
-            return VerdictBook(self._run(self._open_store().verdicts(log_id)), insert)
+            book = self._books.get(job.log_id)
+            if book is None:
+                known = self._run(self._open_store().verdicts(job.log_id))
+                # One for all readers here: what one of them finds, or releases, all obey.
+                book = self._books[job.log_id] = VerdictBook(known, insert)
+        return LocalLoader(job, book, marks)
+
+    async def _release(self, job: Job, source: str, index: int) -> list[Verdict]:
+        assert self._store is not None
+        asked = self._marks[job.log_id].asked if job.log_id in self._marks else 0
+        seen = Seen(job.order, asked=asked)
+        found = await self._store.release_verdicts(job.log_id, source, index, seen)
+        if (book := self._books.get(job.log_id)) is not None:
+            book.learn(found)
+        return found
 
     @property
     def node(self) -> str:
@@ -158,7 +198,7 @@ class LocalTransport:
             store = open_store(self._config.server.store, self._config.base)
             await store.open()
             self._store = store
-        return await Cursors(self._config.jobs, store).call(name, request)
+        return await Cursors(self._config.jobs, store, release=self._release).call(name, request)
 
     def _open_store(self) -> Store:
         if self._store is None:
@@ -226,9 +266,8 @@ class LocalRead:
         yield opened(opening, self._transport.node).SerializeToString()
         # Who reads for a group obeys its store's verdicts, as a server does: else an item that
         # fails no longer, or not here, would move every item behind it.
-        stored = message.open.group and opening.job.on_item_error == "quarantine"
-        verdicts = self._transport.verdicts(opening.job.log_id) if stored else None
-        loader = LocalLoader(opening.job, verdicts)
+        stored = bool(message.open.group) and opening.job.on_item_error == "quarantine"
+        loader = self._transport.loader(opening.job, stored=stored)
         end = opening.tail.end if opening.tail is not None else None
         for position in opening.share.walk(opening.start):
             if end is not None and position >= end:

@@ -28,9 +28,36 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from penstock.server.job import Job
 from penstock.server.pipeline.node import Observer
 
 SLOWEST_RANKS = 8
+
+JOB = "penstock_job"
+"""The label of a job's name. `job` is Prometheus's own: a target's label of that name arrives as
+`exported_job`."""
+
+MAX_REASONS = 32
+"""Reasons of one job that get a series each, over all of its lanes; the others share one."""
+
+FAILURES = (
+    "bad_batch",
+    "bad_item",
+    "bad_snapshot",
+    "internal",
+    "job_changed",
+    "lane_starved",
+    "log_diverged",
+    "position_far",
+    "source_changed",
+    "source_unavailable",
+    "store_unavailable",
+    "worker_crashed",
+)
+"""What may keep a batch from being made, by the code of the error."""
+
+STORE_ERRORS = ("store_corrupt", "store_unavailable")
+"""What a store may answer that is about the store, and not about the question."""
 
 _WAIT_BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300)
 _CALL_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)
@@ -49,28 +76,39 @@ class Metrics(Observer):
         self.registry = registry = CollectorRegistry()
         info = Info("penstock_build", "Versions of this node.", registry=registry)
         info.info({"version": version, "python": platform.python_version()})
-        job = ("job",)
+        job = (JOB,)
         # What every batch counts costs an addition: prometheus_client's own locks are dear there.
-        self._batches = Tally("penstock_batches_produced", "Batches made.", job, registry)
-        self._bytes = Tally("penstock_produced_bytes", "Bytes of batches made.", job, registry)
-        self._tokens = Tally("penstock_tokens_packed", "Tokens in the batches made.", job, registry)
+        self._batches = Tally(
+            "penstock_batches_produced",
+            "Batches made, those that were made again included.",
+            job,
+            registry,
+        )
+        self._bytes = Tally("penstock_produced_bytes", "Bytes of these batches.", job, registry)
+        self._tokens = Tally(
+            "penstock_tokens_packed",
+            "Tokens in these batches, without padding; 0 where the collator does not count them.",
+            job,
+            registry,
+        )
         self._fill = Histogram(
             "penstock_packing_fill_ratio",
-            "Tokens of a batch divided by its tokens and padding.",
+            "Tokens of each batch made, divided by its tokens and padding.",
             job,
             buckets=(0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 1.0),
             registry=registry,
         )
         self._stages = Tally(
             "penstock_decode_duration_seconds",
-            "Time of a worker for one batch, by stage: fetch, process, collate, encode, replay.",
-            ("job", "stage"),
+            "Seconds of the workers by stage (setup, fetch, process, collate, encode, replay, "
+            "retrying), and the batches that they were spent on.",
+            (JOB, "stage"),
             registry,
             SummaryMetricFamily,
         )
         self._read = Tally(
             "penstock_source_read_bytes",
-            "Bytes read from storage; divided by the bytes used it is the read amplification.",
+            "Bytes read from storage by sources that count them: parquet and hf.",
             job,
             registry,
         )
@@ -78,27 +116,35 @@ class Metrics(Observer):
         self._sent_bytes = Tally("penstock_sent_bytes", "Bytes of batches sent.", job, registry)
         self._wait = Histogram(
             "penstock_consumer_wait_seconds",
-            "How long a reader with room waited for its next batch, for each wait.",
+            "How long a reader that could take a batch waited for its next one, for each wait.",
             job,
             buckets=_WAIT_BUCKETS,
             registry=registry,
         )
         self._skipped = Counter(
             "penstock_samples_skipped_total",
-            "Items and samples left out, by reason: filtered, dropped, quarantined.",
-            ("job", "reason"),
+            "Items filtered by the processor or quarantined at the draw, and samples dropped by "
+            "the batcher, as they were planned; by reason.",
+            (JOB, "reason"),
+            registry=registry,
+        )
+        self._quarantined = Gauge(
+            "penstock_quarantined_items",
+            "Items that verdicts leave out now, by stage and kind of error; max_quarantined of the "
+            "job bounds their sum.",
+            (JOB, "stage", "reason"),
             registry=registry,
         )
         self._batcher = Counter(
             "penstock_batcher_counts_total",
             "What the batchers count beside samples that are left out: split, cut tokens, ...",
-            ("job", "count"),
+            (JOB, "count"),
             registry=registry,
         )
         self._failed = Counter(
             "penstock_decode_errors_total",
-            "Batches that could not be made, by the code of the error.",
-            ("job", "reason"),
+            "How often a batch could not be made, by the code of the error.",
+            (JOB, "reason"),
             registry=registry,
         )
         self._verified = Counter(
@@ -115,7 +161,7 @@ class Metrics(Observer):
         )
         self._restarts = Counter(
             "penstock_worker_restarts_total",
-            "Workers that died and were replaced.",
+            "Worker processes that ended unasked.",
             registry=registry,
         )
         self.streams = Gauge("penstock_streams", "Open Read streams.", registry=registry)
@@ -132,20 +178,60 @@ class Metrics(Observer):
         )
         self._commit = Histogram(
             "penstock_cursor_commit_duration_seconds",
-            "Time of a commit, until it is durable.",
+            "Time of a call of Commit, until it is durable, or has failed.",
             buckets=_CALL_BUCKETS,
             registry=registry,
         )
         self._cursor = Histogram(
             "penstock_cursor_call_duration_seconds",
-            "Time of the other calls to the store's cursors.",
+            "Time of the other calls of the Cursors service.",
             ("method",),
             buckets=_CALL_BUCKETS,
             registry=registry,
         )
+        self._store_errors = Counter(
+            "penstock_store_errors_total",
+            "Times that the store could not do what it was asked, by the code of the error.",
+            ("reason",),
+            registry=registry,
+        )
+        for code in STORE_ERRORS:
+            self._store_errors.labels(code)
         self.draining = Gauge("penstock_draining", "1 while this node drains.", registry=registry)
+        self._kinds: dict[str, set[str]] = {}
         self._seen: dict[tuple[str, int], dict[str, int]] = {}
         self._children: dict[tuple[Any, tuple[str, ...]], Any] = {}
+        self._reasons: dict[tuple[Any, str], set[str]] = {}
+
+    def begin(self, jobs: Mapping[str, Job]) -> None:
+        """Make the series of these jobs, at 0.
+
+        `increase()` sees a counter's second value first: one that appeared with its first event
+        would never raise an alert for it.
+        """
+        for name, job in jobs.items():
+            for tally in (self._batches, self._bytes, self._tokens, self._read, self._sent):
+                tally.add(0, name)
+            self._sent_bytes.add(0, name)
+            for metric in (self._fill, self._wait, self._verified, self._impure, self.restarts):
+                self._of(metric, name)
+            for code in FAILURES:
+                self._of(self._failed, name, code)
+            batcher = job.batcher.clone()
+            skipped = [f"dropped:{reason}" for reason in batcher.dropped()]
+            for reason in ("quarantined:draw", "filtered:none", *skipped):
+                self._of(self._skipped, name, self._bounded(self._skipped, name, reason))
+            for count in batcher.counters():
+                self._of(self._batcher, name, self._bounded(self._batcher, name, count))
+
+    def _bounded(self, metric: Any, job: str, reason: str) -> str:
+        """Return the label of a reason: itself, or one for all that come after `MAX_REASONS`."""
+        known = self._reasons.setdefault((metric, job), set())
+        if reason not in known and len(known) >= MAX_REASONS:
+            kind, colon, _ = reason.partition(":")
+            return f"{kind}:other reasons" if colon else "other"
+        known.add(reason)
+        return reason
 
     def _of(self, metric: Any, *labels: str) -> Any:
         """Return a metric's child, found by its labels once: for every batch that is dear."""
@@ -180,16 +266,27 @@ class Metrics(Observer):
         """The counters of a lane: what is new since the last time is added."""
         # What was counted before this node started is not of this node.
         before = self._seen.get((job, lane), before)
-        for reason, count in counters.items():
-            if reason == "drawn":
-                continue
-            # What is split or cut is delivered, and cut tokens are no samples.
-            left_out = reason.startswith(("filtered:", "quarantined:")) or "dropped" in reason
-            metric = self._skipped if left_out else self._batcher
+        for name, count in counters.items():
             # A line that restarts from a snapshot counts from there again: only growth is new.
-            if count > before.get(reason, 0):
-                self._of(metric, job, reason).inc(count - before.get(reason, 0))
+            new = count - before.get(name, 0)
+            kind, _, rest = name.partition(":")
+            if new <= 0 or kind == "drawn":
+                continue
+            # What is split or cut is delivered, and cut tokens are not samples.
+            metric, reason = (self._batcher, rest) if kind == "batcher" else (self._skipped, name)
+            self._of(metric, job, self._bounded(metric, job, reason)).inc(new)
         self._seen[job, lane] = {k: max(v, before.get(k, 0)) for k, v in counters.items()}
+
+    def quarantined(self, job: str, left_out: Mapping[tuple[str, str], int]) -> None:
+        """How many items are left out now, by stage and kind of reason."""
+        sums = dict.fromkeys(self._kinds.setdefault(job, set()), 0)  # some may have been released
+        for (stage, reason), count in left_out.items():
+            kind = self._bounded(self._quarantined, job, f"{stage}:{reason}")
+            sums[kind] = sums.get(kind, 0) + count
+        for kind, count in sums.items():
+            stage, _, reason = kind.partition(":")
+            self._of(self._quarantined, job, stage, reason).set(count)
+        self._kinds[job].update(sums)
 
     def worker_died(self) -> None:
         """A worker process ended unasked."""
@@ -198,6 +295,11 @@ class Metrics(Observer):
     def failed(self, job: str, code: str) -> None:
         """A batch could not be made."""
         self._of(self._failed, job, code).inc()
+
+    def store_failed(self, code: str) -> None:
+        """A call to the store has failed: counted if it is the store that failed."""
+        if code in STORE_ERRORS:
+            self._of(self._store_errors, code).inc()
 
     def verified(self, job: str, pure: bool) -> None:
         """A batch was made twice, and was the same, or was not."""
@@ -295,16 +397,16 @@ class _StatusCollector(Collector):
             "Worker processes that are ready.",
             value=sum(worker["ready"] for worker in status["workers"]),
         )
-        job = ["job"]
+        job = [JOB]
         ready = GaugeMetricFamily(
-            "penstock_ready_batches", "Batches made and not yet taken.", labels=job
+            "penstock_ready_batches",
+            "Batches made and not yet taken by every reader that wants them.",
+            labels=job,
         )
-        size = GaugeMetricFamily(
-            "penstock_ready_bytes", "Bytes of batches made and not yet taken.", labels=job
-        )
-        again = GaugeMetricFamily(
+        size = GaugeMetricFamily("penstock_ready_bytes", "Bytes of these batches.", labels=job)
+        again = CounterMetricFamily(
             "penstock_recomputed_batches",
-            "Batches made more than once since the start.",
+            "Batches made again: no longer kept when a reader wanted them.",
             labels=job,
         )
         hits = CounterMetricFamily(
@@ -312,7 +414,7 @@ class _StatusCollector(Collector):
             "Batches that a late reader was given from those that were kept.",
             labels=job,
         )
-        group = ["job", "group"]
+        group = [JOB, "group"]
         readers = GaugeMetricFamily(
             "penstock_group_readers", "Open readers of a group.", labels=group
         )
@@ -322,12 +424,12 @@ class _StatusCollector(Collector):
         waits = GaugeMetricFamily(
             "penstock_group_waiting_seconds",
             "How long the slowest readers of a group have waited since they opened.",
-            labels=["job", "group", "rank"],
+            labels=[JOB, "group", "rank"],
         )
         lag = GaugeMetricFamily(
             "penstock_consumer_lag_batches",
             "Batches sent to the readers that are furthest behind, and not finished by them.",
-            labels=["job", "group", "rank"],
+            labels=[JOB, "group", "rank"],
         )
         for one in status["jobs"]:
             ready.add_metric([one["name"]], one["ready_batches"])

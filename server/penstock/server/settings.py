@@ -5,12 +5,13 @@ From these models come validation, the JSON Schema for editors and the tables of
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from penstock.server.job import DEFAULT_LANES
+from penstock.server.job import DEFAULT_LANES, MAX_LANES
 from penstock.server.resources import usable_cpus, usable_memory_bytes
 
 _UNITS = {"": 1, "B": 1}
@@ -29,7 +30,8 @@ def parse_bytes(value: Any) -> Any:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value)
     if match is None or match[2].upper() not in _UNITS:
         return value
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    number = float(match[1]) * _UNITS[match[2].upper()]
+    return int(number) if number < math.inf else value
 
 
 def _address(value: str) -> str:
@@ -73,7 +75,13 @@ _ROLE_EXPECTS = "a role: {type: NAME, its parameters ...}"
 RoleSpec = Annotated[dict[str, Any], BeforeValidator(_role), WithJsonSchema(_ROLE_SCHEMA)]
 _BYTES_SCHEMA = {"anyOf": [{"const": "auto"}, {"type": "integer"}, {"type": "string"}]}
 
+MAX_WORKERS = 1024
+"""Each is a process."""
+
 _COUNT = "a whole number of at least 1"
+_MAX_SECONDS = 1e9
+Count = Annotated[int, Field(ge=1, lt=2**63)]
+Seconds = Annotated[float, Field(ge=0, le=_MAX_SECONDS, allow_inf_nan=False)]
 
 
 class _Section(BaseModel):
@@ -103,13 +111,13 @@ class ServerSettings(_Section):
         "the URL of a store: sqlite:///path",
         min_length=1,
     )
-    workers: Literal["auto"] | Annotated[int, Field(ge=1)] = _key(
+    workers: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_WORKERS)] = _key(
         "auto",
         "Processes that make batches; `auto` is one per processor that this node may use.",
-        f"auto or {_COUNT}",
+        f"auto, or a whole number from 1 to {MAX_WORKERS}",
     )
     ready_bytes: Annotated[
-        Literal["auto"] | Annotated[int, Field(ge=1)],
+        Literal["auto"] | Count,
         BeforeValidator(parse_bytes),
         WithJsonSchema(_BYTES_SCHEMA),
     ] = _key(
@@ -118,12 +126,12 @@ class ServerSettings(_Section):
         "the memory, 64 MiB to 16 GiB. The batch that a reader is owed next is always made.",
         "auto, or bytes such as 2 GiB",
     )
-    snapshot_seconds: Annotated[float, Field(ge=0)] = _key(
+    snapshot_seconds: Seconds = _key(
         5.0,
         "Seconds between writes of snapshots; 0 writes each at once. They only speed up a restart.",
         "seconds of at least 0",
     )
-    drain_seconds: Annotated[float, Field(ge=0)] = _key(
+    drain_seconds: Seconds = _key(
         20.0,
         "Seconds that SIGTERM gives batches in flight before the node ends.",
         "seconds of at least 0",
@@ -174,19 +182,19 @@ class JobSettings(_Section):
     collator: RoleSpec | None = _key(
         None, "Rows to named values. Together with `batcher`.", _ROLE_EXPECTS
     )
-    batch_size: Annotated[int, Field(ge=1)] | None = _key(
+    batch_size: Count | None = _key(
         None, "Stands for a `simple` batcher of this size and the `default` collator.", _COUNT
     )
     seed: int = _key(0, "Decides everything random.", "a whole number")
-    lanes: Annotated[int, Field(ge=1)] = _key(
+    lanes: Annotated[int, Field(ge=1, le=MAX_LANES)] = _key(
         DEFAULT_LANES,
         "Independent sequences of batches. Part of the log's identity: it cannot change later.",
-        _COUNT,
+        f"a whole number from 1 to {MAX_LANES:,}",
     )
-    epochs: Annotated[int, Field(ge=1)] | None = _key(
+    epochs: Count | None = _key(
         None, "How often each item is drawn; null goes on without end.", f"null or {_COUNT}"
     )
-    batches_per_step: Annotated[int, Field(ge=1)] | None = _key(
+    batches_per_step: Count | None = _key(
         None,
         "The global batch, in batches, for groups that do not say their own; "
         "null leaves it to the group's first world size.",
@@ -199,14 +207,15 @@ class JobSettings(_Section):
         "stop or quarantine",
     )
     max_quarantined: Annotated[int, Field(ge=0)] = _key(
-        1000, "A lane stops after this many verdicts of its own.", "a whole number of at least 0"
+        1000,
+        "How many items may be left out by verdicts, over all lanes, stages and restarts; the next "
+        "one is an error.",
+        "a whole number of at least 0",
     )
-    max_replay: Annotated[int, Field(ge=1)] = _key(
+    max_replay: Count = _key(
         100_000, "Batches that may be planned again to reach a far position.", _COUNT
     )
-    snapshot_every: Annotated[int, Field(ge=1)] = _key(
-        16, "Batches of a lane between its snapshots.", _COUNT
-    )
+    snapshot_every: Count = _key(16, "Batches of a lane between its snapshots.", _COUNT)
 
 
 class JobFile(_Section):

@@ -191,3 +191,67 @@ class NamedStep(_message.Message):
     log_id: bytes
     made_at: str
     def __init__(self, name: _Optional[str] = ..., step: _Optional[int] = ..., log_id: _Optional[bytes] = ..., made_at: _Optional[str] = ...) -> None: ...
+
+class ListVerdictsRequest(_message.Message):
+    __slots__ = ("job", "after")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    after: int
+    def __init__(self, job: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
+
+class ListVerdictsReply(_message.Message):
+    __slots__ = ("verdicts", "more", "log_id", "max_quarantined")
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
+    more: bool
+    log_id: bytes
+    max_quarantined: int
+    def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., more: bool = ..., log_id: _Optional[bytes] = ..., max_quarantined: _Optional[int] = ...) -> None: ...
+
+class ReleaseItemRequest(_message.Message):
+    __slots__ = ("job", "source", "index")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    source: str
+    index: int
+    def __init__(self, job: _Optional[str] = ..., source: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
+
+class ReleaseItemReply(_message.Message):
+    __slots__ = ("verdicts",)
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
+    def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("number", "stage", "source", "index", "epoch", "every_epoch", "lane", "offset", "above", "released", "content_hash", "reason")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EVERY_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ABOVE_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_HASH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    stage: str
+    source: str
+    index: int
+    epoch: int
+    every_epoch: bool
+    lane: int
+    offset: int
+    above: int
+    released: int
+    content_hash: str
+    reason: str
+    def __init__(self, number: _Optional[int] = ..., stage: _Optional[str] = ..., source: _Optional[str] = ..., index: _Optional[int] = ..., epoch: _Optional[int] = ..., every_epoch: bool = ..., lane: _Optional[int] = ..., offset: _Optional[int] = ..., above: _Optional[int] = ..., released: _Optional[int] = ..., content_hash: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...

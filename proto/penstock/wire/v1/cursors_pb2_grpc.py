@@ -64,6 +64,16 @@ class CursorsStub(object):
                 request_serializer=penstock_dot_wire_dot_v1_dot_cursors__pb2.ListRequest.SerializeToString,
                 response_deserializer=penstock_dot_wire_dot_v1_dot_cursors__pb2.ListReply.FromString,
                 _registered_method=True)
+        self.ListVerdicts = channel.unary_unary(
+                '/penstock.wire.v1.Cursors/ListVerdicts',
+                request_serializer=penstock_dot_wire_dot_v1_dot_cursors__pb2.ListVerdictsRequest.SerializeToString,
+                response_deserializer=penstock_dot_wire_dot_v1_dot_cursors__pb2.ListVerdictsReply.FromString,
+                _registered_method=True)
+        self.ReleaseItem = channel.unary_unary(
+                '/penstock.wire.v1.Cursors/ReleaseItem',
+                request_serializer=penstock_dot_wire_dot_v1_dot_cursors__pb2.ReleaseItemRequest.SerializeToString,
+                response_deserializer=penstock_dot_wire_dot_v1_dot_cursors__pb2.ReleaseItemReply.FromString,
+                _registered_method=True)
 
 
 class CursorsServicer(object):
@@ -111,6 +121,20 @@ class CursorsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListVerdicts(self, request, context):
+        """Which items are left out of a job's log, and why; some hundreds at once, by number.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseItem(self, request, context):
+        """Lets an item be drawn again, in batches above all that were given or planned.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CursorsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,6 +167,16 @@ def add_CursorsServicer_to_server(servicer, server):
                     servicer.List,
                     request_deserializer=penstock_dot_wire_dot_v1_dot_cursors__pb2.ListRequest.FromString,
                     response_serializer=penstock_dot_wire_dot_v1_dot_cursors__pb2.ListReply.SerializeToString,
+            ),
+            'ListVerdicts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListVerdicts,
+                    request_deserializer=penstock_dot_wire_dot_v1_dot_cursors__pb2.ListVerdictsRequest.FromString,
+                    response_serializer=penstock_dot_wire_dot_v1_dot_cursors__pb2.ListVerdictsReply.SerializeToString,
+            ),
+            'ReleaseItem': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseItem,
+                    request_deserializer=penstock_dot_wire_dot_v1_dot_cursors__pb2.ReleaseItemRequest.FromString,
+                    response_serializer=penstock_dot_wire_dot_v1_dot_cursors__pb2.ReleaseItemReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -307,6 +341,60 @@ class Cursors(object):
             '/penstock.wire.v1.Cursors/List',
             penstock_dot_wire_dot_v1_dot_cursors__pb2.ListRequest.SerializeToString,
             penstock_dot_wire_dot_v1_dot_cursors__pb2.ListReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListVerdicts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.wire.v1.Cursors/ListVerdicts',
+            penstock_dot_wire_dot_v1_dot_cursors__pb2.ListVerdictsRequest.SerializeToString,
+            penstock_dot_wire_dot_v1_dot_cursors__pb2.ListVerdictsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseItem(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.wire.v1.Cursors/ReleaseItem',
+            penstock_dot_wire_dot_v1_dot_cursors__pb2.ReleaseItemRequest.SerializeToString,
+            penstock_dot_wire_dot_v1_dot_cursors__pb2.ReleaseItemReply.FromString,
             options,
             channel_credentials,
             insecure,

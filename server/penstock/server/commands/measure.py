@@ -199,7 +199,9 @@ def _batching_seconds(
                 f"with {error_line(error)}; the sample has {', '.join(sample)}",
                 traceback=user_traceback(error),
             ) from error
-    return time.perf_counter() - begin
+    seconds = time.perf_counter() - begin
+    batcher.state()  # what cannot be in a snapshot is found here, and not after hours
+    return seconds
 
 
 def _count_batches(found: Measured, batches: Sequence[Computed]) -> None:
@@ -258,7 +260,7 @@ def _sample_text(job: Job, outcomes: Sequence[Outcome]) -> str:
 
 
 def _warnings(job: Job, found: Measured) -> list[str]:
-    warnings: list[str] = []
+    warnings = job.cautions()
     pool = getattr(job.batcher, "pool_size", None)
     if isinstance(pool, int) and found.items / job.lanes < POOLS_PER_LANE * pool:
         lanes = max(1, found.items // (POOLS_PER_LANE * pool))

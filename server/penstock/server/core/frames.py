@@ -1,4 +1,4 @@
-"""Tracebacks cut to the user's frames: what a role of theirs did, without what called it."""
+"""Errors of users' code as text: their own frames alone, and no more than people can read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import sysconfig
 import traceback
 from itertools import groupby
 from pathlib import Path
+
+from penstock.wire.errors import clean_text
+
+MAX_TEXT, MAX_FRAMES_TEXT = 2000, 12000
+"""Characters of an error's own words, and of the frames above it: a library may put a whole file
+into its message, and every text is copied to the server process, its log and each reader."""
 
 _OWN = (str(Path(__file__).resolve().parent.parent), "<frozen importlib")
 _LIBRARIES = tuple(
@@ -25,8 +31,18 @@ def user_traceback(error: BaseException) -> str:
     while frames and frames[0].filename.startswith(_OWN):
         del frames[0]
     head = ["Traceback of your code (most recent call last):\n"] if frames else []
-    last = traceback.format_exception_only(error)
-    return "".join([*head, *_without_libraries(frames), *last]).rstrip("\n")
+    shown = clean_text("".join([*head, *_without_libraries(frames)]), MAX_FRAMES_TEXT)
+    return f"{shown}{_last_lines(error)}"
+
+
+def _last_lines(error: BaseException) -> str:
+    """Return what stands below the frames: type and text, and where a file is not Python."""
+    if isinstance(error, SyntaxError):
+        return clean_text("".join(traceback.format_exception_only(error)).rstrip("\n"), MAX_TEXT)
+    text = error_text(error)
+    notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
+    named = f"{_type_name(error)}: {text}" if text else _type_name(error)
+    return clean_text("\n".join([named, *(note[:MAX_TEXT] for note in notes[:9])]), MAX_TEXT + 99)
 
 
 def _is_library(frame: traceback.FrameSummary) -> bool:
@@ -58,10 +74,24 @@ def user_place(error: BaseException) -> str:
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
+def error_text(error: BaseException, limit: int = MAX_TEXT) -> str:
+    """Return what an error says: whole Unicode of bounded length, even where its `str()` fails."""
+    try:
+        text = str(error)
+    except Exception as broken:
+        return f"(it has no text: its str() raises {type(broken).__name__})"
+    return clean_text(text, limit)
+
+
 def error_line(error: BaseException) -> str:
     """Return `Type: message` on one line."""
-    text = str(error).strip().partition("\n")[0]
+    text = error_text(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-__all__ = ["error_line", "user_place", "user_traceback"]
+def _type_name(error: BaseException) -> str:
+    cls = type(error)
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
+
+
+__all__ = ["MAX_TEXT", "error_line", "error_text", "user_place", "user_traceback"]

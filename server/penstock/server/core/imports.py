@@ -12,10 +12,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from penstock.server.core.frames import error_text
+from penstock.server.core.neighbours import add_folder, neighbours, source_hash
 from penstock.wire.errors import InvalidJob
 
+_HERE = Path(__file__).parent
+
 SOURCE_HASH = "__penstock_source_sha256__"
-"""The attribute of a module from a file that holds the hash of the source that was run."""
+"""The attribute of a module from a file that holds the hash of the source that was run, and of the
+modules that it imports from its own folder."""
 
 
 def load_attribute(spec: str) -> Any:
@@ -23,7 +28,7 @@ def load_attribute(spec: str) -> Any:
 
     A file becomes a module whose name is made of its stem and the hash of its content, so every
     process that loads the same file knows it under the same name. Its folder is appended to
-    `sys.path`, behind everything else: the file may import its neighbours.
+    `sys.path`, after everything else: the file may import its neighbours.
 
     Args:
         spec: `./file.py:name` (relative to the working directory), `/abs/file.py:name` or
@@ -97,10 +102,9 @@ def _load_file(path: Path, place: str) -> ModuleType:
     if spec is None:
         raise InvalidJob(f"{place} is no Python file: its name must end in .py", spec=place)
     module = importlib.util.module_from_spec(spec)
-    setattr(module, SOURCE_HASH, digest)
-    folder = str(path.parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
+    add_folder(path.parent)
+    beside = neighbours(source, name, "", path.parent)
+    setattr(module, SOURCE_HASH, source_hash(source, beside))
     sys.modules[name] = module  # before it runs: dataclasses and pickles look their module up there
     try:
         # These bytes, not the import system's cache of them: that one trusts times and sizes.
@@ -116,7 +120,7 @@ def _failed(place: str, error: Exception) -> InvalidJob:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if "importlib" not in frame.filename and frame.filename != __file__
+        if "importlib" not in frame.filename and Path(frame.filename).parent != _HERE
     ]
     where = ""
     if isinstance(error, SyntaxError):
@@ -131,7 +135,7 @@ def _failed(place: str, error: Exception) -> InvalidJob:
 
 
 def _line(error: Exception) -> str:
-    return (error.msg if isinstance(error, SyntaxError) else str(error)).partition("\n")[0]
+    return (error.msg if isinstance(error, SyntaxError) else error_text(error)).partition("\n")[0]
 
 
 __all__ = ["SOURCE_HASH", "is_file_spec", "load_attribute", "load_module"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from penstock.wire.errors import BadItem
+
 
 class ItemRef(NamedTuple):
     """One raw record in one epoch."""
@@ -84,18 +86,67 @@ class BatchPlan(NamedTuple):
 class Verdict(NamedTuple):
     """A quarantine entry: this item is left out, for this reason, by every node alike.
 
+    It holds from a place on, never below: what was given before it was made stays what it was. In
+    the lane that met the item that place is the batch it was met for; in every other lane an offset
+    above all that was given or planned by then.
+
     Attributes:
         stage: `draw` (removed before batching), `exit` (removed from its own group only) or `size`
             (a sample or piece was left out of a group, for its size was not the planned one).
-        item: The item.
+        item: The item, in the epoch in which it was met.
         content_hash: SHA-256 of its raw bytes, hex.
         reason: One line.
+        every_epoch: It is about the raw bytes: nothing random was drawn before the failure, so it
+            holds in every epoch. Else it may be the chance of that epoch's augmentation.
+        lane: The lane that met it.
+        offset: The offset that was being planned, or made, there: it holds from here on.
+        above: It holds in every lane from this offset on.
+        released: It holds in no lane from this offset on; None = it was not released.
+        number: 1, 2, ... in the order of its log's store; 0 = kept in one process only.
     """
 
     stage: str
     item: ItemRef
     content_hash: str
     reason: str
+    every_epoch: bool = False
+    lane: int = 0
+    offset: int = 0
+    above: int = 0
+    released: int | None = None
+    number: int = 0
+
+    def holds(self, item: ItemRef, lane: int, offset: int) -> bool:
+        """Tell whether it is about an item and holds for the batch at `offset` of `lane`."""
+        if item != self.item and not (self.every_epoch and item[:2] == self.item[:2]):
+            return False
+        if self.released is not None and offset >= self.released:
+            return False
+        return offset >= self.above or (lane == self.lane and offset >= self.offset)
+
+    def to_json(self) -> list[Any]:
+        """Return the attributes in their order, the item as a list."""
+        return [self.stage, list(self.item), *self[2:]]
+
+    @classmethod
+    def from_json(cls, data: Sequence[Any]) -> Verdict:
+        """Return the verdict that `to_json` wrote."""
+        stage, item, *rest = data
+        return cls(stage, ItemRef(*item), *rest)
 
 
-__all__ = ["BatchPlan", "Group", "ItemRef", "Row", "SampleRef", "Span", "Verdict"]
+def budget_spent(limit: int, verdict: Verdict) -> BadItem:
+    """Return the error for an item that would be left out beyond `max_quarantined`."""
+    return BadItem(
+        f"item {verdict.item} fails ({verdict.reason}), and max_quarantined = {limit} items of the "
+        "job are left out already; look at the data (`penstock quarantine` lists them, and why), "
+        "or raise max_quarantined",
+        item=list(verdict.item),
+        stage=verdict.stage,
+        lane=verdict.lane,
+        offset=verdict.offset,
+        reason="quarantine budget spent",
+    )
+
+
+__all__ = ["BatchPlan", "Group", "ItemRef", "Row", "SampleRef", "Span", "Verdict", "budget_spent"]

@@ -35,6 +35,30 @@ def seeded_globals(key: int) -> Iterator[None]:
             torch.set_rng_state(torch_state)
 
 
+def drawn_since(key: int) -> bool:
+    """Tell, inside of `seeded_globals(key)`, whether somebody has drawn; seeds them again.
+
+    A torch that was imported meanwhile counts as drawn from: it is not known.
+    """
+    before = _drawn_states()
+    random.seed(key)
+    np.random.seed(key & 0xFFFFFFFF)
+    if (torch := _torch()) is not None:
+        torch.default_generator.manual_seed(key & 0x7FFFFFFFFFFFFFFF)
+    return before != _drawn_states()
+
+
+def _drawn_states() -> tuple[Any, ...]:
+    """Return the states of the global generators in a form that can be compared."""
+    _, words, place, has_gauss, gauss = np.random.get_state(legacy=True)
+    torch = _torch()
+    return (
+        random.getstate(),
+        (np.asarray(words).tobytes(), place, has_gauss, gauss),
+        torch.get_rng_state().numpy().tobytes() if torch is not None else b"",
+    )
+
+
 def purpose_key(purpose: str) -> int:
     """Return 64 bits for a purpose that has no item or batch of its own."""
     return int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "little")
@@ -48,4 +72,4 @@ def _torch() -> Any:
     )
 
 
-__all__ = ["purpose_key", "seeded_globals"]
+__all__ = ["drawn_since", "purpose_key", "seeded_globals"]

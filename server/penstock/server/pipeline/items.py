@@ -1,6 +1,6 @@
 """Raw items to samples, with the two classes of errors that purity needs.
 
-`SourceUnavailable` is about here and now: retried with backoff to a deadline, never quarantined.
+`SourceUnavailable` is about the moment: retried with backoff to a deadline, never quarantined.
 `BadItem` is about the bytes: the same bytes failed twice, so every node meets it alike, and the
 job's policy decides: stop, or a verdict that is durable before anything that depends on it is
 released.
@@ -11,18 +11,26 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from penstock.server.core.frames import error_line, user_traceback
-from penstock.server.core.refs import ItemRef, Verdict
-from penstock.server.core.seeding import seeded_globals
+from penstock.server.core.refs import ItemRef, Verdict, budget_spent
+from penstock.server.core.seeding import drawn_since, seeded_globals
+from penstock.server.core.transient import is_transient
 from penstock.server.job import Job
 from penstock.server.roles.base import ProcessContext, RawItem, Sample, item_key
-from penstock.wire.errors import BadItem, InvalidJob, PenstockError, SourceUnavailable
+from penstock.wire.errors import (
+    BadItem,
+    InvalidJob,
+    PenstockError,
+    SourceUnavailable,
+    clean_text,
+)
 
 logger = logging.getLogger("penstock")
 
@@ -31,7 +39,25 @@ T = TypeVar("T")
 RETRY_DEADLINE_S = 60.0
 """How long a source may be unavailable before this node gives up on an item."""
 
+MAX_KIND_CHARACTERS = 40
+
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 5.0
+
+MAX_REASON = 200
+"""Characters of a verdict's reason: a job may have thousands of verdicts."""
+
+
+class Call(NamedTuple):
+    """A role's code that is called for an item, as errors name it.
+
+    Attributes:
+        role: Its class and method.
+        reading: It brings bytes and does not decode them: an error without an errno is about
+            reading then, and not about the bytes.
+    """
+
+    role: str
+    reading: bool = False
 
 
 class Filtered(NamedTuple):
@@ -46,6 +72,20 @@ class Quarantined(NamedTuple):
     verdict: Verdict
 
 
+class Bad(NamedTuple):
+    """An item failed twice, and nobody has judged it yet.
+
+    Attributes:
+        error: What is wrong with it.
+        digest: SHA-256 of its raw bytes, hex.
+        every_epoch: Nothing random was drawn before it failed: it fails in every epoch.
+    """
+
+    error: BadItem
+    digest: str
+    every_epoch: bool
+
+
 Outcome = list[Sample] | Filtered | Quarantined
 
 Progress = Callable[[str, ItemRef | None], None]
@@ -57,33 +97,87 @@ class VerdictBook:
 
     Args:
         known: What the store had when the line started.
-        insert: Makes a verdict durable, if its item has none, and returns the one that holds. None
-            keeps verdicts in this process: for a reader that has no store, which finds the same
-            ones again.
+        insert: Makes a verdict durable, if none holds at its place, and returns the one that does.
+            None keeps verdicts in this process: for a reader that has no store, which finds the
+            same ones again.
+        limit: How many items may be left out, where there is no store to count them.
+
+    Attributes:
+        left_out: How many items are left out, by stage and kind of reason.
     """
 
     def __init__(
         self,
         known: Iterable[Verdict] = (),
         insert: Callable[[Verdict], Verdict] | None = None,
+        limit: int | None = None,
     ) -> None:
-        self._known = {(verdict.stage, verdict.item): verdict for verdict in known}
-        self._insert = insert
+        self._known: dict[tuple[str, str, int], list[Verdict]] = {}
+        self._insert, self._limit = insert, limit
+        self.left_out: Counter[tuple[str, str]] = Counter()
+        self.learn(known)
 
-    def find(self, stage: str, item: ItemRef) -> Verdict | None:
-        """Return the verdict of an item at a stage."""
-        return self._known.get((stage, item))
+    def __iter__(self) -> Iterator[Verdict]:
+        """Yield every verdict, released ones too."""
+        for verdicts in self._known.values():
+            yield from verdicts
+
+    def __contains__(self, verdict: object) -> bool:
+        """Tell whether this very verdict is known."""
+        return isinstance(verdict, Verdict) and verdict in self._known.get(_place(verdict), ())
+
+    def find(self, stage: str, item: ItemRef, lane: int = 0, offset: int = 0) -> Verdict | None:
+        """Return the verdict that leaves an item out of the batch at `offset` of `lane`."""
+        for verdict in self._known.get((stage, item.source, item.index), ()):
+            if verdict.holds(item, lane, offset):
+                return verdict
+        return None
 
     def add(self, verdict: Verdict) -> Verdict:
-        """Make a verdict durable and return the one that holds."""
-        held = self._insert(verdict) if self._insert else verdict
-        self._known[(held.stage, held.item)] = held
+        """Make a verdict durable and return the one that holds.
+
+        Raises:
+            BadItem: As many items as may be are left out already.
+            LogDiverged: It would move what readers were given.
+        """
+        if self._insert is not None:
+            held = self._insert(verdict)
+        elif self._limit is not None and self.left_out.total() >= self._limit:
+            raise budget_spent(self._limit, verdict)
+        else:
+            held = verdict
+        self.learn([held])
         return held
 
     def learn(self, verdicts: Iterable[Verdict]) -> None:
-        """Take over verdicts that are durable already."""
+        """Take over verdicts that are durable already; of one number the later news holds."""
         for verdict in verdicts:
-            self._known[(verdict.stage, verdict.item)] = verdict
+            place = _place(verdict)
+            before = self._known.get(place, [])
+            after = [one for one in before if not one.number or one.number != verdict.number]
+            self._known[place] = [*after, verdict]
+            self.left_out.subtract(_counted(before))
+            self.left_out.update(_counted(self._known[place]))
+
+
+def _place(verdict: Verdict) -> tuple[str, str, int]:
+    return verdict.stage, verdict.item.source, verdict.item.index
+
+
+def _counted(verdicts: Iterable[Verdict]) -> Iterator[tuple[str, str]]:
+    """Yield (stage, kind of reason) for each that counts, however many lanes have met the item."""
+    seen: set[int | None] = set()
+    for verdict in verdicts:
+        epoch = None if verdict.every_epoch else verdict.item.epoch
+        if verdict.released is None and epoch not in seen:
+            seen.add(epoch)
+            yield verdict.stage, kind_of(verdict.reason)
+
+
+def kind_of(reason: str) -> str:
+    """Return the class of error that a reason begins with, or `other`: few, for metrics."""
+    kind = reason.partition(":")[0]
+    return kind if kind.isidentifier() and len(kind) <= MAX_KIND_CHARACTERS else "other"
 
 
 class Items:
@@ -111,7 +205,7 @@ class Items:
         retry_deadline_s: float = RETRY_DEADLINE_S,
     ) -> None:
         self.job = job
-        self.verdicts = verdicts or VerdictBook()
+        self.verdicts = verdicts or VerdictBook(limit=job.max_quarantined)
         self.progress: Progress = progress or (lambda stage, item: None)
         self.retry_deadline_s = retry_deadline_s
         self.may_wait: Callable[[], bool] = lambda: True
@@ -147,6 +241,8 @@ class Items:
 
     def _fetch(self, name: str, items: list[ItemRef]) -> list[RawItem]:
         source = self.job.sources[name]
+        # A torch Dataset decodes what it reads: an error of its own is like one of process().
+        what = Call(f"{type(source).__name__}.fetch()", reading=not source.uses_global_rng)
         self.progress("fetch", items[0])
 
         def fetch() -> list[RawItem]:
@@ -157,27 +253,33 @@ class Items:
 
         if len(items) > 1:
             try:
-                return self._retried(fetch, items[0])
+                return self.retried(fetch, what, items[0])
             except PenstockError:
                 raise
             except Exception as error:
                 # One of them fails, and is named when it is alone.
                 found = [self._fetch(name, [item])[0] for item in items]
-                self._tell_of(f"{type(source).__name__}.fetch() of several items", error)
+                self._tell_of(what._replace(role=f"{what.role} of several items"), error)
                 return found
         try:
-            return self._twice(fetch, items[0], PenstockError)
+            return self._twice(fetch, what, items[0], PenstockError)
+        except BadItem as error:
+            raise self._damaged(items[0], error) from error
         except PenstockError:
             raise
         except Exception as error:
-            raise self._bad("draw", items[0], error) from error
+            raise self._bad("draw", what, items[0], error) from error
 
-    def samples(self, items: Sequence[ItemRef], stage: str) -> list[Outcome]:
-        """Return what processing gives for each item.
+    def samples(
+        self, items: Sequence[ItemRef], stage: str, lane: int = 0, offset: int = 0
+    ) -> list[Outcome]:
+        """Return what processing gives for each item, judged.
 
         Args:
             items: The items, each known to be wanted.
             stage: `draw` where the planner asks, `exit` where a maker does.
+            lane: The lane of the batch that they are for.
+            offset: Its offset.
 
         Raises:
             SourceUnavailable: A read failed to the deadline.
@@ -186,77 +288,111 @@ class Items:
         outcomes: dict[ItemRef, Outcome] = {}
         wanted: list[ItemRef] = []
         for item in dict.fromkeys(items):
-            verdict = self.verdicts.find(stage, item)
+            verdict = self.verdicts.find(stage, item, lane, offset)
             if verdict is None:
                 wanted.append(item)
             else:
                 outcomes[item] = Quarantined(verdict)
-        if wanted:
-            self._prepare()
-            try:
-                raws = self.raws(wanted)
-            except BadItem:
-                raws = None
-            if raws is None:
-                for item in wanted:
-                    outcomes[item] = self._alone(item, stage)
+        for item, outcome in zip(wanted, self.outcomes(wanted, stage), strict=True):
+            if isinstance(outcome, Bad):
+                outcomes[item] = self.judge(stage, item, outcome, lane, offset)
             else:
-                outcomes.update(zip(wanted, self._process(wanted, raws, stage), strict=True))
+                outcomes[item] = outcome
         return [outcomes[item] for item in items]
 
-    def sizes(self, items: Sequence[ItemRef]) -> list[int | Quarantined]:
-        """Return the sizes of items as the processor knows them without processing.
-
-        Returns:
-            One for each item; for the first item alone, if one of them is bad.
+    def outcomes(self, items: Sequence[ItemRef], stage: str) -> list[list[Sample] | Filtered | Bad]:
+        """Return what processing gives for each item; nobody is judged, no verdict looked up.
 
         Raises:
             SourceUnavailable: A read failed to the deadline.
-            BadItem: The first item is bad and the job's policy is to stop.
+        """
+        if not items:
+            return []
+        self._prepare()
+        try:
+            raws = self.raws(items)
+        except BadItem:
+            return [self._alone(item, stage) for item in items]
+        return self._process(items, raws, stage)
+
+    def sizes(self, items: Sequence[ItemRef]) -> list[int | Bad]:
+        """Return the sizes of items as the processor knows them without processing.
+
+        Raises:
+            SourceUnavailable: A read failed to the deadline.
         """
         self._prepare()
         try:
             raws = self.raws(items)
         except BadItem as error:
             if len(items) > 1:
-                return self.sizes(items[:1])
-            return [self._judge("draw", items[0], error, content_hash(None))]
-        try:
-            return [self._size(item, raw) for item, raw in zip(items, raws, strict=True)]
-        except BadItem as error:
-            if len(items) > 1:
-                return self.sizes(items[:1])
-            return [self._judge("draw", items[0], error, content_hash(raws[0]))]
+                return [self.sizes([item])[0] for item in items]
+            return [Bad(error, content_hash(None), self._fetch_is_pure(items[0]))]
+        return [self._size(item, raw) for item, raw in zip(items, raws, strict=True)]
 
-    def _size(self, item: ItemRef, raw: RawItem) -> int:
+    def _size(self, item: ItemRef, raw: RawItem) -> int | Bad:
         processor = self.job.processor
+        what = Call(f"{type(processor).__name__}.size()")
         try:
-            size = self._retried(lambda: processor.size(raw), item)
-        except PenstockError:
+            size = self.retried(lambda: processor.size(raw), what, item)
+        except (SourceUnavailable, InvalidJob):
             raise
         except Exception as error:
-            raise self._bad("draw", item, error) from error
+            bad = self._bad("draw", what, item, error)
+            return Bad(bad, content_hash(raw), every_epoch=True)
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise BadItem(
+            wrong = BadItem(
                 f"{type(processor).__name__}.size() gave {size!r} for item {item}: a processor "
                 "that overrides size() must know it for every item",
                 item=list(item),
                 stage="draw",
                 reason=f"size() gave {size!r}",
             )
+            return Bad(wrong, content_hash(raw), every_epoch=True)
         return size
 
-    def _alone(self, item: ItemRef, stage: str) -> Outcome:
+    def _alone(self, item: ItemRef, stage: str) -> list[Sample] | Filtered | Bad:
         """Fetch and process one item whose neighbours must not suffer from it."""
         try:
             [raw] = self.raws([item])
         except BadItem as error:
-            return self._judge(stage, item, error, content_hash(None))
+            return Bad(error, content_hash(None), self._fetch_is_pure(item))
         return self._process([item], [raw], stage)[0]
+
+    def _fetch_is_pure(self, item: ItemRef) -> bool:
+        """Tell whether fetching an item draws nothing random, be it that it fails."""
+        source = self.job.sources[item.source]
+        if not source.uses_global_rng:
+            return True
+        key = item_key(self.job.seed, item)
+        what = Call(f"{type(source).__name__}.fetch()")
+        with seeded_globals(key):
+            try:
+                self.retried(lambda: source.fetch([item.index]), what, item)
+            except SourceUnavailable:
+                raise
+            except Exception:
+                logger.debug("item %s fails as it did", item)
+            return not drawn_since(key)
+
+    def _is_chance(self, item: ItemRef) -> bool:
+        """Tell whether what becomes of an item depends on random draws: it is tried anew."""
+        if not self._fetch_is_pure(item):
+            return True
+        [raw] = self.raws([item])
+        context = ProcessContext(item, self.job.seed)
+        what = Call(f"{type(self.job.processor).__name__}.process()")
+        with self._seeded(item):
+            self.retried(lambda: self.job.processor.process(raw, context), what, item)
+            return self._drew(context, item_key(self.job.seed, item))
+
+    def _drew(self, context: ProcessContext, key: int) -> bool:
+        """Tell, inside of `_seeded`, whether anything random was drawn."""
+        return context.drew or (self.job.processor.uses_global_rng and drawn_since(key))
 
     def _process(
         self, items: Sequence[ItemRef], raws: Sequence[RawItem], stage: str
-    ) -> list[Outcome]:
+    ) -> list[list[Sample] | Filtered | Bad]:
         processor = self.job.processor
         if len(items) > 1 and not processor.uses_global_rng and not self.careful:
             contexts = [ProcessContext(item, self.job.seed) for item in items]
@@ -266,8 +402,8 @@ class Items:
             except Exception as error:
                 # One of them fails, and is named when it is alone.
                 outcomes = self._one_by_one(items, raws, stage)
-                if not any(isinstance(outcome, Quarantined) for outcome in outcomes):
-                    self._tell_of(f"{type(processor).__name__}.process_batch()", error)
+                if not any(isinstance(outcome, Bad) for outcome in outcomes):
+                    self._tell_of(Call(f"{type(processor).__name__}.process_batch()"), error)
                 return outcomes
             self.processed += len(items)
             return [
@@ -278,139 +414,205 @@ class Items:
 
     def _one_by_one(
         self, items: Sequence[ItemRef], raws: Sequence[RawItem], stage: str
-    ) -> list[Outcome]:
+    ) -> list[list[Sample] | Filtered | Bad]:
         return [self._process_one(item, raw, stage) for item, raw in zip(items, raws, strict=True)]
 
-    def _process_one(self, item: ItemRef, raw: RawItem, stage: str) -> Outcome:
-        def process() -> Outcome:
+    def _process_one(
+        self, item: ItemRef, raw: RawItem, stage: str
+    ) -> list[Sample] | Filtered | Bad:
+        chance = False
+
+        def process() -> list[Sample] | Filtered:
+            nonlocal chance
             context = ProcessContext(item, self.job.seed)
             self.processed += 1
             with self._seeded(item):
-                return outcome_of(self.job.processor.process(raw, context), context)
+                try:
+                    return outcome_of(self.job.processor.process(raw, context), context)
+                except Exception:
+                    chance = self._drew(context, item_key(self.job.seed, item))
+                    raise
 
+        what = Call(f"{type(self.job.processor).__name__}.process()")
         self.progress("process", item)
         try:
-            return self._twice(process, item, (SourceUnavailable, InvalidJob))
+            return self._twice(process, what, item, (SourceUnavailable, InvalidJob))
         except (SourceUnavailable, InvalidJob):
             raise
         except Exception as error:
-            return self._judge(stage, item, self._bad(stage, item, error), content_hash(raw))
+            bad = self._bad(stage, what, item, error)
+            return Bad(bad, content_hash(raw), every_epoch=not chance)
 
     def _seeded(self, item: ItemRef) -> AbstractContextManager[None]:
         if self.job.processor.uses_global_rng:
             return seeded_globals(item_key(self.job.seed, item))
         return nullcontext()
 
-    def judge(self, stage: str, item: ItemRef, error: BadItem, raw: RawItem = None) -> Quarantined:
+    def judge(self, stage: str, item: ItemRef, bad: Bad, lane: int, offset: int) -> Quarantined:
         """Apply the job's policy to an item that failed: a durable verdict, or the error.
 
-        Raises:
-            BadItem: The policy is to stop.
-        """
-        return self._judge(stage, item, error, content_hash(raw))
+        Args:
+            stage: `draw`, `exit` or `size`.
+            item: The item.
+            bad: What is wrong with it.
+            lane: The lane of the batch that is being planned or made.
+            offset: Its offset: the verdict holds from here on.
 
-    def _judge(self, stage: str, item: ItemRef, error: BadItem, digest: str) -> Quarantined:
+        Raises:
+            BadItem: The policy is to stop, or the budget is spent.
+            LogDiverged: The item was good when what lies behind it was given out.
+        """
         if self.job.on_item_error != "quarantine":
-            raise error
-        held = self.verdicts.find(stage, item)
+            raise bad.error
+        held = self.verdicts.find(stage, item, lane, offset)
         if held is None:
-            reason = str(error.fields.get("reason", error.message))[:200]
-            held = self.verdicts.add(Verdict(stage, item, digest, reason))
+            reason = clean_text(str(bad.error.fields.get("reason", bad.error.message)), MAX_REASON)
+            held = self.verdicts.add(
+                Verdict(stage, item, bad.digest, reason, bad.every_epoch, lane, offset)
+            )
         return Quarantined(held)
 
-    def _bad(self, stage: str, item: ItemRef, error: Exception) -> BadItem:
-        if isinstance(error, BadItem):
+    def refuse(
+        self, stage: str, item: ItemRef, error: BadItem, lane: int, offset: int
+    ) -> Quarantined:
+        """Judge an item that was processed well, and that whoever got it next cannot use.
+
+        Raises:
+            BadItem, LogDiverged: As `judge`.
+            SourceUnavailable: It cannot be read again, to see whether it depends on random draws.
+        """
+        if self.job.on_item_error != "quarantine":
+            raise error
+        held = self.verdicts.find(stage, item, lane, offset)
+        if held is not None:
+            return Quarantined(held)
+        # What is planned from refs has its size from the raw form alone.
+        chance = not (stage == "draw" and self.job.plans_from_refs) and self._is_chance(item)
+        bad = Bad(error, content_hash(None), every_epoch=not chance)
+        return self.judge(stage, item, bad, lane, offset)
+
+    def _bad(self, stage: str, what: Call, item: ItemRef, error: Exception) -> BadItem:
+        if isinstance(error, BadItem) and "item" in error.fields:
             return error
-        reason = (
-            f"{type(error).__name__}: {error}"
-            if not isinstance(error, PenstockError)
-            else str(error)
-        )
+        reason = error.message if isinstance(error, PenstockError) else error_line(error)
         return BadItem(
-            f"item {item} of job {self.job.name!r} fails in {type(self.job.processor).__name__} "
-            f"with {reason}; fix the role or the data, or set on_item_error: quarantine",
+            f"item {item} of job {self.job.name!r} fails in {what.role} with {reason}; fix the "
+            "role or the data, or set on_item_error: quarantine",
             item=list(item),
             stage=stage,
             reason=reason,
             traceback=user_traceback(error),
         )
 
+    def _damaged(self, item: ItemRef, error: BadItem) -> BadItem:
+        """Name the item of bytes that its source has read and cannot decode."""
+        return BadItem(
+            f"item {item} of job {self.job.name!r}: {error.message}; put an undamaged copy of the "
+            "file there, or set on_item_error: quarantine",
+            **{"stage": "draw", "reason": error.message, **error.fields, "item": list(item)},
+        )
+
     def _twice(
         self,
         call: Callable[[], T],
+        what: Call,
         item: ItemRef,
         final: type[Exception] | tuple[type[Exception], ...],
     ) -> T:
         """Call, and again if it fails: once may be chance, the same bytes twice are the bytes.
 
         Args:
-            call: A role's own code.
+            call: Calls a role's own code.
+            what: Which code.
             item: What it is called for.
             final: Errors that a second try would not change.
         """
         try:
-            return self._retried(call, item)
+            return self.retried(call, what, item)
         except final:
             raise
         except Exception as error:
-            found = self._retried(call, item)
-            self._tell_of("the first of two tries", error, item)
+            found = self.retried(call, what, item)
+            self._tell_of(what, error, item)
             return found
 
-    def _tell_of(self, what: str, error: Exception, item: ItemRef | None = None) -> None:
+    def _tell_of(self, what: Call, error: Exception, item: ItemRef | None = None) -> None:
         """Warn of an error that went away: nothing is wrong with the data, but maybe with a role.
 
         Once for each kind of error: a role that always does so must not fill the log.
         """
-        kind = what, type(error)
-        if kind not in self._told and not about_here_and_now(error):
+        kind = what.role, type(error)
+        if kind not in self._told and not is_transient(error, reading=what.reading):
             self._told.add(kind)
-            where = "" if item is None else f" of item {item}"
+            where = "" if item is None else f", the first of two tries of item {item},"
             self.warn(
-                f"job {self.job.name!r}: {what}{where} failed, and what came after it did not: "
-                f"{error_line(error)}"
+                f"job {self.job.name!r}: {what.role}{where} failed, and what came after it did "
+                f"not: {error_line(error)}"
             )
 
-    def _retried(self, call: Callable[[], T], item: ItemRef) -> T:
-        """Call; retry what is about here and now, with backoff to the deadline."""
+    def retried(self, call: Callable[[], T], what: Call, item: ItemRef | None = None) -> T:
+        """Call; retry what may be gone in a moment, with backoff to the deadline.
+
+        Raises:
+            SourceUnavailable: It was not gone by then; names the item, and the role where that was
+                doing more than to read.
+            Exception: Whatever else the role raises, at once.
+        """
         failed_s, backoff_s = None, FIRST_BACKOFF_S
         while True:
             try:
                 return call()
             except Exception as error:
-                if not about_here_and_now(error):
+                if not is_transient(error, reading=what.reading):
                     raise
                 now = time.monotonic()
                 failed_s = failed_s or now
                 if now + backoff_s > failed_s + self.retry_deadline_s or not self.may_wait():
-                    raise SourceUnavailable(
-                        f"item {item} of job {self.job.name!r} could not be read, and was tried "
-                        f"for {now - failed_s:.0f} s: {error}; check the storage, then read again",
-                        item=list(item),
-                    ) from error
+                    raise self._unavailable(what, item, error, now - failed_s) from error
                 self.progress("retrying", item)
                 time.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
+    def _unavailable(
+        self, what: Call, item: ItemRef | None, error: Exception, tried_s: float
+    ) -> SourceUnavailable:
+        fields = {} if item is None else {"item": list(item)}
+        where = f"job {self.job.name!r}"
+        if item is not None:
+            where = f"item {item} of {where}"
+        said = error.message if isinstance(error, PenstockError) else error_line(error)
+        if isinstance(error, MemoryError):
+            what_failed, remedy = "found no memory", "give this node more memory, or fewer workers"
+        elif what.reading:
+            what_failed, remedy = "could not be read", "check the storage, then read again"
+        else:
+            what_failed = f"could not be finished by {what.role}"
+            remedy = "check what that code reads, as this node finds it, then read again"
+        return SourceUnavailable(
+            f"{where} {what_failed}, and was tried for {tried_s:.0f} s: {said}; {remedy}",
+            **fields,
+            **({} if what.reading else {"role": what.role, "traceback": user_traceback(error)}),
+        )
+
     def _prepare(self) -> None:
         if not self._ready:
+            processor = self.job.processor
+            what = Call(f"{type(processor).__name__}.setup()")
             self.progress("setup", None)
-            self.job.processor.setup()
+            try:
+                self.retried(processor.setup, what)
+            except PenstockError:
+                raise
+            except Exception as error:
+                raise InvalidJob(
+                    f"{what.role} of job {self.job.name!r} fails with {error_line(error)}",
+                    key="processor",
+                    traceback=user_traceback(error),
+                ) from error
             self._ready = True
 
 
-def about_here_and_now(error: Exception) -> bool:
-    """Tell whether an error says nothing about the bytes: reading failed, and may work in a moment.
-
-    A missing file is one, as on a flaky mount it comes back. Decoders raise an OSError without an
-    errno for damaged bytes (Pillow does): that is about the bytes.
-    """
-    if isinstance(error, SourceUnavailable | TimeoutError | ConnectionError):
-        return True
-    return isinstance(error, OSError) and error.errno is not None
-
-
-def outcome_of(result: Any, context: ProcessContext) -> Outcome:
+def outcome_of(result: Any, context: ProcessContext) -> list[Sample] | Filtered:
     """Return what a processor's result means."""
     if context.skipped is not None:
         return Filtered(context.skipped)
@@ -451,13 +653,15 @@ def content_hash(raw: Any) -> str:
 
 
 __all__ = [
+    "Bad",
+    "Call",
     "Filtered",
     "Items",
     "Outcome",
     "Progress",
     "Quarantined",
     "VerdictBook",
-    "about_here_and_now",
     "content_hash",
+    "kind_of",
     "outcome_of",
 ]

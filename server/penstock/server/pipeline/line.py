@@ -10,7 +10,7 @@ from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.maker import Made, Maker
 from penstock.server.pipeline.planner import Planner
 from penstock.wire import frame
-from penstock.wire.errors import PastEnd, PositionFar
+from penstock.wire.errors import LaneStarved, PastEnd, PositionFar
 from penstock.wire.order import Tail
 
 
@@ -25,6 +25,7 @@ class Line:
 
     Attributes:
         counters_before: What was counted up to there.
+        emptied: How many of the last batches, in a row, quarantine has emptied.
     """
 
     def __init__(
@@ -37,10 +38,11 @@ class Line:
         if snapshot is not None:
             self.planner.restore(snapshot)
         self.counters_before = self.counters()
+        self.emptied = 0
 
     def counters(self) -> dict[str, int]:
         """Return what the planner and its batcher have counted since the lane's beginning."""
-        return {**self.planner.counters, **self.planner.batcher.counters()}
+        return self.planner.counts()
 
     @property
     def offset(self) -> int:
@@ -92,6 +94,11 @@ class Computed(NamedTuple):
     body: bytearray
 
 
+MAX_EMPTIED = 64
+"""Batches in a row of one lane that quarantine has emptied: then it stops, for nothing is left to
+train on, whatever the budget."""
+
+
 def compute(
     job: Job, position: int, tail: Tail | None = None, line: Line | None = None
 ) -> Computed:
@@ -106,6 +113,7 @@ def compute(
     Raises:
         PastEnd: The log holds no such position.
         PositionFar: Too many batches would have to be planned first.
+        LaneStarved: Nothing but padding has come of the line for too long.
     """
     source = tail.blanked(position) if tail is not None else None
     address = job.order.address(position if source is None else source)
@@ -114,6 +122,9 @@ def compute(
     check_reachable(job, line, address.offset)
     line.skip_to(address.offset)
     made = line.make(line.advance(), blank=source is not None)
+    line.emptied = line.emptied + 1 if made.emptied else 0
+    if line.emptied >= MAX_EMPTIED:
+        raise only_padding(job, line.lane, address.offset)
     body = bytearray(made.nbytes)
     header = made.write(memoryview(body))
     return Computed(frame.with_position(header, position), body)
@@ -129,6 +140,19 @@ def check_reachable(job: Job, line: Line, offset: int) -> None:
         raise far(job, line.lane, offset, line.offset)
 
 
+def only_padding(job: Job, lane: int, offset: int) -> LaneStarved:
+    """Return the error for a lane that yields nothing but padding."""
+    return LaneStarved(
+        f"lane {lane} of job {job.name!r} stopped at offset {offset}: every item of its last "
+        f"{MAX_EMPTIED} batches was left out, so it gives nothing but padding; look at the data "
+        "(`penstock quarantine` lists what was left out, and why)",
+        lane=lane,
+        offset=offset,
+        drawn=MAX_EMPTIED,
+        reasons={"batches without an item": MAX_EMPTIED},
+    )
+
+
 def far(job: Job, lane: int, offset: int, nearest: int) -> PositionFar:
     """Return the error for an offset that lies too far beyond the nearest known state."""
     return PositionFar(
@@ -142,4 +166,4 @@ def far(job: Job, lane: int, offset: int, nearest: int) -> PositionFar:
     )
 
 
-__all__ = ["Computed", "Line", "check_reachable", "compute", "far"]
+__all__ = ["MAX_EMPTIED", "Computed", "Line", "check_reachable", "compute", "far", "only_padding"]

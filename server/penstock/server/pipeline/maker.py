@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.server.core.frames import user_traceback
+from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.core.seeding import seeded_globals
 from penstock.server.job import Job
-from penstock.server.pipeline.items import Filtered, Items, Quarantined
+from penstock.server.pipeline.items import Call, Filtered, Items, Quarantined
+from penstock.server.pipeline.standin import StandIns
 from penstock.server.roles.base import CollateContext, Sample, batch_key
 from penstock.wire import frame
 from penstock.wire.errors import BadBatch, BadItem, PenstockError, SourceUnavailable
@@ -20,6 +21,7 @@ class Made:
 
     Attributes:
         nbytes: Bytes of the body.
+        emptied: Every item of it was left out.
     """
 
     def __init__(
@@ -29,9 +31,10 @@ class Made:
         layout: frame.Layout,
         counts: Mapping[str, int],
         padding: bool,
+        emptied: bool,
     ) -> None:
         self._log_id, self._plan, self._layout = log_id, plan, layout
-        self.counts, self.padding = counts, padding
+        self.counts, self.padding, self.emptied = counts, padding, emptied
         self.nbytes = layout.nbytes
 
     def write(self, out: memoryview) -> bytes:
@@ -63,6 +66,7 @@ class Maker:
 
     def __init__(self, job: Job, items: Items) -> None:
         self.job, self.items = job, items
+        self._stand_ins = StandIns(items)
         self._host = [spec.name for spec in job.collator.specs() if spec.place == "host"]
 
     def make(
@@ -91,14 +95,17 @@ class Maker:
             [[ref for ref in row if (ref.item, ref.part) in found] for row in plan.rows],
         )
         rows = [[self._piece(ref, found[ref.item, ref.part]) for ref in row] for row in kept.rows]
-        padding = blank or not any(rows)
+        emptied = not any(rows)
+        if emptied and not self.job.collator.pads_empty:
+            rows = self._stand_ins.rows(plan)
+        padding = blank or emptied
         values, counts = self._collate(rows, plan)
         if padding:
             values = self.job.collator.blank(values)
             counts = dict.fromkeys(counts, 0)
         self.items.progress("encode", None)
         layout = frame.layout(values, host=self._host)
-        return Made(self.job.log_id, kept, layout, counts, padding)
+        return Made(self.job.log_id, kept, layout, counts, padding, emptied)
 
     def _samples(
         self, plan: BatchPlan, at_hand: Mapping[tuple[ItemRef, int], Sample]
@@ -112,7 +119,8 @@ class Maker:
                     found[key] = at_hand[key]
                 else:
                     missing[ref.item] = None
-        for item, outcome in zip(missing, self.items.samples(list(missing), "exit"), strict=True):
+        outcomes = self.items.samples(list(missing), "exit", plan.lane, plan.offset)
+        for item, outcome in zip(missing, outcomes, strict=True):
             if isinstance(outcome, Quarantined):
                 continue  # removed from its own group only: no other item moves
             if isinstance(outcome, Filtered):
@@ -120,11 +128,15 @@ class Maker:
             for row in plan.rows:
                 for ref in row:
                     if ref.item == item:
-                        self._take(ref, outcome, found)
+                        self._take(ref, outcome, found, plan)
         return found
 
     def _take(
-        self, ref: SampleRef, samples: list[Sample], found: dict[tuple[ItemRef, int], Sample]
+        self,
+        ref: SampleRef,
+        samples: list[Sample],
+        found: dict[tuple[ItemRef, int], Sample],
+        plan: BatchPlan,
     ) -> None:
         """Put one processed sample in its place, if it is what the plan counted on."""
         if ref.part < len(samples):
@@ -151,7 +163,7 @@ class Maker:
         )
         # The verdict tells people. It is never looked up: another piece of the same item may fit,
         # and whether this one does is found alike by whoever makes this batch.
-        self.items.judge("size", ref.item, error)
+        self.items.refuse("size", ref.item, error, plan.lane, plan.offset)
 
     def _piece(self, ref: SampleRef, sample: Sample) -> Sample:
         if ref.span is None:
@@ -164,7 +176,8 @@ class Maker:
     ) -> tuple[dict[str, Any], dict[str, int]]:
         self.items.progress("collate", None)
         collator = self.job.collator
-        try:
+
+        def collate() -> tuple[dict[str, Any], dict[str, int]]:
             context = CollateContext(self.job.seed, plan.lane, plan.offset)
             if collator.uses_global_rng:
                 with seeded_globals(batch_key(self.job.seed, plan.lane, plan.offset)):
@@ -172,17 +185,18 @@ class Maker:
             else:
                 values = collator.collate(rows, context)
             # NumPy's integers, which a sum gives, have no place in a message.
-            counted = {name: int(value) for name, value in context.counts.items()}
+            return values, {name: int(value) for name, value in context.counts.items()}
+
+        try:
+            values, counted = self.items.retried(
+                collate, Call(f"{type(collator).__name__}.collate()")
+            )
         except SourceUnavailable:
             raise
         except BadBatch as error:
             raise BadBatch(f"job {self.job.name!r}, {error.message}", **error.fields) from error
         except Exception as error:
-            text = (
-                str(error)
-                if isinstance(error, PenstockError)
-                else f"{type(error).__name__}: {error}"
-            )
+            text = error.message if isinstance(error, PenstockError) else error_line(error)
             items = [str(ref.item) for row in plan.rows for ref in row]
             shown = ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
             raise BadBatch(

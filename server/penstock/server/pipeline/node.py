@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import contextlib
+import hashlib
 import itertools
+import json
 import operator
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any
 
 import structlog
 
-from penstock.server.core.refs import ItemRef, Verdict
+from penstock.server.core import libraries
+from penstock.server.core.refs import Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline.channel import Message
-from penstock.server.pipeline.items import Items
-from penstock.server.pipeline.line import far
+from penstock.server.pipeline.items import Items, VerdictBook
+from penstock.server.pipeline.line import MAX_EMPTIED, far, only_padding
 from penstock.server.pipeline.planner import Planner
 from penstock.server.pipeline.process import Ticket, WorkerProcess
 from penstock.server.pipeline.scheduler import (
@@ -37,10 +41,11 @@ from penstock.server.pipeline.scheduler import (
     Start,
     State,
 )
-from penstock.server.store.base import JobRecord, SnapshotRecord, Store
+from penstock.server.store.base import JobRecord, Seen, SnapshotRecord, Store
 from penstock.wire.errors import (
     ERRORS,
     Internal,
+    LogDiverged,
     PenstockError,
     StoreUnavailable,
     UnknownJob,
@@ -83,6 +88,9 @@ class Observer:
     ) -> None:
         """The counters of a lane since its beginning, now and when its line was opened."""
 
+    def quarantined(self, job: str, left_out: Mapping[tuple[str, str], int]) -> None:
+        """How many items are left out now, by stage and kind of reason."""
+
     def worker_died(self) -> None:
         """A worker process ended unasked."""
 
@@ -124,7 +132,7 @@ class Node:
         self.observer = observer or Observer()
         self.incarnation = uuid.uuid4().hex[:12]
         self.logs: dict[str, Log] = {}
-        self.verdicts: dict[str, list[Verdict]] = {}
+        self.verdicts: dict[str, VerdictBook] = {}
         self.workers = [self._new_worker(number) for number in range(workers)]
         self.draining = False
         self.on_fatal: Callable[[], None] = lambda: None
@@ -141,6 +149,7 @@ class Node:
         self._drained: dict[int, asyncio.Future[None]] = {}
         self._page_seen: dict[int, tuple[int, float]] = {}
         self._waiting: dict[str, Entry] = {}  # by job, its most urgent batch a turn ago
+        self._libraries: dict[str, dict[str, str]] = {}  # by job, what was compared already
 
     def _new_worker(self, number: int) -> WorkerProcess:
         return WorkerProcess(number, self.target, self._message, self._death)
@@ -158,7 +167,8 @@ class Node:
             self.logs[name] = Log(job, self.bound_bytes)
             self._seekable[name] = Planner(job, 0, Items(job)).can_seek()
             await self.store.register_job(JobRecord(name, job.log_id, job.plan))
-            self.verdicts[name] = await self.store.verdicts(job.log_id)
+            self.verdicts[name] = VerdictBook(await self.store.verdicts(job.log_id))
+            self.observer.quarantined(name, self.verdicts[name].left_out)
         for worker in self.workers:
             worker.start(self._loop)
         try:
@@ -316,7 +326,8 @@ class Node:
         room = {worker.number: worker.room() for worker in self.workers}
         if not any(room.values()):
             return
-        wanted = sorted((one for log in self.logs.values() for one in log.candidates()), key=_RANK)
+        logs = [one for one in self.logs.values() if not one.deciding]
+        wanted = sorted((one for log in logs for one in log.candidates()), key=_RANK)
         progress = True
         while progress and not self.draining:
             progress = False
@@ -424,7 +435,7 @@ class Node:
 
     def _assign_when_free(self, one: Log, entry: Entry, lane: LaneState, line: LineState) -> None:
         worker = self.workers[line.worker]
-        if one.wants(entry) and not worker.dead and not lane.planning:
+        if one.wants(entry) and not worker.dead and not lane.planning and not one.deciding:
             self._assign(one, entry, lane, worker, line)
 
     def _assign(
@@ -459,11 +470,13 @@ class Node:
             ticket = Ticket(number, one, lane, entry, line, offset, plans=True)
             worker.give(ticket, {"op": "plan", **head, "count": count})
             line.next = offset + count
+            lane.asked = max(lane.asked, line.next)
         else:
             one.started(entry)
             ticket = Ticket(number, one, lane, entry, line, offset)
             worker.give(ticket, {"op": "produce", **head, "blank": blank})
             line.next = offset + 1
+            lane.asked = max(lane.asked, line.next)
 
     def _open(self, one: Log, lane: LaneState, worker: WorkerProcess, start: Start) -> LineState:
         idle = sorted(
@@ -488,7 +501,7 @@ class Node:
 
     def _tell_verdicts(self, worker: WorkerProcess, job: str, verdicts: Iterable[Verdict]) -> None:
         log_id = self.jobs[job].log_id.hex()
-        entries = [[v.stage, list(v.item), v.content_hash, v.reason] for v in verdicts]
+        entries = [verdict.to_json() for verdict in verdicts]
         worker.send({"op": "job", "job": job, "log": log_id, "verdicts": entries})
 
     # --- answers ---
@@ -497,6 +510,8 @@ class Node:
         try:
             if "cost" in message:
                 self.observer.worked(**message["cost"])
+            if "counted" in message:
+                self.observer.counted(**message["counted"])
             getattr(self, f"_on_{message['op']}")(worker, message)
         except Exception as error:
             self._fatal(error)
@@ -527,6 +542,11 @@ class Node:
 
         if ticket.line is not None:
             ticket.line.busy -= 1
+        if ticket.stale:
+            if release is not None:
+                release()
+            ticket.log.back(ticket.entry)
+            return
         if plan:
             ticket.log.remember_plan(ticket.lane, ticket.offset, plan)
         else:  # it was made from this very plan
@@ -536,9 +556,24 @@ class Node:
         self.observer.produced(name, nbytes, message["counts"])
         if plan and ticket.log.produced % VERIFY_EVERY == 0:
             self._verify(worker, ticket, header, plan)
-        if "counters" in message:
-            self.observer.counted(name, ticket.lane.lane, message["counters"], message["before"])
+        if "libraries" in message:
+            self._note_libraries(name, message["libraries"])
         self._remember_snapshots(ticket, message["snapshots"], snapshots)
+        if message["emptied"] and ticket.lane.note_emptied(ticket.offset, MAX_EMPTIED):
+            self._stop(
+                ticket.log,
+                ticket.lane,
+                only_padding(ticket.log.job, ticket.lane.lane, ticket.offset),
+            )
+
+    def _stop(self, one: Log, lane: LaneState, error: PenstockError) -> None:
+        """Stop a lane by name: what is ready of it is right, and goes out."""
+        if lane.error is not None:
+            return
+        name = one.job.name
+        log.error("a lane stopped", job=name, lane=lane.lane, code=error.code, error=error.message)
+        self.observer.failed(name, error.code)
+        one.stop_lane(lane, error)
 
     def _verify(self, maker: WorkerProcess, ticket: Ticket, header: bytes, plan: bytes) -> None:
         """Have a batch made once more: purity is what everything here stands on."""
@@ -561,14 +596,20 @@ class Node:
         self.observer.verified(ticket.log.job.name, pure)
         if not pure:
             key = ticket.entry.key
-            log.error(
-                "a batch was made twice, and differs: a role of this job is not pure; "
-                "`penstockd check` names the first impure key",
-                job=ticket.log.job.name,
+            name = ticket.log.job.name
+            error = LogDiverged(
+                f"the batch at lane {key.lane}, offset {key.offset} of job {name!r} was made twice "
+                "and differs: a role of this job is not pure, or another machine state gave other "
+                "bytes; run `penstockd check`, which names the first impure key, then restart the "
+                "server",
+                what=f"batch at lane {key.lane}, offset {key.offset}",
                 lane=key.lane,
                 offset=key.offset,
                 position=key.position,
+                ours=hashlib.sha256(message["blobs"][0]).hexdigest(),
+                theirs=hashlib.sha256(header).hexdigest(),
             )
+            self._diverged(ticket.log, key.lane, error)
 
     def _on_planned(self, worker: WorkerProcess, message: Message) -> None:
         ticket = worker.answer(message["ticket"])
@@ -577,6 +618,8 @@ class Node:
         ticket.lane.planning = False
         assert ticket.line is not None
         ticket.line.busy -= 1
+        if ticket.stale:
+            return
         ticket.line.next = ticket.offset + len(plans)
         if message["broken"]:  # the next one failed: whoever wants it starts from a clean state
             self._close_line(ticket.lane, ticket.line)
@@ -586,6 +629,8 @@ class Node:
 
     def _remember_snapshots(self, ticket: Ticket, offsets: list[int], blobs: list[bytes]) -> None:
         log_id = ticket.log.job.log_id
+        if ticket.lane.error is not None:
+            return
         for offset, data in zip(offsets, blobs, strict=True):
             known = self._unsaved.get((log_id, ticket.lane.lane))
             if known is None or offset > known.offset:
@@ -611,6 +656,9 @@ class Node:
             self._close_line(ticket.lane, ticket.line)
         if ticket.plans:
             ticket.lane.planning = False
+        if ticket.stale:
+            ticket.log.back(ticket.entry)
+            return
         traceback = error.fields.get("traceback")
         log.error(
             "a batch cannot be made",
@@ -686,39 +734,160 @@ class Node:
     def _on_warning(self, worker: WorkerProcess, message: Message) -> None:
         log.warning(message["text"], worker=worker.number)
 
+    def _note_libraries(self, name: str, versions: Mapping[str, str]) -> None:
+        """Compare what a worker computes a job with, unless another worker said the same."""
+        seen = self._libraries.setdefault(name, {})
+        new = {key: version for key, version in versions.items() if seen.get(key) != version}
+        if new:
+            seen.update(new)
+            self._spawn(self._compare_libraries(name, new))
+
+    async def _compare_libraries(self, name: str, versions: dict[str, str]) -> None:
+        """Record what a job is computed with, or say what differs from what is recorded."""
+        try:
+            recorded = await self.store.note_libraries(self.jobs[name].log_id, versions)
+        except PenstockError as error:
+            log.warning("the versions of libraries were not recorded", job=name, error=str(error))
+            return
+        if found := libraries.differences(versions, recorded):
+            log.warning(libraries.sentence(name, found), job=name)
+
     def _on_verdict(self, worker: WorkerProcess, message: Message) -> None:
         self._spawn(self._verdict(worker, message))
 
     async def _verdict(self, worker: WorkerProcess, message: Message) -> None:
         """Make a verdict durable, tell every worker, and only then let the asking one go on."""
-        name = message["job"]
-        stage, item, digest, reason = message["verdict"]
-        verdict = Verdict(stage, ItemRef(*item), digest, reason)
+        one, verdict = self.logs[message["job"]], Verdict.from_json(message["verdict"])
+        try:
+            held = await self._insert(one, verdict, message["line"])
+        except PenstockError as error:
+            if isinstance(error, LogDiverged):
+                self._diverged(one, verdict.lane, error)
+            answer = {"code": error.code, "message": error.message}
+            answer["fields"] = json.loads(json.dumps(error.fields, default=str))
+            worker.send({"op": "verdict", **answer})
+        else:
+            worker.send({"op": "verdict", "verdict": held.to_json()})
+
+    async def _insert(self, one: Log, verdict: Verdict, line: int | None) -> Verdict:
+        """Have the store insert a verdict, and tell every worker that knows the job.
+
+        Raises:
+            StoreUnavailable: It was away for `STORE_DEADLINE_S`.
+            BadItem, LogDiverged: As `Store.add_verdict`.
+        """
         deadline = self._loop.time() + STORE_DEADLINE_S
+        lane, offset, job = verdict.lane, verdict.offset, one.job
         while True:
+            known = self.verdicts[job.name].find(verdict.stage, verdict.item, lane, offset)
+            if known is not None:
+                return known
             try:
-                held = await self.store.add_verdict(self.jobs[name].log_id, verdict)
-                break
+                with self._deciding(one) as seen:
+                    if verdict.stage == "draw":
+                        self._overtake(one, verdict, line)
+                    planned = max(each.lanes[lane].planned for each in self._same(one))
+                    held = await self.store.add_verdict(
+                        job.log_id, verdict, seen._replace(planned=planned), job.max_quarantined
+                    )
+                    self._learn(one, [held])
+                    return held
             except StoreUnavailable as error:
                 if self._loop.time() > deadline:
-                    worker.send({"op": "verdict", "code": error.code, "message": error.message})
-                    return
+                    raise
                 log.warning(
                     "a verdict waits for the store", item=str(verdict.item), error=str(error)
                 )
-                await asyncio.sleep(STORE_RETRY_S)
-            except PenstockError as error:
-                worker.send({"op": "verdict", "code": error.code, "message": error.message})
-                return
+            await asyncio.sleep(STORE_RETRY_S)
+
+    async def release(self, job: Job, source: str, index: int) -> list[Verdict]:
+        """Let an item be drawn again, above all that was given or asked for; tell every worker.
+
+        Returns:
+            Every verdict about the item, released; empty = there is none.
+
+        Raises:
+            LogDiverged: The log holds no batch above.
+            StoreUnavailable: The store does not answer.
+        """
+        one = self.log(job.name)
+        with self._deciding(one) as seen:
+            found = await self.store.release_verdicts(job.log_id, source, index, seen)
+            self._learn(one, found)
+        return found
+
+    def _same(self, one: Log) -> list[Log]:
+        """Return every job of the same log, this one among them."""
+        return [other for other in self.logs.values() if other.job.log_id == one.job.log_id]
+
+    @contextlib.contextmanager
+    def _deciding(self, one: Log) -> Iterator[Seen]:
+        """Let nothing new of a log be planned while its verdicts change; say what was asked for."""
+        logs = self._same(one)
+        for each in logs:
+            each.deciding += 1
+        try:
+            yield Seen(one.order, asked=max(lane.asked for each in logs for lane in each.lanes))
+        finally:
+            for each in logs:
+                each.deciding -= 1
+            self.schedule()
+
+    def _overtake(self, one: Log, verdict: Verdict, number: int | None) -> None:
+        """Take back what other lines of a lane are planning behind a verdict, without knowing it.
+
+        What they have answered the store is told of: it refuses the verdict.
+        """
+        for each in self._same(one):
+            lane = each.lanes[verdict.lane]
+            for line in list(lane.lines):
+                if line.number == number or line.next <= verdict.offset or not line.busy:
+                    continue
+                for ticket in self.workers[line.worker].tickets.values():
+                    ticket.stale = ticket.stale or ticket.line is line
+                self._close_line(lane, line)
+
+    def _learn(self, one: Log, news: Iterable[Verdict]) -> None:
+        """Take over verdicts of a log, new or released, and tell every worker that knows a job."""
+        for name, job in self.jobs.items():
+            if job.log_id != one.job.log_id:
+                continue
+            book = self.verdicts[name]
+            changed = [verdict for verdict in news if verdict not in book]
+            if not changed:
+                continue
+            book.learn(changed)
+            self.observer.quarantined(name, book.left_out)
+            for worker in self.workers:
+                if name in worker.jobs and not worker.dead:
+                    self._tell_verdicts(worker, name, changed)
+            for verdict in changed:
+                self._note_verdict(name, verdict)
+
+    def _note_verdict(self, job: str, verdict: Verdict) -> None:
+        released = verdict.released is not None
         log.warning(
-            "item quarantined", job=name, stage=held.stage, item=str(held.item), reason=held.reason
+            "item released" if released else "item quarantined",
+            job=job,
+            number=verdict.number,
+            stage=verdict.stage,
+            item=str(verdict.item),
+            epochs="all" if verdict.every_epoch else str(verdict.item.epoch),
+            reason=verdict.reason,
         )
-        self.verdicts[name].append(held)
-        for other in self.workers:
-            if other is not worker and name in other.jobs:
-                self._tell_verdicts(other, name, [held])
-        entry = [held.stage, list(held.item), held.content_hash, held.reason]
-        worker.send({"op": "verdict", "verdict": entry})
+
+    def _diverged(self, one: Log, number: int, error: PenstockError) -> None:
+        """Stop a lane whose content is in doubt, in every job of this log: readers are told."""
+        for each in self._same(one):
+            lane, name = each.lanes[number], each.job.name
+            if lane.error is not None:
+                continue
+            log.error("a lane stopped", job=name, lane=number, code=error.code, error=error.message)
+            self.observer.failed(name, error.code)
+            each.withhold(lane, error)
+            for line in list(lane.lines):
+                self._close_line(lane, line)
+        self._unsaved.pop((one.job.log_id, number), None)
 
     def _on_snapshots(self, worker: WorkerProcess, message: Message) -> None:
         """Where every line of a draining worker stands."""
@@ -727,7 +896,7 @@ class Node:
         for one in self.logs.values():
             for lane in one.lanes:
                 for line in lane.lines:
-                    if line.worker == worker.number and line.number in blobs:
+                    if line.worker == worker.number and line.number in blobs and lane.error is None:
                         record = SnapshotRecord(
                             one.job.log_id, lane.lane, numbers[line.number], blobs[line.number]
                         )
@@ -820,9 +989,7 @@ class Node:
             item=doing,
             deaths=MAX_DEATHS,
         )
-        log.error("a lane stopped", job=name, lane=lane.lane, error=error.message)
-        self.observer.failed(name, error.code)
-        ticket.log.stop_lane(lane, error)
+        self._stop(ticket.log, lane, error)
 
     async def _watch(self) -> None:
         """Kill a worker that has been at one thing for longer than `item_deadline_s`.
@@ -883,10 +1050,25 @@ class Node:
             log.warning("snapshots were not written; they only accelerate", error=str(error))
         except PenstockError as error:
             if len(records) == 1:
-                log.error("a snapshot was refused", code=error.code, error=error.message)
+                self._refused(records[0], error)
                 return
             # One lane's must not cost the others theirs; the store commits them together.
             await asyncio.gather(*(self._put([record]) for record in records))
+
+    def _refused(self, record: SnapshotRecord, error: PenstockError) -> None:
+        """A snapshot was refused: where another one stands in its place, its lane stops."""
+        log.error(
+            "a snapshot was refused",
+            lane=record.lane,
+            offset=record.offset,
+            code=error.code,
+            error=error.message,
+        )
+        if isinstance(error, LogDiverged):
+            for one in self.logs.values():
+                if one.job.log_id == record.log_id:
+                    self._diverged(one, record.lane, error)
+                    return
 
 
 __all__ = ["Node", "Observer"]

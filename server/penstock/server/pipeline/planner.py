@@ -11,12 +11,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.server.core.frames import error_line, user_traceback
-from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef
+from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef, Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
-from penstock.server.pipeline.items import Filtered, Items, Outcome, Quarantined
+from penstock.server.pipeline.items import Bad, Filtered, Items
 from penstock.server.roles.base import LaneDraws, Sample
-from penstock.wire.errors import BadBatch, BadItem, BadSnapshot, LaneStarved, PenstockError
+from penstock.wire.errors import (
+    BadBatch,
+    BadItem,
+    BadSnapshot,
+    LaneStarved,
+    PenstockError,
+    clean_text,
+)
 
 MAX_REASONS, MAX_REASON_CHARACTERS = 32, 80
 """A reason that a role makes of each item anew (`too short: 17`) must not let snapshots and metrics
@@ -53,7 +60,8 @@ class Planner:
         self.batcher = job.batcher.clone()
         self.ready: deque[Group] = deque()
         self.samples: dict[tuple[ItemRef, int], Sample] = {}
-        self._ahead: dict[ItemRef, Outcome | int] = {}
+        self._ahead: dict[ItemRef, list[Sample] | Filtered | Bad | int] = {}
+        self._verdicts = 0  # the highest number of a verdict that removed a draw
         self._without_sample = 0
         self._without_group = 0
 
@@ -100,9 +108,7 @@ class Planner:
             outcome = self._outcome(item)
             if isinstance(outcome, Filtered):
                 self._count_filtered(outcome.reason)
-            elif isinstance(outcome, Quarantined):
-                self._count_verdict()
-            else:
+            elif outcome is not None:
                 refs = [
                     SampleRef(item, part, self._size_of(item, sample))
                     for part, sample in enumerate(outcome)
@@ -137,14 +143,14 @@ class Planner:
                 self.samples.pop((ref.item, ref.part), None)
             if not isinstance(error, BadItem):
                 raise
-            self.items.judge("draw", refs[0].item, error)
-            self._count_verdict()
+            held = self.items.refuse("draw", refs[0].item, error, self.lane, self.offset)
+            self._count_verdict(held.verdict)
             return [], False
         return groups, accepted
 
     def _add(self, ref: SampleRef, sample: Sample | None) -> tuple[list[Group], bool]:
         """Give a sample to the batcher; return the finished groups and whether it was kept."""
-        dropped = _dropped(self.batcher.counters())
+        dropped = sum(self.batcher.dropped().values())
         try:
             groups = self.batcher.add(ref, sample if self.batcher.needs_content else None)
         except PenstockError:
@@ -157,7 +163,7 @@ class Planner:
                 offset=self.offset,
                 traceback=user_traceback(error),
             ) from error
-        kept = _dropped(self.batcher.counters()) == dropped
+        kept = sum(self.batcher.dropped().values()) == dropped
         if kept and sample is not None:
             self.samples[ref.item, ref.part] = sample
         return groups, kept
@@ -180,21 +186,40 @@ class Planner:
         return size
 
     def _count_filtered(self, reason: str) -> None:
-        name = f"filtered:{reason[:MAX_REASON_CHARACTERS]}"
+        name = f"filtered:{_cut(reason)}"
         if name not in self.counters and len(self.counters) >= MAX_REASONS:
             name = "filtered:other reasons"
         self.counters[name] += 1
 
-    def _count_verdict(self) -> None:
+    def _leave_out(self, item: ItemRef, bad: Bad) -> None:
+        """Have an item judged at the place where its verdict takes effect."""
+        held = self.items.judge("draw", item, bad, self.lane, self.offset)
+        self._count_verdict(held.verdict)
+
+    def _count_verdict(self, verdict: Verdict) -> None:
         self.counters["quarantined:draw"] += 1
-        if self.counters["quarantined:draw"] > self.job.max_quarantined:
-            raise BadItem(
-                f"lane {self.lane} of job {self.job.name!r} has more than max_quarantined = "
-                f"{self.job.max_quarantined} bad items; look at the data, or raise max_quarantined",
-                lane=self.lane,
-                stage="draw",
-                reason="quarantine budget spent",
-            )
+        self._verdicts = max(self._verdicts, verdict.number)
+
+    def _left_out(self, item: ItemRef) -> bool:
+        """Tell whether a verdict removes this draw; whatever was known of it ahead is forgotten."""
+        verdict = self.items.verdicts.find("draw", item, self.lane, self.offset)
+        if verdict is None:
+            return False
+        self._ahead.pop(item, None)
+        self._count_verdict(verdict)
+        return True
+
+    def counts(self) -> dict[str, int]:
+        """Return all that was counted since the lane's beginning, each name with its kind.
+
+        `drawn`; `filtered:REASON` and `quarantined:STAGE`, of items; `dropped:REASON`, of samples
+        that the batcher has left out; `batcher:NAME`, what else it counts.
+        """
+        return {
+            **self.counters,
+            **{f"dropped:{_cut(reason)}": n for reason, n in self.batcher.dropped().items()},
+            **{f"batcher:{_cut(name)}": n for name, n in self.batcher.counters().items()},
+        }
 
     def _watch_starvation(self, accepted: bool, finished: bool) -> None:
         self._without_sample = 0 if accepted else self._without_sample + 1
@@ -206,7 +231,7 @@ class Planner:
         starved = self._without_sample > min(max(many, MIN_DRAWS_WITHOUT_SAMPLE), MAX_DRAWS)
         stuck = self._without_group > min(max(many, MIN_DRAWS_WITHOUT_GROUP), MAX_DRAWS)
         if starved or stuck:
-            reasons = {**self.counters, **self.batcher.counters()}
+            reasons = self.counts()
             drawn = self._without_sample if starved else self._without_group
             raise LaneStarved(
                 f"lane {self.lane} of job {self.job.name!r} drew {drawn} items in a row without "
@@ -219,32 +244,30 @@ class Planner:
 
     # --- items, some ahead ---
 
-    def _outcome(self, item: ItemRef) -> Outcome:
+    def _outcome(self, item: ItemRef) -> list[Sample] | Filtered | None:
+        """Return what processing gives for a drawn item; None if it is quarantined."""
+        if self._left_out(item):
+            return None
         if item not in self._ahead:
             items = [item, *self._coming(item)]
-            try:
-                outcomes = self.items.samples(items, "draw")
-            except BadItem:
-                # One of those ahead may be the bad one: it stops the lane only when it is drawn.
-                items = [item]
-                outcomes = self.items.samples(items, "draw")
-            self._ahead.update(zip(items, outcomes, strict=True))
+            self._ahead.update(zip(items, self.items.outcomes(items, "draw"), strict=True))
         outcome = self._ahead.pop(item)
+        if isinstance(outcome, Bad):
+            self._leave_out(item, outcome)
+            return None
         assert not isinstance(outcome, int)
         return outcome
 
     def _size(self, item: ItemRef) -> int | None:
         """Return an item's size from its raw form, unprocessed; None if it is quarantined."""
-        if self.items.verdicts.find("draw", item):
-            self._count_verdict()
+        if self._left_out(item):
             return None
         if item not in self._ahead:
             items = [item, *self._coming(item)]
-            # Fewer come back where one ahead is bad: it is met again when it is drawn.
-            self._ahead.update(zip(items, self.items.sizes(items), strict=False))
+            self._ahead.update(zip(items, self.items.sizes(items), strict=True))
         size = self._ahead.pop(item)
-        if isinstance(size, Quarantined):
-            self._count_verdict()
+        if isinstance(size, Bad):
+            self._leave_out(item, size)
             return None
         assert isinstance(size, int)
         return size
@@ -255,7 +278,12 @@ class Planner:
             return []
         coming = dict.fromkeys(self.draws.peek(LOOK_AHEAD - 1))
         coming.pop(item, None)
-        return [one for one in coming if one not in self._ahead]
+        find = self.items.verdicts.find
+        return [
+            one
+            for one in coming
+            if one not in self._ahead and find("draw", one, self.lane, self.offset) is None
+        ]
 
     def forget(self) -> None:
         """Let go of every sample that nothing pending needs: of past batches, and left out ones."""
@@ -289,7 +317,7 @@ class Planner:
         self.ended = total is not None and before >= total and drawn < before
         self.counters = Counter({"drawn": drawn} if drawn else {})
         self.offset = offset
-        self._without_sample = self._without_group = 0
+        self._without_sample = self._without_group = self._verdicts = 0
 
     def snapshot(self) -> bytes:
         """Return the canonical bytes from which a line restarts at `offset`."""
@@ -301,6 +329,8 @@ class Planner:
             "counters": {name: count for name, count in self.counters.items() if count},
             "without": [self._without_sample, self._without_group],
         }
+        if self._verdicts:
+            state["verdicts"] = self._verdicts
         return snapshot.encode(self.job.log_id, self.lane, self.offset, state)
 
     def restore(self, data: bytes) -> None:
@@ -330,13 +360,14 @@ class Planner:
         self.ended = bool(state["ended"])
         self.counters = Counter(state["counters"])
         self._without_sample, self._without_group = state["without"]
+        self._verdicts = int(state.get("verdicts", 0))
         self.samples.clear()
         self._ahead.clear()
         self.offset = offset
 
 
-def _dropped(counters: dict[str, int]) -> int:
-    return sum(count for name, count in counters.items() if "dropped" in name)
+def _cut(reason: str) -> str:
+    return clean_text(reason[:MAX_REASON_CHARACTERS], MAX_REASON_CHARACTERS)
 
 
 def _reasons(counts: dict[str, int]) -> str:

@@ -36,6 +36,7 @@ class Ticket:
     line: LineState | None
     offset: int
     plans: bool = False  # it only plans, on behalf of `entry`
+    stale: bool = False  # a verdict has overtaken it: its answer is not used
     given_s: float = 0.0
 
 

@@ -29,6 +29,9 @@ KEPT_BATCHES, KEPT_SHARE = 64, 4
 MAX_LINES_PER_LANE = 4
 """A lane has several lines when readers stand far apart; the least recently used one is closed."""
 
+KEPT_EMPTIED = 1024
+"""Offsets kept per lane of batches that quarantine has emptied: enough to see many in a row."""
+
 MAX_PENDING = 1024
 """Batches that one reader wants at once, wherever its horizon lies: that is only a number."""
 
@@ -161,6 +164,22 @@ class LaneState:
     planning: bool = False
     plans: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
     error: PenstockError | None = None  # stopped for good
+    planned: int = 0  # offsets below were planned, by whatever line
+    asked: int = 0  # offsets below were planned, or a worker was told to
+    emptied: set[int] = field(default_factory=set)  # latest offsets whose every item was left out
+
+    def note_emptied(self, offset: int, at_most: int) -> bool:
+        """Note a batch without an item; tell whether there are `at_most` of them in a row."""
+        self.emptied.add(offset)
+        first, last = offset, offset
+        while first - 1 in self.emptied:
+            first -= 1
+        while last + 1 in self.emptied:
+            last += 1
+        if len(self.emptied) > KEPT_EMPTIED:
+            self.emptied.remove(min(self.emptied))
+        return last - first + 1 >= at_most
+
     # What was being done when a worker died, by the offset that it was working for.
     deaths: dict[int, list[str]] = field(default_factory=dict)
 
@@ -293,6 +312,7 @@ class Log:
         self.largest_bytes = self.largest_body_bytes = 0
         self.produced = self.recomputed = self.cache_hits = 0
         self._highest: dict[int, int] = {}
+        self.deciding = 0  # verdicts under way: nothing new is planned before workers know them
 
     # --- demand ---
 
@@ -468,6 +488,7 @@ class Log:
     def remember_plan(self, lane: LaneState, offset: int, plan: bytes) -> None:
         """Keep a plan for a while: whoever wants this batch again has it made without a replay."""
         lane.starts.pop(offset, None)
+        lane.planned = max(lane.planned, offset + 1)
         lane.plans[offset] = plan
         lane.plans.move_to_end(offset)
         while len(lane.plans) > KEPT_PLANS:
@@ -502,6 +523,20 @@ class Log:
         for entry in [e for e in self.entries.values() if e.key.lane == lane.lane]:
             if entry.state in (State.WANTED, State.MAKING):
                 self.failed(entry, error)
+
+    def withhold(self, lane: LaneState, error: PenstockError) -> None:
+        """Stop a lane whose content is in doubt: what is ready and not sent goes to nobody."""
+        self.stop_lane(lane, error)
+        for entry in [e for e in self.kept.values() if e.key.lane == lane.lane]:
+            del self.kept[entry.key]
+            self.kept_bytes -= entry.nbytes
+            entry.free()
+        for entry in [e for e in self.entries.values() if e.key.lane == lane.lane]:
+            self.ready_bytes -= entry.nbytes
+            entry.free()
+            self.failed(entry, error)
+        lane.plans.clear()
+        lane.starts.clear()
 
     # --- lines ---
 

@@ -25,6 +25,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from penstock.server.config import load
+from penstock.server.core import libraries
+from penstock.server.core.frames import error_line
 from penstock.server.core.refs import BatchPlan, ItemRef, Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline.arena import Arenas, ArenaWriter
@@ -32,13 +34,17 @@ from penstock.server.pipeline.channel import Message, Unpacker, pack, send_with_
 from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Made, Maker
-from penstock.wire.errors import ERRORS, Internal, JobChanged, PenstockError
+from penstock.wire.errors import ERRORS, Internal, JobChanged, PenstockError, clean_text
 from penstock.wire.malloc import keep_memory
 
 PAGE_BYTES = 4096
 
 HOLD_S = 0.001
 """How long a finished batch may wait for the next one, where more tickets are at hand."""
+
+MAX_MESSAGE, MAX_FIELD = 4000, 16_000
+"""Characters of an error's sentence and of any text in its fields that leave a worker: what a role
+says is copied to the server process, its log and every reader, and may be as long as a file."""
 
 LATE_S = 0.02
 """Behind this it goes without the next one, which takes longer than the ones before it."""
@@ -142,12 +148,14 @@ class Worker:
         self.lines: dict[int, Line] = {}
         self.broken: dict[int, Exception] = {}  # lines whose planner failed, until they are closed
         self.lane: int | None = None
+        self.line: int | None = None
         self._sending = threading.Lock()  # guards the socket and what is held
         self._held: list[bytes] = []
         self._holding = threading.Event()
         self._held_until = self._last_s = 0.0
         self._ticket_s = 1.0
         self._unreported = 0  # batches whose cost was not told yet
+        self._told: set[str] = set()  # jobs whose libraries the server process knows
         self.job: str | None = None
         self.careful = False
 
@@ -162,6 +170,7 @@ class Worker:
         """Do what one message asks; whatever fails is answered, and never ends the worker."""
         handler = getattr(self, f"_on_{message['op']}")
         self.lane, self.job = message.get("lane"), message.get("job")
+        self.line = message.get("line")
         self.careful = message.get("careful", False)
         for items in self.items.values():
             items.careful = self.careful
@@ -170,11 +179,8 @@ class Worker:
         except PenstockError as error:
             self._fail(message, error)
         except Exception as error:
-            text = traceback.format_exc()
-            self._fail(
-                message,
-                Internal(f"a bug in penstock: {type(error).__name__}: {error}", traceback=text),
-            )
+            text = "".join(traceback.format_tb(error.__traceback__)) + error_line(error)
+            self._fail(message, Internal(f"a bug in penstock: {error_line(error)}", traceback=text))
         self.page.note("idle")
 
     # --- what the server asks ---
@@ -209,11 +215,13 @@ class Worker:
             items = Items(job, VerdictBook((), insert), self._progress)
             items.may_wait = self._may_wait
             # The server process logs it: a worker's own words would stand between JSON lines.
-            items.warn = lambda text: self._send({"op": "warning", "text": text})
+            items.warn = lambda text: self._send(
+                {"op": "warning", "text": clean_text(text, MAX_MESSAGE)}
+            )
             self.items[name] = items
             self.makers[name] = Maker(job, items)
         for message in waiting:
-            self.items[name].verdicts.learn(_verdict(entry) for entry in message["verdicts"])
+            self.items[name].verdicts.learn(map(Verdict.from_json, message["verdicts"]))
         waiting.clear()
 
     def _on_hurry(self, message: Message) -> None:
@@ -268,6 +276,7 @@ class Worker:
             "snapshots": [offset for offset, _ in snapshots],
         }
         self._tell_cost(answer)
+        _tell_counts(answer, line)
         self._send(answer, [*plans, *(data for _, data in snapshots)])
 
     def _on_make(self, message: Message) -> None:
@@ -360,10 +369,14 @@ class Worker:
             "where": where,
             "nbytes": made.nbytes,
             "counts": dict(made.counts),
+            "emptied": made.emptied,
             "snapshots": [offset for offset, _ in snapshots],
         }
         if line is not None:
-            answer["counters"], answer["before"] = line.counters(), line.counters_before
+            _tell_counts(answer, line)
+        if self.job is not None and self.job not in self._told:
+            self._told.add(self.job)  # the first batch has imported what the job needs
+            answer["libraries"] = libraries.in_use()
         self._unreported += 1
         hold = self._may_hold()
         if not hold:
@@ -398,28 +411,23 @@ class Worker:
             "line": message.get("line"),
             "job": message.get("job"),
             "code": error.code,
-            "message": error.message,
-            "fields": json.loads(json.dumps(error.fields, default=str)),
+            "message": clean_text(str(error.message), MAX_MESSAGE),
+            "fields": _clean(error.fields),
         }
         self._tell_cost(answer)
         self._send(answer)
 
     def _verdict(self, job: str, verdict: Verdict) -> Verdict:
         """Make a verdict durable before anything that depends on it is released."""
-        self._send(
-            {
-                "op": "verdict",
-                "job": job,
-                "verdict": [*verdict[:1], list(verdict.item), *verdict[2:]],
-            }
-        )
+        self._send({"op": "verdict", "job": job, "line": self.line, "verdict": verdict.to_json()})
         held: list[Message] = []
         while (message := self._next()) is not None:
             if message["op"] == "verdict":
                 self.inbox.extendleft(reversed(held))
                 if "code" in message:
-                    raise ERRORS.get(message["code"], Internal)(message["message"])
-                return _verdict(message["verdict"])
+                    cls = ERRORS.get(message["code"], Internal)
+                    raise cls(message["message"], **message["fields"])
+                return Verdict.from_json(message["verdict"])
             held.append(message)
         raise SystemExit(0)  # the server process is gone, and with it whoever wanted this batch
 
@@ -529,13 +537,31 @@ def _quoted(text: str) -> str:
     return json.dumps(text)
 
 
+def _clean(value: Any) -> Any:
+    """Return the fields of an error as JSON of bounded texts; they may come from a role."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        return clean_text(value, MAX_FIELD)
+    if isinstance(value, Mapping):
+        return {clean_text(str(name), 99): _clean(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(inner) for inner in value[:1000]]
+    return f"a {type(value).__name__}"
+
+
+def _tell_counts(answer: Message, line: Line) -> None:
+    """Put into an answer what a line's planner has counted: by whatever ticket it went on."""
+    answer["counted"] = {
+        "job": line.job.name,
+        "lane": line.lane,
+        "counters": line.counters(),
+        "before": line.counters_before,
+    }
+
+
 def _plan_bytes(plan: BatchPlan) -> bytes:
     return json.dumps(plan.to_json(), separators=(",", ":")).encode()
-
-
-def _verdict(entry: list[Any]) -> Verdict:
-    stage, item, digest, reason = entry
-    return Verdict(stage, ItemRef(*item), digest, reason)
 
 
 def _die_with_parent() -> None:

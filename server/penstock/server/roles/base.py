@@ -15,7 +15,8 @@ import inspect
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,6 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock.server.core.imports import SOURCE_HASH
+from penstock.server.core.neighbours import module_source_hash
 from penstock.server.core.refs import Group, ItemRef, Row, SampleRef
 from penstock.server.roles import state as role_state
 
@@ -68,8 +70,14 @@ class Role:
         return self
 
     def clone(self) -> Any:
-        """Return a fresh role with the same parameters: every lane has a batcher of its own."""
-        return _construct(type(self), self.arguments)
+        """Return a fresh role with the same parameters: every lane has a batcher of its own.
+
+        It gets copies of lists, dicts and the like: what one lane's batcher does to a list that it
+        was given must not reach another's.
+        """
+        made = _construct(type(self), _copied(self.arguments))
+        made.arguments = self.arguments  # as they were given, whatever the role does to its own
+        return made
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that decide bytes: those equal to their default are left out."""
@@ -134,6 +142,17 @@ def _file_hash(path: Any) -> str | None:
         return content_hash(read_at, size, whole=size <= WHOLE_BYTES)
 
 
+def _copied(value: Any) -> Any:
+    """Return a value with copies of all plain containers and arrays in it."""
+    if type(value) in (list, tuple, set, frozenset, deque):
+        if isinstance(value, deque):
+            return deque(map(_copied, value), maxlen=value.maxlen)
+        return type(value)(map(_copied, value))
+    if type(value) is dict:
+        return {name: _copied(inner) for name, inner in value.items()}
+    return value.copy() if isinstance(value, np.ndarray | bytearray) else value
+
+
 def _construct(cls: type[Any], arguments: Mapping[str, Any]) -> Any:
     positional: list[Any] = []
     keywords = dict(arguments)
@@ -146,13 +165,15 @@ def _construct(cls: type[Any], arguments: Mapping[str, Any]) -> Any:
 
 
 def module_hash(thing: Any) -> str:
-    """Return the SHA-256 of the source of the module that defines a class or function."""
+    """Return the SHA-256 of the source of the module that defines a class or function.
+
+    Where the module imports others from its own folder, of theirs, too.
+    """
     module = sys.modules.get(thing.__module__)
     if (loaded := getattr(module, SOURCE_HASH, None)) is not None:
         return str(loaded)  # what was run: the file may have been edited since
-    path = getattr(module, "__file__", None)
-    if path and Path(path).exists():
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    if module is not None and (digest := module_source_hash(module)) is not None:
+        return digest
     try:
         return hashlib.sha256(inspect.getsource(thing).encode()).hexdigest()
     except (OSError, TypeError):  # defined at a prompt: nothing to read but its name
@@ -197,6 +218,19 @@ class Source(Role, ABC):
         """Return what identifies the content, as JSON: names, sizes, hashes; no times or places."""
         return {"length": len(self)}
 
+    def columns_of_items(self) -> Mapping[str, str] | None:
+        """Return the keys that items may have, with Arrow's name of their type; "" = unknown.
+
+        None = items are not dicts, or nothing is known before they are read.
+        """
+        return None
+
+    def unseen(self) -> str | None:
+        """Return a sentence about content that `fingerprint` does not tell, or None."""
+        if type(self).fingerprint is Source.fingerprint:
+            return unseen_sentence(type(self).__name__)
+        return None
+
     def identity(self) -> dict[str, Any]:
         """Return the role's identity with the fingerprint of the content in it."""
         return {**super().identity(), "fingerprint": self.fingerprint()}
@@ -207,6 +241,15 @@ class Source(Role, ABC):
 
     def close(self) -> None:  # most sources hold nothing
         """Let go of files and connections."""
+
+
+def unseen_sentence(name: str) -> str:
+    """Return what to say of a source or a Dataset that does not tell what its content is."""
+    return (
+        f"{name} has no fingerprint(), so the log id does not know the data that it reads: where "
+        "that changes, a run goes on in the changed data without an error; give it a method "
+        "fingerprint() that returns names, sizes and hashes of its files, or a version"
+    )
 
 
 # --- the distributor ------------------------------------------------------------------------------
@@ -299,6 +342,11 @@ class ProcessContext:
             self._rng = np.random.Generator(np.random.Philox(key=item_key(self.seed, self.item)))
         return self._rng
 
+    @property
+    def drew(self) -> bool:
+        """Tell whether `rng` was used."""
+        return self._rng is not None
+
     def skip(self, reason: str) -> None:
         """Filter this item with a counted reason: `return context.skip("too short")`."""
         self.skipped = reason
@@ -354,6 +402,20 @@ class RawItemProcessor(Role, ABC):
         """Tell whether `size` gives an answer: by default whether a subclass overrides it."""
         return type(self).size is not RawItemProcessor.size
 
+    def check_columns(self, columns: Mapping[str, str]) -> None:  # optional
+        """Refuse a source whose items have no column that this needs; called with the job's own.
+
+        Args:
+            columns: What `Source.columns_of_items` tells, where it tells something.
+
+        Raises:
+            InvalidJob: Every item would fail.
+        """
+
+    def keys_of_samples(self, columns: Mapping[str, str] | None) -> Sequence[str] | None:
+        """Return the keys that samples have, given those of the items; None = not known."""
+        return None
+
     def setup(self) -> None:  # optional
         """Load what processing needs; called once in each worker before the first item."""
 
@@ -408,12 +470,28 @@ class SampleBatcher(Role, ABC):
         """Return the samples that are held and not yet in a finished group, in any order."""
         return role_state.find_refs(self)
 
+    def check_keys(self, keys: Iterable[str]) -> None:  # optional
+        """Refuse samples that lack a value that this needs; called where their keys are known.
+
+        Raises:
+            InvalidJob: Every sample would fail.
+        """
+
     def size_of(self, sample: Sample) -> int:
         """Return the size of a processed sample: by default `len(sample["input_ids"])`."""
         return len(sample["input_ids"])
 
+    def dropped(self) -> dict[str, int]:
+        """Return by reason how many samples were left out since the lane's start.
+
+        A sample that `add` takes and counts here will be in no group: only this says so, not the
+        name of any count. The reasons are few words, the same for every lane; those that are known
+        beforehand are there from the start, at 0.
+        """
+        return {}
+
     def counters(self) -> dict[str, int]:
-        """Return counts since the lane's start, for example of truncated or dropped samples."""
+        """Return what else is counted since the lane's start, for example truncated samples."""
         return {}
 
     def batches(self, draws: int) -> int | None:
@@ -470,19 +548,25 @@ class CollateContext:
 class BatchCollator(Role, ABC):
     """Turns rows of samples into named values. Pure; fixes names, dtypes, order and layout.
 
-    Class attribute `uses_global_rng`: the generators of random, numpy and torch are seeded before
-    each batch; False promises not to use them.
+    Class attributes:
+        uses_global_rng: The generators of random, numpy and torch are seeded before each batch;
+            False promises not to use them.
+        pads_empty: True promises that `collate` makes of rows that are all empty a batch of padding
+            with the keys, dtypes and shapes of every other batch. Else it never gets such rows: a
+            batch that quarantine has emptied is collated from samples of zeros in the shapes of a
+            real one, and then given to `blank`.
     """
 
     uses_global_rng: ClassVar[bool] = True
+    pads_empty: bool = False
 
     @abstractmethod
     def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
         """Return the values of one batch.
 
         Args:
-            rows: The rows of the batch, each a list of samples. Rows may be empty where every item
-                of a group was quarantined: then return a batch of padding.
+            rows: The rows of the batch, each a list of samples. A row may be empty where items were
+                quarantined; all of them only with `pads_empty`.
             context: Lane, offset, random generator, counts.
         """
 
@@ -539,4 +623,5 @@ __all__ = [
     "batch_key",
     "item_key",
     "module_hash",
+    "unseen_sentence",
 ]

@@ -7,9 +7,18 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from penstock.server.core.refs import Verdict
 from penstock.server.job import Job
 from penstock.server.rpc.opening import check_protocol, find_job
-from penstock.server.store.base import BeginRequest, CheckpointRecord, GroupRecord, JobRecord, Store
+from penstock.server.rpc.quarantine import Quarantine, Release
+from penstock.server.store.base import (
+    BeginRequest,
+    CheckpointRecord,
+    GroupRecord,
+    JobRecord,
+    Seen,
+    Store,
+)
 from penstock.wire.errors import (
     BadFrame,
     CommitOutOfRange,
@@ -31,18 +40,30 @@ class Cursors:
         store: Open.
         on_move: Told (job, group, generation, reason) when a group has a new generation: streams of
             older ones are ended.
+        release: Releases an item of a job, where somebody plans here.
     """
 
-    METHODS = ("Begin", "Commit", "Checkpoint", "Restore", "Seek", "List")
+    METHODS = (
+        "Begin",
+        "Commit",
+        "Checkpoint",
+        "Restore",
+        "Seek",
+        "List",
+        "ListVerdicts",
+        "ReleaseItem",
+    )
 
     def __init__(
         self,
         jobs: Mapping[str, Job],
         store: Store,
         on_move: Callable[[str, str, int, str], None] | None = None,
+        release: Release | None = None,
     ) -> None:
         self._jobs, self._store = jobs, store
         self._on_move = on_move or (lambda job, group, generation, reason: None)
+        quarantine = Quarantine(jobs, store, release or self._release)
         self._methods: dict[str, tuple[Any, Callable[[Any], Awaitable[Any]]]] = {
             "Begin": (pb.BeginRequest, self._begin),
             "Commit": (pb.CommitRequest, self._commit),
@@ -50,6 +71,8 @@ class Cursors:
             "Restore": (pb.RestoreRequest, self._restore),
             "Seek": (pb.SeekRequest, self._seek),
             "List": (pb.ListRequest, self._list),
+            "ListVerdicts": (pb.ListVerdictsRequest, quarantine.list),
+            "ReleaseItem": (pb.ReleaseItemRequest, quarantine.release),
         }
 
     async def call(self, method: str, data: bytes) -> bytes:
@@ -67,6 +90,9 @@ class Cursors:
             ) from error
         reply: bytes = (await handle(request)).SerializeToString()
         return reply
+
+    async def _release(self, job: Job, source: str, index: int) -> list[Verdict]:
+        return await self._store.release_verdicts(job.log_id, source, index, Seen(job.order))
 
     async def _begin(self, request: pb.BeginRequest) -> pb.BeginReply:
         check_protocol(request.protocol)

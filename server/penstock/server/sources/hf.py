@@ -6,26 +6,33 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
+from penstock.server.core.frames import error_line
+from penstock.server.core.transient import is_transient
 from penstock.server.roles.base import Source
 from penstock.server.sources.access import check_columns, check_indices, require
 from penstock.server.sources.arrow import ArrowRows
-from penstock.server.sources.content import WHOLE_BYTES, content_hash, files_fingerprint
-from penstock.wire.errors import InvalidJob, SourceChanged, SourceUnavailable
+from penstock.server.sources.content import files_fingerprint
+from penstock.server.sources.prepared import HashedFile, hash_files, load_builder, prepare
+from penstock.wire.errors import (
+    BadItem,
+    InvalidJob,
+    PenstockError,
+    SourceChanged,
+    SourceUnavailable,
+)
 
 DataFiles = str | Sequence[str] | Mapping[str, str | Sequence[str]]
-
-_READERS = 8
 
 
 class HfSource(Source):
     """The rows of a dataset that Hugging Face `datasets` opens, without the hub.
 
-    Files are converted once to Arrow in the cache folder of `datasets` (`HF_DATASETS_CACHE`) and
-    memory-mapped from there; a folder of `save_to_disk` is mapped as it lies. Items are dicts as
+    Files are converted to Arrow once for each content, in the folder `penstock` of the cache of
+    `datasets` (`HF_DATASETS_CACHE`), and memory-mapped from there; what no running job reads may be
+    removed there. A folder of `save_to_disk` is mapped as it lies. Items are dicts as
     `ArrowRows` gives them: images, audio and video stay undecoded, `{"bytes": ..., "path": ...}`
     with the bytes in it and the path a bare file name, so that an item does not depend on where its
     files lie.
@@ -61,14 +68,17 @@ class HfSource(Source):
         datasets = require("datasets")
         self._builder = _builder_name(path, data_files)
         self.split: str | None
+        self._hashed: list[HashedFile] | None
         with _quietly(datasets, repr(path) if data_files is None else f"{path}: {data_files!r}"):
             if self._builder is None and _is_saved(path):
                 saved = datasets.load_from_disk(path)
                 self.split, dataset = _saved_split(datasets, path, saved, split)
                 self._files = [Path(file["filename"]) for file in dataset.cache_files]
+                self._hashed = None
                 self._root = Path(path)
             else:
-                builder = datasets.load_dataset_builder(
+                builder = load_builder(
+                    datasets,
                     self._builder or path,
                     name,
                     data_files=_plain(data_files),
@@ -85,7 +95,9 @@ class HfSource(Source):
                         key="source.data_files",
                     )
                 self._root = Path(os.path.commonpath([file.parent for file in self._files]))
-                builder.download_and_prepare()
+                hashed = {key: hash_files([*map(_local, names)]) for key, names in by_split.items()}
+                self._hashed = [file for key in chosen for file in hashed[key]]
+                prepare(datasets, builder, hashed)
                 dataset = builder.as_dataset(self.split)
         self.columns = check_columns(columns, dataset.column_names, path)
         self._media = [
@@ -105,6 +117,7 @@ class HfSource(Source):
             IndexError: An index is negative or not below the length.
             SourceUnavailable: The bytes cannot be read here and now; `item` is the first index.
             SourceChanged: A mapped file is not the one that was opened.
+            BadItem: What is mapped there cannot be decoded.
         """
         check_indices(indices, len(self))
         if not indices:
@@ -116,11 +129,21 @@ class HfSource(Source):
             for item in items:
                 self._settle(item)
         except OSError as error:
+            if not is_transient(error):  # of Arrow: the map was there, and holds something else
+                raise BadItem(
+                    f"the prepared rows {indices[0]} ... cannot be decoded: {error_line(error)}",
+                    reason=error_line(error),
+                ) from error
             raise SourceUnavailable(
                 f"items {indices[0]} ... cannot be read here and now: {error}", item=indices[0]
             ) from error
         self._read_bytes += table.nbytes
         return items
+
+    def columns_of_items(self) -> dict[str, str]:
+        """Return the columns, with the types that their values are stored in."""
+        schema = self._dataset.features.arrow_schema
+        return {name: str(schema.field(name).type) for name in self.columns}
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that decide bytes, with the resolved builder and split."""
@@ -139,25 +162,13 @@ class HfSource(Source):
         Raises:
             SourceUnavailable: A file cannot be read here and now.
         """
-
-        def entry(path: Path) -> tuple[str, int, str]:
-            try:
-                size = path.stat().st_size
-                with path.open("rb") as stream:
-
-                    def read_at(start: int, stop: int) -> bytes:
-                        stream.seek(start)
-                        return stream.read(stop - start)
-
-                    digest = content_hash(read_at, size, whole=size <= WHOLE_BYTES)
-            except OSError as error:
-                raise SourceUnavailable(
-                    f"{path} cannot be read here and now: {error}", item=path.name
-                ) from error
-            return Path(os.path.relpath(path, self._root)).as_posix(), size, digest
-
-        with ThreadPoolExecutor(_READERS) as pool:
-            return {"length": len(self), **files_fingerprint(pool.map(entry, self._files))}
+        if self._hashed is None:
+            self._hashed = hash_files(self._files)
+        entries = (
+            (Path(os.path.relpath(file.path, self._root)).as_posix(), file.size, file.digest)
+            for file in self._hashed
+        )
+        return {"length": len(self), **files_fingerprint(entries)}
 
     def read_bytes(self) -> int:
         """Return the bytes of the rows that were copied from the map since the last call."""
@@ -285,7 +296,7 @@ def _quietly(datasets: Any, what: str) -> Iterator[None]:
     datasets.disable_progress_bars()
     try:
         yield
-    except InvalidJob:
+    except PenstockError:
         raise
     except Exception as error:
         # The reason lies at the bottom: the library wraps a parser's error in its own.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -45,6 +45,12 @@ class ItemsSource(Source):
         """
         check_indices(indices, len(self))
         return [copy.deepcopy(self._items[index]) for index in indices]
+
+    def columns_of_items(self) -> dict[str, str] | None:
+        """Return the keys of all items, where all are dicts."""
+        if not all(isinstance(item, Mapping) for item in self._items):
+            return None
+        return {str(key): "" for item in self._items for key in item}
 
     def parameters(self) -> dict[str, Any]:
         """Return nothing: the fingerprint stands for the items."""

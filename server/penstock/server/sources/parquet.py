@@ -12,18 +12,24 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar
 
+from penstock.server.core.frames import error_line
+from penstock.server.core.transient import is_transient
 from penstock.server.roles.base import Source
 from penstock.server.sources.access import check_columns, check_indices, require
 from penstock.server.sources.arrow import ArrowRows
 from penstock.server.sources.cache import BlockCache
 from penstock.server.sources.content import BLOCKS, WHOLE_BYTES, content_hash, files_fingerprint
 from penstock.server.sources.files import DataFile, FileSet
-from penstock.wire.errors import InvalidJob, SourceUnavailable
+from penstock.server.sources.pieces import Pieces
+from penstock.wire.errors import BadItem, InvalidJob, SourceChanged, SourceUnavailable
 
 CACHE_BYTES = 512 << 20
 """Decoded row groups kept by one process: a window of 16 groups of 32 MiB."""
 
 _TAIL_BYTES = 64 << 10  # one read brings most footers whole
+_CHUNK_SLACK = (
+    128  # old parquet-mr wrote a column chunk's size too small by its dictionary's header
+)
 _OPEN_FILES = 16
 _READERS = 16  # threads that read footers and samples; waiting for a store, not computing
 
@@ -31,6 +37,7 @@ _READERS = 16  # threads that read footers and samples; waiting for a store, not
 @dataclass(frozen=True)
 class _Footer:
     columns: tuple[str, ...]
+    types: dict[str, str]  # Arrow's name of each column's type
     rows: tuple[int, ...]
     group_bytes: tuple[tuple[int, ...], ...]  # per row group, per leaf column, compressed
     leaves: tuple[str, ...]  # the top-level column of each leaf
@@ -99,6 +106,7 @@ class ParquetSource(Source):
         self._lock = threading.Lock()
         self._cache: BlockCache[ArrowRows] = BlockCache(cache_bytes)
         self._open: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
+        self._damaged: dict[int, BadItem] = {}  # by block: it is read for one item and not for each
         self._read_bytes = 0
 
     def __len__(self) -> int:
@@ -115,6 +123,7 @@ class ParquetSource(Source):
             IndexError: An index is negative or not below the length.
             SourceUnavailable: A row group cannot be read here and now; `item` is an index in it.
             SourceChanged: A file is not the one that was opened.
+            BadItem: A row group was read whole, and cannot be decoded: names file and row group.
         """
         check_indices(indices, len(self))
         wanted: dict[int, list[int]] = {}
@@ -129,6 +138,11 @@ class ParquetSource(Source):
                 for place, item in zip(places, found, strict=True):
                     items[place] = item
         return items
+
+    def columns_of_items(self) -> dict[str, str]:
+        """Return the columns, with their types in the first file."""
+        types = self._footers[0].types
+        return {name: types[name] for name in self.columns}
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that decide bytes: the columns."""
@@ -182,17 +196,29 @@ class ParquetSource(Source):
             return kept
         number, group = self._groups[block]
         file, footer = self._set.files[number], self._footers[number]
-        arrow_error = require("pyarrow").ArrowException
+        table = None
         try:
             self._set.check(file)
+            if block in self._damaged:
+                raise self._damaged[block]
             table = self._reader(number).read_row_group(
                 group, columns=self.columns, use_threads=False
             )
-        except (OSError, arrow_error) as error:
+            if table.num_rows != footer.rows[group]:
+                raise ValueError(
+                    f"{table.num_rows} rows where the footer says {footer.rows[group]}"
+                )
+        except (SourceChanged, BadItem, MemoryError):
+            raise
+        except Exception as error:
             if number in self._open:  # a broken connection must not be met again by the retry
                 self._open.move_to_end(number, last=False)
                 self._close_one()
-            raise _unavailable(file, error, index) from error
+            if is_transient(error):
+                raise _unavailable(file, error, index) from error
+        if table is None:
+            # Reading and decoding were one call, and fail alike: now one after the other.
+            table = self._decoded(block, self._read_pieces(number, group, index))
         self._read_bytes += sum(
             nbytes
             for leaf, nbytes in zip(footer.leaves, footer.group_bytes[group], strict=True)
@@ -202,6 +228,84 @@ class ParquetSource(Source):
         self._cache.put(block, rows, table.nbytes)
         return rows
 
+    def _read_pieces(self, number: int, group: int, index: int) -> Pieces:
+        """Return one row group's columns as they lie, read whole into memory.
+
+        Raises:
+            SourceUnavailable: They cannot be read here and now.
+            SourceChanged: The footer is not the one that was opened.
+        """
+        file, footer = self._set.files[number], self._footers[number]
+        try:
+            with self._set.open(file) as stream:
+                read_at = _read_at(stream)
+                tail = _read_tail(read_at, file.size)
+                if hashlib.sha256(tail).hexdigest() != footer.sha256:
+                    raise SourceChanged(
+                        f"{file.path} has another footer than when it was opened: data files are "
+                        "immutable; restart with the new files as a new job",
+                        path=file.path,
+                    )
+                metadata = self._pq.read_metadata(require("pyarrow").BufferReader(tail))
+                pieces = Pieces(file.size, metadata)
+                columns = metadata.row_group(group)
+                for leaf, name in enumerate(footer.leaves):
+                    if name in self.columns:
+                        chunk = columns.column(leaf)
+                        first = chunk.data_page_offset
+                        if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+                            first = min(first, chunk.dictionary_page_offset)
+                        stop = min(file.size, first + chunk.total_compressed_size + _CHUNK_SLACK)
+                        # What a footer names beyond the end of its file is missed when decoding.
+                        if 0 <= first < stop:
+                            pieces.add(first, read_at(first, stop))
+        except SourceChanged:
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) or is_transient(error, reading=True):
+                raise _unavailable(file, error, index) from error
+            raise
+        return pieces
+
+    def _decoded(self, block: int, pieces: Pieces) -> Any:
+        """Return the columns of a row group whose bytes are all here.
+
+        Raises:
+            BadItem: They cannot be decoded: the file is damaged.
+        """
+        number, group = self._groups[block]
+        file, rows = self._set.files[number], self._sizes[block]
+
+        def decode(columns: list[str]) -> Any:
+            reader = self._pq.ParquetFile(
+                pieces.reader(), metadata=pieces.metadata, page_checksum_verification=True
+            )
+            table = reader.read_row_group(group, columns=columns, use_threads=False)
+            if table.num_rows != rows:
+                raise ValueError(f"{table.num_rows} rows where the footer says {rows}")
+            return table
+
+        try:
+            return decode(self.columns)
+        except MemoryError:
+            raise
+        except Exception as error:
+            said, which = error_line(error), ""
+            for column in self.columns:  # which of them it is
+                try:
+                    decode([column])
+                except Exception as its:
+                    said, which = error_line(its), f", column {column!r},"
+                    break
+            place = f"row group {group}{which}"
+            self._damaged[block] = BadItem(
+                f"{file.path}: {place} was read whole and cannot be decoded, it is damaged: {said}",
+                path=file.path,
+                row_group=group,
+                reason=f"{file.name}: {place} is damaged: {said}",
+            )
+            raise self._damaged[block] from error
+
     def _reader(self, number: int) -> Any:
         if number in self._open:
             self._open.move_to_end(number)
@@ -210,11 +314,13 @@ class ParquetSource(Source):
             self._close_one()
         file = self._set.files[number]
         if self._set.is_local:
-            reader, stream = self._pq.ParquetFile(file.path), None
+            stream = None
+            # Where pages carry checksums they are compared: damage may decode to other values.
+            reader = self._pq.ParquetFile(file.path, page_checksum_verification=True)
         else:
             stream = self._set.open(file)
             # pre_buffer joins the reads of a row group's column chunks into few requests.
-            reader = self._pq.ParquetFile(stream, pre_buffer=True)
+            reader = self._pq.ParquetFile(stream, pre_buffer=True, page_checksum_verification=True)
         self._open[number] = (reader, stream)
         return reader
 
@@ -229,16 +335,12 @@ class ParquetSource(Source):
         try:
             self._set.watch(file)
             with self._set.open(file) as stream:
-                read_at = _read_at(stream)
-                tail = read_at(max(0, file.size - _TAIL_BYTES), file.size)
-                if len(tail) < 12 or tail[-4:] != b"PAR1":
-                    kind = "encrypted" if tail[-4:] == b"PARE" else "not a Parquet file"
-                    raise InvalidJob(
-                        f"{file.path} is {kind}: it does not end in PAR1", key="source.files"
-                    )
-                length = int.from_bytes(tail[-8:-4], "little") + 8
-                if len(tail) < length <= file.size:
-                    tail = read_at(file.size - length, file.size)
+                tail = _read_tail(_read_at(stream), file.size)
+            if len(tail) < 12 or tail[-4:] != b"PAR1":
+                kind = "encrypted" if tail[-4:] == b"PARE" else "not a Parquet file"
+                raise InvalidJob(
+                    f"{file.path} is {kind}: it does not end in PAR1", key="source.files"
+                )
         except (FileNotFoundError, PermissionError) as error:
             raise InvalidJob(
                 f"{file.path} cannot be read: {error.strerror or error}", key="source.files"
@@ -256,15 +358,17 @@ class ParquetSource(Source):
             for leaf in range(metadata.num_columns)
         ]
         groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+        schema = metadata.schema.to_arrow_schema()
         return _Footer(
-            columns=tuple(metadata.schema.to_arrow_schema().names),
+            columns=tuple(schema.names),
+            types={field.name: str(field.type) for field in schema},
             rows=tuple(group.num_rows for group in groups),
             group_bytes=tuple(
                 tuple(group.column(leaf).total_compressed_size for leaf in range(len(leaves)))
                 for group in groups
             ),
             leaves=tuple(leaves),
-            sha256=hashlib.sha256(tail[-length:]).hexdigest(),
+            sha256=hashlib.sha256(tail).hexdigest(),
         )
 
 
@@ -277,6 +381,15 @@ def _read_at(stream: Any) -> Any:
         return data
 
     return read_at
+
+
+def _read_tail(read_at: Any, size: int) -> bytes:
+    """Return a file's footer with its length and magic, as far as the file has one."""
+    tail: bytes = read_at(max(0, size - _TAIL_BYTES), size)
+    length = int.from_bytes(tail[-8:-4], "little") + 8
+    if len(tail) < length <= size:
+        tail = read_at(size - length, size)
+    return tail[-length:] if length >= 12 else tail
 
 
 def _unavailable(file: DataFile, error: Exception, item: Any) -> SourceUnavailable:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from penstock.server.core.frames import error_line
 from penstock.server.core.imports import is_file_spec, load_attribute
 from penstock.server.core.seeding import purpose_key, seeded_globals
-from penstock.server.roles.base import RawItem, Source, module_hash
+from penstock.server.roles.base import RawItem, Source, module_hash, unseen_sentence
 from penstock.server.sources.access import check_indices
 from penstock.wire.errors import InvalidJob, PenstockError
 
@@ -94,10 +95,20 @@ class TorchDatasetSource(Source):
     def fingerprint(self) -> dict[str, Any]:
         """Return the length, and the dataset's own fingerprint where it has one."""
         fingerprint: dict[str, Any] = {"length": len(self)}
-        own = getattr(self.dataset, "fingerprint", None)
-        if callable(own):
-            fingerprint["dataset"] = own()
+        if self._own_fingerprint is not None:
+            fingerprint["dataset"] = self._own_fingerprint()
         return fingerprint
+
+    def unseen(self) -> str | None:
+        """Return what the log id does not know of a dataset without a `fingerprint()`."""
+        if self._own_fingerprint is not None:
+            return None
+        return unseen_sentence(type(self.dataset).__name__)
+
+    @property
+    def _own_fingerprint(self) -> Callable[[], Any] | None:
+        own = getattr(self.dataset, "fingerprint", None)
+        return own if callable(own) else None
 
     def close(self) -> None:
         """Close the dataset, where it can be closed."""
@@ -114,8 +125,7 @@ class TorchDatasetSource(Source):
         except Exception as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             raise InvalidJob(
-                f"{factory} failed: {type(error).__name__}: {error} ({frame.filename}, line "
-                f"{frame.lineno})",
+                f"{factory} failed: {error_line(error)} ({frame.filename}, line {frame.lineno})",
                 key="source.factory",
                 traceback=traceback.format_exc(),
             ) from error

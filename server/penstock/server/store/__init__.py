@@ -42,6 +42,12 @@ def open_store(url: str, base: Path) -> Store:
             f"no store is named {scheme!r}: the one known is sqlite, as in sqlite:///penstock.db",
             key=_KEY,
         )
+    if "?" in rest or "#" in rest:
+        raise InvalidJob(
+            f"the store {url!r} has options, and a SQLite store has none: write "
+            f"{url[: min(url.find(mark) for mark in '?#' if mark in url)]}",
+            key=_KEY,
+        )
     path = rest.removeprefix("/")
     if not rest.startswith("/") or not path or path.endswith("/"):
         wanted = rest.strip("/") or "penstock.db"

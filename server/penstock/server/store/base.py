@@ -8,11 +8,12 @@ server database over the network fits the same contract.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from penstock.server.core.refs import Verdict
+from penstock.wire.order import Order
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,20 @@ class SnapshotRecord(NamedTuple):
     data: bytes
 
 
+class Seen(NamedTuple):
+    """What the process that asks has done of a log, beside what the store knows of it.
+
+    Attributes:
+        order: How the log's positions lie on its lanes.
+        planned: Offsets of the verdict's lane below this were planned here.
+        asked: Offsets of any lane below this were planned here, or are being planned.
+    """
+
+    order: Order
+    planned: int = 0
+    asked: int = 0
+
+
 class Store(ABC):
     """Durable state of one installation.
 
@@ -151,6 +166,15 @@ class Store(ABC):
     @abstractmethod
     def uuid(self) -> str:
         """Return the identity of this store: an empty one is not taken for a fresh start."""
+
+    @property
+    def created(self) -> str:
+        """Return where `open` made an empty store because there was none; empty = it was there."""
+        return ""
+
+    @abstractmethod
+    def watch(self, on_error: Callable[[str], None]) -> None:
+        """Tell the code of every error that a call ends with, from now on: metrics count them."""
 
     @abstractmethod
     async def open(self) -> None:
@@ -291,12 +315,50 @@ class Store(ABC):
     # --- verdicts and ends ---
 
     @abstractmethod
-    async def add_verdict(self, log_id: bytes, verdict: Verdict) -> Verdict:
-        """Insert a verdict if its (stage, item) has none, and return the one that holds."""
+    async def add_verdict(
+        self, log_id: bytes, verdict: Verdict, seen: Seen, limit: int | None = None
+    ) -> Verdict:
+        """Insert a verdict if none holds for its item at its place; return the one that does.
+
+        In one transaction with the look at what groups were given: rows above the start of their
+        generation, checkpoints of groups that have committed, snapshots of the verdict's lane.
+
+        Args:
+            log_id: The log.
+            verdict: What to insert; its number and `above` are decided here.
+            seen: What was planned and given in the caller's process.
+            limit: `max_quarantined`: how many (stage, item) may be left out at once.
+
+        Raises:
+            LogDiverged: It would move what readers were given, or what a snapshot holds; at stages
+                `exit` and `size`, it would change the very batch that a rank has committed.
+            BadItem: As many items as may be are left out already.
+        """
 
     @abstractmethod
-    async def verdicts(self, log_id: bytes) -> list[Verdict]:
-        """Return every verdict of a log, ordered by (source, index, epoch, stage)."""
+    async def release_verdicts(
+        self, log_id: bytes, source: str, index: int, seen: Seen
+    ) -> list[Verdict]:
+        """Release the verdicts about an item, above all that was given, planned or asked for.
+
+        Returns:
+            Every verdict about it, those that were released before too; empty = there is none.
+
+        Raises:
+            LogDiverged: The log holds no batch above: nothing that a release could change.
+        """
+
+    @abstractmethod
+    async def verdicts(
+        self, log_id: bytes, after: int = 0, limit: int | None = None
+    ) -> list[Verdict]:
+        """Return the verdicts of a log, released ones too, by number.
+
+        Args:
+            log_id: The log.
+            after: Only those with a higher number.
+            limit: At most so many; None = all.
+        """
 
     @abstractmethod
     async def add_lane_end(self, log_id: bytes, lane: int, batches: int) -> int:
@@ -310,6 +372,20 @@ class Store(ABC):
     async def lane_ends(self, log_id: bytes) -> dict[int, int]:
         """Return the recorded ends by lane."""
 
+    # --- libraries ---
+
+    @abstractmethod
+    async def note_libraries(self, log_id: bytes, versions: Mapping[str, str]) -> dict[str, str]:
+        """Record what computes a log, each name if it is absent, and return all that is recorded.
+
+        Args:
+            log_id: 32 bytes.
+            versions: Versions by name, as `penstock.server.core.libraries` gives them.
+
+        Raises:
+            InvalidRequest: A name or a version cannot be.
+        """
+
 
 __all__ = [
     "BeginRequest",
@@ -319,6 +395,7 @@ __all__ = [
     "GroupRecord",
     "JobRecord",
     "Moved",
+    "Seen",
     "SnapshotRecord",
     "Store",
 ]

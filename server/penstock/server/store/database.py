@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import sqlite3
 from collections import deque
@@ -53,16 +54,24 @@ class Database:
 
     Args:
         path: The database file. `<path>.lock` is held from `open` to `close`.
+
+    Attributes:
+        uuid: The store's identity; empty before `open`.
+        created: There was no file, and `open` made one.
+        on_error: Told the code of every error of `run`, in the event loop.
     """
 
     def __init__(self, path: Path) -> None:
         # Two names of one file must meet at one lock.
         self.path = Path(os.path.realpath(path))
         self.uuid = ""
+        self.created = False
+        self.on_error: Callable[[str], None] = lambda code: None
         self._lock = FileLock(self.path)
         self._tasks: deque[_Task] = deque()
         self._thread: ThreadPoolExecutor | None = None
         self._connection: sqlite3.Connection | None = None
+        self._opened: dict[Path, tuple[int, int]] = {}  # device and inode of what is open
 
     async def open(self) -> None:
         """Open the file, or create it where there is none.
@@ -107,7 +116,11 @@ class Database:
         task = _Task(operation, Future())
         self._tasks.append(task)
         self._thread.submit(self._drain)
-        return cast(_T, await asyncio.wrap_future(task.future))
+        try:
+            return cast(_T, await asyncio.wrap_future(task.future))
+        except PenstockError as error:
+            self.on_error(error.code)
+            raise
 
     async def _in_thread(self, function: Callable[[], None]) -> None:
         assert self._thread is not None
@@ -130,9 +143,11 @@ class Database:
         try:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")  # the one below failed the last time
+            self._check_place()
             connection.execute("BEGIN IMMEDIATE")
             outcomes += [self._attempt(connection, task) for task in tasks]
             connection.execute("COMMIT")
+            self._check_place()  # else what is answered now lies where nobody looks for it
         except Exception as error:
             outcomes = [(None, self._named(error))] * len(tasks)
             if connection.in_transaction:
@@ -195,6 +210,7 @@ class Database:
             self._check_header()
             self._connection = self._connect(self.path)
             self._check_content(self._connection)
+            self._opened = {path: _inode(path) for path in (self.path, self._journal)}
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", None)
             if code is not None and code & 0xFF in _PASSING:
@@ -207,11 +223,41 @@ class Database:
 
     def _close(self) -> None:
         try:
-            if self._connection is not None:
+            if self._connection is not None and self._is_in_place():
                 self._connection.close()
+            elif self._connection is not None:
+                # Closing would remove the journal that has this name now, maybe another server's.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
         finally:
             self._connection = None
+            self._opened = {}
             self._lock.release()
+
+    @property
+    def _journal(self) -> Path:
+        return self.path.with_name(self.path.name + "-wal")
+
+    def _is_in_place(self) -> bool:
+        """Tell whether the files that are open still have their names."""
+        try:
+            return all(_inode(path) == inode for path, inode in self._opened.items())
+        except OSError:
+            return False
+
+    def _check_place(self) -> None:
+        """Refuse to go on in files that nobody finds under the store's name any more.
+
+        SQLite itself would write on into a file that was moved or removed.
+
+        Raises:
+            StoreUnavailable: The file or its journal was moved, removed or replaced.
+        """
+        if not self._is_in_place():
+            raise self._unavailable(
+                f"it or its journal {self._journal.name} was moved, removed or replaced while it "
+                "was open",
+                remedy="put it back where it was, or restart the server to use what is there now",
+            )
 
     def _connect(self, path: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
@@ -232,7 +278,7 @@ class Database:
         """Create a store where there is none; refuse what cannot be one, untouched."""
         if self.path.is_dir():
             raise self._corrupt("is a folder, not a file", remedy="name a file in it")
-        journal = self.path.with_name(self.path.name + "-wal")
+        journal = self._journal
         if not self.path.exists():
             if journal.exists():
                 # SQLite would replay the journal of the lost file into the new one.
@@ -242,6 +288,14 @@ class Database:
                 )
             self._create()
             return
+        if (names := self.path.stat().st_nlink) > 1:
+            # Another name has another lock and another journal: what was committed under one is
+            # missing under the other. https://www.sqlite.org/howtocorrupt.html, section 2.5
+            raise self._unavailable(
+                f"the file has {names} names (hard links), each with a lock and a journal of its "
+                "own",
+                remedy="remove all of them but one, the one that it was used by last",
+            )
         with self.path.open("rb") as file:
             header = file.read(100)
         if header[:16] != _MAGIC or len(header) < 100:
@@ -265,6 +319,7 @@ class Database:
         finally:
             connection.close()
         fresh.rename(self.path)
+        self.created = True
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -277,13 +332,18 @@ class Database:
         if application != schema.APPLICATION_ID:
             raise self._corrupt(_FOREIGN)
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version != schema.FORMAT:
+        if not schema.OLDEST <= version <= schema.FORMAT:
             raise self._corrupt(
                 f"has format {version}, and this penstock knows format {schema.FORMAT}",
                 remedy="run the penstock version that wrote it, or a newer one",
             )
-        found = connection.execute("SELECT sql FROM sqlite_master ORDER BY rowid").fetchall()
-        if tuple(sql for (sql,) in found) != schema.SCHEMA:
+        # A transaction also tells whether the file can be written: it must fail here, and not at a
+        # run's first commit. Whatever is refused below is rolled back as the connection closes.
+        connection.execute("BEGIN IMMEDIATE")
+        if version < schema.FORMAT:
+            schema.upgrade(connection, version)
+        found = connection.execute("SELECT sql FROM sqlite_master").fetchall()
+        if {sql for (sql,) in found} != set(schema.SCHEMA):
             raise self._corrupt("is damaged (its tables are not those of a store)")
         trouble = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(3)")]
         if trouble != ["ok"]:
@@ -291,10 +351,8 @@ class Database:
         meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
         if set(meta) != {"uuid", "format"} or meta["format"] != str(schema.FORMAT):
             raise self._corrupt("is damaged (it has no identity)")
+        connection.execute("COMMIT")
         self.uuid = meta["uuid"]
-        # A file that can be read but not written must fail here, not at a run's first commit.
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute("ROLLBACK")
 
     def _corrupt(self, what: str, *, remedy: str = "") -> StoreCorrupt:
         remedy = remedy or (
@@ -303,12 +361,16 @@ class Database:
         )
         return StoreCorrupt(f"the store {self.path} {what}: {remedy}", path=str(self.path))
 
-    def _unavailable(self, why: str) -> PenstockError:
+    def _unavailable(self, why: str, *, remedy: str = "") -> PenstockError:
+        remedy = remedy or "check its disk, its folder and programs that hold it, then try again"
         return StoreUnavailable(
-            f"the store {self.path} cannot be used: {why}; see to its disk, its folder and "
-            "programs that hold it, then try again",
-            path=str(self.path),
+            f"the store {self.path} cannot be used: {why}; {remedy}", path=str(self.path)
         )
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
 
 
 __all__ = ["BUSY_TIMEOUT_S", "Database"]

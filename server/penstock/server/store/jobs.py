@@ -66,6 +66,7 @@ def _forget(db: sqlite3.Connection, name: str, number: int) -> None:
                 (log_id,),
             )
             db.execute("DELETE FROM snapshots WHERE log_id = ?", (log_id,))
+            db.execute("DELETE FROM libraries WHERE log_id = ?", (log_id,))
 
 
 __all__ = ["KEPT_PLANS", "lanes_of", "register_job"]

@@ -1,20 +1,19 @@
-"""Snapshots, verdicts and ends of lanes: each function is the body of one transaction."""
+"""Snapshots and ends of lanes: each function is the body of one transaction."""
 
 from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 
-from penstock.server.core.refs import ItemRef, Verdict
 from penstock.server.store.base import SnapshotRecord
-from penstock.server.store.checks import clean
+from penstock.server.store.checks import check_name
 from penstock.server.store.groups import readers
 from penstock.server.store.jobs import lanes_of
 from penstock.server.store.retention import keep
-from penstock.server.store.schema import insert
+from penstock.server.store.schema import insert, now
 from penstock.wire.errors import LogDiverged
 
 CROWDED = 512
@@ -79,44 +78,6 @@ def drop(db: sqlite3.Connection, log_id: bytes, lane: int, offset: int) -> None:
     db.execute("DELETE FROM snapshots WHERE log_id = ? AND lane = ? AND offset = ?", address)
 
 
-def add_verdict(db: sqlite3.Connection, log_id: bytes, verdict: Verdict) -> Verdict:
-    """Insert a verdict if absent and return the one that holds, as `Store.add_verdict` says."""
-    item = verdict.item
-    row = db.execute(
-        "SELECT content_hash, reason FROM verdicts WHERE log_id = ? AND source = ? AND item = ? "
-        "AND epoch = ? AND stage = ?",
-        (log_id, item.source, item.index, item.epoch, verdict.stage),
-    ).fetchone()
-    if row is not None:
-        return Verdict(verdict.stage, item, *row)
-    verdict = verdict._replace(reason=clean(verdict.reason))
-    insert(
-        db,
-        "verdicts",
-        log_id=log_id,
-        source=item.source,
-        item=item.index,
-        epoch=item.epoch,
-        stage=verdict.stage,
-        content_hash=verdict.content_hash,
-        reason=verdict.reason,
-    )
-    return verdict
-
-
-def verdicts(db: sqlite3.Connection, log_id: bytes) -> list[Verdict]:
-    """Return every verdict of a log, as `Store.verdicts` says."""
-    rows = db.execute(
-        "SELECT stage, source, item, epoch, content_hash, reason FROM verdicts WHERE log_id = ? "
-        "ORDER BY source, item, epoch, stage",
-        (log_id,),
-    ).fetchall()
-    return [
-        Verdict(stage, ItemRef(source, index, epoch), content_hash, reason)
-        for stage, source, index, epoch, content_hash, reason in rows
-    ]
-
-
 def add_lane_end(db: sqlite3.Connection, log_id: bytes, lane: int, batches: int) -> int:
     """Record where a lane ends, as `Store.add_lane_end` says."""
     row = db.execute(
@@ -135,6 +96,22 @@ def add_lane_end(db: sqlite3.Connection, log_id: bytes, lane: int, batches: int)
             theirs=row[0],
         )
     return batches
+
+
+def note_libraries(
+    db: sqlite3.Connection, log_id: bytes, versions: Mapping[str, str]
+) -> dict[str, str]:
+    """Record what computes a log, as `Store.note_libraries` says."""
+    recorded = dict(
+        db.execute("SELECT name, version FROM libraries WHERE log_id = ?", (log_id,)).fetchall()
+    )
+    for name, version in versions.items():
+        if name not in recorded:
+            check_name("library", name)
+            check_name("version", version)
+            insert(db, "libraries", log_id=log_id, name=name, version=version, first_seen=now(db))
+            recorded[name] = version
+    return recorded
 
 
 def lane_ends(db: sqlite3.Connection, log_id: bytes) -> dict[int, int]:
@@ -207,8 +184,7 @@ __all__ = [
     "CROWDED",
     "Snapshots",
     "add_lane_end",
-    "add_verdict",
     "drop",
     "lane_ends",
-    "verdicts",
+    "note_libraries",
 ]

@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-FORMAT = 1
-"""Raised by every change of the text below: stores compare it with what they hold."""
+FORMAT = 3
+"""Raised by every change of the text below, with a step in `_UPGRADES`: stores compare it with what
+they hold."""
 
 APPLICATION_ID = 0x70656E73
 """`pens`, at byte 68 of the file: tells a store from another program's SQLite file."""
@@ -88,13 +89,19 @@ _TABLES: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "verdicts": (
-        "log_id, source, item, epoch, stage",
+        "log_id, number",
         {
             "log_id": "BLOB",
+            "number": "INTEGER",
+            "stage": "TEXT",
             "source": "TEXT",
             "item": "INTEGER",
             "epoch": "INTEGER",
-            "stage": "TEXT",
+            "every_epoch": "INTEGER",
+            "lane": "INTEGER",
+            "offset": "INTEGER",  # from here on it holds in its lane
+            "above": "INTEGER",  # from here on it holds in every lane
+            "released": "INTEGER",  # from here on it holds no more; -1 = it was not released
             "content_hash": "TEXT",
             "reason": "TEXT",
         },
@@ -102,6 +109,10 @@ _TABLES: dict[str, tuple[str, dict[str, str]]] = {
     "lane_ends": (
         "log_id, lane",
         {"log_id": "BLOB", "lane": "INTEGER", "batches": "INTEGER"},
+    ),
+    "libraries": (
+        "log_id, name",
+        {"log_id": "BLOB", "name": "TEXT", "version": "TEXT", "first_seen": "TEXT"},
     ),
 }
 
@@ -120,6 +131,15 @@ def _create(table: str) -> str:
 
 
 SCHEMA: tuple[str, ...] = (*(_create(table) for table in _TABLES), _BODIES)
+
+_UPGRADES: dict[int, Callable[[sqlite3.Connection], None]] = {
+    # format: what makes the next one of it
+    1: lambda connection: _execute(connection, _create("libraries")),
+    2: lambda connection: _number_verdicts(connection),
+}
+
+OLDEST = min(_UPGRADES)
+"""The oldest format that `upgrade` knows."""
 
 
 def seal(*values: int | str | bytes) -> bytes:
@@ -149,6 +169,51 @@ def create(connection: sqlite3.Connection) -> None:
     insert(connection, "meta", key="uuid", value=str(uuid.uuid4()))
     insert(connection, "meta", key="format", value=str(FORMAT))
     connection.execute("COMMIT")
+
+
+def upgrade(connection: sqlite3.Connection, version: int) -> None:
+    """Bring a store of an older format, at least `OLDEST`, up to this one.
+
+    In the caller's transaction: a store is of one format or of the other, whenever it is killed.
+    """
+    for step in range(version, FORMAT):
+        _UPGRADES[step](connection)
+    connection.execute(f"PRAGMA user_version = {FORMAT}")
+    update(connection, "meta", {"value": str(FORMAT)}, "key = 'format'", {})
+
+
+def _execute(connection: sqlite3.Connection, statement: str) -> None:
+    connection.execute(statement)
+
+
+def _number_verdicts(connection: sqlite3.Connection) -> None:
+    """Give verdicts numbers and places: each holds for its item and epoch everywhere, as it did."""
+    old = connection.execute(
+        "SELECT log_id, stage, source, item, epoch, content_hash, reason FROM verdicts "
+        "ORDER BY log_id, source, item, epoch, stage"
+    ).fetchall()
+    connection.execute("DROP TABLE verdicts")
+    connection.execute(_create("verdicts"))
+    numbers: dict[bytes, int] = {}
+    for log_id, stage, source, item, epoch, content_hash, reason in old:
+        numbers[log_id] = numbers.get(log_id, 0) + 1
+        insert(
+            connection,
+            "verdicts",
+            log_id=log_id,
+            number=numbers[log_id],
+            stage=stage,
+            source=source,
+            item=item,
+            epoch=epoch,
+            every_epoch=0,
+            lane=0,
+            offset=0,
+            above=0,
+            released=-1,
+            content_hash=content_hash,
+            reason=reason,
+        )
 
 
 def insert(connection: sqlite3.Connection, table: str, **values: int | str | bytes) -> None:
@@ -194,6 +259,7 @@ def now(connection: sqlite3.Connection) -> str:
 __all__ = [
     "APPLICATION_ID",
     "FORMAT",
+    "OLDEST",
     "SCHEMA",
     "create",
     "insert",
@@ -201,4 +267,5 @@ __all__ = [
     "prepare",
     "seal",
     "update",
+    "upgrade",
 ]

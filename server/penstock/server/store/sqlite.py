@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from penstock.server.core.refs import Verdict
-from penstock.server.store import attempts, groups, lanes, moves
+from penstock.server.store import attempts, groups, lanes, moves, verdicts
 from penstock.server.store.base import (
     BeginRequest,
     Begun,
@@ -16,6 +16,7 @@ from penstock.server.store.base import (
     GroupRecord,
     JobRecord,
     Moved,
+    Seen,
     SnapshotRecord,
     Store,
 )
@@ -28,7 +29,7 @@ class SqliteStore(Store):
     """One file, one writer: WAL, synchronous=FULL, and a lock that other processes meet by name.
 
     What was answered is on disk. The bodies of the transactions stand in `attempts`, `moves`,
-    `groups`, `lanes` and `jobs`; the thread, the commits and the errors in `database`.
+    `groups`, `lanes`, `verdicts` and `jobs`; the thread, the commits and the errors in `database`.
 
     Args:
         path: The file; it and its folder are created where absent.
@@ -44,9 +45,16 @@ class SqliteStore(Store):
         return self._database.path
 
     @property
+    def created(self) -> str:  # noqa: D102 - the contract says it
+        return str(self.path) if self._database.created else ""
+
+    @property
     def uuid(self) -> str:
         """Return the identity of this store; empty before `open`."""
         return self._database.uuid
+
+    def watch(self, on_error: Callable[[str], None]) -> None:  # noqa: D102
+        self._database.on_error = on_error
 
     async def open(self) -> None:  # noqa: D102 - the contract says it; so for all below
         await self._database.open()
@@ -125,14 +133,32 @@ class SqliteStore(Store):
     async def drop_snapshot(self, log_id: bytes, lane: int, offset: int) -> None:  # noqa: D102
         await self._database.run(lambda db: lanes.drop(db, log_id, lane, offset))
 
-    async def add_verdict(self, log_id: bytes, verdict: Verdict) -> Verdict:  # noqa: D102
-        return await self._database.run(lambda db: lanes.add_verdict(db, log_id, verdict))
+    async def add_verdict(  # noqa: D102
+        self, log_id: bytes, verdict: Verdict, seen: Seen, limit: int | None = None
+    ) -> Verdict:
+        return await self._database.run(
+            lambda db: verdicts.add_verdict(db, log_id, verdict, seen, limit)
+        )
 
-    async def verdicts(self, log_id: bytes) -> list[Verdict]:  # noqa: D102
-        return await self._database.run(partial(lanes.verdicts, log_id=log_id))
+    async def release_verdicts(  # noqa: D102
+        self, log_id: bytes, source: str, index: int, seen: Seen
+    ) -> list[Verdict]:
+        return await self._database.run(
+            lambda db: verdicts.release_verdicts(db, log_id, source, index, seen)
+        )
+
+    async def verdicts(  # noqa: D102
+        self, log_id: bytes, after: int = 0, limit: int | None = None
+    ) -> list[Verdict]:
+        return await self._database.run(lambda db: verdicts.verdicts(db, log_id, after, limit))
 
     async def add_lane_end(self, log_id: bytes, lane: int, batches: int) -> int:  # noqa: D102
         return await self._database.run(lambda db: lanes.add_lane_end(db, log_id, lane, batches))
+
+    async def note_libraries(  # noqa: D102
+        self, log_id: bytes, versions: Mapping[str, str]
+    ) -> dict[str, str]:
+        return await self._database.run(lambda db: lanes.note_libraries(db, log_id, versions))
 
     async def lane_ends(self, log_id: bytes) -> dict[int, int]:  # noqa: D102
         return await self._database.run(partial(lanes.lane_ends, log_id=log_id))

@@ -26,9 +26,9 @@ class BestFitPackingBatcher(PackingBatcher):
     A row never holds the same sample of an item twice: on small data several epochs meet in the
     pool, and the next largest sample is taken instead.
 
-    Counts: `overlong_split`, `overlong_truncated`, `overlong_dropped` are samples longer than
-    `max_tokens`, `truncated_tokens` what was cut off them, `empty_dropped` samples of size 0, left
-    out.
+    Counts: `overlong_split` and `overlong_truncated` are samples longer than `max_tokens`,
+    `truncated_tokens` what was cut off them. Dropped are `overlong` ones, where that is asked for,
+    and `empty` ones, of size 0.
 
     Args:
         max_tokens: What a row holds.
@@ -57,11 +57,8 @@ class BestFitPackingBatcher(PackingBatcher):
     ) -> None:
         super().__init__(
             length_key,
-            "empty_dropped",
-            "overlong_split",
-            "overlong_truncated",
-            "overlong_dropped",
-            "truncated_tokens",
+            dropped=("empty", "overlong"),
+            counts=("overlong_split", "overlong_truncated", "truncated_tokens"),
         )
         self.max_tokens = check_whole("max_tokens", max_tokens, 1, "the tokens of a row")
         self.pool_size = check_whole("pool_size", pool_size, 1, "the samples to choose from")
@@ -83,7 +80,7 @@ class BestFitPackingBatcher(PackingBatcher):
             if ref.size:
                 self._pool_up(ref)
             else:
-                self._counts["empty_dropped"] += 1
+                self._dropped["empty"] += 1
         elif ref.size == self.max_tokens:
             self._finished.append([ref])
         elif self.overlong == "split":
@@ -93,7 +90,7 @@ class BestFitPackingBatcher(PackingBatcher):
             self._counts["truncated_tokens"] += ref.size - self.max_tokens
             self._finished.append([_piece(ref, 0, self.max_tokens)])
         elif self.overlong == "drop":
-            self._counts["overlong_dropped"] += 1
+            self._dropped["overlong"] += 1
         else:
             reason = (
                 f"{ref.size} tokens do not fit into a row of {self.max_tokens}: raise max_tokens, "

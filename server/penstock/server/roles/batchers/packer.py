@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.server.roles.base import Sample, SampleBatcher
@@ -12,10 +13,10 @@ class PackingBatcher(SampleBatcher):
     """A batcher that looks at sizes, and counts what it does to samples that do not fit.
 
     A subclass has `length_key` among its constructor's parameters, calls `super().__init__` with it
-    and names its counts.
+    and names its reasons for dropping a sample, and its other counts.
     """
 
-    def __init__(self, length_key: str, *counts: str) -> None:
+    def __init__(self, length_key: str, dropped: Sequence[str], counts: Sequence[str] = ()) -> None:
         if not isinstance(length_key, str) or not length_key:
             raise InvalidJob(
                 f"length_key is {length_key!r}: name the value of a sample whose length is its "
@@ -23,7 +24,17 @@ class PackingBatcher(SampleBatcher):
                 key="length_key",
             )
         self.length_key = length_key
+        self._dropped = dict.fromkeys(dropped, 0)
         self._counts = dict.fromkeys(counts, 0)
+
+    def check_keys(self, keys: Iterable[str]) -> None:
+        """Refuse samples without a value `length_key`.
+
+        Raises:
+            InvalidJob: Names the keys that they have.
+        """
+        if self.needs_sizes and self.length_key not in keys:
+            raise self._no_length(keys)
 
     def size_of(self, sample: Sample) -> int:
         """Return the length of the sample's value `length_key`.
@@ -34,12 +45,19 @@ class PackingBatcher(SampleBatcher):
         try:
             value = sample[self.length_key]
         except KeyError:
-            raise InvalidJob(
-                f"length_key is {self.length_key!r}, but the processor's samples have "
-                f"{', '.join(map(repr, sample)) or 'no values'}: name one of these",
-                key="length_key",
-            ) from None
+            raise self._no_length(sample) from None
         return len(value)
+
+    def dropped(self) -> dict[str, int]:
+        """Return by reason how many samples were left out; every reason is there from the start."""
+        return dict(self._dropped)
+
+    def _no_length(self, keys: Iterable[str]) -> InvalidJob:
+        return InvalidJob(
+            f"length_key is {self.length_key!r}, but the processor's samples have "
+            f"{', '.join(map(repr, keys)) or 'no values'}: name one of these",
+            key="batcher.length_key",
+        )
 
     def counters(self) -> dict[str, int]:
         """Return counts since the lane's start; every name is there from the start."""

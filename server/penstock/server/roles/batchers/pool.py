@@ -22,7 +22,7 @@ class PoolPackingBatcher(PackingBatcher):
     The algorithm is that of cosmos-framework's `PoolPackingBatcher`: see
     `penstock.server.packing.pool.choose`. The oldest sample of the pool opens every group, so none
     waits for more than `pool_size` groups; it is never left out, however long it is: alone, it may
-    exceed `max_tokens`. A sample of size 0 is left out and counted as `empty_dropped`.
+    exceed `max_tokens`. A sample of size 0 is dropped as `empty`.
 
     The modality of a sample is seen by its values: `pixel_values_videos`, else `pixel_values`,
     else text.
@@ -57,7 +57,7 @@ class PoolPackingBatcher(PackingBatcher):
         apply_long_sample_halving: bool = True,
         length_key: str = "input_ids",
     ) -> None:
-        super().__init__(length_key, "empty_dropped")
+        super().__init__(length_key, dropped=("empty",))
         self.max_tokens = check_whole("max_tokens", max_tokens, 1, "the padded size of a batch")
         self.pool_size = check_whole("pool_size", pool_size, 1, "the samples to choose from")
         if max_batch_size is not None:
@@ -85,7 +85,7 @@ class PoolPackingBatcher(PackingBatcher):
                 key="type",
             )
         if ref.size == 0:
-            self._counts["empty_dropped"] += 1
+            self._dropped["empty"] += 1
             return []
         self._pool.append((ref, modality(sample)))
         return [self._take()] if len(self._pool) >= self.pool_size else []

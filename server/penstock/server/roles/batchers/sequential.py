@@ -18,9 +18,9 @@ class SequentialPackingBatcher(PackingBatcher):
     sample that would bring the row to `max_sequence_length` is set aside; the row is finished when
     it holds something and `lookahead_limit` samples are set aside, and these, in their order, are
     the first that the next row is offered. A sample that alone reaches `max_sequence_length` is
-    left out and counted as `overlong_dropped` when it comes, but is set aside like others that do
-    not fit and counts towards the limit until it leads: rows are then those of the original. One
-    of size 0 is left out and counted as `empty_dropped`.
+    dropped as `overlong` when it comes, but is set aside like others that do not fit and counts
+    towards the limit until it leads: rows are then those of the original. One of size 0 is dropped
+    as `empty`.
 
     With `max_samples_per_batch` rows are finished by count, and sizes are not looked at.
 
@@ -45,7 +45,7 @@ class SequentialPackingBatcher(PackingBatcher):
         lookahead_limit: int = 10,
         length_key: str = "input_ids",
     ) -> None:
-        super().__init__(length_key, "empty_dropped", "overlong_dropped")
+        super().__init__(length_key, dropped=("empty", "overlong"))
         if (max_sequence_length is None) == (max_samples_per_batch is None):
             raise InvalidJob(
                 f"max_sequence_length is {max_sequence_length} and max_samples_per_batch is "
@@ -77,9 +77,9 @@ class SequentialPackingBatcher(PackingBatcher):
         if budget is None or 0 < ref.size < budget:
             return self._offer(deque([ref]))
         if ref.size == 0:
-            self._counts["empty_dropped"] += 1
+            self._dropped["empty"] += 1
             return []
-        self._counts["overlong_dropped"] += 1
+        self._dropped["overlong"] += 1
         return self._offer(deque([None]))
 
     def flush(self) -> list[Group]:

@@ -17,8 +17,8 @@ class SimpleBatcher(SampleBatcher):
 
     Args:
         batch_size: How many samples a group has.
-        drop_last: Leave the samples out that do not fill a last group; they are counted as
-            `tail_dropped`. False makes a shorter last group of them.
+        drop_last: Leave the samples out that do not fill a last group; they are dropped as
+            `tail`. False makes a shorter last group of them.
 
     Raises:
         InvalidJob: The batch size is below 1.
@@ -32,7 +32,7 @@ class SimpleBatcher(SampleBatcher):
         self.batch_size = check_whole("batch_size", batch_size, 1, "the samples of a batch")
         self.drop_last = check_flag("drop_last", drop_last)
         self._held: list[SampleRef] = []
-        self._tail_dropped = 0
+        self._tail = 0
 
     def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
         """Take one sample; return the group that it completed, if it did."""
@@ -42,13 +42,13 @@ class SimpleBatcher(SampleBatcher):
     def flush(self) -> list[Group]:
         """Return the shorter last group, or drop it."""
         if self.drop_last:
-            self._tail_dropped += len(self._held)
+            self._tail += len(self._held)
             self._held = []
         return [self._group()] if self._held else []
 
-    def counters(self) -> dict[str, int]:
-        """Return `tail_dropped`: samples left out at the end of the lane."""
-        return {"tail_dropped": self._tail_dropped}
+    def dropped(self) -> dict[str, int]:
+        """Return `tail`: samples left out at the end of the lane."""
+        return {"tail": self._tail}
 
     def batches(self, draws: int) -> int:
         """Return how many groups `draws` samples make, the shorter last one included."""

@@ -22,7 +22,8 @@ class DefaultBatchCollator(BatchCollator):
       torch. A float among ints makes the whole batch float64.
     * Text, bytes, None, dicts and lists of these become a list of B values, as they are.
 
-    A batch that quarantine has emptied has no values: nothing tells their shapes.
+    A batch that quarantine has emptied is made of zeros, in the shapes of a real one; one that it
+    has thinned has fewer samples.
 
     Counts: `samples`; `tokens`, where there are `input_ids`.
     """

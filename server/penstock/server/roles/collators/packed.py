@@ -118,6 +118,8 @@ class PackedCollator(BatchCollator):
         self.labels = labels
         self.pad_value = pad_value
         self.ids_dtype = ids_dtype
+        # Without it the width is that of the longest row: of a batch of no row, nothing.
+        self.pads_empty = pad_to is not None
 
     def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
         """Return the packed values.

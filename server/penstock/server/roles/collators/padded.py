@@ -38,7 +38,8 @@ class PaddedCollator(BatchCollator):
       samples have them: padded with 0 along the first axis, in their own dtype.
     * All other keys: as `DefaultBatchCollator` stacks them.
 
-    A batch that quarantine has emptied is one of padding alone, with the first three keys.
+    A batch that quarantine has emptied is made of zeros, in the shapes of a real one, with
+    `label_pad` in all `labels`.
 
     Counts: `samples`, `tokens`, `loss_tokens` (labels other than `label_pad`), `padding_tokens`.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from penstock.server.roles.base import ProcessContext, RawItem, RawItemProcessor, Sample
@@ -21,6 +21,12 @@ class IdentityProcessor(RawItemProcessor):
     version: ClassVar[int | str | None] = 1
     uses_global_rng: ClassVar[bool] = False
     one_to_one: ClassVar[bool] = True
+
+    def keys_of_samples(self, columns: Mapping[str, str] | None) -> Sequence[str] | None:
+        """Return the items' own keys, where they are known."""
+        if columns is None or type(self).process is not IdentityProcessor.process:
+            return None
+        return list(columns)
 
     def process(self, raw: RawItem, context: ProcessContext) -> Sample:
         """Return the item as a dict with string keys; its values are shared, not copied."""

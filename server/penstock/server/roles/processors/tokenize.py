@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +17,13 @@ from penstock.wire.errors import InvalidJob, MissingExtra
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+_NO_TEXT = re.compile(
+    r"u?int|float|double|halffloat|bool|(large_|fixed_size_)?(binary|list)|struct|map|decimal|date"
+    r"|time|duration"
+)
+"""Arrow's types whose values are not text; others, such as extensions, are asked item by item."""
 
 
 class TokenizeProcessor(RawItemProcessor):
@@ -111,6 +119,28 @@ class TokenizeProcessor(RawItemProcessor):
         """
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._load()
+
+    def check_columns(self, columns: Mapping[str, str]) -> None:
+        """Refuse items without the column, or with something else than text in it.
+
+        Raises:
+            InvalidJob: Names the columns that there are, or the type.
+        """
+        if type(self).process is not TokenizeProcessor.process:
+            return
+        if self.column not in columns:
+            raise _no_column(self.column, columns)
+        if _NO_TEXT.match(columns[self.column]):
+            raise InvalidJob(
+                f"processor.column {self.column!r} holds {columns[self.column]}, and tokenize "
+                "needs text; name a column of strings",
+                key="processor.column",
+                columns=list(columns),
+            )
+
+    def keys_of_samples(self, columns: Mapping[str, str] | None) -> Sequence[str] | None:
+        """Return the one key that samples have, unless a subclass makes other ones."""
+        return ["input_ids"] if type(self).process is TokenizeProcessor.process else None
 
     def process(self, raw: RawItem, context: ProcessContext) -> Sample | None:
         """Return `{"input_ids": int32 (t,)}`, or None where there is no text.

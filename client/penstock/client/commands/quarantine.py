@@ -1,0 +1,173 @@
+"""`penstock quarantine`: which items a job leaves out, and letting them in again."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any
+
+from penstock.client.commands.common import (
+    add_target,
+    add_timeout,
+    connected,
+    print_json,
+    table,
+)
+from penstock.client.control import Control
+from penstock.wire.order import MAX_POSITION
+from penstock.wire.v1 import cursors_pb2
+
+_ITEM = re.compile(r"(?:(?P<source>.+)\[(?P<inner>\d{1,19})\]|(?P<index>\d{1,19}))")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "quarantine",
+        help="which items a job leaves out, and why; release them",
+        description="With `on_item_error: quarantine` an item that fails twice alike is left out, "
+        "by a verdict that every node obeys. A verdict holds from a place on that nobody had been "
+        "given; so does a release.",
+    )
+    add_target(parser)
+    parser.add_argument("job", metavar="JOB", help="the name of a job of the node")
+    add_timeout(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, dest="action")
+
+    def action(name: str, help_text: str) -> argparse.ArgumentParser:
+        found: argparse.ArgumentParser = actions.add_parser(
+            name, help=help_text, description=help_text[:1].upper() + help_text[1:] + "."
+        )
+        # The same option again, so that it may stand behind the action too.
+        found.add_argument(
+            "--json", action="store_true", default=argparse.SUPPRESS, help="print JSON"
+        )
+        return found
+
+    action("list", "what is left out, and why")
+    release = action("release", "let an item be drawn again, above all that was planned")
+    release.add_argument(
+        "item", type=item, metavar="ITEM", help="SOURCE[INDEX], or INDEX where there is one source"
+    )
+    action("export", "one line per item that is left out: source, index, epoch, stage, reason")
+
+
+def item(text: str) -> tuple[str, int]:
+    """Parse an item, for argparse: its source, empty where none is given, and its index."""
+    found = _ITEM.fullmatch(text)
+    index = int(found["inner"] or found["index"]) if found else -1
+    if found is None or index > MAX_POSITION:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no item: write SOURCE[INDEX], as `list` shows it, or INDEX"
+        )
+    return found["source"] or "", index
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what is asked and print the outcome."""
+    with connected(args.target, args.job, args.timeout) as control:
+        return _ACTIONS[args.action](control, args)
+
+
+def _list(control: Control, args: argparse.Namespace) -> int:
+    verdicts = control.verdicts()
+    if args.json:
+        print_json([to_json(verdict) for verdict in verdicts])
+        return 0
+    if not verdicts:
+        print(f"no item of job {args.job!r} was ever left out")
+        return 0
+    rows = [["NUMBER", "ITEM", "EPOCHS", "STAGE", "LANE", "FROM OFFSET", "RELEASED", "REASON"]]
+    rows += [
+        [
+            str(verdict.number),
+            f"{printable(verdict.source)}[{verdict.index}]",
+            _epochs(verdict),
+            verdict.stage,
+            str(verdict.lane),
+            f"{verdict.offset:,}, others {verdict.above:,}",
+            f"from {verdict.released:,}" if verdict.HasField("released") else "",
+            printable(verdict.reason),
+        ]
+        for verdict in verdicts
+    ]
+    print(table(rows, frozenset((0, 4))))
+    return 0
+
+
+def _release(control: Control, args: argparse.Namespace) -> int:
+    verdicts = control.release(*args.item)
+    if args.json:
+        print_json([to_json(verdict) for verdict in verdicts])
+        return 0
+    for verdict in verdicts:
+        name = f"{printable(verdict.source)}[{verdict.index}]"
+        if verdict.every_epoch:
+            print(
+                f"{name} is drawn again from offset {verdict.released:,} of every lane on "
+                f"(verdict {verdict.number}); what was planned below stays without it"
+            )
+        else:
+            print(
+                f"{name} was left out of epoch {verdict.epoch} only, and stays out of it (verdict "
+                f"{verdict.number}); it counts no more"
+            )
+    return 0
+
+
+def _export(control: Control, args: argparse.Namespace) -> int:
+    held = [verdict for verdict in control.verdicts() if not verdict.HasField("released")]
+    if args.json:
+        for verdict in held:
+            print_json(to_json(verdict))
+        return 0
+    lines = {
+        "\t".join(
+            [
+                printable(verdict.source),
+                str(verdict.index),
+                "all" if verdict.every_epoch else str(verdict.epoch),
+                verdict.stage,
+                printable(verdict.reason),
+            ]
+        ): None
+        for verdict in held
+    }
+    for line in lines:
+        print(line)
+    return 0
+
+
+_ACTIONS = {"list": _list, "release": _release, "export": _export}
+
+
+def _epochs(verdict: cursors_pb2.Verdict) -> str:
+    return "all" if verdict.every_epoch else f"{verdict.epoch} (random draws)"
+
+
+def printable(text: str) -> str:
+    """Return a text on one line: control characters, which rule a terminal, are escaped."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def to_json(verdict: cursors_pb2.Verdict) -> dict[str, Any]:
+    """Return a verdict as JSON-able values."""
+    return {
+        "number": verdict.number,
+        "source": verdict.source,
+        "index": verdict.index,
+        "epoch": verdict.epoch,
+        "every_epoch": verdict.every_epoch,
+        "stage": verdict.stage,
+        "lane": verdict.lane,
+        "offset": verdict.offset,
+        "above": verdict.above,
+        "released": verdict.released if verdict.HasField("released") else None,
+        "content_hash": verdict.content_hash,
+        "reason": verdict.reason,
+    }
+
+
+__all__ = ["add_parser", "item", "printable", "run", "to_json"]

@@ -1,0 +1,96 @@
+"""Samples that stand in for those of a batch that quarantine has emptied: shapes without content.
+
+A padding batch must have the keys, dtypes and shapes of a real one, or a collective hangs in the
+model. They come from the first item of the source that gives a sample, in index order and in epoch
+0: a pure function of the log, so whoever makes the batch makes the same one. All content is
+replaced by zeros and empty texts.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from penstock.server.core.refs import BatchPlan, ItemRef
+from penstock.server.pipeline.items import Bad, Filtered, Items
+from penstock.server.roles.base import Sample
+from penstock.wire.errors import LaneStarved
+
+MAX_TRIES = 256
+"""Items looked at for one that gives a sample: where so many give none, the data is the matter."""
+
+
+class StandIns:
+    """The stand-ins of one job.
+
+    Args:
+        items: Fetches and processes.
+    """
+
+    def __init__(self, items: Items) -> None:
+        self._items, self._job = items, items.job
+        self._samples: dict[str, Sample] = {}
+
+    def rows(self, plan: BatchPlan) -> list[list[Sample]]:
+        """Return a stand-in for every sample of a plan, none larger than what it stands for.
+
+        Raises:
+            LaneStarved: No item tells what a sample looks like.
+            SourceUnavailable: A read failed to the deadline.
+        """
+        return [
+            [self._fitting(ref.item.source, ref.size, plan) for ref in row] for row in plan.rows
+        ]
+
+    def _fitting(self, source: str, planned: int, plan: BatchPlan) -> Sample:
+        sample = self._samples.get(source)
+        if sample is None:
+            sample = self._samples[source] = zeroed(self._first(source, plan))
+        if self._job.batcher.needs_sizes:
+            size = self._job.batcher.size_of(sample)
+            if size > planned:
+                return self._job.processor.cut(sample, 0, planned, size)
+        return sample
+
+    def _first(self, source: str, plan: BatchPlan) -> Sample:
+        tries = min(MAX_TRIES, len(self._job.sources[source]))
+        for index in range(tries):
+            [outcome] = self._items.outcomes([ItemRef(source, index, 0)], "exit")
+            if not isinstance(outcome, Bad | Filtered):
+                return outcome[0]
+        raise LaneStarved(
+            f"every item of the batch at lane {plan.lane}, offset {plan.offset} of job "
+            f"{self._job.name!r} was left out, and none of the first {tries} items of source "
+            f"{source!r} gives a sample, which would tell the shapes of a padding batch; look at "
+            "the data",
+            lane=plan.lane,
+            drawn=tries,
+            reasons={"quarantined:exit": sum(map(len, plan.rows))},
+        )
+
+
+def zeroed(value: Any) -> Any:
+    """Return a value of the same keys, kinds, dtypes and shapes, with nothing in it."""
+    if isinstance(value, dict):
+        return {key: zeroed(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return (
+            type(value)(zeroed(inner) for inner in value) if type(value) in (list, tuple) else value
+        )
+    if isinstance(value, bool | int | float | complex | str | bytes):
+        return type(value)()
+    if isinstance(value, np.ndarray | np.generic):
+        return np.zeros_like(value) if value.dtype != object else value
+    torch, image = sys.modules.get("torch"), sys.modules.get("PIL.Image")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return torch.zeros_like(value)
+    if image is not None and isinstance(value, image.Image):
+        return image.new(value.mode, value.size)
+    if hasattr(value, "__array__"):
+        return np.zeros_like(np.asarray(value))
+    return value
+
+
+__all__ = ["MAX_TRIES", "StandIns", "zeroed"]
