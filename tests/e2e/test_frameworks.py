@@ -43,11 +43,14 @@ from transformers import LlamaForCausalLM, Trainer
 
 assert threading.active_count() == 1, "forks of threads"
 torch.set_num_threads(1)
-DEADLINE_S = 30  # a rank that hangs says where, and ends
+LEFT = []
+DEADLINE_S = 100  # a rank that hangs says where, and ends
 
 
 def rank_main(told, rank):
-    os.environ |= told["environ"] | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= told["environ"]
+    if told["environ"]:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     sys.path.insert(0, told["folder"])
     said = os.open(f"said-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(said, 1)
@@ -71,7 +74,8 @@ def rank_main(told, rank):
 
     LlamaForCausalLM.forward = forward
     sys.argv = [told["script"]]
-    runpy.run_path(told["script"], run_name="__main__")
+    # What the script leaves is kept, not freed one by one: torch joins threads while it does that.
+    LEFT.append(runpy.run_path(told["script"], run_name="__main__"))
 
 
 for line in sys.stdin:
@@ -169,9 +173,14 @@ class Ranks:
             world: How many ranks.
             ending: A rank, and before which of its calls with gradients it is killed.
         """
-        environ = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
-        if world > 1:
-            environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        environ = {}
+        if world > 1:  # as a launcher sets them
+            environ = {
+                "WORLD_SIZE": str(world),
+                "LOCAL_WORLD_SIZE": str(world),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": free_port(),
+            }
         told = {
             "script": script,
             "folder": str(folder),
@@ -283,3 +292,159 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(script: str, ranks: Ranks) -
         assert len(killed.trained[rank]) >= saved * micro
         assert killed.trained[rank][: saved * micro] + resumed.trained[rank] == calls
     assert resumed.validated == untouched.validated
+
+
+def test_lightning_without_the_callback_is_noticed_once(ranks: Ranks) -> None:
+    """Its states count a batch that was only fetched: each rank says so, once, with the remedy."""
+    folder = ranks.folder("lightning-alone")
+    script = FILES["train_lightning.py"].replace("LoaderCallback(data), ", "")
+    assert "LoaderCallback(" not in script
+    (folder / "alone.py").write_text(script.replace(ADDRESS, ranks.node.address))
+
+    run = ranks.run("alone.py", folder, 2)
+
+    assert run.codes == [0, 0], run.said
+    assert len(re.findall(r"Lightning holds a batch ahead .*\.LoaderCallback", run.said)) == 2
+
+
+def test_accelerates_data_loader_is_noticed_and_its_skipping_refused(ranks: Ranks) -> None:
+    """The same for a DataLoader that Accelerate wraps; with a StatefulDataLoader it is right."""
+    folder = ranks.folder("accelerate-wrapped")
+    (folder / "wrapped.py").write_text(WRAPPED.replace(ADDRESS, ranks.node.address))
+
+    run = ranks.run("wrapped.py", folder, 1)
+
+    assert run.codes == [0], run.said
+    assert len(re.findall(r"Accelerate's data loader holds a batch ahead", run.said)) == 1
+    assert "stateful 3" in run.said
+    assert "it resumes by load_state_dict()" in run.said
+    assert "pass num_workers=0" in run.said
+
+
+WRAPPED = """
+from accelerate import Accelerator, skip_first_batches
+from torch.utils.data import DataLoader
+from accelerate.utils import DataLoaderConfiguration
+from penstock.client import Loader
+from penstock.client.frameworks.data import LoaderDataset
+
+NODE = "127.0.0.1:50051"
+loader = Loader(NODE, "train", batches_per_step=1)
+try:
+    skip_first_batches(loader, 2)
+except AttributeError as error:
+    print(error)
+try:
+    next(iter(DataLoader(LoaderDataset(loader), batch_size=None, num_workers=1)))
+except Exception as error:
+    print(error)
+
+for stateful in (False, True):
+    loader = Loader(NODE, "train", batches_per_step=1)
+    settings = DataLoaderConfiguration(dispatch_batches=False, use_stateful_dataloader=stateful)
+    accelerator = Accelerator(cpu=True, dataloader_config=settings)
+    batches = accelerator.prepare(DataLoader(LoaderDataset(loader), batch_size=None))
+    for number, batch in enumerate(batches):
+        if number == 2:
+            break
+    if stateful:
+        print("stateful", batches.state_dict()["dataset_state"]["step"])
+    else:
+        loader.state_dict()
+        loader.state_dict()
+"""
+
+
+def test_a_checkpoint_without_a_loaders_state_is_refused(ranks: Ranks) -> None:
+    """A Trainer that resumes from it would train on other data than its weights have seen."""
+    folder = ranks.folder("trainer-alone")
+    [killed] = {-signal.SIGKILL} & set(ranks.run("train_trainer.py", folder, 2, (0, 11)).codes)
+    state = folder / "checkpoints" / "checkpoint-3" / "trainer_state.json"
+    found = json.loads(state.read_text())
+    del found["stateful_callbacks"]["PenstockLoader"]
+    state.write_text(json.dumps(found))
+
+    run = ranks.run("train_trainer.py", folder, 2)
+
+    assert killed
+    assert 1 in run.codes
+    assert "checkpoint of step 3 holds no state of a Loader" in run.said
+
+
+# A model for which importing transformers is not needed: what it is does not matter to torchrun.
+SMALL_MODEL = """
+import os
+import signal
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(64, 8)
+        self.head = torch.nn.Linear(8, 64)
+        self.calls = 0
+
+    def forward(self, input_ids, labels, num_items_in_batch, **more):
+        self.calls += 1
+        if os.environ["RANK"] == "1" and self.calls == 10 and not os.path.exists("killed"):
+            open("killed", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        logits = self.head(self.embed(input_ids))[:, :-1]
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100, reduction="sum"
+        )
+        return type("Output", (), {"loss": loss / num_items_in_batch})
+
+def make_model():
+    torch.manual_seed(0)
+    return Model()
+
+"""
+
+
+def test_torchrun_goes_on_where_it_was_killed(node: Server, tmp_path: Path) -> None:
+    """The same command twice: rank 1 dies in step 4; the losses since step 3 come again."""
+    for file, text in FILES.items():
+        (tmp_path / file).write_text(text.replace(ADDRESS, node.address))
+    evaluate = FILES["model.py"][FILES["model.py"].index("def evaluate") :]
+    (tmp_path / "model.py").write_text(
+        "import torch.distributed as dist\n" + SMALL_MODEL + evaluate
+    )
+    command = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+
+    runs = [
+        subprocess.run(
+            [
+                *(*command, "--nproc-per-node", "2", "--redirects", "1"),
+                *("--log-dir", f"logs-{number}", "train_ddp.py"),
+            ],
+            cwd=tmp_path,
+            env={**ENVIRONMENT, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        for number in range(2)
+    ]
+    # A file for each rank: in one pipe their lines would run into each other.
+    printed = [
+        "".join(file.read_text() for file in (tmp_path / f"logs-{number}").rglob("stdout.log"))
+        for number in range(2)
+    ]
+
+    assert (tmp_path / "killed").exists(), runs[0].stderr
+    assert runs[0].returncode != 0
+    assert runs[1].returncode == 0, runs[1].stderr
+    first, second = (
+        {(rank, int(step)): loss for rank, step, loss in re.findall(LOSS_LINE, text)}
+        for text in printed
+    )
+    assert sorted(second) == [(rank, step) for rank in "01" for step in range(3, STEPS)]
+    assert sorted(first | second) == [(rank, step) for rank in "01" for step in range(STEPS)]
+    again = first.keys() & second.keys()
+    assert {step for _, step in again} == {3}
+    assert {key: first[key] for key in again} == {key: second[key] for key in again}
+
+
+LOSS_LINE = r"rank (\d) step (\d+) loss (\S+)"
