@@ -22,7 +22,7 @@ from penstock.server.job import Job
 from penstock.server.local import LocalLoader
 from penstock.server.pipeline.line import Line
 from penstock.server.rpc.opening import Opening
-from penstock.wire import frame
+from penstock.wire.digest import batch_digest
 from penstock.wire.order import Tail
 from penstock.wire.v1 import feed_pb2
 
@@ -48,7 +48,7 @@ class Purity:
             computed = self._loader.batch(position, opening)
             header = feed_pb2.BatchHeader.FromString(computed.header)
             body = bytes(computed.body)
-            self._truth[position] = header, frame.body_digest(body), body
+            self._truth[position] = header, batch_digest(header, body), body
         return self._truth[position]
 
     def saw(self, header: feed_pb2.BatchHeader, body: bytes) -> None:

@@ -23,7 +23,6 @@ Warming up goes through every buffer of both sides once: the first write to a pa
 
 WAYS = {
     "penstock": "penstock",
-    "public": "penstock, public gRPC",
     "stacked": "DataLoader, 8 samples stacked",
     "ready": "DataLoader, ready batches",
     "flight": "Arrow Flight",
@@ -81,7 +80,6 @@ def measure(size: int, count: int, warm: int, prefetch: int) -> dict[str, list[d
             with serving(job_file, "--workers", "1") as (address, _):
                 places = {
                     "penstock": address,
-                    "public": address,
                     "stacked": str(size),
                     "ready": str(size),
                     "flight": f"127.0.0.1:{port}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from typing import Any
@@ -28,18 +27,6 @@ def penstock(address: str, count: int, warm: int, prefetch: int) -> dict[str, fl
         for _ in range(count):
             nbytes += next(batches)["data"].nbytes
         return result(start, cpu, count, nbytes)
-
-
-def public(address: str, count: int, warm: int, prefetch: int) -> dict[str, float]:
-    """Read `count` batches through a Loader that uses what grpcio offers to everybody.
-
-    With any version of grpcio that was not tried it would do so: see docs/decisions/0009.
-    """
-    os.environ["GRPC_EXPERIMENTS"] = "event_engine_client"  # as it is where nobody switches it off
-    from penstock.client import conversation
-
-    conversation.IS_KNOWN = False
-    return penstock(address, count, warm, prefetch)
 
 
 def stacked(size: int, count: int, warm: int, prefetch: int) -> dict[str, float]:
@@ -130,5 +117,5 @@ if __name__ == "__main__":
         reader = {"stacked": stacked, "ready": ready}[way]
         print(json.dumps(reader(int(where), count, warm, prefetch)))
     else:
-        remote = {"penstock": penstock, "public": public, "flight": flight}[way]
+        remote = {"penstock": penstock, "flight": flight}[way]
         print(json.dumps(remote(where, count, warm, prefetch)))

@@ -95,9 +95,31 @@ class StoreContract(ABC):
         """Where there is no cursor, every rank starts at step 0 of generation 1."""
         begun = await store.begin(ask(world_size=3, rank=2))
 
-        assert begun == Begun(1, 3, "world_size", 0, joined=False, committed_at="", committed_by=0)
+        expected = Begun(
+            1, 3, "world_size", 0, joined=False, committed_at="", committed_by=0, token="t1"
+        )
+        assert begun == expected
         (group,) = await store.groups("code")
         assert (group.rows, group.cursor, group.token) == ((0, 0, 0), 0, "t1")
+
+    async def test_a_rank_that_starts_again_alone_joins_the_attempt_that_has_moved(
+        self, store: Store
+    ) -> None:
+        """It comes with the token alone, and is told what the attempt is called now."""
+        for token, start in (("t1", None), ("t1#1", 7), ("t1#2", 20)):
+            for rank in range(2):
+                await store.begin(ask(token, 2, rank=rank, start_step=start))
+        await store.commit("code", "run", "t1#2", 3, 1, 23, all_rows=False)
+
+        again = await store.begin(ask("t1", 2, rank=1))
+
+        assert (again.generation, again.token, again.joined) == (3, "t1#2", True)
+        assert again.start_step == 23
+        with pytest.raises(errors.StaleGeneration):
+            await store.begin(ask("t1#1", 2))
+        assert (await store.begin(ask("t", 2))).generation == 4
+        with pytest.raises(errors.StaleGeneration):
+            await store.begin(ask("t1", 2))
 
     @pytest.mark.parametrize(
         ("asked", "default", "expected"),
@@ -491,7 +513,7 @@ class StoreContract(ABC):
         ]
 
         for call in calls:
-            with pytest.raises(errors.InvalidRequest, match=r"not Unicode|is empty"):
+            with pytest.raises(errors.InvalidRequest, match=r"can be printed|is empty"):
                 await call()
 
         assert (await store.groups("code"))[0].generation == 1
@@ -652,6 +674,10 @@ class StoreContract(ABC):
         later = item._replace(epoch=5)
         assert [held.holds(later, 0, offset) for offset in (2, 3, 10)] == [False, True, True]
         assert [held.holds(later, 1, offset) for offset in (3, 8, 9)] == [False, False, True]
+        left = held._replace(stage="exit")  # its neighbours in the lane may have been made before
+        assert [left.holds(later, 0, offset) for offset in (2, 3, 4, 9)] == [
+            False, True, False, True,
+        ]  # fmt: skip
         below = await store.add_verdict(LOG, Verdict("draw", later, "", "r", True, 1, 5), seen)
         assert (below.number, below.lane, below.offset) == (2, 1, 5)
         again = Verdict("draw", later, "", "r", True, 1, 20)

@@ -19,10 +19,12 @@ import grpc
 import numpy as np
 
 from penstock.wire import PROTOCOL, frame
+from penstock.wire.attempts import moves_between
 from penstock.wire.errors import (
     ERROR_METADATA_KEY,
     CheckpointExists,
     JobChanged,
+    PastEnd,
     PenstockError,
     StaleGeneration,
     StepSizeMismatch,
@@ -53,6 +55,7 @@ class Faults:
         drain_after: Say Draining and end behind so many batches, stream by stream.
         cut_at: Positions of which only the first message is sent before the stream breaks.
         corrupt: Position -> how often its body is sent with a flipped bit.
+        misspell: Position -> how often its header is sent with a wrong letter in a text.
         misplace: Positions whose header names another lane.
         errors: Position -> what the stream ends with instead of it.
         unavailable: How many unary calls are refused with UNAVAILABLE.
@@ -64,6 +67,7 @@ class Faults:
     drain_after: list[int] = field(default_factory=list)
     cut_at: list[int] = field(default_factory=list)
     corrupt: dict[int, int] = field(default_factory=dict)
+    misspell: dict[int, int] = field(default_factory=dict)
     misplace: set[int] = field(default_factory=set)
     errors: dict[int, PenstockError] = field(default_factory=dict)
     unavailable: int = 0
@@ -336,7 +340,12 @@ class FakeNode(feed_pb2_grpc.FeedServicer, cursors_pb2_grpc.CursorsServicer):
         raw = frame.batch_messages(
             header, address.lane, address.offset, memoryview(body), chunk_bytes=self.chunk_bytes
         )
-        return [feed_pb2.ReadReply.FromString(message) for message in raw]
+        replies = [feed_pb2.ReadReply.FromString(message) for message in raw]
+        if self.faults.misspell.get(position, 0):
+            self.faults.misspell[position] -= 1
+            (name,) = (named for named in replies[0].header.values if named.name == "name")
+            name.value.text = name.value.text.replace("batch", "catch")
+        return replies
 
     # --- cursors ---
 
@@ -350,7 +359,12 @@ class FakeNode(feed_pb2_grpc.FeedServicer, cursors_pb2_grpc.CursorsServicer):
                 group = self.groups[request.group] = _Group(size)
             if request.batches_per_step not in (0, group.batches_per_step):
                 _abort(context, StepSizeMismatch(f"the group reads {group.batches_per_step}"))
-            joined = group.token == request.token
+            if (
+                self.batches is not None
+                and request.start_step * group.batches_per_step > self.batches
+            ):
+                _abort(context, PastEnd(f"step {request.start_step} lies past the end"))
+            joined = moves_between(request.token, group.token) is not None
             if joined and group.world_size != request.world_size:
                 _abort(context, WorldSizeMismatch("two world sizes in one attempt"))
             if not joined:
@@ -373,6 +387,7 @@ class FakeNode(feed_pb2_grpc.FeedServicer, cursors_pb2_grpc.CursorsServicer):
                 committed_at="2031-05-04T14:03:11Z" if group.committed_by else "",
                 committed_by=group.committed_by,
                 batches_per_step_from="group",
+                token=group.token,
             )
 
     def Commit(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802

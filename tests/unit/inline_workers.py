@@ -26,12 +26,13 @@ class _Side(Worker):
     """The worker's own code, without a socket: its answers are put on a list."""
 
     def __init__(self, jobs: Mapping[str, Job], page: Page, arenas: dict[int, ArenaReader]) -> None:
-        self.page, self.readers = page, arenas
+        self.page, self.readers, self.pid = page, arenas, os.getpid()
         self.config = _Config(jobs)  # type: ignore[assignment]  # all that a worker asks is `jobs`
         self.arenas = Arenas(self._announce)
         self.jobs, self.items, self.makers, self.lines, self.broken = {}, {}, {}, {}, {}
         self.announced, self._told = {}, set()
         self.lane, self._unreported = None, 0
+        self._told = set()
         self.answers: deque[Message] = deque()
 
     def _send(self, message: Message, blobs: Sequence[bytes] = (), *, hold: bool = False) -> None:
@@ -102,7 +103,7 @@ class InlineWorker(WorkerProcess):
         self.answered.append(message)
         self.side.handle(message)
         while self.side.answers:
-            self.on_message(self, self.side.answers.popleft())
+            self.hear(self.side.answers.popleft())
         return True
 
     def die(

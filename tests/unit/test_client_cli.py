@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import pty
 import signal
@@ -18,7 +19,9 @@ import pytest
 
 from penstock.client import cli
 from penstock.client.commands import text, top
-from penstock.wire.frame import body_digest
+from penstock.wire.errors import CheckpointExists
+from penstock.wire.v1 import cursors_pb2, feed_pb2
+from unit import fake_feed
 from unit.fake_feed import FakeNode, wait_until
 
 
@@ -56,7 +59,7 @@ def test_cat_prints_the_fixed_object_of_every_batch(
     assert first["values"]["input_ids"] == {"kind": "tensor", "dtype": "int64", "shape": [1, 8]}
     assert first["items"] == [["corpus", 0, 0]]
     assert first["counts"] == {"samples": 2, "tokens": 10}
-    assert len(first["digest"]) == len(body_digest(b""))
+    assert len(first["digest"]) == 64
 
 
 @pytest.mark.parametrize(
@@ -216,6 +219,82 @@ def test_cursors_are_listed_moved_and_named(
         assert shown in out
 
 
+# --- what a node says, in a terminal ---
+
+EVIL = "\x1b[2J\x1b]0;title\x07\rhidden\u202e\x9b31m"
+
+
+class EvilNode(FakeNode):
+    """A node whose every word would do something in a terminal."""
+
+    def Status(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Return a status with such names in it."""
+        status = json.loads(super().Status(request, context).json)
+        status["version"] = status["node"] = "two\nlines" + EVIL
+        for job in status["jobs"]:
+            job["name"] = job["log_id"] = "two\nlines" + EVIL
+            job["groups"][0]["group"] = "two\nlines" + EVIL
+        return feed_pb2.StatusReply(json=json.dumps(status))
+
+    def List(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Return a group with such names in it."""
+        named = cursors_pb2.NamedStep(name=EVIL, step=1)
+        group = cursors_pb2.Group(name=EVIL, owner="two\nlines" + EVIL, checkpoints=[named])
+        group.job = group.committed_at = EVIL
+        return cursors_pb2.ListReply(groups=[group])
+
+    def Checkpoint(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Refuse with such a sentence, and with frames of a user's code."""
+        with self._lock:
+            error = CheckpointExists(EVIL, traceback=f"  File {EVIL}\n    raise\n")
+            fake_feed._abort(context, error)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [
+        (["ping", "@"], 2),
+        (["top", "@", "--once"], 5),
+        (["cursors", "@", "code", "list"], 2),
+        (["cursors", "@", "code", "--group", "g", "show"], 8),
+        (["cursors", "@", "code", "--group", "g", "checkpoint", "c"], None),
+        (["cat", "@", "code", "--count", "1"], 1),
+        (["cat", "@", "code", "--count", "1", "--text"], None),
+    ],
+)
+def test_nothing_that_a_node_says_is_obeyed_by_a_terminal(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], count: int | None
+) -> None:
+    """Escapes arrive as text, a line stays a line; colours, titles and tricks with lines do not."""
+    with EvilNode() as node:
+        node.dtype_values = {EVIL: np.zeros(3, np.int32), "text": EVIL}
+        _, out, err = run(capsys, *[node.address if one == "@" else one for one in arguments])
+
+    shown = out + err
+    assert "\\x1b[2J" in shown
+    assert all(line.isprintable() for line in shown.split("\n")), ascii(shown)
+    if count is not None:
+        assert len(out.splitlines()) == count
+
+
+def test_warnings_on_stderr_are_as_harmless(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log line may quote a node, and is printed by the same rule."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    with FakeNode() as node:
+
+        def warned(status: Any, *_: Any) -> str:
+            logging.getLogger("penstock").warning("it says %s", EVIL)
+            return ""
+
+        monkeypatch.setattr(top, "render", warned)
+        _, _, err = run(capsys, "top", node.address, "--once")
+
+    assert "penstock: it says \\x1b[2J" in err
+    assert all(line.isprintable() for line in err.split("\n"))
+
+
 # --- ping and top ---
 
 
@@ -346,7 +425,6 @@ def test_a_mistake_is_one_sentence_with_its_code(
         ["top", "a:1", "--interval", "0"],
         ["cursors", "a:1", "code", "--group", "g", "seek"],
         ["nonsense"],
-        [],
     ],
 )
 def test_a_call_that_cannot_be_parsed_exits_2(

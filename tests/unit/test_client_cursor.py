@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness import write_job_file
 from penstock.client import Loader
 from penstock.wire.errors import (
     BadState,
@@ -17,6 +19,8 @@ from penstock.wire.errors import (
     JobChanged,
     NotStarted,
     OtherStore,
+    PastEnd,
+    PositionFar,
     StaleGeneration,
     StepSizeMismatch,
     WorldSizeMismatch,
@@ -276,7 +280,15 @@ def good_state(**changes: Any) -> dict[str, Any]:
         (good_state(job="other"), BadState, "'other'"),
         (good_state(batches_per_step=4), BadState, "steps of 4"),
         (good_state(step="3"), BadState, "'step' is '3'"),
-        (good_state(step=-1), BadState, "cannot be"),
+        (good_state(step=-1), BadState, "cannot be: step -1"),
+        (good_state(step=1 << 62), BadState, "cannot be: step"),
+        (good_state(batches_per_step=0), BadState, "of 0 batches each"),
+        (good_state(consumed=-1), BadState, "-1 consumed"),
+        (good_state(consumed=2), BadState, "2 consumed of a step in which each of 1 ranks has 2"),
+        (good_state(consumed=1, world_size=2), BadState, "1 consumed of a step"),
+        (good_state(world_size=0), BadState, "read by 0 ranks"),
+        (good_state(world_size=-2), BadState, "read by -2 ranks"),
+        (good_state(world_size=3), BadState, "steps of 2 batches, read by 3 ranks"),
         (good_state(log_id="ff" * 32), JobChanged, "ffffffffffff"),
         (good_state(store="elsewhere"), OtherStore, "elsewhere"),
     ],
@@ -385,6 +397,74 @@ def test_a_seek_moves_the_group_at_once_and_reading_goes_on_there(node: FakeNode
         loader.seek(step=50)
         assert positions(loader, 1) == [100]
     assert [begin.token for begin in node.begins] == ["a", "a#1", "a#2"]
+
+
+def test_a_rank_that_starts_again_alone_after_a_seek_joins(node: FakeNode) -> None:
+    """With the same attempt; it goes on at its own row, and moves on together with the others."""
+    options: dict[str, Any] = {"attempt": "a", "world_size": 2, "batches_per_step": 4}
+    with reader(node, rank=0, **options) as first:
+        with reader(node, rank=1, **options) as second:
+            both = (first, second)
+            assert [positions(loader, 2) for loader in both] == [[0, 2], [1, 3]]
+            for loader in both:
+                loader.seek(step=5)
+            assert [positions(loader, 4)[-1] for loader in both] == [26, 27]
+            assert [loader.commit() for loader in both] == [5, 7]
+
+        with reader(node, rank=1, **options) as again:
+            assert positions(again, 2) == [29, 31]
+            assert again.commit() == 7
+            first.seek(step=2)
+            again.seek(step=2)
+            assert positions(first, 1) + positions(again, 1) == [8, 9]
+
+    assert node.groups["run"].token == "a#2"
+    assert node.groups["run"].generation == 3
+
+
+def test_an_attempt_is_not_named_like_one_that_has_moved(node: FakeNode) -> None:
+    with reader(node, attempt="a#3") as loader, pytest.raises(InvalidRequest, match="leave '#'"):
+        loader.seek(1)
+
+
+def test_a_seek_that_is_refused_leaves_the_loader_where_it_stood() -> None:
+    with FakeNode(batches=20) as node:
+        for group in ("run", None):
+            with reader(node, batches_per_step=2, group=group) as loader:
+                assert positions(loader, 3) == [0, 1, 2]
+                with pytest.raises(PastEnd, match="step 11 lies past the end"):
+                    loader.seek(step=11)
+                assert positions(loader, 2) == [3, 4]
+
+
+def test_what_no_reader_could_be_given_is_refused_by_seek_and_restore(tmp_path: Path) -> None:
+    """Else the group's cursor would stay there, and every start of the run fail."""
+    job = {
+        "lanes": 2,
+        "source": {"type": "items", "items": [{"input_ids": [1] * n} for n in range(1, 8)]},
+        "batcher": {"type": "best_fit", "max_tokens": 8, "pool_size": 2},
+        "collator": {"type": "packed"},
+        "max_replay": 10,
+        "snapshot_every": 4,
+    }
+    file = write_job_file(tmp_path / "jobs.yaml", {"main": job})
+    options: dict[str, Any] = {"rank": 0, "world_size": 1, "batches_per_step": 4, "group": "run"}
+    with Loader(f"local:{file}", "main", **options) as loader:
+        first = positions(loader, 4)
+        with pytest.raises(PositionFar, match="max_replay = 10"):
+            loader.seek(step=6)
+        assert positions(loader, 4) == [4, 5, 6, 7]
+        assert loader.checkpoint("far", step=6) == 6
+        control = loader._opener.control
+        with pytest.raises(PositionFar, match="max_replay = 10"):
+            control.restore("run", "far", "")
+        with pytest.raises(PositionFar, match="max_replay = 10"):
+            control.seek("run", 6, "")
+        assert loader.commit() == 2
+        loader.seek(step=4)
+        assert positions(loader, 1) == [16]
+
+    assert first == [0, 1, 2, 3]
 
 
 def test_a_seek_inside_the_loop_is_followed_by_the_loop(node: FakeNode) -> None:

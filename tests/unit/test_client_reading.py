@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from harness import write_job_file
 from penstock.client import Batch, Loader
 from penstock.wire.errors import (
     BadFrame,
@@ -55,7 +57,7 @@ def test_ranks_partition_every_step(node: FakeNode, step_size: int, world: int) 
                 seen.setdefault(batch.step, []).append(batch.position)
                 assert batch.position % step_size % world == rank
                 assert batch.micro == batch.position % step_size // world
-                assert batch.is_last == (batch.micro == step_size // world - 1)
+                assert batch.is_last_of_step == (batch.micro == step_size // world - 1)
 
     assert {step: sorted(found) for step, found in seen.items()} == {
         step: list(range(step * step_size, (step + 1) * step_size)) for step in range(3)
@@ -238,13 +240,71 @@ def test_a_finite_job_ends_every_rank_at_the_same_step(world: int) -> None:
             with alone(node, rank=rank, world_size=world, batches_per_step=4) as loader:
                 batches = list(loader)
                 assert len(batches) == len(loader) == 12 // world
-                assert list(loader) == []
                 seen += [batch.position for batch in batches]
                 padding += [batch.position for batch in batches if batch.is_padding]
                 assert all(b.counts["tokens"] == 0 for b in batches if b.is_padding)
 
     assert sorted(seen) == list(range(12))
     assert sorted(padding) == [10, 11]
+
+
+def test_a_second_pass_over_a_finite_job_reads_it_again() -> None:
+    """As a DataLoader does: `for epoch in range(3): for batch in loader`."""
+    with FakeNode(batches=10) as node, alone(node, batches_per_step=4) as loader:
+        passes = [[batch.position for batch in loader] for _ in range(3)]
+        steps = [[step.index for step in loader.steps()] for _ in range(2)]
+        began = take(loader, 5)
+        rest = list(loader)
+
+        assert passes == [list(range(12))] * 3
+        assert steps == [[0, 1, 2]] * 2
+        assert [batch.position for batch in began + rest] == list(range(12))
+
+
+def test_an_iterator_that_has_ended_stays_at_its_end() -> None:
+    with FakeNode(batches=4) as node, alone(node) as loader:
+        batches = iter(loader)
+        assert len(list(batches)) == 4
+        assert list(batches) == []
+        assert len(list(loader)) == 4
+
+
+def test_a_second_pass_of_a_group_is_an_error_with_the_way_on() -> None:
+    """A group reads each step once; a run that is started again at its end finds nothing left."""
+    options = {"batches_per_step": 4, "group": "run", "attempt": "a"}
+    with FakeNode(batches=8) as node, alone(node, **options) as loader:
+        assert len(list(loader)) == 8
+        for pass_again in (loader, loader.steps()):
+            with pytest.raises(PastEnd, match=r"has read all 2 steps.*seek\(step=0\)"):
+                next(iter(pass_again))
+        loader.seek(0)
+        assert len(list(loader)) == 8
+
+
+def test_a_run_that_begins_at_the_end_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with FakeNode(batches=8) as node:
+        for attempt in ("a", "b"):
+            with alone(node, batches_per_step=4, group="run", attempt=attempt) as loader:
+                left = len(list(loader))
+                loader.commit()
+
+        assert left == 0
+        assert any("begins at the end of 2 steps" in r.getMessage() for r in caplog.records)
+
+
+def test_a_batch_says_of_which_epoch_it_is(tmp_path: Path) -> None:
+    """How often every item had been drawn before its earliest item was."""
+    items = [{"x": number} for number in range(5)]
+    job = {"lanes": 2, "epochs": 3, "source": {"type": "items", "items": items}, "batch_size": 2}
+    file = write_job_file(tmp_path / "jobs.yaml", {"main": job})
+
+    with Loader(f"local:{file}", "main", rank=0, world_size=1, lineage=True) as loader:
+        batches = list(loader)
+
+    assert [b.epoch for b in batches if not b.is_padding] == [
+        min(epoch for _, _, epoch in b.samples) for b in batches if not b.is_padding
+    ]
+    assert {batch.epoch for batch in batches} == {0, 1, 2}
 
 
 def test_a_dropped_tail_is_left_out() -> None:
@@ -274,7 +334,7 @@ def test_a_total_is_known_before_the_first_batch_of_the_step(node: FakeNode) -> 
             assert step.total("nothing") == 0
             assert len(step) == 6
             assert [batch.position for batch in batches] == list(positions)
-            assert [batch.is_last for batch in batches] == [False] * 5 + [True]
+            assert [batch.is_last_of_step for batch in batches] == [False] * 5 + [True]
 
 
 def test_counts_are_the_same_before_within_and_after_the_step(node: FakeNode) -> None:
@@ -301,8 +361,12 @@ def test_batches_of_a_step_that_were_not_taken_are_skipped_and_counted(node: Fak
 
 
 def test_a_step_that_is_entered_in_the_middle_has_no_total(node: FakeNode) -> None:
+    """A state from within a step leads there: its first batches were another Loader's."""
     with alone(node, batches_per_step=4) as loader:
         take(loader, 2)
+        state = loader.state_dict()
+    with alone(node, batches_per_step=4, start="state") as loader:
+        loader.load_state_dict(state)
         steps = loader.steps()
         step = next(steps)
 
@@ -311,6 +375,16 @@ def test_a_step_that_is_entered_in_the_middle_has_no_total(node: FakeNode) -> No
             step.total("tokens")
         assert [batch.position for batch in step] == [2, 3]
         assert next(steps).total("tokens") == 10 * 4 + 4 + 5 + 6 + 7
+
+
+def test_a_step_that_this_loader_entered_itself_has_its_total(node: FakeNode) -> None:
+    """So a notebook whose loop was interrupted goes on with right totals."""
+    with alone(node, batches_per_step=4) as loader:
+        take(loader, 2)
+        step = next(loader.steps())
+
+        assert step.total("tokens") == 10 * 4 + 0 + 1 + 2 + 3
+        assert [batch.position for batch in step] == [2, 3]
 
 
 def test_a_total_over_ranks_needs_a_process_group(node: FakeNode) -> None:

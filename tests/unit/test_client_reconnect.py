@@ -107,6 +107,19 @@ def test_a_body_that_stays_damaged_is_an_error_behind_the_good_ones() -> None:
             next(iter(loader))
 
 
+def test_a_damaged_header_is_read_again() -> None:
+    """A text that travels in the header is as safe as a tensor in the body."""
+    with FakeNode(batches=5) as node, reader(node) as loader:
+        node.faults.misspell.update({1: MAX_REREADS, 3: MAX_REREADS})
+        batches = list(loader)
+
+        assert [batch["name"] for batch in batches] == [f"batch {n}" for n in range(5)]
+    with FakeNode(batches=5) as node, reader(node) as loader:
+        node.faults.misspell[2] = MAX_REREADS + 1
+        with pytest.raises(ChecksumMismatch, match="the header of a batch arrived with crc32c"):
+            list(loader)
+
+
 def test_another_log_behind_the_same_name_is_refused() -> None:
     """Not one batch of a changed job is yielded to who read the old one."""
     with FakeNode() as node, reader(node, prefetch=1) as loader:

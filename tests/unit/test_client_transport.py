@@ -175,6 +175,8 @@ def test_every_error_of_the_table_comes_back_as_itself(cls: type[PenstockError])
         (grpc.StatusCode.DEADLINE_EXCEEDED, "", Unreachable),
         (grpc.StatusCode.UNKNOWN, "Stream removed", Unreachable),
         (grpc.StatusCode.INTERNAL, "RST_STREAM closed stream", Unreachable),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests", Unreachable),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "Received message larger than max", Internal),
         (grpc.StatusCode.UNKNOWN, "Exception calling application", Internal),
         (grpc.StatusCode.UNIMPLEMENTED, "unknown service", ProtocolMismatch),
     ],

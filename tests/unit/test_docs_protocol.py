@@ -13,11 +13,20 @@ import pytest
 from harness import serving, write_job_file
 from penstock.server.config import load
 from penstock.server.local import LocalLoader
-from penstock.server.rpc.cursors import MAX_NAME
 from penstock.server.rpc.service import OPTIONS, WAITING_EVERY_S
-from penstock.wire import ALIGNMENT, CHUNK_BYTES, MAX_MESSAGE_BYTES, PROTOCOL
+from penstock.wire import (
+    ALIGNMENT,
+    CHUNK_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_NAME,
+    MAX_REQUEST_BYTES,
+    MAX_TOKEN,
+    MAX_WORLD_SIZE,
+    PROTOCOL,
+)
+from penstock.wire.digest import batch_digest
 from penstock.wire.errors import ERROR_METADATA_KEY
-from penstock.wire.frame import MAX_HEADER_BYTES, body_digest
+from penstock.wire.frame import MAX_HEADER_BYTES
 from penstock.wire.order import MAX_POSITION
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 from penstock.wire.values import MAX_DIMENSIONS, MAX_LIST_DEPTH, STORAGE
@@ -95,12 +104,15 @@ def test_numbers_are_those_of_the_code() -> None:
     limits = dict(re.findall(r"^\| ([A-Z].*?) \| (.*?) \|$", section("Limits"), re.M))
 
     assert limits["One message"] == f"{MAX_MESSAGE_BYTES >> 20} MiB"
+    assert limits["One message to a server"] == f"{MAX_REQUEST_BYTES >> 20} MiB"
     assert limits["Body bytes in one chunk"] == f"{CHUNK_BYTES >> 20} MiB"
     assert limits["A header"].startswith("16 MiB less one chunk and 4 KiB;")
     assert MAX_HEADER_BYTES == MAX_MESSAGE_BYTES - CHUNK_BYTES - (4 << 10)
     assert (limits["Positions, offsets, steps"], MAX_POSITION) == ("below 2^63", (1 << 63) - 1)
     assert limits["Dimensions of a tensor"] == str(MAX_DIMENSIONS)
-    assert limits["A group's or checkpoint's name"] == f"{MAX_NAME} characters"
+    assert limits["A group's or checkpoint's name"] == f"{MAX_NAME} printable characters"
+    assert limits["An attempt's token, a request's id"] == f"{MAX_TOKEN} printable characters"
+    assert limits["World size of an attempt"] == f"{MAX_WORLD_SIZE:,}"
     assert f"multiple of {ALIGNMENT}" in section("Values")
     assert f"nested up to {MAX_LIST_DEPTH} deep" in section("Values")
     assert f"After every {WAITING_EVERY_S:.0f} seconds" in section("Waiting, Draining, End")
@@ -142,5 +154,9 @@ def test_the_client_in_one_page_reads_what_local_computes(tmp_path: Path, job: s
         )
 
     truth = LocalLoader(load(str(file)).jobs[job])
-    expected = [f"{position} {body_digest(truth.batch(position).body)}" for position in range(8)]
+    batches = [truth.batch(position) for position in range(8)]
+    expected = [
+        f"{position} {batch_digest(feed_pb2.BatchHeader.FromString(header), body)}"
+        for position, (header, body) in enumerate(batches)
+    ]
     assert sorted(done.stdout.splitlines()) == expected, done.stderr

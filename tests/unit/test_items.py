@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from penstock.server.core.refs import ItemRef, Verdict
@@ -23,8 +24,8 @@ from penstock.server.pipeline.items import (
     content_hash,
 )
 from penstock.server.roles import ProcessContext, RawItemProcessor, Sample
-from penstock.server.sources import ItemsSource
-from penstock.wire.errors import BadItem, InvalidJob, SourceUnavailable
+from penstock.server.sources import ItemsSource, TorchDatasetSource
+from penstock.wire.errors import BadItem, InvalidJob, MissingExtra, SourceUnavailable
 
 
 class Recorder(RawItemProcessor):
@@ -314,6 +315,19 @@ def test_whatever_an_error_says_its_item_and_type_are_named(error: Exception, sa
         assert text.encode()
 
 
+@pytest.mark.parametrize("cls", [Recorder, BatchRecorder])
+def test_a_package_that_is_not_installed_is_no_items_fault(cls: type[Recorder]) -> None:
+    """Another node may have it: that is told at once, and is never a verdict."""
+    items, refs = make(["a"], cls(), on_item_error="quarantine")
+    Recorder.fails.update(a=[ModuleNotFoundError("No module named 'cv2'", name="cv2")] * 9)
+
+    with pytest.raises(MissingExtra, match=r"process\(\) of job 'job' fails .*'cv2'") as caught:
+        items.samples(refs, "draw")
+
+    assert caught.value.fields["package"] == "cv2"
+    assert items.verdicts.find("draw", refs[0], 0, 0) is None
+
+
 def test_a_setup_that_fails_is_named_and_one_of_a_moment_retried() -> None:
     """It is the job's mistake, with the user's line: no bug of anybody else."""
 
@@ -347,6 +361,76 @@ def test_what_is_random_depends_on_the_item_alone() -> None:
     assert len({str(outcome) for outcome in together}) == 6
     other_epoch = [ref._replace(epoch=1) for ref in refs]
     assert items.samples(other_epoch, "draw") != together
+
+
+class KeepsRows:
+    """A Dataset in memory that gives out its own rows."""
+
+    def __init__(self) -> None:
+        self.rows = [
+            {
+                "array": np.zeros(4),
+                "tensor": torch.zeros(4),
+                "nested": [{"list": [0]}, (np.zeros(2),)],
+                "image": Image.new("L", (2, 2)),
+                "objects": np.array([[0]], dtype=object),
+            }
+            for _ in range(6)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index]
+
+
+class WritesInPlace(RawItemProcessor):
+    """Writes into everything that it is given."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def process(self, raw: Any, context: ProcessContext) -> Sample:
+        """Add to each value in place."""
+        raw["array"] += 1
+        raw["tensor"].add_(1)
+        raw["nested"][0]["list"].append(1)
+        raw["nested"][1][0][:] += 1
+        raw["image"].putpixel((0, 0), raw["image"].getpixel((0, 0)) + 1)
+        raw["objects"][0, 0] += 1
+        raw["new"] = True
+        return raw
+
+
+class OwnRows(ItemsSource):
+    """A source of the user's that copies nothing."""
+
+    version: ClassVar[int | str | None] = 1
+    gives_fresh_items: ClassVar[bool] = False
+
+    def fetch(self, indices: Sequence[int]) -> list[Any]:
+        """Return the rows themselves."""
+        return [self._items[index] for index in indices]
+
+
+@pytest.mark.parametrize("kind", ["torch", "own"])
+def test_a_processor_that_writes_into_items_changes_no_source(kind: str) -> None:
+    """Every fetch gives the same, whatever was looked at before, ahead or again."""
+    rows = KeepsRows()
+    source = TorchDatasetSource(dataset=rows) if kind == "torch" else OwnRows(rows.rows)
+    items = Items(Job(source, processor=WritesInPlace(), batch_size=1, lanes=1))
+    refs = [ItemRef("main", index, 0) for index in (0, 1, 0)]
+
+    first = [content_hash(samples) for samples in items.samples(refs[:2], "draw")]
+    again = [content_hash(samples) for samples in items.samples(refs, "exit")]
+
+    assert again == [*first, first[0]]
+    [sample] = items.samples(refs[:1], "draw")
+    assert isinstance(sample, list)
+    assert sample[0]["image"].getpixel((0, 0)) == 1
+    assert sample[0]["objects"].tolist() == [[1]]
+    assert "new" not in rows.rows[0]
+    assert not rows.rows[0]["array"].any()
 
 
 class Broken(ItemsSource):

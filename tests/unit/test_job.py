@@ -12,6 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.server.job import Job, canonical
+from penstock.server.pipeline.count import ensure_counted
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.planner import Planner
 from penstock.server.roles import (
     BestFitPackingBatcher,
     DefaultBatchCollator,
@@ -21,9 +24,9 @@ from penstock.server.roles import (
     SimpleBatcher,
     Source,
 )
-from penstock.server.roles.processors import TokenizeProcessor
+from penstock.server.roles.processors import FunctionProcessor, TokenizeProcessor
 from penstock.server.sources import HfSource, ItemsSource, ParquetSource
-from penstock.wire.errors import InvalidJob
+from penstock.wire.errors import Counting, InvalidJob, LogDiverged
 
 
 def items(count: int) -> ItemsSource:
@@ -159,12 +162,42 @@ def test_an_endless_job_has_no_end() -> None:
 
 
 def test_a_finite_job_of_a_packer_is_refused_by_name() -> None:
-    """Its batch count is not known by arithmetic, and the error says what to do."""
+    """Its batch count is known neither by arithmetic nor by counting: the error says what to do."""
     tokens = ItemsSource([{"input_ids": [1, 2]}])
     job = Job(tokens, batcher=BestFitPackingBatcher(8), collator=PackedCollator(), epochs=1)
 
     with pytest.raises(InvalidJob, match=r"BestFitPackingBatcher does not give one: .*epochs"):
         _ = job.order
+
+
+def test_a_finite_job_whose_items_give_any_number_of_samples_is_counted() -> None:
+    """Until then nobody is told a length; then it is that of the planned batches, lane by lane."""
+    function = FunctionProcessor(lambda raw: [raw] * (raw["x"] % 3))
+    job = Job(items(20), processor=function, batch_size=3, lanes=3, epochs=2)
+    with pytest.raises(Counting, match="'job' are not counted yet"):
+        _ = job.order
+
+    ensure_counted(job)
+
+    plans = [list(iter(Planner(job, lane, Items(job)).next, None)) for lane in range(3)]
+    assert job.order.ends == tuple(map(len, plans))
+    assert sum(len(plan.rows) for lane in plans for plan in lane) == 2 * sum(
+        number % 3 for number in range(20)
+    )
+
+
+@pytest.mark.parametrize("counted", [1, 99])
+def test_a_lane_that_was_miscounted_stops_by_name(counted: int) -> None:
+    """It neither ends early nor leaves out what comes after its end."""
+    function = FunctionProcessor(lambda raw: [raw])
+    job = Job(items(20), processor=function, batch_size=3, lanes=2, epochs=1)
+    job.set_lane_ends([counted, 4])
+    planner = Planner(job, 0, Items(job))
+
+    with pytest.raises(LogDiverged, match=f"lane 0 of job 'job' was counted to hold {counted}"):
+        list(iter(planner.next, None))
+
+    assert planner.offset == min(counted - 1, 4)
 
 
 def test_a_parameter_without_a_json_form_is_named() -> None:

@@ -51,6 +51,17 @@ def test_what_was_counted_before_this_node_is_not_counted_again() -> None:
     assert samples(metrics, "penstock_samples_skipped", "reason") == {reason: 6}
 
 
+def test_counts_that_make_no_sense_harm_nobody() -> None:
+    """A user's collator may call anything padding; its node goes on."""
+    metrics = Metrics("0")
+
+    metrics.produced("code", 100, {"tokens": 5, "padding_tokens": -5})
+    metrics.produced("code", 100, {"tokens": -5, "padding_tokens": 5})
+
+    [family] = [one for one in metrics.registry.collect() if one.name == "penstock_tokens_packed"]
+    assert [one.value for one in family.samples if one.labels] in ([], [0])
+
+
 def test_reasons_are_bounded_for_a_job_and_not_for_each_of_its_lanes() -> None:
     """48 lanes whose processor makes a reason of each item are 33 series, and count all items."""
     metrics = Metrics("0")

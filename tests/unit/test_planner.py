@@ -30,7 +30,13 @@ from penstock.server.roles import (
 )
 from penstock.server.roles.collators import DefaultBatchCollator
 from penstock.server.sources import ItemsSource
-from penstock.wire.errors import BadBatch, BadItem, InvalidJob, LaneStarved
+from penstock.wire.errors import (
+    BadBatch,
+    BadItem,
+    InvalidJob,
+    LaneStarved,
+    SourceUnavailable,
+)
 from resume.plans import BATCHERS, PROCESSORS, make_job
 
 Call = Callable[[Any, ProcessContext], Any]
@@ -292,6 +298,68 @@ def test_a_batchers_own_bug_names_the_class_and_the_line() -> None:
     no_size = make([3], Does(lambda raw, context: {"text": "a"}), Failing())
     with pytest.raises(BadBatch, match=r"finds no size .* the sample has text"):
         Planner(no_size, 0, Items(no_size)).next()
+
+
+class Fails(MapDistributor):
+    """A distributor of a user's, with a table that is too short, or away."""
+
+    version: ClassVar[int | str | None] = 1
+    error: ClassVar[Exception] = IndexError("table")
+
+    def draw(self, lane: int, lanes: int, k: int) -> ItemRef | None:
+        """Draw twice, and then fail."""
+        if k >= 2:
+            raise self.error
+        return super().draw(lane, lanes, k)
+
+
+class FailsAtTheEnd(SimpleBatcher):
+    """A batcher of a user's that cannot finish."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def flush(self) -> list[Group]:
+        """Fail."""
+        raise KeyError("rest")
+
+
+def test_every_role_that_fails_is_named_with_its_line() -> None:
+    """It is no bug of the node: a distributor's draw, a batcher's last groups."""
+    same = Does(lambda raw, context: raw)  # is processed ahead of the draw that fails
+    rows = ItemsSource([{"x": n} for n in range(9)])
+    drawing = Job(rows, Fails(), same, batch_size=1, lanes=1)
+    planner = Planner(drawing, 0, Items(drawing))
+    assert [planner.next() is not None for _ in range(2)] == [True, True]
+    with pytest.raises(BadBatch, match=r"Fails fails on a draw, in lane 0, of job .* IndexError"):
+        planner.next()
+    flushing = Job(
+        ItemsSource([{"x": 1}]),
+        batcher=FailsAtTheEnd(2),
+        collator=DefaultBatchCollator(),
+        lanes=1,
+        epochs=1,
+    )
+    with pytest.raises(BadBatch, match=r"FailsAtTheEnd fails on flush\(\), .*'rest'") as caught:
+        Planner(flushing, 0, Items(flushing)).next()
+
+    assert 'raise KeyError("rest")' in caught.value.fields["traceback"]
+
+
+def test_a_distributor_whose_file_is_away_may_be_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The reader tries again; nothing is drawn twice or left out."""
+    job = Job(ItemsSource([{"x": n} for n in range(9)]), Fails(), batch_size=1, lanes=1)
+    monkeypatch.setattr(Fails, "error", FileNotFoundError(2, "gone", "table.npy"))
+    planner = Planner(job, 0, Items(job))
+    first = [planner.next() for _ in range(2)]
+    with pytest.raises(SourceUnavailable, match=r"table\.npy"):
+        planner.next()
+
+    monkeypatch.setattr(Fails, "draw", MapDistributor.draw)
+
+    whole = Planner(job, 0, Items(job))
+    assert [*first, planner.next()] == [whole.next() for _ in range(3)]
 
 
 def test_a_state_that_no_snapshot_holds_is_named() -> None:

@@ -6,7 +6,7 @@ from penstock.client import Loader
 loader = Loader("dns:///penstock:50051", job="code", group="run-7", device="cuda")
 for step in loader.steps():                       # or: for batch in loader
     n = step.total("loss_tokens")                 # over all ranks and micro batches
-    for batch in step:                            # a dict of tensors; batch.position, batch.is_last
+    for batch in step:                            # a dict of tensors; batch.position, batch.counts
         (loss_sum(model(**batch)) * world / n).backward()
     if step.index % 1000 == 999:
         save({"model": ..., "data": loader.state_dict()})

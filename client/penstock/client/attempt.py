@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping
 
 from penstock.client.ranks import Place, torch_distributed
+from penstock.wire.attempts import moves_between
 from penstock.wire.errors import InvalidRequest
 
 # Restart counts alone would be wrong: they begin at 0 again with every submission, and a changed
@@ -38,6 +39,11 @@ def attempt_token(
             raise InvalidRequest(
                 f"attempt= has {len(attempt)} characters: pass 1 to 200, the same on all ranks and "
                 "another for every start of the run"
+            )
+        if moves_between(attempt.rpartition("#")[0], attempt) is not None:
+            raise InvalidRequest(
+                f"attempt={attempt!r} ends like the name of an attempt that has moved: leave '#' "
+                "and the number out"
             )
         return attempt
     dist = torch_distributed()

@@ -65,9 +65,11 @@ class BufferPool:
         self._free_bytes = 0
         self._leased_bytes = 0
         self._largest = 0
-        # Finalizers run wherever the collector runs, maybe inside `lease` itself: they take no
-        # lock, they append here, and `lease` sorts in.
-        self._returned: deque[mmap.mmap] = deque()
+        # What is leased, by the id of a weak reference to its array. The end of an array comes
+        # anywhere, maybe inside `lease` itself or where a signal handler raises: it takes no lock
+        # and runs no Python, it appends the reference here, and `lease` sorts in.
+        self._leased: dict[int, tuple[weakref.ref[NDArray[np.uint8]], mmap.mmap]] = {}
+        self._returned: deque[weakref.ref[NDArray[np.uint8]]] = deque()
 
     def lease(self, nbytes: int) -> NDArray[np.uint8]:
         """Return a writable uint8 array of shape (nbytes,), page-aligned, of any content."""
@@ -87,19 +89,29 @@ class BufferPool:
         # The base of this array is no ndarray, so every view of it has *it* as its base: it lives
         # as long as the last view, and its end is the storage's.
         array = np.frombuffer(storage, np.uint8, count=nbytes)
-        weakref.finalize(array, self._returned.append, storage).atexit = False
+        reference = weakref.ref(array, self._returned.append)
+        self._leased[id(reference)] = reference, storage
         return array
 
     def statistics(self) -> dict[str, int]:
-        """Return `leased_bytes` and `free_bytes`, sizes of storage."""
-        with self._lock:
-            self._sort_in()
-            return {"leased_bytes": self._leased_bytes, "free_bytes": self._free_bytes}
+        """Return `leased_bytes` and `free_bytes`, sizes of storage.
+
+        It takes no lock, as the consumer asks: what has come back counts as free, up to the limit.
+        """
+        ended = [self._leased.get(id(reference)) for reference in list(self._returned)]
+        back = sum(len(lease[1]) for lease in ended if lease is not None)
+        return {
+            "leased_bytes": self._leased_bytes - back,
+            "free_bytes": min(self._limit(), self._free_bytes + back),
+        }
+
+    def _limit(self) -> int:
+        return max(MIN_FREE_BYTES, self._keep * self._largest)
 
     def _sort_in(self) -> None:
-        limit = max(MIN_FREE_BYTES, self._keep * self._largest)
+        limit = self._limit()
         while self._returned:
-            storage = self._returned.popleft()
+            _, storage = self._leased.pop(id(self._returned.popleft()))
             size = len(storage)
             self._leased_bytes -= size
             if self._free_bytes + size <= limit:

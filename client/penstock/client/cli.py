@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from penstock.client.commands.common import plain
 from penstock.wire.errors import PenstockError
 from penstock.wire.malloc import keep_memory
 
@@ -29,12 +30,14 @@ be read without a server: local:FILE (in this process) or spawn:FILE (a node of 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status: 0, 1 = it failed, 2 = a mistake in the call."""
     parser = build_parser()
+    if not (sys.argv[1:] if argv is None else argv):  # nothing was asked: say what can be
+        parser.print_help(sys.stderr)
+        return EXIT_USAGE
     args = parser.parse_args(argv)
-    logging.basicConfig(
-        level=logging.INFO if args.verbose else logging.WARNING,
-        format="penstock: %(message)s",
-        stream=sys.stderr,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter("penstock: %(message)s"))
+    level = logging.INFO if args.verbose else logging.WARNING
+    logging.basicConfig(level=level, handlers=[handler])
     keep_memory()
     try:
         status = int(args.run(args))
@@ -42,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except PenstockError as error:
         for frames in getattr(error, "__notes__", ()):  # those of the user's own code
-            print(frames.rstrip("\n"), file=sys.stderr)
-        print(f"penstock: error: {_one_line(error.message)} [{error.code}]", file=sys.stderr)
+            print(*map(plain, frames.rstrip("\n").split("\n")), sep="\n", file=sys.stderr)
+        print(f"penstock: error: {_one_line(error.message)} [{plain(error.code)}]", file=sys.stderr)
         return EXIT_USAGE if error.status == "INVALID_ARGUMENT" else EXIT_FAILED
     except KeyboardInterrupt:
         print("penstock: stopped", file=sys.stderr)
@@ -96,7 +99,15 @@ def installed_version() -> str:
 
 
 def _one_line(message: str) -> str:
-    return " ".join(message.split())
+    return plain(" ".join(message.split()))
+
+
+class _Formatter(logging.Formatter):
+    """Lines for a terminal: what they quote of a node's words does nothing there."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the lines of a record."""
+        return "\n".join(map(plain, super().format(record).split("\n")))
 
 
 if __name__ == "__main__":

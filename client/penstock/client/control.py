@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from penstock.client.aside import Patience, aside, tell
 from penstock.client.backoff import Backoff
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import (
     BadFrame,
+    Counting,
     PenstockError,
     ProtocolMismatch,
     StoreUnavailable,
@@ -151,7 +153,19 @@ class Control:
             UnknownGroup: There is no such group.
         """
         request = cursors_pb2.ListRequest(job=self.job, group=group or "")
-        return list(self.call("Cursors/List", request, cursors_pb2.ListReply).groups)
+        found: list[cursors_pb2.Group] = []
+        while True:
+            page = self.call("Cursors/List", request, cursors_pb2.ListReply)
+            for part in page.groups:
+                if found and found[-1].name == part.name:
+                    found[-1].checkpoints.extend(part.checkpoints)
+                else:
+                    found.append(part)
+            if not page.next_page_token:
+                return found
+            if page.next_page_token == request.page_token:
+                raise BadFrame(f"{self._target} gives the same page of groups again and again")
+            request.page_token = page.next_page_token
 
     def verdicts(self) -> list[cursors_pb2.Verdict]:
         """Return every verdict about the job's items, released ones too, by number."""
@@ -187,20 +201,27 @@ class Control:
     def call(self, method: str, request: Message, reply: type[ReplyT]) -> ReplyT:
         """Call one method, again while the node cannot be reached.
 
+        Safe where a signal handler raises: the call is made aside, and may be made once more.
+
         Raises:
             PenstockError: What the server says is wrong.
             Unreachable: No answer within the deadline.
         """
+        return aside(lambda patience: self._call(method, request, reply, patience))
+
+    def _call(
+        self, method: str, request: Message, reply: type[ReplyT], patience: Patience
+    ) -> ReplyT:
         began = time.monotonic()
         backoff, log_at = Backoff(), LOG_FIRST_S
         payload = request.SerializeToString()
-        answered: StoreUnavailable | None = None
+        answered: StoreUnavailable | Counting | None = None
         while True:
             left = self._deadline_s - (time.monotonic() - began)
             try:
                 answer = self._transport.unary(method, payload, max(0.1, min(CALL_S, left)))
                 return reply.FromString(answer)
-            except StoreUnavailable as error:
+            except (StoreUnavailable, Counting) as error:
                 away: PenstockError = error
                 answered = error
             except Unreachable as error:
@@ -211,17 +232,16 @@ class Control:
                 raise BadFrame(
                     f"{self._target} answered {method} with what is no {reply.__name__}: {error}"
                 ) from error
-            # Not inside the handler: a Ctrl-C while it waits is not another error's consequence.
             wait = backoff.next_s()
             waited = time.monotonic() - began
             if waited + wait >= self._deadline_s:
                 raise _gave_up(away, self._target, method, waited) from None
             if waited >= log_at:
                 log_at = waited + LOG_EVERY_S
-                logger.warning(
-                    "%s; trying for %.0f s more (%s)", away, self._deadline_s - waited, method
-                )
-            time.sleep(wait)
+                left = self._deadline_s - waited
+                tell(logger.warning, "%s; trying for %.0f s more (%s)", away, left, method)
+            if patience.acquire(timeout=wait):
+                raise away  # nobody hears it: the caller has gone
 
 
 def _gave_up(error: PenstockError, target: str, method: str, waited: float) -> PenstockError:

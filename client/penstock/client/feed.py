@@ -12,13 +12,13 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.client.aside import Patience, aside, tell
 from penstock.client.backoff import Backoff
 from penstock.client.buffers import BufferPool
 from penstock.wire import PROTOCOL, frame
@@ -41,8 +41,6 @@ LOG_EVERY_S = 30.0
 
 MAX_REREADS = 2
 """How often one position is read again after its checksum was wrong."""
-
-JOIN_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -94,10 +92,29 @@ class _Assembly:
     crc: int = 0
 
 
-class Feed:
-    """Delivers a rank's own positions from `start` on, in order.
+@dataclass
+class _Stream:
+    """One open call.
 
-    One thread takes; `close` may be called from any. The background thread starts at once.
+    Attributes:
+        call: The call.
+        allowed: The horizon up to which positions may come: set before it is sent.
+        sent: The horizon that the server was told: set after it was sent.
+    """
+
+    call: ReadCall
+    allowed: int
+    sent: int
+
+
+class Feed:
+    """Delivers a rank's own positions from `start` on.
+
+    Two threads meet here, and the consumer's may be broken off between any two bytecodes, by a
+    signal handler that raises: so it takes no lock. Every attribute has one thread that sets it;
+    batches lie in a dict by position, where they stay until the consumer says that it is past
+    them; and what it does is right also when it is done twice. It is woken by a lock that is a
+    semaphore: whoever changes something lets it go, and the consumer looks again.
 
     Args:
         transport: The way to the node.
@@ -124,117 +141,153 @@ class Feed:
     ) -> None:
         self._transport, self._opening, self._share = transport, opening, share
         self._prefetch, self._max_body_bytes, self._pool = prefetch, max_body_bytes, pool
-        self.finished_step = share.step(start)
-        # The consumer's own: what it has fetched at once, so that it need not ask for each.
-        self._fetched: deque[Delivery] = deque()
-        self._next = share.at_or_after(start)  # the next position to be taken
-        # Everything below is guarded by this condition, which is notified at every change.
-        self._changed = threading.Condition()
-        self._due = self._next  # the next position to be fetched
-        self._end = stop  # the first position that will not come
+        first = share.at_or_after(start)
+        # Both threads put in and take out; one call of a dict is whole or has not happened.
         self._ready: dict[int, Delivery] = {}
-        self._ready_bytes = 0
-        self._sent_horizon = 0
+        self._changed = threading.Lock()  # a semaphore: free = something has changed
+        # Set by the consumer.
+        self.finished_step = share.step(start)
+        self._next = first  # the first position that it has not been given
+        self._kept = first  # the first position that it may ask for once more
+        self.wait_s = 0.0
+        # Set by the background thread.
+        self._missing = first  # the first position that has not arrived
+        self._landed: set[int] = set()  # those above it that have
+        self._end = stop  # the first position that will not come
         self._order: Order | None = None  # of an endless log, once the stream is open
-        self._call: ReadCall | None = None
+        self._stream: _Stream | None = None
         self._error: BaseException | None = None
         self._broken: PenstockError | None = None  # why there is no stream now
         self._reason = f"connecting to {opening.target}"
-        self._closed = threading.Event()
         self.reconnects = 0
-        self.wait_s = 0.0
-        # The background thread's own.
         self._assembling: dict[tuple[int, int], _Assembly] = {}
         self._rereads: dict[int, int] = {}
         self._in_bundle = False
         self._backoff = Backoff()
-        self._thread = threading.Thread(target=self._run, name="penstock-feed", daemon=True)
-        self._thread.start()
+        # Set and taken by threads that nothing breaks off.
+        self._guard = threading.Lock()
+        self._closed = threading.Event()
+        self._call: ReadCall | None = None
+        self._thread: threading.Thread | None = None
+        self._is_started = False
 
     # --- the consumer ---
 
-    def take(self, deadline_s: float) -> Delivery | None:
-        """Return the next own batch, or None past the end.
+    def take(self, position: int, deadline_s: float) -> Delivery | None:
+        """Return the batch at an own position, or None past the end.
+
+        Going upwards; the same position may be asked for again until `release`.
 
         Raises:
             DataTimeout: It did not come within `deadline_s`; says what the server waits for.
             Unreachable: No server could be reached within `deadline_s`.
             PenstockError: What the server says is wrong.
         """
-        if not self._fetched:
-            with self._changed:
-                if self._due not in self._ready:
-                    self._wait(deadline_s)
-                self._fetch()
-            if not self._fetched:
+        delivery = self._ready.get(position)
+        if delivery is None:
+            delivery = self._wait(position, deadline_s)
+            if delivery is None:
                 return None
-        self._next = self._share.nth_after(self._next, 1)
+        if position >= self._next:
+            self._next = self._share.nth_after(position, 1)
         # A message for every batch may cost more than the batch: half of the room at once.
-        if self._may_extend(at_least=max(1, self._prefetch // 2)):
-            with self._changed:
-                self._send_horizon()
-        return self._fetched.popleft()
+        self._extend(at_least=max(1, self._prefetch // 2))
+        return delivery
 
-    def _fetch(self) -> None:
-        """Take all that is ready in order."""
-        while (delivery := self._ready.pop(self._due, None)) is not None:
-            self._ready_bytes -= delivery.body.nbytes
-            self._fetched.append(delivery)
-            self._due = self._share.nth_after(self._due, 1)
+    def release(self, position: int) -> None:
+        """Let go of the own positions below `position`: they will not be asked for again."""
+        while self._kept < position:
+            self._ready.pop(self._kept, None)
+            self._kept = self._share.nth_after(self._kept, 1)
 
-    def statistics(self) -> dict[str, int]:
-        """Return what is ready: `buffered_batches`, `buffer_bytes`."""
-        with self._changed:
-            return {
-                "buffered_batches": len(self._ready) + len(self._fetched),
-                "buffer_bytes": self._ready_bytes
-                + sum(one.body.nbytes for one in tuple(self._fetched)),
-            }
+    def statistics(self, due: int) -> dict[str, int]:
+        """Return what is ready from position `due` on: `buffered_batches`, `buffer_bytes`."""
+        ready = [d for d in list(self._ready.values()) if d.header.position >= due]
+        return {
+            "buffered_batches": len(ready),
+            "buffer_bytes": sum(delivery.body.nbytes for delivery in ready),
+        }
 
-    def close(self) -> None:
-        """End the stream and the thread; idempotent."""
-        self._closed.set()
-        with self._changed:
+    # --- the end, on a thread that no signal handler breaks off ---
+
+    def cancel(self) -> None:
+        """End the stream; idempotent. It takes locks: call it aside."""
+        with self._guard:
+            self._closed.set()
             call = self._call
-            self._changed.notify_all()
+        self._wake()
         if call is not None:
             call.cancel()
-        if self._thread is not threading.current_thread():
-            self._thread.join(JOIN_S)
 
-    def _wait(self, deadline_s: float) -> None:
+    def join(self, deadline_s: float) -> None:
+        """Wait until the background thread has ended, after `cancel`. It too is called aside."""
+        with self._guard:
+            thread = self._thread
+        if thread is not None:
+            thread.join(deadline_s)
+
+    # --- waiting ---
+
+    def _start(self) -> None:
+        """Start the background thread, once."""
+
+        def start(_: Patience) -> None:
+            with self._guard:
+                if self._thread is None and not self._closed.is_set():
+                    self._thread = threading.Thread(
+                        target=self._run, name="penstock-feed", daemon=True
+                    )
+                    self._thread.start()
+
+        aside(start)
+        self._is_started = True
+
+    def _wait(self, position: int, deadline_s: float) -> Delivery | None:
+        if not self._is_started:
+            self._start()
         began = time.monotonic()
         log_at = LOG_EVERY_S
         try:
-            while self._due not in self._ready:
-                if self._end is not None and self._next >= self._end:
-                    return
-                if self._error is not None:
-                    raise _again(self._error)
-                if self._closed.is_set():
+            while (delivery := self._ready.get(position)) is None:
+                if self._end is not None and position >= self._end:
+                    return None
+                # After the look for the batch: those before an error have come.
+                error, ended = self._error, self._closed.is_set()
+                if position in self._ready:
+                    continue
+                if error is not None:
+                    raise _again(error)
+                if ended:
                     raise PenstockError("the Loader was closed while a batch was waited for")
-                if self._next >= self._sent_horizon and self._may_extend(at_least=1):
+                if (stream := self._stream) is not None and position >= stream.sent:
                     # Nobody moves the horizon while the only consumer waits: send what was held
                     # back. Below it the server is at work already, and a message would cost both.
-                    self._send_horizon()
+                    self._extend(at_least=1)
                 waited = time.monotonic() - began
                 if waited >= deadline_s:
-                    raise self._timeout(waited)
+                    raise self._timeout(position, waited)
                 if waited >= log_at:
                     log_at += LOG_EVERY_S
-                    logger.warning(
+                    tell(
+                        logger.warning,
                         "job %r: waiting %.0f s for the batch at position %d: %s",
                         self._opening.job,
                         waited,
-                        self._next,
+                        position,
                         self._reason,
                     )
                 # Short, so that a signal handler of the trainer runs soon on every platform.
-                self._changed.wait(min(0.5, deadline_s - waited))
+                self._changed.acquire(timeout=max(0.0, min(0.5, deadline_s - waited)))
+            return delivery
         finally:
             self.wait_s += time.monotonic() - began
 
-    def _timeout(self, waited: float) -> PenstockError:
+    def _wake(self) -> None:
+        """Have the consumer look again, now or when it comes to wait."""
+        with contextlib.suppress(RuntimeError):  # it was told, and has not looked yet
+            self._changed.release()
+
+    def _timeout(self, position: int, waited: float) -> PenstockError:
         target, broken = self._opening.target, self._broken
         if isinstance(broken, Unreachable):
             return Unreachable(
@@ -246,41 +299,34 @@ class Feed:
         if broken is not None:
             return broken
         return DataTimeout(
-            f"the batch at position {self._next} of job {self._opening.job!r} did not come within "
+            f"the batch at position {position} of job {self._opening.job!r} did not come within "
             f"{waited:.0f} s: {self._reason}; raise deadline_s= if that is to be expected",
-            position=self._next,
+            position=position,
             waited_s=round(waited, 3),
             reason=self._reason,
         )
 
-    def _may_extend(self, at_least: int) -> bool:
-        """Tell whether the horizon has moved by `at_least` own positions since it was sent."""
+    def _extend(self, at_least: int) -> None:
+        """Tell the server how far we accept, if that has moved by `at_least` own positions."""
+        stream = self._stream
+        if stream is None:
+            return  # the next one opens with it
         horizon = self._horizon()
-        moved = horizon - self._sent_horizon
+        moved = horizon - stream.sent
         # At the end the horizon stops short: its last move may be less than one own position.
-        return moved > 0 if horizon == self._end else moved >= at_least * self._share.world_size
-
-    def _send_horizon(self) -> None:
-        """Tell the server how far we accept."""
-        if self._call is None:
-            return  # the next stream opens with it
-        self._sent_horizon = self._horizon()
-        message = feed_pb2.Horizon(horizon=self._sent_horizon, finished_step=self.finished_step)
-        self._call.send(feed_pb2.ReadRequest(horizon=message).SerializeToString())
+        if moved <= 0 or (horizon != self._end and moved < at_least * self._share.world_size):
+            return
+        message = feed_pb2.Horizon(horizon=horizon, finished_step=self.finished_step)
+        stream.allowed = horizon
+        stream.call.send(feed_pb2.ReadRequest(horizon=message).SerializeToString())
+        stream.sent = horizon
 
     def _horizon(self) -> int:
         horizon = self._share.nth_after(self._next, self._prefetch)
         return horizon if self._end is None else min(horizon, self._end)
 
-    def _first_missing(self) -> int:
-        position = self._due
-        while position in self._ready:
-            position = self._share.nth_after(position, 1)
-        return position
-
     def _complete(self) -> bool:
-        with self._changed:
-            return self._end is not None and self._first_missing() >= self._end
+        return self._end is not None and self._missing >= self._end
 
     # --- the background thread ---
 
@@ -297,36 +343,41 @@ class Feed:
                     self._note_break(error)
                     self._closed.wait(self._backoff.next_s())
         except BaseException as error:  # the edge of the thread: the consumer raises it
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
+            self._error = error
+        finally:
+            self._wake()
 
     def _may_retry(self, error: PenstockError) -> bool:
         if isinstance(error, ChecksumMismatch):
-            position = int(error.fields.get("position", -1))
+            # A damaged header names no position: it holds up the first that has not come.
+            position = int(error.fields.get("position", self._missing))
             self._rereads[position] = self._rereads.get(position, 0) + 1
             return self._rereads[position] <= MAX_REREADS
         return error.status == "UNAVAILABLE"
 
     def _note_break(self, error: PenstockError) -> None:
-        with self._changed:
-            first = self._broken is None
-            self._broken = error
-            self._reason = error.message
-            self.reconnects += 1
-            position = self._first_missing()
+        first = self._broken is None
+        self._broken = error
+        self._reason = error.message
+        self.reconnects += 1
         if first:
-            logger.info("job %r: %s; going on at position %d", self._opening.job, error, position)
+            tell(
+                logger.info,
+                "job %r: %s; going on at position %d",
+                self._opening.job,
+                error,
+                self._missing,
+            )
 
     def _read(self) -> None:
         """Read one stream until it ends; return when nothing more is to come."""
         self._assembling.clear()
-        with self._changed:
-            horizon = self._horizon()
-            opening = self._open_message(self._first_missing(), horizon)
-        call = self._transport.read(opening)
-        with self._changed:
-            self._sent_horizon, self._call = horizon, call
+        horizon = self._horizon()
+        call = self._transport.read(self._open_message(self._missing, horizon))
+        with self._guard:
+            self._call = call
+        self._stream = _Stream(call, horizon, horizon)
+        self._wake()  # who waits beyond the horizon may move it now
         try:
             if self._closed.is_set():
                 return
@@ -336,7 +387,8 @@ class Feed:
                 # Free it before the next one is made: that one then lies where the cache is warm.
                 del message
         finally:
-            with self._changed:
+            self._stream = None
+            with self._guard:
                 self._call = None
             call.cancel()
             with contextlib.suppress(PenstockError):  # it is over, whatever else it says
@@ -372,15 +424,14 @@ class Feed:
         if len(replies) == 1:
             return self._handle(replies[0])
         # A bundle is there at once: its first batch shall not wake the consumer to fight for the
-        # interpreter with those behind it.
-        with self._changed:
-            self._in_bundle = True
-            try:
-                # A list, as every reply is to be handled.
-                return any([self._handle(reply) for reply in replies])  # noqa: C419
-            finally:
-                self._in_bundle = False
-                self._changed.notify_all()
+        # interpreter with those after it.
+        self._in_bundle = True
+        try:
+            # A list, as every reply is to be handled.
+            return any([self._handle(reply) for reply in replies])  # noqa: C419
+        finally:
+            self._in_bundle = False
+            self._wake()
 
     def _handle(self, reply: frame.Reply) -> bool:
         """Take in one message; tell whether it could have completed the reading."""
@@ -390,10 +441,10 @@ class Feed:
         if reply.kind == "opened":
             self._opened(message)
         elif reply.kind == "waiting":
-            self._say(_describe_waiting(message))
+            self._reason = _describe_waiting(message)
         elif reply.kind == "draining":
-            self._say(f"{self._opening.target} is shutting down: {message.detail}")
-            logger.info("job %r: %s", self._opening.job, self._reason)
+            self._reason = f"{self._opening.target} is shutting down: {message.detail}"
+            tell(logger.info, "job %r: %s", self._opening.job, self._reason)
         else:
             if message.steps != self._opening.steps:
                 raise BadFrame(
@@ -401,12 +452,12 @@ class Feed:
                     f"steps, and described it as {_length(self._opening.steps)}: nothing is left "
                     "out silently; check that both sides run the same version"
                 )
-            with self._changed:
-                end = message.steps * self._share.batches_per_step
-                self._end = end if self._end is None else min(self._end, end)
-                self._changed.notify_all()
+            end = message.steps * self._share.batches_per_step
+            self._end = end if self._end is None else min(self._end, end)
+            self._wake()
             if message.dropped_batches:
-                logger.info(
+                tell(
+                    logger.info,
                     "job %r: the last %d of %d batches fill no step and were left out "
                     "(tail='drop')",
                     self._opening.job,
@@ -426,13 +477,8 @@ class Feed:
             )
         # Where the lanes of a finite log end is the server's to know.
         self._order = None if message.HasField("batches") else Order(max(1, message.lanes))
-        with self._changed:
-            self._broken = None
-            self._reason = f"{self._opening.target} has opened the stream and sent nothing yet"
-
-    def _say(self, reason: str) -> None:
-        with self._changed:
-            self._reason = reason
+        self._broken = None
+        self._reason = f"{self._opening.target} has opened the stream and sent nothing yet"
 
     def _handle_batch(self, reply: frame.Reply) -> bool:
         header, chunk = reply.header, reply.chunk
@@ -458,6 +504,7 @@ class Feed:
         return after == found.header.body_bytes and self._finish(found)
 
     def _begin(self, header: feed_pb2.BatchHeader) -> _Assembly:
+        frame.check_sealed(header)
         frame.check_header(header, max_body_bytes=self._max_body_bytes)
         position = header.position
         if header.log_id != self._opening.log_id:
@@ -466,9 +513,10 @@ class Feed:
                 f"stream of {self._opening.log_id.hex()[:12]}: the node mixed up two jobs",
                 position=position,
             )
-        with self._changed:
-            known = position < self._due or position in self._ready
-            horizon = self._sent_horizon
+        known = position < self._missing or position in self._landed
+        stream = self._stream
+        assert stream is not None  # it is what we read
+        horizon = stream.allowed
         if not self._share.owns(position) or position >= horizon:
             raise BadFrame(
                 f"position {position} was sent to rank {self._share.rank} of "
@@ -496,12 +544,14 @@ class Feed:
             return False
         frame.check_crc(header, body, assembly.crc)
         self._backoff.reset()
-        with self._changed:
-            self._ready[header.position] = Delivery(header, body)
-            self._ready_bytes += body.nbytes
-            self._reason = "the server has sent nothing since the last batch"
-            if not self._in_bundle:
-                self._changed.notify_all()
+        self._reason = "the server has sent nothing since the last batch"
+        self._ready[header.position] = Delivery(header, body)
+        self._landed.add(header.position)
+        while self._missing in self._landed:
+            self._landed.remove(self._missing)
+            self._missing = self._share.nth_after(self._missing, 1)
+        if not self._in_bundle:
+            self._wake()
         self._rereads.pop(header.position, None)
         return True
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
+from penstock.client.aside import aside, tell
 from penstock.client.buffers import BufferPool
 from penstock.client.feed import Delivery, Feed, Opening
 from penstock.client.frameworks.notice import reader_ahead
@@ -16,10 +16,10 @@ from penstock.client.options import check_arguments, check_step
 from penstock.client.ranks import Place, mesh_dimensions
 from penstock.client.session import Opener, Resources, Session, Wish
 from penstock.client.state import State
-from penstock.client.stats import Stats
+from penstock.client.stats import Tally, Waits, report
 from penstock.client.steps import Batch, BatchInfo, Step
 from penstock.client.values import Decoder, make_decoder, position_value
-from penstock.wire.errors import InvalidRequest, NoGroup, NotStarted, PenstockError
+from penstock.wire.errors import InvalidRequest, NoGroup, NotStarted, PastEnd, PositionFar
 from penstock.wire.transport import Transport
 from penstock.wire.v1 import feed_pb2
 
@@ -29,6 +29,38 @@ DEADLINE_S = 540.0
 """Below NCCL's default of 600 s: the reason must come before the collective's abort."""
 
 MAX_BODY_BYTES = 4 << 30
+
+
+class _At(NamedTuple):
+    """Where a Loader stands. It is replaced as a whole, by one assignment, never changed.
+
+    So whatever is broken off, by a signal handler that raises, has happened or has not.
+
+    Attributes:
+        wish: Where the session is to begin; None = a state is waited for.
+        moves: How often it went elsewhere.
+        session: What was settled; None = nothing yet.
+        is_opening: It was tried to settle it.
+        feed: What delivers, from a position at or below `next` on; None = not open.
+        next: The own position that is given next.
+        marked: The own position that `mark` has named last.
+        pass_first: The own position that the last iter() began with.
+        is_over: The end was reached, and told.
+        last: What was given last.
+        tally: What was given.
+    """
+
+    wish: Wish | None
+    moves: int = 0
+    session: Session | None = None
+    is_opening: bool = False
+    feed: Feed | None = None
+    next: int = 0
+    marked: int | None = None
+    pass_first: int = 0
+    is_over: bool = False
+    last: BatchInfo | None = None
+    tally: Tally = Tally()
 
 
 class Loader:
@@ -52,8 +84,9 @@ class Loader:
         tp: The names of its tensor-parallel dimensions, checked against the mesh.
         pp: The names of its pipeline-parallel dimensions, checked against the mesh.
         start: `"cursor"` (where the group stands), a step, or `"state"` (wait for load_state_dict).
-        mode: `"stream"`: iter() again goes on where it stood. `"eval"`: every iter() is one whole
-            pass from step 0; ephemeral.
+        mode: `"stream"`: iter() again goes on where it stood; once the end of a finite job was
+            reached, it reads the job again from step 0, or, with a group, raises `PastEnd`.
+            `"eval"`: every iter() is one whole pass from step 0; ephemeral.
         device: Where tensors go, in one copy per batch; None = they stay on the host.
         attempt: A token that all ranks of this start of the run share and no other start has;
             default: drawn and shared by torch.distributed, or made of the launcher's variables.
@@ -66,10 +99,6 @@ class Loader:
         max_steps: With `mode="eval"`: a pass ends after this many steps.
         as_numpy: True = NumPy arrays, False = tensors; default: tensors where torch is installed.
         max_body_bytes: A batch that announces more is refused before memory is taken for it.
-
-    Attributes:
-        last: The metadata of the batch last yielded, for frameworks that rebuild dicts; None
-            before.
 
     Raises:
         InvalidRequest: Arguments that cannot be, or do not go together.
@@ -134,33 +163,31 @@ class Loader:
         if any(given is not None for given in (rank, world_size, mesh, dp, cp, tp, pp)):
             _ = self._opener.place  # a mistake in them is best told here
 
-        self.last: BatchInfo | None = None
         self._closed = False
-        self._session: Session | None = None
-        self._wish = None if start == "state" else Wish(start if isinstance(start, int) else None)
+        wish = None if start == "state" else Wish(start if isinstance(start, int) else None)
+        self._at = _At(wish)
+        # The step that is being given, with the counts of its batches by position.
+        self._given: tuple[int, dict[int, Mapping[str, int]]] = (-1, {})
         self._decoder: Decoder | None = None
-        self._stats = Stats()
+        self._waits = Waits()
         self._pool = BufferPool(keep=prefetch + 2)
-        self._next = 0  # the own position to be yielded next
-        self._marked: int | None = None  # the own position that `mark` has named last
-        self._pass_first = 0  # the own position that the last iter() began with
         self._holds_ahead: str | None = None  # what to say of a framework that never marks
-        self._held: deque[Delivery] = deque()  # taken from the feed, not yielded yet
-        # At interpreter exit too: a gRPC thread that is still reading could keep the process from
-        # ending.
-        self._finalizer = weakref.finalize(self, self._resources.close)
+        # At interpreter exit `session` closes what is open.
+        self._finalizer = weakref.finalize(self, self._resources.close, waits=False)
+        self._finalizer.atexit = False
 
     # --- reading ---
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield this rank's batches in order.
 
+        After any exception, also one of a signal handler, the same iterator reads on.
+
         Raises:
+            PastEnd: A group has been read to its end by this Loader, and there is no other pass.
             PenstockError: See `Feed.take`; what was yielded before stays counted.
         """
-        self._begin_pass()
-        while (batch := self._yield_next()) is not None:
-            yield batch
+        return _Batches(self, None)
 
     def steps(self) -> Iterator[Step]:
         """Yield the global steps; each is iterated for this rank's micro batches of it.
@@ -171,16 +198,12 @@ class Loader:
         Raises:
             PenstockError: As iterating the Loader.
         """
-        self._begin_pass()
-        while self._peek() is not None:
-            session = self._started()
-            share = session.share
-            index = share.step(self._next)
-            own = share.positions(index)
-            remaining = (own.stop - 1 - self._next) // share.world_size + 1
-            yield Step(self, index, remaining, is_whole=self._next == own.start)
-            if self._session is session:  # else the loop's body has moved to another place
-                self._skip_rest(index)
+        return _Steps(self)
+
+    @property
+    def last(self) -> BatchInfo | None:
+        """The metadata of the batch last given; None before."""
+        return self._at.last
 
     def __len__(self) -> int:
         """Return how many batches this rank reads of the whole job; asks the server once.
@@ -220,20 +243,20 @@ class Loader:
             InvalidRequest: This rank has not been given that position.
         """
         self._check()
-        session = self._session
-        if position is not None or session is None:
+        at = self._at
+        if position is not None or at.session is None:
             marked = check_step("mark", 0 if position is None else position)
-        elif self._marked is None:
-            marked = self._pass_first
+        elif at.marked is None:
+            marked = at.pass_first
         else:
-            marked = session.share.nth_after(self._marked, 1)
-        if session is None or not session.share.owns(marked) or not 0 <= marked < self._next:
+            marked = at.session.share.nth_after(at.marked, 1)
+        if at.session is None or not at.session.share.owns(marked) or not 0 <= marked < at.next:
             raise InvalidRequest(
                 f"mark({marked}): this Loader has not yielded that position; pass the position of "
                 "a batch that came out of it",
                 position=marked,
             )
-        self._marked = marked
+        self._at = at._replace(marked=marked)
 
     @property
     def dataset(self) -> NoReturn:
@@ -299,7 +322,8 @@ class Loader:
 
         Raises:
             InvalidRequest: Neither or both are given, or they are negative.
-            PastEnd: The job ends before it.
+            PastEnd: The job ends before it. The Loader stays where it stands.
+            PositionFar: With a group: it takes too much planning to get there. It stays, too.
             StaleGeneration: A newer attempt of the group has taken over.
         """
         self._check()
@@ -320,8 +344,14 @@ class Loader:
         else:
             assert step is not None
             wish = Wish(step, State(self.job, info.log_id.hex(), info.store, self.group, 0, step))
+        before = self._at
         self._restart(wish)
-        self._started()
+        try:
+            self._started()
+        except (PastEnd, PositionFar, InvalidRequest):
+            # Refused before anything was moved: reading goes on where it stood.
+            self._at = self._parted(before)
+            raise
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this Loader stands, for the training checkpoint.
@@ -368,7 +398,8 @@ class Loader:
         # `local:` opens its store with the first use of a group, and compares it then.
         if self.group is not None and info.store and found.store != info.store:
             found.check_store(info.store, start_is_given=isinstance(self._start, int))
-            logger.warning(
+            tell(
+                logger.warning,
                 "group %r of job %r: the state comes from store %s; going on in store %s",
                 self.group,
                 self.job,
@@ -384,28 +415,28 @@ class Loader:
 
         `wait_share` is the share of the time since the first batch that training waited for data.
         """
-        feed = self._resources.feed
-        ready = feed.statistics() if feed else {"buffered_batches": 0, "buffer_bytes": 0}
-        ready["buffered_batches"] += len(self._held)
-        ready["buffer_bytes"] += sum(delivery.body.nbytes for delivery in self._held)
-        found = self._stats.to_dict()
-        found["reconnects"] += feed.reconnects if feed else 0
-        position = self.last.position if self.last else None
+        at, feed = self._at, self._at.feed
+        ready = {"buffered_batches": 0, "buffer_bytes": 0}
+        found = report(at.tally, self._waits)
+        if feed is not None:
+            ready = feed.statistics(at.next)
+            found["reconnects"] += feed.reconnects
         return (
             found
             | ready
             | {f"pool_{k}": v for k, v in self._pool.statistics().items()}
             | {
-                "position": position,
-                "next_position": self._next if self._session else None,
+                "position": at.last.position if at.last else None,
+                "next_position": at.next if at.session else None,
             }
         )
 
     def close(self) -> None:
         """End the stream, the connection, and a node that was spawned; idempotent."""
         self._closed = True
-        self._held.clear()
-        self._finalizer()
+        self._resources.close()
+        self._at = self._at._replace(feed=None)
+        self._finalizer.detach()
 
     def __enter__(self) -> Loader:
         return self
@@ -426,22 +457,20 @@ class Loader:
 
     # --- what a Step needs ---
 
-    def next_in_step(self, index: int) -> Batch | None:
-        """Return the next batch if it belongs to step `index`; for `Step`."""
-        if self._peek() is None or self._started().share.step(self._next) != index:
-            return None
-        return self._yield_next()
+    def batches_of(self, index: int) -> Iterator[Batch]:
+        """Return the batches of step `index` that are still to be given; for `Step`."""
+        return _Batches(self, index)
 
-    def counts_ahead(self, index: int) -> list[Mapping[str, int]]:
-        """Wait until the rest of step `index` is here and return its counts; for `Step`."""
-        share = self._started().share
-        missing = [p for p in share.positions(index) if p >= self._next][len(self._held) :]
-        for _ in missing:
-            if not self._pull():
-                break
-        return [
-            _counts(held.header) for held in self._held if share.step(held.header.position) == index
-        ]
+    def counts_ahead(self, index: int) -> dict[int, Mapping[str, int]]:
+        """Wait until the rest of step `index` is here; return its counts; for `Step`."""
+        found: dict[int, Mapping[str, int]] = {}
+        for position in self._started().share.positions(index):
+            if position >= self._at.next:
+                delivery = self._take(position)
+                if delivery is None:
+                    break
+                found[position] = _counts(delivery.header)
+        return found
 
     def dp_process_group(self) -> Any:
         """Return the mesh's data-parallel process group; None = all processes; for `Step`."""
@@ -465,16 +494,19 @@ class Loader:
     def _started(self) -> Session:
         """Return the session; settle rank, step size and position if that is still to be done."""
         self._check()
-        if self._session is not None:
-            return self._session
-        if self._wish is None:
+        at = self._at
+        if at.session is not None:
+            return at.session
+        if at.wish is None:
             raise NotStarted(
                 'start="state" waits for a state: call load_state_dict() or seek() before the '
                 'first batch, or use start="cursor"'
             )
-        self._session = self._opener.open(self._wish)
-        self._next = self._session.first
-        return self._session
+        wish = at.wish
+        self._at = at = at._replace(is_opening=True)
+        session = self._opener.open(wish, at.moves)
+        self._at = at._replace(session=session, next=session.first, moves=session.moves)
+        return session
 
     def _steps(self) -> int | None:
         """How many steps a whole pass has; None = endless."""
@@ -485,52 +517,87 @@ class Loader:
 
     def _restart(self, wish: Wish) -> None:
         """Forget where reading stood: the next batch begins at `wish`."""
-        if self._session is not None:
-            self._opener.moved()
-        self._drop_feed()
-        self._session, self._wish = None, wish
+        at = self._at
+        # A call that was broken off and is made again is the same move, to the same place.
+        moves = at.moves + (at.session is not None or (at.is_opening and at.wish != wish))
+        self._at = self._parted(at)._replace(wish=wish, moves=moves, session=None, is_opening=False)
+        self._resources.close_feeds()
 
-    def _drop_feed(self) -> None:
-        if self._resources.feed is not None:
-            self._stats.reconnects += self._resources.feed.reconnects
-        self._resources.close_feed()
-        self._held.clear()
-        self._marked = None
+    def _parted(self, at: _At) -> _At:
+        """Return `at` without its stream and what belongs to it."""
+        tally = at.tally
+        if at.feed is not None:
+            tally = tally._replace(reconnects=tally.reconnects + at.feed.reconnects)
+        return at._replace(feed=None, marked=None, is_over=False, tally=tally)
 
-    def _begin_pass(self) -> None:
+    def _rewind(self) -> None:
+        """Go to the first position; for readers without a group."""
+        at = self._at
+        assert at.session is not None
+        self._at = self._parted(at)._replace(next=at.session.share.rank)
+        self._resources.close_feeds()
+
+    def begin_pass(self) -> None:
+        """Settle where a new iteration begins; for its iterators."""
         session = self._started()
+        if self._mode == "eval":
+            if session.batches is None and self._max_steps is None:
+                raise InvalidRequest(
+                    f'job {self.job!r} is endless, and mode="eval" reads whole passes: pass '
+                    "max_steps=, or give the job epochs: 1"
+                )
+            self._rewind()
+        elif (counted := self._counted()) != self._at.next:
+            # A framework has dropped what it held ahead, untrained: it is read again.
+            at = self._at
+            self._at = self._parted(at)._replace(next=counted, marked=at.marked)
+            self._resources.close_feeds()
+        elif self._at.is_over:
+            if self.group is not None:
+                raise PastEnd(
+                    f"group {self.group!r} has read all {session.steps(self._tail_pad)} steps of "
+                    f"job {self.job!r}, and a group reads each step once: for more passes give the "
+                    "job more epochs: or read with group=None; to read it again, seek(step=0)",
+                    batches=session.batches,
+                )
+            self._rewind()
+        self._at = self._at._replace(pass_first=self._at.next)
         if self._mode != "eval":
-            if (counted := self._counted()) != self._next:
-                # A framework has dropped what it held ahead, untrained: it is read again.
-                marked = self._marked
-                self._drop_feed()
-                self._next, self._marked = counted, marked
-            self._pass_first = self._next
             self._holds_ahead = reader_ahead(has_length=session.batches is not None)
+
+    def end_pass(self) -> None:
+        """Note that an iteration has come to the end; for its iterators."""
+        at = self._at
+        self._at = at._replace(is_over=True)
+        session = at.session
+        if session is None or self._mode == "eval" or at.next != session.first or at.is_over:
             return
-        if session.batches is None and self._max_steps is None:
-            raise InvalidRequest(
-                f'job {self.job!r} is endless, and mode="eval" reads whole passes: pass '
-                "max_steps=, or give the job epochs: 1"
-            )
-        self._drop_feed()
-        self._next = session.share.rank
+        steps = session.steps(self._tail_pad)
+        if self.group is not None:
+            whose, way = f"group {self.group!r} of job {self.job!r}", "seek(step=0) reads it again"
+        else:
+            whose, way = f"this reader of job {self.job!r}", "the next pass begins at step 0"
+        tell(
+            logger.warning,
+            "%s begins at the end of %s steps: nothing is left; %s",
+            whose,
+            f"{steps:,}" if steps is not None else "its",
+            way,
+        )
 
     # --- inside: reading ---
 
     def _feed(self) -> Feed:
-        feed = self._resources.feed
-        if feed is not None:
-            return feed
+        at = self._at
+        if at.feed is not None:
+            return at.feed
         if self._decoder is None:
-            # Before the feed's thread runs: with `local:` roles run in it, and they must not meet a
-            # torch that this thread has imported by half.
-            self._decoder = make_decoder(self._device, self._as_numpy)
+            # Aside, as it imports torch: an import that is broken off can leave locks behind, too.
+            self._decoder = aside(lambda _: make_decoder(self._device, self._as_numpy))
         session = self._started()
+        at = self._at
         steps = self._steps()
         stop = None if steps is None else steps * session.share.batches_per_step
-        transport = self._resources.transport
-        assert transport is not None  # _started has made contact
         opening = Opening(
             target=self._opener.target,
             job=self.job,
@@ -542,55 +609,82 @@ class Loader:
             lineage=self._lineage,
             steps=session.steps(self._tail_pad),
         )
-        feed = self._resources.feed = Feed(
-            transport,
+        feed = Feed(
+            self._resources.connect(self.target),
             opening,
             session.share,
-            self._next,
+            at.next,
             stop=stop,
             prefetch=self._prefetch,
             max_body_bytes=self._max_body_bytes,
             pool=self._pool,
         )
+        self._resources.feeds.add(feed)
+        self._at = at._replace(feed=feed)
+        self._resources.close_feeds(but=feed)  # those of calls that were broken off
         return feed
 
-    def _pull(self) -> bool:
-        """Take one batch from the feed into `_held`; False past the end."""
+    def _take(self, position: int) -> Delivery | None:
+        """Return the batch at an own position, None past the end; it stays where it is."""
         self._check()
         feed = self._feed()
         waited = feed.wait_s
-        delivery = feed.take(self._deadline_s)
-        self._stats.waited(feed.wait_s - waited)
-        if delivery is not None:
-            self._held.append(delivery)
-        return delivery is not None
+        delivery = feed.take(position, self._deadline_s)
+        if feed.wait_s > waited:
+            self._waits.add(feed.wait_s - waited)
+        return delivery
 
     def _peek(self) -> Delivery | None:
-        self._started()
-        if not self._held and not self._pull():
-            return None
-        return self._held[0]
+        """Return the batch that is given next, None past the end."""
+        session = self._started()
+        feed, at = self._feed(), self._at
+        feed.finished_step = session.share.step(self._counted())
+        feed.release(at.next)
+        return self._take(at.next)
 
-    def _yield_next(self) -> Batch | None:
+    def offer(self, index: int | None) -> tuple[Batch, _At] | None:
+        """Return the next batch and where the Loader stands once it is given; for its iterators.
+
+        Args:
+            index: The step that it must belong to; None = any.
+        """
+        if index is not None and self._started().share.step(self._at.next) != index:
+            return None
         delivery = self._peek()
         if delivery is None:
             return None
         assert self._decoder is not None
+        at = self._at
         values = self._decoder(delivery)
-        self._held.popleft()
         info = self._describe(delivery)
         if self._meta:
             values["penstock_position"] = position_value(self._decoder.makes_tensors, info.position)
-        self._advance(info.position)
-        self.last = info
-        self._stats.yielded(info.nbytes, info.counts, info.is_padding)
-        return Batch(values, info=info)
+        self._counts_of(info.step)[info.position] = info.counts
+        assert at.session is not None
+        after = at._replace(
+            next=at.session.share.nth_after(info.position, 1),
+            last=info,
+            tally=at.tally.given(info.nbytes, info.counts.get("tokens", 0), info.is_padding),
+        )
+        return Batch(values, info=info), after
+
+    def _counts_of(self, index: int) -> dict[int, Mapping[str, int]]:
+        """Return the counts of step `index` that were given, to be added to."""
+        if self._given[0] != index:
+            self._given = (index, {})
+        return self._given[1]
+
+    def next_step(self) -> Step | None:
+        """Return the step that holds the next batch, None past the end; for `_Steps`."""
+        if self._peek() is None:
+            return None
+        share, due = self._started().share, self._at.next
+        index = share.step(due)
+        return Step(self, index, share.positions(index), due, self._counts_of(index))
 
     def _describe(self, delivery: Delivery) -> BatchInfo:
         share, header = self._started().share, delivery.header
         position = header.position
-        if position != self._next:
-            raise PenstockError(f"the feed gave position {position} where {self._next} was due")
         step = share.step(position)
         micro = (position - step * share.batches_per_step) // share.world_size
         return BatchInfo(
@@ -599,7 +693,8 @@ class Loader:
             lane=header.lane,
             offset=header.offset,
             micro=micro,
-            is_last=micro == share.batches_per_rank - 1,
+            is_last_of_step=micro == share.batches_per_rank - 1,
+            epoch=header.epoch,
             counts=_counts(header),
             is_padding=header.padding,
             nbytes=header.body_bytes,
@@ -607,34 +702,29 @@ class Loader:
             body=delivery.body if self._device is None else None,
         )
 
-    def _advance(self, position: int) -> None:
-        share = self._started().share
-        self._next = share.nth_after(position, 1)
-        feed = self._resources.feed
-        if feed is not None:
-            feed.finished_step = share.step(self._counted())
-
     def _counted(self) -> int:
         """The first own position that is not counted as trained on."""
-        share = self._started().share
-        return self._next if self._marked is None else share.nth_after(self._marked, 1)
+        share, at = self._started().share, self._at
+        return at.next if at.marked is None else share.nth_after(at.marked, 1)
 
     def _notice_ahead(self) -> None:
         """Say once that a state counts a batch which a framework holds and has not trained on."""
         sentence = self._holds_ahead
-        if sentence is not None and self._marked is None:
+        if sentence is not None and self._at.marked is None:
             self._holds_ahead = None
-            logger.warning("job %r: %s", self.job, sentence)
+            tell(logger.warning, "job %r: %s", self.job, sentence)
 
-    def _skip_rest(self, index: int) -> None:
+    def skip_rest(self, index: int) -> None:
+        """Leave out what was not taken of step `index`; for `_Steps`."""
         share = self._started().share
-        skipped = 0
-        while share.step(self._next) == index and self._peek() is not None:
-            self._advance(self._held.popleft().header.position)
-            skipped += 1
-        if skipped:
-            self._stats.skipped_batches += skipped
-            logger.warning(
+        before = self._at.tally.skipped_batches
+        while share.step(self._at.next) == index and self._peek() is not None:
+            at = self._at
+            tally = at.tally._replace(skipped_batches=at.tally.skipped_batches + 1)
+            self._at = at._replace(next=share.nth_after(at.next, 1), tally=tally)
+        if skipped := self._at.tally.skipped_batches - before:
+            tell(
+                logger.warning,
                 "job %r: the training loop left %d batches of step %d untaken: skipped",
                 self.job,
                 skipped,
@@ -650,6 +740,83 @@ class Loader:
     def _refuse_eval(self, what: str) -> None:
         if self._mode == "eval":
             raise InvalidRequest(f'{what}(): with mode="eval" every iter() starts at step 0')
+
+
+class _Batches:
+    """Iterates a Loader, or one step of it. It may be asked again after any exception.
+
+    Attributes:
+        loader: The Loader.
+        index: The step; None = all.
+    """
+
+    def __init__(self, loader: Loader, index: int | None) -> None:
+        self._loader, self._index = loader, index
+        self._is_begun = index is not None
+        self._is_over = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        loader = self._loader
+        if self._is_over:
+            raise StopIteration
+        if not self._is_begun:
+            loader.begin_pass()
+            self._is_begun = True
+        offered = loader.offer(self._index)
+        if offered is None:
+            if self._index is None:
+                loader.end_pass()
+            self._is_over = True
+            raise StopIteration
+        # The batch is given by one assignment, and nothing comes after it but the return: CPython
+        # runs signal handlers after calls and backward jumps, so not between the two.
+        batch, after = offered
+        before = loader._at
+        try:
+            loader._at = after
+            return batch
+        except BaseException:
+            loader._at = before
+            raise
+
+
+class _Steps:
+    """Iterates a Loader's steps. It may be asked again after any exception."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._is_begun = self._is_over = False
+        self._given: tuple[Session, int] | None = None
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        loader = self._loader
+        if self._is_over:
+            raise StopIteration
+        if not self._is_begun:
+            loader.begin_pass()
+            self._is_begun = True
+        # If the loop's body has moved to another place there is nothing to skip.
+        if self._given is not None and loader._at.session is self._given[0]:
+            loader.skip_rest(self._given[1])
+        step = loader.next_step()
+        session = loader._at.session
+        if step is None or session is None:
+            loader.end_pass()
+            self._is_over = True
+            raise StopIteration
+        before, given = self._given, (session, step.index)
+        try:
+            self._given = given
+            return step
+        except BaseException:
+            self._given = before
+            raise
 
 
 def _counts(header: feed_pb2.BatchHeader) -> dict[str, int]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.client.aside import tell
 from penstock.wire.errors import InvalidRequest, RankOutOfRange
 
 logger = logging.getLogger("penstock")
@@ -96,7 +97,8 @@ def log_place(place: Place, job: str) -> None:
         hint = (
             "; with tensor, context or pipeline parallelism pass mesh= so that peers read the same"
         )
-    logger.info(
+    tell(
+        logger.info,
         "job %r: data-parallel rank %d of %d (from %s%s)",
         job,
         place.rank,

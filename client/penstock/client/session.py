@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.client.aside import Patience, aside, tell
 from penstock.client.attempt import attempt_token
 from penstock.client.control import Control
 from penstock.client.feed import Feed
@@ -15,6 +18,7 @@ from penstock.client.guard import ProcessGuard
 from penstock.client.ranks import Place, discover, log_place
 from penstock.client.state import State
 from penstock.client.transport import open_transport, pretty
+from penstock.wire.attempts import moved, moves_between
 from penstock.wire.errors import InvalidRequest, JobChanged, PastEnd
 from penstock.wire.order import MAX_POSITION, Share, Tail
 from penstock.wire.transport import Transport
@@ -24,28 +28,87 @@ logger = logging.getLogger("penstock")
 
 
 class Resources:
-    """What must be let go of, apart from the Loader: its finalizer must not keep it alive."""
+    """What must be closed, apart from the Loader: its finalizer must not keep it alive.
+
+    All of it takes locks of gRPC or of our own, so it is done aside, where no signal breaks it off.
+    """
 
     def __init__(self) -> None:
         self.guard = ProcessGuard()
-        self.lock = threading.Lock()
         self.transport: Transport | None = None
-        self.feed: Feed | None = None
+        self.feeds: set[Feed] = set()
+        self._lock = threading.Lock()  # taken aside only
 
-    def close_feed(self) -> None:
-        """End the stream; idempotent."""
-        with self.lock:
-            feed, self.feed = self.feed, None
-        if feed is not None and self.guard.at_home:
-            feed.close()
+    def connect(self, target: str | Sequence[str] | Transport) -> Transport:
+        """Return the connection; open it if that is still to be done.
 
-    def close(self) -> None:
-        """End the stream and the connection; idempotent. In a fork they are left to the parent."""
-        self.close_feed()
-        with self.lock:
+        Raises:
+            PenstockError: See `open_transport`.
+        """
+
+        def open_once(_: Patience) -> Transport:
+            with self._lock:
+                if self.transport is None:
+                    self.transport = open_transport(target)
+                return self.transport
+
+        if self.transport is not None:
+            return self.transport
+        _OPEN.add(self)
+        return aside(open_once)
+
+    def close_feeds(self, but: Feed | None = None) -> None:
+        """End every stream but one; idempotent."""
+        ending = {feed for feed in tuple(self.feeds) if feed is not but}
+        if not ending:
+            return
+        if self.guard.at_home:
+            with contextlib.suppress(TimeoutError):
+                aside(lambda _: _end_all(ending), patience_s=JOIN_S)
+        self.feeds.difference_update(ending)
+
+    def close(self, *, waits: bool = True) -> None:
+        """End the streams and the connection; idempotent. In a fork they are left to the parent.
+
+        Args:
+            waits: Return when it is done. The collector does not: it may run anywhere, also on a
+                thread that would have to wait for itself.
+        """
+        if self.guard.at_home:
+            with contextlib.suppress(TimeoutError):
+                aside(lambda _: self._close(), patience_s=-1 if waits else 0)
+
+    def _close(self) -> None:
+        feeds = tuple(self.feeds)
+        _end_all(feeds)
+        self.feeds.difference_update(feeds)
+        with self._lock:
             transport, self.transport = self.transport, None
-        if transport is not None and self.guard.at_home:
-            transport.close()
+            if transport is not None:
+                transport.close()
+        _OPEN.discard(self)
+
+
+JOIN_S = 5.0
+"""How long the end of a stream is waited for: it takes milliseconds."""
+
+_OPEN: set[Resources] = set()
+
+
+def _end_all(feeds: Iterable[Feed]) -> None:
+    for feed in feeds:
+        feed.cancel()
+    for feed in feeds:
+        feed.join(JOIN_S)
+
+
+def _close_at_exit() -> None:
+    """Close what is open: a thread of gRPC that still reads could keep the process from ending."""
+    for resources in tuple(_OPEN):
+        resources.close()
+
+
+atexit.register(_close_at_exit)
 
 
 @dataclass(frozen=True)
@@ -60,6 +123,7 @@ class Session:
         token: The attempt; empty = ephemeral.
         generation: What the store gave to it; 0 = ephemeral.
         first: The own position that reading begins with.
+        moves: How often the attempt has gone elsewhere.
     """
 
     share: Share
@@ -69,6 +133,7 @@ class Session:
     token: str
     generation: int
     first: int
+    moves: int
 
     def steps(self, tail_pad: bool) -> int | None:
         """Return how many steps a whole pass has; None = endless."""
@@ -130,7 +195,6 @@ class Opener:
         self._info: feed_pb2.DescribeReply | None = None
         self._place: Place | None = None
         self._token: str | None = None
-        self._moves = 0
 
     @property
     def place(self) -> Place:
@@ -144,7 +208,7 @@ class Opener:
     def control(self) -> Control:
         """The short calls; connects at the first look."""
         if self._control is None:
-            transport = self._resources.transport = open_transport(self._to)
+            transport = self._resources.connect(self._to)
             self._control = Control(transport, self._job, self.target, self._deadline_s)
         return self._control
 
@@ -155,12 +219,13 @@ class Opener:
             self._info = self.control.describe()
         return self._info
 
-    def moved(self) -> None:
-        """Say that the next session is an attempt of its own, which all ranks name alike."""
-        self._moves += 1
-
-    def open(self, wish: Wish) -> Session:
+    def open(self, wish: Wish, moves: int) -> Session:
         """Begin: with a group this starts or joins a generation.
+
+        Args:
+            wish: Where.
+            moves: How often this reader has gone elsewhere: each is an attempt of its own, which
+                all ranks name alike.
 
         Raises:
             PenstockError: See `Control.describe` and `Control.begin`.
@@ -175,8 +240,11 @@ class Opener:
             step_size = wanted or info.batches_per_step or place.world_size
             first_step = wish.step or 0
         else:
-            token = self._next_token(place)
-            begun = self._begin(self._group, token, wanted, wish)
+            attempt = self._attempt_token(place)
+            begun = self._begin(self._group, moved(attempt, moves), wanted, wish)
+            # A rank that was started again alone is told how often its attempt has moved.
+            token = begun.token
+            moves = moves_between(attempt, token) or 0
             generation, step_size = int(begun.generation), int(begun.batches_per_step)
             store = begun.store
             # A joining rank's row may be ahead of the state, but the trainer's checkpoint is the
@@ -189,10 +257,11 @@ class Opener:
         if wish.position is not None:
             first = share.at_or_after(wish.position)
         batches = info.batches if info.HasField("batches") else None
-        session = Session(share, info.log_id, store, batches, token, generation, first)
+        session = Session(share, info.log_id, store, batches, token, generation, first, moves)
         self._check_end(session, wish)
         if self._group is None:
-            logger.info(
+            tell(
+                logger.info,
                 "job %r: reading from step %s, %d batches per step",
                 self._job,
                 f"{share.step(first):,}",
@@ -200,10 +269,10 @@ class Opener:
             )
         return session
 
-    def _next_token(self, place: Place) -> str:
+    def _attempt_token(self, place: Place) -> str:
         if self._token is None:
             self._token = attempt_token(self._attempt, place)
-        return f"{self._token}#{self._moves}" if self._moves else self._token
+        return self._token
 
     def _begin(
         self, group: str, token: str, batches_per_step: int | None, wish: Wish
@@ -224,7 +293,7 @@ class Opener:
                 log_id=begun.log_id.hex(),
                 expected=self.info.log_id.hex(),
             )
-        logger.info("%s", resuming(self._job, group, begun, wish))
+        tell(logger.info, "%s", resuming(self._job, group, begun, wish))
         return begun
 
     def _check_end(self, session: Session, wish: Wish) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.wire.errors import BadState, JobChanged, OtherStore
+from penstock.wire.order import MAX_POSITION
 
 FORMAT = 1
 
@@ -82,9 +83,27 @@ class State:
             consumed=_field(state, "consumed", int),
             world_size=_field(state, "world_size", int),
         )
-        if found.step < 0 or found.batches_per_step < 1 or found.consumed < 0:
-            raise BadState(f"the state holds numbers that cannot be: {_short(state)}")
+        if wrong := found._impossible():
+            raise BadState(
+                f"the state holds numbers that cannot be: {wrong}; it was changed or damaged, so "
+                "load another one, or go to a step with seek(step=)",
+                **{name: getattr(found, name) for name in ("step", "consumed", "world_size")},
+            )
         return found
+
+    def _impossible(self) -> str:
+        """Return what no Loader writes, in words; empty = nothing."""
+        size, world = self.batches_per_step, self.world_size
+        if size < 1 or not 0 <= self.step <= MAX_POSITION // size:
+            return f"step {self.step} of {size} batches each"
+        if world < 1 or size % world:
+            return f"steps of {size} batches, read by {world} ranks"
+        if not 0 <= self.consumed < size // world:
+            return (
+                f"{self.consumed} consumed of a step in which each of {world} ranks has "
+                f"{size // world}"
+            )
+        return ""
 
     def check_loadable(self, job: str, batches_per_step: int | None, world_size: int) -> None:
         """Refuse a state that is not for this reader.

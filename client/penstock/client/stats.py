@@ -3,64 +3,84 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 
-class Stats:
-    """Counts of one Loader. The time before its first batch is no part of the waiting share."""
+class Tally(NamedTuple):
+    """Counts of what a Loader has given; replaced as a whole, so it never counts half a batch.
+
+    Attributes:
+        batches: How many batches were given.
+        padding_batches: How many of them were padding.
+        skipped_batches: How many the training loop left untaken in steps.
+        bytes: The bytes of their bodies.
+        tokens: The sum of their counts `tokens`.
+        reconnects: How often a stream that is over now was opened again.
+        first_at: When the first was given, on the monotonic clock, in seconds.
+        last_at: When the last was given.
+    """
+
+    batches: int = 0
+    padding_batches: int = 0
+    skipped_batches: int = 0
+    bytes: int = 0
+    tokens: int = 0
+    reconnects: int = 0
+    first_at: float = 0.0
+    last_at: float = 0.0
+
+    def given(self, nbytes: int, tokens: int, is_padding: bool) -> Tally:
+        """Return the counts with one more batch, which goes to the training loop now."""
+        now = time.monotonic()
+        return Tally(
+            self.batches + 1,
+            self.padding_batches + is_padding,
+            self.skipped_batches,
+            self.bytes + nbytes,
+            self.tokens + tokens,
+            self.reconnects,
+            self.first_at if self.batches else now,
+            now,
+        )
+
+
+class Waits:
+    """How long the training loop waited. The time before its first batch is not part of it."""
 
     def __init__(self) -> None:
-        self.batches = 0
-        self.padding_batches = 0
-        self.skipped_batches = 0
-        self.bytes = 0
-        self.tokens = 0
-        self.reconnects = 0
         self.first_batch_s: float | None = None
         self.wait_s = 0.0
-        self._first_at = 0.0
-        self._last_at = 0.0
 
-    def waited(self, seconds: float) -> None:
+    def add(self, seconds: float) -> None:
         """Count time that the training loop spent waiting."""
         if self.first_batch_s is None:
             self.first_batch_s = seconds
         else:
             self.wait_s += seconds
 
-    def yielded(self, nbytes: int, counts: Mapping[str, int], is_padding: bool) -> None:
-        """Count a batch that goes to the training loop now."""
-        self._last_at = time.monotonic()
-        if self.batches == 0:
-            self._first_at = self._last_at
-        self.batches += 1
-        self.padding_batches += is_padding
-        self.bytes += nbytes
-        self.tokens += counts.get("tokens", 0)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the counts, and the rates since the first batch."""
-        elapsed = self._last_at - self._first_at
-        later = max(0, self.batches - 1)
+def report(tally: Tally, waits: Waits) -> dict[str, Any]:
+    """Return the counts, and the rates since the first batch."""
+    elapsed = tally.last_at - tally.first_at
+    later = max(0, tally.batches - 1)
 
-        def rate(amount: float) -> float:
-            return amount / elapsed if elapsed > 0 else 0.0
+    def rate(amount: float) -> float:
+        return amount / elapsed if elapsed > 0 else 0.0
 
-        return {
-            "batches": self.batches,
-            "padding_batches": self.padding_batches,
-            "skipped_batches": self.skipped_batches,
-            "bytes": self.bytes,
-            "tokens": self.tokens,
-            "reconnects": self.reconnects,
-            "first_batch_s": self.first_batch_s or 0.0,
-            "wait_s": self.wait_s,
-            "wait_share": min(1.0, rate(self.wait_s)),
-            "batches_per_s": rate(later),
-            "bytes_per_s": rate(self.bytes * later / self.batches) if self.batches else 0.0,
-            "tokens_per_s": rate(self.tokens * later / self.batches) if self.batches else 0.0,
-        }
+    return {
+        "batches": tally.batches,
+        "padding_batches": tally.padding_batches,
+        "skipped_batches": tally.skipped_batches,
+        "bytes": tally.bytes,
+        "tokens": tally.tokens,
+        "reconnects": tally.reconnects,
+        "first_batch_s": waits.first_batch_s or 0.0,
+        "wait_s": waits.wait_s,
+        "wait_share": min(1.0, rate(waits.wait_s)),
+        "batches_per_s": rate(later),
+        "bytes_per_s": rate(tally.bytes * later / tally.batches) if tally.batches else 0.0,
+        "tokens_per_s": rate(tally.tokens * later / tally.batches) if tally.batches else 0.0,
+    }
 
 
-__all__ = ["Stats"]
+__all__ = ["Tally", "Waits", "report"]

@@ -23,7 +23,9 @@ class BatchInfo:
         lane: Its lane.
         offset: How many batches of the lane come before it.
         micro: Which of this rank's micro batches of the step it is, from 0.
-        is_last: It is this rank's last of the step: time for the optimizer.
+        is_last_of_step: It is this rank's last of the step: time for the optimizer.
+        epoch: How often every item of the job had been drawn when the earliest of this batch was.
+            In an endless job it grows; a finite one of `epochs: n` has 0 to n - 1 in each pass.
         counts: Integers that travel with it: tokens, loss_tokens, samples, ...
         is_padding: A blanked copy that fills the last step of a finite pass: weight 0.
         nbytes: The length of its body in bytes.
@@ -36,7 +38,8 @@ class BatchInfo:
     lane: int
     offset: int
     micro: int
-    is_last: bool
+    is_last_of_step: bool
+    epoch: int
     counts: Mapping[str, int]
     is_padding: bool
     nbytes: int
@@ -86,12 +89,12 @@ class StepSource(Protocol):
         """Which data-parallel rank this is, of how many."""
         ...
 
-    def next_in_step(self, index: int) -> Batch | None:
-        """Return the next batch if it belongs to step `index`."""
+    def batches_of(self, index: int) -> Iterator[Batch]:
+        """Return the batches of step `index` that are still to be given."""
         ...
 
-    def counts_ahead(self, index: int) -> list[Mapping[str, int]]:
-        """Wait until the rest of step `index` is here, and return its counts, batch by batch."""
+    def counts_ahead(self, index: int) -> dict[int, Mapping[str, int]]:
+        """Wait until the rest of step `index` is here, and return its counts by position."""
         ...
 
     def dp_process_group(self) -> Any:
@@ -102,16 +105,27 @@ class StepSource(Protocol):
 class Step:
     """One global step, as this rank sees it: iterate it once, for its micro batches.
 
-    They are not kept: whoever needs them again says `list(step)`.
+    They are not kept: to use them again, make a list of them, `list(step)`.
 
     Attributes:
         index: Its number; step `index` holds the same batches for any number of ranks.
     """
 
-    def __init__(self, source: StepSource, index: int, remaining: int, is_whole: bool) -> None:
+    def __init__(
+        self, source: StepSource, index: int, own: range, due: int, given: Mapping[int, Any]
+    ) -> None:
+        """Make a step; its Loader does.
+
+        Args:
+            source: The Loader.
+            index: The step's number.
+            own: The positions of this rank's batches of it.
+            due: Which of them is given next.
+            given: The counts of those that were given, by position; it grows with each.
+        """
         self.index = index
-        self._source, self._remaining, self._is_whole = source, remaining, is_whole
-        self._seen: list[Mapping[str, int]] = []
+        self._source, self._own, self._given = source, own, given
+        self._remaining = len(range(due, own.stop, own.step))
         self._totals: dict[str, int] = {}
 
     def __repr__(self) -> str:
@@ -122,9 +136,7 @@ class Step:
         return self._remaining
 
     def __iter__(self) -> Iterator[Batch]:
-        while (batch := self._source.next_in_step(self.index)) is not None:
-            self._seen.append(batch.counts)
-            yield batch
+        return self._source.batches_of(self.index)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -133,15 +145,16 @@ class Step:
         Raises:
             BadState: Reading began within this step, so its first batches are not here.
         """
-        if not self._is_whole:
+        found = {**self._given, **self._source.counts_ahead(self.index)}
+        if any(position not in found for position in self._own):
             raise BadState(
                 f"reading began within step {self.index}, so the counts of its first batches are "
                 "not here: totals are right again from the next step on",
                 step=self.index,
             )
         sums: dict[str, int] = {}
-        for counts in (*self._seen, *self._source.counts_ahead(self.index)):
-            for key, value in counts.items():
+        for position in self._own:
+            for key, value in found[position].items():
                 sums[key] = sums.get(key, 0) + value
         return sums
 

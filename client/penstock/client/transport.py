@@ -6,11 +6,13 @@ The data path never lets protobuf touch a body: messages leave and enter as byte
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from typing import Any
 
+import grpc
+
+from penstock.client.conversation import Conversation
 from penstock.wire import MAX_MESSAGE_BYTES
 from penstock.wire.errors import (
     ERROR_METADATA_KEY,
@@ -23,14 +25,6 @@ from penstock.wire.errors import (
     decode_error,
 )
 from penstock.wire.transport import Address, ReadCall, Transport
-
-# gRPC prints INFO lines at every cancelled stream: they belong to its authors, not to a trainer's
-# log.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-
-from penstock.client.conversation import Call, converse  # isort: skip - it imports grpc, and first
-
-import grpc
 
 ENTRY_POINTS = "penstock.transports"
 """The entry point group in which other packages offer targets: `name:rest`."""
@@ -90,7 +84,7 @@ class GrpcTransport:
 
     def read(self, opening: bytes) -> ReadCall:
         """Open `Feed/Read`; see `Transport.read`."""
-        call = converse(self._channel, SERVICE_PREFIX + "Feed/Read", opening)
+        call = Conversation(self._channel, SERVICE_PREFIX + "Feed/Read", opening)
         return GrpcReadCall(call, self.target)
 
     def close(self) -> None:
@@ -104,7 +98,7 @@ class GrpcTransport:
 class GrpcReadCall:
     """One open stream; its errors are PenstockErrors."""
 
-    def __init__(self, call: Call, target: str) -> None:
+    def __init__(self, call: Conversation, target: str) -> None:
         self._call, self._target = call, target
 
     def __iter__(self) -> Iterator[bytes]:
@@ -131,7 +125,7 @@ def error_from_rpc(error: Any, target: str) -> PenstockError:
         if key == ERROR_METADATA_KEY:
             return decode_error(value)
     code, details = error.code(), error.details() or ""
-    if code in _BROKEN or _is_reset(code, details):
+    if code in _BROKEN or _is_reset(code, details) or _is_busy(code, details):
         return Unreachable(
             f"no answer from {target} ({code.name}: {details}); check the address and that "
             "penstockd runs there",
@@ -148,6 +142,11 @@ def error_from_rpc(error: Any, target: str) -> PenstockError:
         f"{target} failed with {code.name}: {details}; the server's log has the cause",
         target=target,
     )
+
+
+def _is_busy(code: Any, details: str) -> bool:
+    """Tell a proxy's rate limit, which passes, from a message that is too large, which does not."""
+    return code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" not in details
 
 
 def _is_reset(code: Any, details: str) -> bool:

@@ -20,7 +20,29 @@ CHUNK_BYTES = 1 << 20
 MAX_MESSAGE_BYTES = 16 << 20
 """The limit that both sides set on one gRPC message: a bound, never -1."""
 
+MAX_REQUEST_BYTES = 1 << 20
+"""The limit of a server on one message *to* it: far above what an honest request needs, which is a
+few hundred bytes, and small enough that a flood of them does not fill its memory."""
+
 ALIGNMENT = 64
 """Every tensor starts at a multiple of this many bytes: vector loads and DMA stay clean."""
 
-__all__ = ["ALIGNMENT", "CHUNK_BYTES", "MAX_MESSAGE_BYTES", "PROTOCOL"]
+MAX_NAME = 200
+"""Characters of the name of a group or a checkpoint, and of an owner; all of them printable."""
+
+MAX_TOKEN = 512
+"""Characters of an attempt's token and of a request's id; all of them printable."""
+
+MAX_WORLD_SIZE = 1 << 16
+"""Ranks of one attempt: each has a row, so a mistyped number must not write for many seconds."""
+
+__all__ = [
+    "ALIGNMENT",
+    "CHUNK_BYTES",
+    "MAX_MESSAGE_BYTES",
+    "MAX_NAME",
+    "MAX_REQUEST_BYTES",
+    "MAX_TOKEN",
+    "MAX_WORLD_SIZE",
+    "PROTOCOL",
+]

@@ -18,7 +18,9 @@ ERROR_METADATA_KEY = "penstock-error-bin"
 
 _SENTENCE_BYTES = 1500
 _FIELDS_BYTES = 2500
-# HTTP/2 peers refuse metadata above 8 KiB, where base64 costs a third and the sentence comes twice.
+_STATUS_BYTES = 1000
+# HTTP/2 peers refuse metadata above 8 KiB, where base64 costs a third, the sentence comes twice,
+# and the status writes every byte that is not ASCII as three.
 
 
 class PenstockError(Exception):
@@ -185,6 +187,12 @@ class PositionFar(PenstockError):
 # --- data ---------------------------------------------------------------------------------------
 
 
+class Counting(PenstockError):
+    """A finite job's batches are being counted. Fields `job`, `items_done`, `items`."""
+
+    code, status = "counting", "UNAVAILABLE"
+
+
 class SourceUnavailable(PenstockError):
     """Bytes could not be read here and now; retried, never quarantined. Field `item`."""
 
@@ -216,7 +224,7 @@ class LaneStarved(PenstockError):
 
 
 class WorkerCrashed(PenstockError):
-    """An item killed its worker three times. Fields `lane`, `offset`, `item`, `deaths`."""
+    """An item ended its worker three times. Fields `lane`, `offset`, `item`, `deaths`, `how`."""
 
     code, status = "worker_crashed", "DATA_LOSS"
 
@@ -349,10 +357,41 @@ def clean_text(text: str, limit: int) -> str:
     return f"{kept}... ({length - len(begin)} more characters)"
 
 
+def clean_json(value: Any, limit: int) -> Any:
+    """Return a JSON-able value whose every text is clean, as `clean_text` does it.
+
+    Args:
+        value: Made of dict, list, tuple, str, numbers, bool and None; anything else becomes text.
+        limit: Characters that each text has at most; 64 or more.
+    """
+    if isinstance(value, str):
+        return clean_text(value, limit)
+    if isinstance(value, dict):
+        return {clean_text(str(key), limit): clean_json(one, limit) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean_json(one, limit) for one in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return clean_text(str(value), limit)
+
+
+def status_text(error: PenstockError) -> str:
+    """Return the sentence that the gRPC status itself carries: whole Unicode, and short enough."""
+    limit = _STATUS_BYTES
+    # 64 characters of 12 bytes fit, so this ends.
+    while _percent_bytes(text := clean_text(error.message, limit)) > _STATUS_BYTES:
+        limit = max(64, limit * 3 // 4)
+    return text
+
+
+def _percent_bytes(text: str) -> int:
+    """Return how long a text is in a gRPC status: bytes outside of ASCII are written as `%E2`."""
+    return sum(1 if 32 <= byte < 127 and byte != ord("%") else 3 for byte in text.encode())
+
+
 def encode_error(error: PenstockError) -> bytes:
     """Return the bytes that travel in the trailing metadata `ERROR_METADATA_KEY`."""
-    # A file's name may hold half surrogate pairs, which protobuf refuses.
-    sentence = error.message.encode("utf-8", "backslashreplace")[:_SENTENCE_BYTES]
+    sentence = clean_text(error.message, _SENTENCE_BYTES).encode()[:_SENTENCE_BYTES]
     return error_pb2.Error(
         code=error.code, message=sentence.decode("utf-8", "ignore"), fields=_fields_json(error)
     ).SerializeToString()
@@ -360,13 +399,20 @@ def encode_error(error: PenstockError) -> bytes:
 
 def _fields_json(error: PenstockError) -> str:
     """The fields as JSON, cut as little as fits: a traceback must not cost code and sentence."""
-    text = json.dumps(error.fields, default=str, sort_keys=True)
+    fields = {name: _clean_field(name, value) for name, value in error.fields.items()}
+    text = json.dumps(fields, sort_keys=True)
     for limit in (1000, 300, 100, 30):
         if len(text) <= _FIELDS_BYTES:
             return text
-        cut = {name: _cut(name, value, limit) for name, value in error.fields.items()}
+        cut = {name: _cut(name, value, limit) for name, value in fields.items()}
         text = json.dumps(cut, sort_keys=True)
     return text if len(text) <= _FIELDS_BYTES else "{}"
+
+
+def _clean_field(name: str, value: Any) -> Any:
+    if name == "traceback" and isinstance(value, str):
+        value = value[-_FIELDS_BYTES:]  # its end is what says most
+    return clean_json(value, _FIELDS_BYTES)
 
 
 def _cut(name: str, value: Any, limit: int) -> Any:
@@ -391,5 +437,13 @@ def decode_error(data: bytes) -> PenstockError:
     return cls(message.message, **fields) if isinstance(fields, dict) else cls(message.message)
 
 
-__all__ = ["ERRORS", "ERROR_METADATA_KEY", "clean_text", "decode_error", "encode_error"]
+__all__ = [
+    "ERRORS",
+    "ERROR_METADATA_KEY",
+    "clean_json",
+    "clean_text",
+    "decode_error",
+    "encode_error",
+    "status_text",
+]
 __all__ += sorted(cls.__name__ for cls in ERRORS.values())

@@ -7,15 +7,15 @@ chunk twice more. In the order of a batch's way:
 
 * the maker: `layout` -> `Layout.write` into the body -> `Layout.header`; `with_position`;
 * the server's edge: `batch_messages`, or `bundle` for several small batches;
-* the client: `parse_replies` -> `check_header` -> `check_chunk` -> `check_crc` -> `decode_values`.
+* the client: `parse_replies` -> `check_sealed` -> `check_header` -> `check_chunk` -> `check_crc` ->
+  `decode_values`.
 
-What comes from the network is checked before anything is allocated by it, and `BadFrame` is all
-that it can cause.
+What comes from the network is checked before anything is allocated by it, and `BadFrame` or
+`ChecksumMismatch` is all that it can cause.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
@@ -25,6 +25,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from penstock.wire import ALIGNMENT, CHUNK_BYTES, MAX_MESSAGE_BYTES
+from penstock.wire.digest import batch_digest
 from penstock.wire.errors import BadFrame, ChecksumMismatch, MissingExtra, UnsupportedValue
 from penstock.wire.order import MAX_POSITION
 from penstock.wire.v1 import feed_pb2
@@ -39,6 +40,9 @@ from penstock.wire.values import (
     Plain,
     to_plain,
 )
+
+_SEAL_TAG, _SEAL_BYTES = b"\x7d", 5
+"""The tag of `header_crc32c`, and how long the field is."""
 
 _CACHED_BYTES = 1 << 18
 """What is surely still in the second-level cache right after it was written."""
@@ -150,8 +154,9 @@ class Layout:
         counts: Mapping[str, int],
         samples: Iterable[tuple[int, str, int, int, int, tuple[int, int] | None]],
         padding: bool = False,
+        epoch: int = 0,
     ) -> bytes:
-        """Return the serialized `BatchHeader`, which lacks only its position.
+        """Return the serialized `BatchHeader`, which lacks its position and its own checksum.
 
         Args:
             log_id: The log that the batch belongs to, 32 bytes.
@@ -161,6 +166,7 @@ class Layout:
             counts: Integers that travel with the batch.
             samples: What it is made of: (row, source, index, epoch, part, span or None).
             padding: It is blank: a copy that fills a last step, or a group that quarantine emptied.
+            epoch: The epoch of the earliest draw in it.
 
         Raises:
             UnsupportedValue: A count does not fit int64, or the header is too large for a message.
@@ -168,7 +174,7 @@ class Layout:
         head = feed_pb2.BatchHeader(
             log_id=log_id, lane=lane, offset=offset, body_bytes=self.nbytes, crc32c=crc
         )
-        rest = feed_pb2.BatchHeader(padding=padding)
+        rest = feed_pb2.BatchHeader(padding=padding, epoch=epoch)
         for name, value in sorted(counts.items()):
             if not -(1 << 63) <= value < 1 << 63:
                 raise UnsupportedValue(
@@ -176,7 +182,7 @@ class Layout:
                     name=name,
                     type="int",
                 )
-            rest.counts.add(name=name, value=value)
+            rest.counts.add(name=str(to_plain(name, name)), value=value)
         add = rest.samples.add
         for row, source, index, epoch, part, span in samples:
             if span is None:
@@ -237,8 +243,12 @@ def layout(values: Mapping[str, Any], host: Collection[str] = ()) -> Layout:
 
 
 def with_position(header: bytes, position: int) -> bytes:
-    """Return `header`, which has none yet, with its position behind it, as protobuf writes it."""
-    return header + b"\x70" + _uvarint(position) if position else header
+    """Return `header`, which has neither yet, with its position and its own checksum at the end.
+
+    Both stand as protobuf writes them. The checksum covers every byte before its tag.
+    """
+    placed = header + b"\x70" + _uvarint(position) if position else header
+    return placed + _SEAL_TAG + int(google_crc32c.value(placed)).to_bytes(4, "little")
 
 
 # --- the server's edge --------------------------------------------------------------------------
@@ -333,7 +343,8 @@ class Reply(NamedTuple):
 
     Attributes:
         kind: What it is.
-        header: For a batch whose first message this is.
+        header: For a batch whose first message this is. Its own checksum is right where it has one,
+            see `check_sealed`.
         chunk: For a batch, a part of its body.
         message: `Opened`, `Waiting`, `Draining` or `End`.
     """
@@ -359,6 +370,7 @@ def parse_replies(message: Buffer) -> list[Reply]:
 
     Raises:
         BadFrame: As `parse_reply`; or a bundle carries something else, or another bundle.
+        ChecksumMismatch: As `parse_reply`.
     """
     view = memoryview(message)  # type: ignore[arg-type]  # an ndarray is a buffer, too
     # One look at the first tag: a bundle of ours starts with `more`, and nothing else does.
@@ -383,6 +395,7 @@ def parse_reply(message: Buffer) -> Reply:
 
     Raises:
         BadFrame: It is not such a message, says nothing that is known, or says two things at once.
+        ChecksumMismatch: It holds a header that is not the one that was sent.
     """
     view = memoryview(message)  # type: ignore[arg-type]  # an ndarray is a buffer, too
     parts: dict[int, list[memoryview]] = {}
@@ -404,7 +417,7 @@ def parse_reply(message: Buffer) -> Reply:
         if len(parts) > (_HEADER in parts):
             _bad("a message of the feed carries a batch and something else")
         encoded = parts.get(_HEADER)
-        header = None if encoded is None else _decode(feed_pb2.BatchHeader, encoded)
+        header = None if encoded is None else _decode_header(encoded)
         return Reply("batch", header, chunk)
     if len(parts) != 1:
         _bad(f"a message of the feed carries {len(parts)} things that are known, not 1")
@@ -422,6 +435,35 @@ def _decode(cls: Any, parts: list[memoryview]) -> Any:
             f"a message of the feed holds no valid {cls.DESCRIPTOR.name}: {error}; "
             "check that nothing between server and client changes bytes"
         ) from error
+
+
+def _decode_header(parts: list[memoryview]) -> feed_pb2.BatchHeader:
+    """Return a header whose checksum, where it ends with one, is right."""
+    encoded = b"".join(parts)
+    if encoded[-_SEAL_BYTES:-4] == _SEAL_TAG:
+        expected = int.from_bytes(encoded[-4:], "little")
+        got = int(google_crc32c.value(encoded[:-_SEAL_BYTES]))
+        if got != expected:
+            raise _damaged(f"arrived with crc32c {got:08x}, and was sent with {expected:08x}")
+    header: feed_pb2.BatchHeader = _decode(feed_pb2.BatchHeader, [memoryview(encoded)])
+    return header
+
+
+def check_sealed(header: feed_pb2.BatchHeader) -> None:
+    """Refuse a header that came without its checksum: what it says may be damaged.
+
+    Raises:
+        ChecksumMismatch: `parse_reply` had nothing to check it by.
+    """
+    if not header.HasField("header_crc32c"):
+        raise _damaged("arrived without its checksum")
+
+
+def _damaged(how: str) -> ChecksumMismatch:
+    return ChecksumMismatch(
+        f"the header of a batch {how}: read it again; if that fails too, check memory and network, "
+        "and that both sides run the same version"
+    )
 
 
 def _chunk(view: memoryview, at: int, end: int, before: ChunkView | None) -> ChunkView:
@@ -736,11 +778,6 @@ def bfloat16_dtype() -> np.dtype[Any]:
 # --- for people and scripts ---------------------------------------------------------------------
 
 
-def body_digest(body: Buffer) -> str:
-    """Return the SHA-256 of a body, in hex."""
-    return hashlib.sha256(_octets(body).data).hexdigest()
-
-
 def describe_values(header: feed_pb2.BatchHeader) -> dict[str, dict[str, Any]]:
     """Return `{name: {"kind", "dtype", "shape"}}`; `""` and `[]` where a value is no tensor."""
     found: dict[str, dict[str, Any]] = {}
@@ -768,7 +805,7 @@ def batch_record(header: feed_pb2.BatchHeader, body: Buffer, step: int) -> dict[
         "step": step,
         "lane": header.lane,
         "offset": header.offset,
-        "digest": body_digest(body),
+        "digest": batch_digest(header, body),
         "values": describe_values(header),
         "counts": {count.name: count.value for count in header.counts},
         "items": [[sample.source, sample.index, sample.epoch] for sample in header.samples],
@@ -786,11 +823,11 @@ __all__ = [
     "batch_messages",
     "batch_record",
     "bfloat16_dtype",
-    "body_digest",
     "bundle",
     "check_chunk",
     "check_crc",
     "check_header",
+    "check_sealed",
     "crc32c",
     "decode_values",
     "describe_values",

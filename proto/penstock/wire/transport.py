@@ -36,11 +36,16 @@ class ReadCall(Protocol):
         """Send a serialized `ReadRequest` with a horizon, from any thread.
 
         A horizon says all that an earlier one said, so one that was not sent yet may be left out.
+        The thread that reads batches calls it, where a signal handler may raise between any two
+        bytecodes: it takes no lock of Python code (`queue.SimpleQueue.put` is such a way).
         """
         ...
 
     def cancel(self) -> None:
-        """End the call from any thread; a waiting `__next__` returns soon after. Idempotent."""
+        """End the call from any thread; a waiting `__next__` returns soon after. Idempotent.
+
+        Like everything but `send` it is called where no signal handler runs, and may take locks.
+        """
         ...
 
 

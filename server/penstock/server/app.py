@@ -8,6 +8,7 @@ import fcntl
 import ipaddress
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from typing import TextIO
 
 import structlog
@@ -49,6 +50,7 @@ def run(config: Config, *, exit_when_unused: str | None = None) -> int:
 async def _serve(config: Config, exit_when_unused: str | None) -> int:
     settings = config.server
     stop, at_once = asyncio.Event(), asyncio.Event()
+    ending = Ending()
     _on_signals(stop, at_once)
     jobs = {name: config.jobs[name] for name in config.jobs}
     store = open_store(settings.store, config.base)
@@ -61,7 +63,7 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             # Opened first, so closed last: whoever waits for this lock finds the store free.
             users = stack.enter_context(open(exit_when_unused, "w"))  # noqa: ASYNC230, SIM115
         await store.open()
-        stack.push_async_callback(store.close)
+        stack.push_async_callback(ending.stage, "store", store.close)
         if store.created:
             # A mistyped name looks like a fresh start: runs would begin at step 0 again.
             log.info("created an empty store: no run has a cursor in it yet", store=store.created)
@@ -72,6 +74,7 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             workers=settings.worker_count,
             bound_bytes=settings.ready_limit_bytes,
             snapshot_seconds=settings.snapshot_seconds,
+            item_deadline_s=settings.item_seconds,
             observer=metrics,
         )
         failed = asyncio.Event()
@@ -83,7 +86,9 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
 
         node.on_fatal = fail
         # Workers are started before gRPC exists in this process.
-        stack.push_async_callback(node.close)
+        stack.push_async_callback(
+            ending.stage, "workers", lambda: node.close(ending.left_s(WORKERS_END_S, STORE_SHARE))
+        )
         if not await _start(node, stop):
             log.info("stopped before it was ready")
             return 1 if failed.is_set() else 0
@@ -93,12 +98,14 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
         if settings.metrics is not None:
             http = HttpEdge(metrics, lambda: not service.draining.is_set())
             http_address = await http.start(settings.metrics)
-            stack.push_async_callback(http.stop)
+            stack.push_async_callback(ending.stage, "metrics", http.stop)
         for name, job in jobs.items():
             for sentence in job.cautions():
                 log.warning(sentence, job=name)
         address = await service.start(settings.listen)
-        stack.push_async_callback(service.stop, 0.5)
+        stack.push_async_callback(
+            ending.stage, "port", lambda: service.stop(ending.left_s(PORT_END_S, WORKERS_SHARE))
+        )
         _warn_if_open(address)
         log.info(
             "ready",
@@ -118,14 +125,71 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             grace_s = min(grace_s, UNUSED_GRACE_S)
         log.info("draining", streams=len(service.streams), grace_s=grace_s)
         metrics.draining.set(1)
-        drain = asyncio.ensure_future(_drain(node, service, grace_s))
-        hurried = asyncio.ensure_future(at_once.wait())
-        await asyncio.wait((drain, hurried), return_when=asyncio.FIRST_COMPLETED)
-        for task in (drain, hurried):
-            task.cancel()
-        await asyncio.gather(drain, hurried, return_exceptions=True)
-    log.info("stopped")
+        ending.begin(grace_s)
+        await ending.stage("drain", lambda: _drain(node, service, ending.left_s(), at_once))
+        if at_once.is_set():
+            ending.hurry()
+    log.info("stopped", took_s=ending.took_s(), stages_s=ending.stages_s)
     return 1 if failed.is_set() else 0
+
+
+ENDING_S, ENDING_SHARE = 2.0, 0.25
+"""What is kept of the time to end in for what follows the drain: seconds, at most this share."""
+
+WORKERS_SHARE, STORE_SHARE = 0.7, 0.4
+"""Of that, what is left when the port is closed, and when the workers have ended."""
+
+PORT_END_S, WORKERS_END_S = 0.5, 2.0
+"""How long calls, and workers, may take to end by themselves, however much time there is."""
+
+
+class Ending:
+    """The time from the signal to the end: all of it fits into `drain_seconds`.
+
+    People copy that number into what kills the process a moment later.
+
+    Attributes:
+        stages_s: How long each stage took.
+    """
+
+    def __init__(self) -> None:
+        self.stages_s: dict[str, float] = {}
+        self._begun: float | None = None
+        self._deadline = self._kept_s = 0.0
+
+    def begin(self, grace_s: float) -> None:
+        """Start the clock."""
+        self._begun = time.monotonic()
+        self._deadline = self._begun + grace_s
+        self._kept_s = min(ENDING_S, ENDING_SHARE * grace_s)
+
+    def hurry(self) -> None:
+        """End at once: nothing that hangs is waited for."""
+        self._deadline = min(self._deadline, time.monotonic())
+
+    def left_s(self, most_s: float | None = None, share: float = 1.0) -> float:
+        """Return how long a stage may take.
+
+        Args:
+            most_s: At most this.
+            share: The part of the kept time that is for what follows the stage.
+        """
+        if self._begun is None:  # it ends before it was ready
+            return most_s or 0.0
+        left_s = max(0.0, self._deadline - share * self._kept_s - time.monotonic())
+        return left_s if most_s is None else min(most_s, left_s)
+
+    async def stage(self, name: str, end: Callable[[], Awaitable[None]]) -> None:
+        """Run a stage, and note how long it took."""
+        start = time.monotonic()
+        try:
+            await end()
+        finally:
+            self.stages_s[name] = round(time.monotonic() - start, 3)
+
+    def took_s(self) -> float:
+        """Return the seconds since the signal."""
+        return round(time.monotonic() - self._begun, 3) if self._begun is not None else 0.0
 
 
 UNUSED_GRACE_S = 1.0
@@ -145,10 +209,14 @@ async def _start(node: Node, stop: asyncio.Event) -> bool:
     return False
 
 
-async def _drain(node: Node, service: Service, grace_s: float) -> None:
-    start = time.monotonic()
-    await service.drain(grace_s)
-    await node.drain(max(0.5, grace_s - (time.monotonic() - start)))
+async def _drain(node: Node, service: Service, grace_s: float, at_once: asyncio.Event) -> None:
+    """Let streams and workers end at the same time: a stalled reader costs no snapshot."""
+    drain = asyncio.gather(service.drain(grace_s), node.drain(grace_s))
+    hurried = asyncio.ensure_future(at_once.wait())
+    await asyncio.wait((drain, hurried), return_when=asyncio.FIRST_COMPLETED)
+    for task in (drain, hurried):
+        task.cancel()
+    await asyncio.gather(drain, hurried, return_exceptions=True)
 
 
 def _on_signals(stop: asyncio.Event, at_once: asyncio.Event) -> None:

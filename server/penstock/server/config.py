@@ -199,7 +199,9 @@ def build_job(name: str, settings: JobSettings, place: Place) -> Job:
             roles[role] = build(kind, spec, at)
     try:
         job = Job(**roles, **values, name=name)
-        _ = job.order  # whether lanes end, and where, is part of what the file says
+        job.check_end()  # whether lanes end, and where, is part of what the file says
+        if not job.needs_counting:
+            _ = job.order
         return job
     except PenstockError as error:
         key = str(error.fields.get("key") or "")

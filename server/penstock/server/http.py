@@ -38,7 +38,8 @@ class HttpEdge:
                 web.get("/readyz", self._show_ready),
             ]
         )
-        runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        # A scrape takes milliseconds; a connection that is only kept open must not delay the end.
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
         await runner.setup()
         host, _, port = listen.rpartition(":")
         site = web.TCPSite(runner, host.strip("[]"), int(port), reuse_port=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from penstock.server.roles.batchers import SimpleBatcher
 from penstock.server.roles.collators import DefaultBatchCollator
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.processors import IdentityProcessor
-from penstock.wire.errors import InvalidJob
+from penstock.wire.errors import Counting, InvalidJob, PenstockError
 from penstock.wire.order import Order
 
 ORDER_FORMAT = 1
@@ -53,6 +53,9 @@ class Job:
         max_replay: Batches that may be planned again to reach a far position.
         snapshot_every: Offsets between snapshots of a lane.
         name: Its name; given by the job file's key.
+
+    Attributes:
+        uncounted: What those who ask for `order` are told until its batches are counted.
 
     Raises:
         InvalidJob: The plan does not hold together; says what to change.
@@ -121,6 +124,8 @@ class Job:
         self.batches_per_step = batches_per_step
         self.on_item_error, self.max_quarantined = on_item_error, max_quarantined
         self.max_replay, self.snapshot_every = max_replay, snapshot_every
+        self.uncounted: PenstockError | None = None
+        self._lane_ends: tuple[int, ...] | None = None
         for source_name, one in self.sources.items():
             if len(one) == 0:
                 raise InvalidJob(
@@ -153,30 +158,74 @@ class Job:
         """Return the numbering of this job's batches.
 
         Raises:
-            InvalidJob: The job is finite, and its batch counts are not known by arithmetic.
+            InvalidJob: The job is finite, and nobody can know how many batches it has.
+            Counting: It is finite, and its batches are being counted: see `needs_counting`.
         """
+        self.check_end()
         if self.epochs is None:
             return Order(self.lanes)
-        ends = []
-        for lane in range(self.lanes):
-            draws = self.distributor.draws(lane, self.lanes)
-            count = self.batcher.batches(draws) if draws is not None else None
-            if count is None or not self.processor.one_to_one:
-                role = self.batcher if count is None else self.processor
-                raise InvalidJob(
-                    f"epochs: {self.epochs} needs a batch count that is known by arithmetic, and "
-                    f"{type(role).__name__} does not give one: use epochs: null, or a "
-                    "SimpleBatcher behind a processor that gives one sample per item",
-                    key="epochs",
+        ends = self._lane_ends
+        if ends is None:
+            if self.needs_counting:
+                raise self.uncounted or Counting(
+                    f"the batches of job {self.name!r} are not counted yet: which items give a "
+                    "sample is known after one pass over them",
+                    job=self.name,
                 )
-            ends.append(count)
+            ends = tuple(self._batches(lane) or 0 for lane in range(self.lanes))
         if sum(ends) == 0:
             raise InvalidJob(
                 f"the job holds no batch at all: {sum(map(len, self.sources.values()))} items over "
                 f"{self.lanes} lanes fill none; lower lanes or the batch size",
                 key="lanes",
             )
-        return Order(self.lanes, tuple(ends))
+        return Order(self.lanes, ends)
+
+    def check_end(self) -> None:
+        """Refuse a finite job whose number of batches can be known neither way.
+
+        Raises:
+            InvalidJob: With what to change.
+        """
+        if self.epochs is None or self._batches(0) is not None:
+            return
+        role = self.batcher if self._draws(0) is not None else self.distributor
+        raise InvalidJob(
+            f"epochs: {self.epochs} needs a batch count that is known before the batches are, and "
+            f"{type(role).__name__} does not give one: use epochs: null, or a batcher of one "
+            "sample per row, such as simple",
+            key="epochs",
+        )
+
+    @property
+    def needs_counting(self) -> bool:
+        """Tell whether where its lanes end takes a pass over all items.
+
+        So it is for a finite job whose processor does not promise one sample for each item.
+        """
+        return self.epochs is not None and not self.processor.one_to_one
+
+    @property
+    def lane_ends(self) -> tuple[int, ...] | None:
+        """Return the counted batches of every lane; None where they were not counted."""
+        return self._lane_ends
+
+    def set_lane_ends(self, ends: Sequence[int]) -> None:
+        """Take what counting has found: the batches of every lane."""
+        self._lane_ends = tuple(ends)
+        self.__dict__.pop("order", None)
+
+    def forget_lane_ends(self) -> None:
+        """Take back what counting has found: it was of no use."""
+        self._lane_ends = None
+        self.__dict__.pop("order", None)
+
+    def _draws(self, lane: int) -> int | None:
+        return self.distributor.draws(lane, self.lanes)
+
+    def _batches(self, lane: int) -> int | None:
+        draws = self._draws(lane)
+        return None if draws is None else self.batcher.batches(draws)
 
     @cached_property
     def plan(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import queue
 import threading
 import uuid
 from collections.abc import Awaitable, Iterator
@@ -16,8 +17,10 @@ from typing import Any, TypeVar
 from penstock.server.config import Config, load
 from penstock.server.core.refs import Verdict
 from penstock.server.job import Job
+from penstock.server.pipeline.count import ensure_counted
 from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import Computed, Line, compute
+from penstock.server.pipeline.made import MadeOffsets
 from penstock.server.rpc.cursors import Cursors
 from penstock.server.rpc.opening import (
     VERSION,
@@ -31,7 +34,7 @@ from penstock.server.rpc.opening import (
 from penstock.server.store import open_store
 from penstock.server.store.base import Seen, Store
 from penstock.wire import frame
-from penstock.wire.errors import BadFrame, InvalidRequest, PenstockError
+from penstock.wire.errors import BadFrame, InvalidRequest
 from penstock.wire.v1 import feed_pb2
 
 T = TypeVar("T")
@@ -43,11 +46,20 @@ class Marks:
     Attributes:
         planned: By lane, the offset below which batches were made.
         asked: Offsets of any lane below this were made, or are being made.
+        made: The batches themselves.
     """
 
     def __init__(self) -> None:
         self.planned: dict[int, int] = {}
         self.asked = 0
+        self.made = MadeOffsets()
+
+    def seen(self, job: Job, verdict: Verdict) -> Seen:
+        """Return what a store must know of before it takes a verdict."""
+        planned = self.planned.get(verdict.lane, 0)
+        if verdict.stage != "draw":
+            planned = verdict.offset + 1 if (verdict.lane, verdict.offset) in self.made else 0
+        return Seen(job.order, planned, self.asked)
 
 
 class LocalLoader:
@@ -83,6 +95,7 @@ class LocalLoader:
         self._lines.pop(lane, None)
         self._marks.asked = max(self._marks.asked, offset + 1)
         computed = compute(self.job, position, tail, line)
+        self._marks.made.add(lane, offset)
         self._marks.planned[lane] = max(self._marks.planned.get(lane, 0), offset + 1)
         self._lines[lane] = line
         return computed
@@ -106,6 +119,8 @@ class LocalTransport:
 
     def unary(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Answer `Feed/Describe`, `Feed/Status` or a method of `Cursors`."""
+        for job in self._config.jobs.values():
+            ensure_counted(job)
         service, _, name = method.partition("/")
         if service == "Cursors" and name in Cursors.METHODS:
             with self._lock:
@@ -143,7 +158,7 @@ class LocalTransport:
 
         def insert(verdict: Verdict) -> Verdict:
             with self._lock:
-                seen = Seen(job.order, marks.planned.get(verdict.lane, 0), marks.asked)
+                seen = marks.seen(job, verdict)
                 store = self._open_store()
                 return self._run(store.add_verdict(job.log_id, verdict, seen, job.max_quarantined))
 
@@ -225,10 +240,10 @@ class LocalRead:
 
     def __init__(self, transport: LocalTransport, opening: bytes) -> None:
         self._transport = transport
-        self._moved = threading.Condition()
+        # What `send` was given; None = cancelled.
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._horizon = 0
         self._cancelled = False
-        self._failed: PenstockError | None = None
         self._messages = self._stream(opening)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -239,21 +254,12 @@ class LocalRead:
 
     def cancel(self) -> None:
         """End the iteration from any thread."""
-        with self._moved:
-            self._cancelled = True
-            self._moved.notify_all()
+        self._cancelled = True
+        self._requests.put(None)
 
     def send(self, request: bytes) -> None:
-        """Move the horizon."""
-        with self._moved:
-            try:
-                message = parse_request(request)
-                if message.WhichOneof("kind") != "horizon":
-                    raise BadFrame("after `open` a consumer sends only `horizon`")
-                self._horizon = max(self._horizon, message.horizon.horizon)
-            except PenstockError as error:
-                self._failed = error  # for whoever iterates, as over the network
-            self._moved.notify_all()
+        """Move the horizon; takes no lock, see `ReadCall.send`."""
+        self._requests.put(request)
 
     def _stream(self, request: bytes) -> Iterator[bytes]:
         message = parse_request(request)
@@ -261,8 +267,7 @@ class LocalRead:
             raise BadFrame("the first message of a Read must be `open`")
         opening = open_read(self._transport.jobs, message.open)
         self._transport.check_token(message.open)
-        with self._moved:
-            self._horizon = max(self._horizon, message.open.horizon)
+        self._horizon = message.open.horizon
         yield opened(opening, self._transport.node).SerializeToString()
         # Who reads for a group obeys its store's verdicts, as a server does: else an item that
         # fails no longer, or not here, would move every item behind it.
@@ -286,13 +291,16 @@ class LocalRead:
             )
 
     def _wait_for(self, position: int) -> bool:
-        with self._moved:
-            self._moved.wait_for(
-                lambda: self._horizon > position or self._failed is not None or self._cancelled
-            )
-            if self._failed is not None:
-                raise self._failed
-            return not self._cancelled
+        """Wait until the horizon lies beyond a position; tell whether it came so far."""
+        while self._horizon <= position and not self._cancelled:
+            request = self._requests.get()
+            if request is None:
+                break
+            message = parse_request(request)
+            if message.WhichOneof("kind") != "horizon":
+                raise BadFrame("after `open` a consumer sends only `horizon`")
+            self._horizon = max(self._horizon, message.horizon.horizon)
+        return not self._cancelled
 
 
 def _source(opening: Opening, position: int) -> int:

@@ -7,6 +7,12 @@ import sys
 from typing import Any
 
 import structlog
+import structlog.tracebacks
+
+# Without the values of variables: tokens and storage options are among them.
+_TRACEBACKS = structlog.processors.ExceptionRenderer(
+    structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+)
 
 
 def configure(log_format: str, level: str) -> None:
@@ -18,7 +24,9 @@ def configure(log_format: str, level: str) -> None:
     """
     console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
     renderer: Any = (
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
         if console
         else structlog.processors.JSONRenderer()
     )
@@ -27,7 +35,7 @@ def configure(log_format: str, level: str) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.dict_tracebacks if not console else _keep,
+            _TRACEBACKS if not console else _keep,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),

@@ -30,8 +30,12 @@ from prometheus_client.registry import Collector
 
 from penstock.server.job import Job
 from penstock.server.pipeline.node import Observer
+from penstock.wire.errors import clean_text
 
 SLOWEST_RANKS = 8
+
+MAX_LABEL = 120
+"""Characters of a label's value."""
 
 JOB = "penstock_job"
 """The label of a job's name. `job` is Prometheus's own: a target's label of that name arrives as
@@ -234,10 +238,14 @@ class Metrics(Observer):
         return reason
 
     def _of(self, metric: Any, *labels: str) -> Any:
-        """Return a metric's child, found by its labels once: for every batch that is dear."""
+        """Return a metric's child, found by its labels once: for every batch that is dear.
+
+        Labels may be a user's words; one that is not Unicode would cost the whole scrape.
+        """
         child = self._children.get((metric, labels))
         if child is None:
-            child = self._children[metric, labels] = metric.labels(*labels)
+            clean = [clean_text(label, MAX_LABEL) for label in labels]
+            child = self._children[metric, labels] = metric.labels(*clean)
         return child
 
     # --- what the node tells ---
@@ -247,7 +255,8 @@ class Metrics(Observer):
         self._batches.add(1, job)
         self._bytes.add(nbytes, job)
         tokens, padding = counts.get("tokens", 0), counts.get("padding_tokens", 0)
-        if tokens:
+        # A user's collator may count anything under these names.
+        if tokens > 0 and padding >= 0:
             self._tokens.add(tokens, job)
             self._of(self._fill, job).observe(tokens / (tokens + padding))
 

@@ -131,9 +131,18 @@ class ServerSettings(_Section):
         "Seconds between writes of snapshots; 0 writes each at once. They only speed up a restart.",
         "seconds of at least 0",
     )
+    item_seconds: Annotated[float, Field(ge=1, le=_MAX_SECONDS, allow_inf_nan=False)] = _key(
+        150.0,
+        "Seconds that one item may take: the worker that takes longer is ended, and the third time "
+        "the lane stops by name. Keep three times this below the readers' `deadline_s` (540), or "
+        "they hear of a timeout in place of the item; raise both for items that take minutes.",
+        "seconds of at least 1",
+    )
     drain_seconds: Seconds = _key(
         20.0,
-        "Seconds that SIGTERM gives batches in flight before the node ends.",
+        "Seconds from SIGTERM to the exit, at most: batches in flight are finished, lines are "
+        "saved, and what still hangs is killed. What kills the process from outside "
+        "(`terminationGracePeriodSeconds`) needs a second more.",
         "seconds of at least 0",
     )
     log_format: Literal["auto", "console", "json"] = _key(
@@ -192,7 +201,11 @@ class JobSettings(_Section):
         f"a whole number from 1 to {MAX_LANES:,}",
     )
     epochs: Count | None = _key(
-        None, "How often each item is drawn; null goes on without end.", f"null or {_COUNT}"
+        None,
+        "How often each item is drawn; null goes on without end. Where items give any number of "
+        "samples, the batches are counted by one pass over them before the first one is read; "
+        "packers need null.",
+        f"null or {_COUNT}",
     )
     batches_per_step: Count | None = _key(
         None,

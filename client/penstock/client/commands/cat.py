@@ -12,8 +12,10 @@ from penstock.client.commands.common import (
     add_timeout,
     connected,
     natural,
+    plain,
     positive,
     print_json,
+    say,
 )
 from penstock.client.commands.text import load_decoder, render_text
 from penstock.client.loader import Loader
@@ -189,8 +191,8 @@ def _printer(args: argparse.Namespace) -> Show:
         return _show_json
     if args.text:
         decode = None if args.tokenizer is None else load_decoder(args.tokenizer)
-        return lambda batch: print(f"{headline(batch)}\n{render_text(batch, decode)}", flush=True)
-    return lambda batch: print(headline(batch), flush=True)
+        return lambda batch: say(f"{plain(headline(batch))}\n{render_text(batch, decode)}")
+    return lambda batch: say(plain(headline(batch)))
 
 
 def _show_json(batch: Batch) -> None:

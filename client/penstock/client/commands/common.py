@@ -84,8 +84,24 @@ def print_json(value: Any) -> None:
     print(json.dumps(value), flush=True)
 
 
+def plain(text: str) -> str:
+    r"""Return a text as one line that is safe in a terminal: `\x1b` in place of the real one.
+
+    Names and sentences come from a node, and from whoever gave them to it.
+    """
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
+
+
+def say(text: str) -> None:
+    """Print lines for people, at once, without what a terminal would obey."""
+    print("\n".join(map(plain, text.split("\n"))), flush=True)
+
+
 def table(rows: list[list[str]], right: frozenset[int] = frozenset()) -> str:
     """Return rows as aligned columns; those in `right` are flush right."""
+    rows = [[plain(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

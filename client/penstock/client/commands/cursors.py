@@ -12,7 +12,9 @@ from penstock.client.commands.common import (
     connected,
     counted,
     natural,
+    plain,
     print_json,
+    say,
     table,
 )
 from penstock.client.control import Control
@@ -75,7 +77,7 @@ def _list(control: Control, args: argparse.Namespace) -> int:
         print_json([to_json(group) for group in groups])
         return 0
     if not groups:
-        print(f"no group has read job {args.job!r} yet")
+        say(f"no group has read job {args.job!r} yet")
         return 0
     rows = [["GROUP", "CURSOR", "STEP SIZE", "RANKS", "GENERATION", "COMMITTED", "OWNER"]]
     rows += [
@@ -90,7 +92,7 @@ def _list(control: Control, args: argparse.Namespace) -> int:
         ]
         for group in groups
     ]
-    print(table(rows, frozenset((1, 2, 3, 4))))
+    say(table(rows, frozenset((1, 2, 3, 4))))
     return 0
 
 
@@ -99,17 +101,17 @@ def _show(control: Control, args: argparse.Namespace) -> int:
     if args.json:
         print_json(to_json(group))
         return 0
-    print(f"group {group.name!r} of job {group.job!r}")
-    print(f"  cursor      step {group.cursor:,} (started at {group.start_step:,})")
-    print(f"  step size   {group.batches_per_step} batches")
+    say(f"group {group.name!r} of job {group.job!r}")
+    say(f"  cursor      step {group.cursor:,} (started at {group.start_step:,})")
+    say(f"  step size   {group.batches_per_step} batches")
     ranks = counted(group.world_size, "rank")
-    print(f"  generation  {group.generation}, {ranks}, owner {group.owner or '?'}")
-    print(f"  committed   {_when(group.committed_at)}")
-    print(f"  log         {group.log_id.hex()}")
+    say(f"  generation  {group.generation}, {ranks}, owner {plain(group.owner) or '?'}")
+    say(f"  committed   {plain(_when(group.committed_at))}")
+    say(f"  log         {group.log_id.hex()}")
     behind = [f"rank {rank} at step {row:,}" for rank, row in enumerate(group.rows)]
-    print(f"  rows        {', '.join(behind) or 'no rank has joined yet'}")
+    say(f"  rows        {', '.join(behind) or 'no rank has joined yet'}")
     for checkpoint in group.checkpoints:
-        print(f"  checkpoint  {checkpoint.name!r} at step {checkpoint.step:,}")
+        say(f"  checkpoint  {checkpoint.name!r} at step {checkpoint.step:,}")
     return 0
 
 
@@ -127,7 +129,7 @@ def _moved(args: argparse.Namespace, moved: cursors_pb2.MoveReply) -> int:
     if args.json:
         print_json({"group": args.group, "step": moved.step, "generation": moved.generation})
     else:
-        print(
+        say(
             f"group {args.group!r} stands at step {moved.step:,} (generation {moved.generation}); "
             "start its ranks again to go on there"
         )
@@ -139,7 +141,7 @@ def _checkpoint(control: Control, args: argparse.Namespace) -> int:
     if args.json:
         print_json({"name": made.name, "step": made.step, "log_id": made.log_id.hex()})
     else:
-        print(f"checkpoint {made.name!r} of group {args.group!r} is step {made.step:,}")
+        say(f"checkpoint {made.name!r} of group {args.group!r} is step {made.step:,}")
     return 0
 
 

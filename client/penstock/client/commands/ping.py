@@ -11,7 +11,9 @@ from penstock.client.commands.common import (
     add_timeout,
     connected,
     counted,
+    plain,
     print_json,
+    say,
 )
 
 
@@ -42,11 +44,12 @@ def run(args: argparse.Namespace) -> int:
         print_json({"target": args.target, **found, "jobs": jobs, "answer_s": answer_s})
         return 0
     draining = ", shutting down" if status.get("draining") else ""
-    print(
-        f"{args.target}: penstock {status.get('version', '?')}, node {status.get('node', '?')}, "
+    say(
+        f"{args.target}: penstock {plain(str(status.get('version', '?')))}, "
+        f"node {plain(str(status.get('node', '?')))}, "
         f"up {status.get('uptime_s', 0):.0f} s{draining}; answered in {answer_s * 1000:.1f} ms"
     )
     for job in status.get("jobs", []):
         lanes, readers = job.get("lanes", 0), len(job.get("groups", []))
-        print(f"  {job['name']}: {counted(lanes, 'lane')}, {counted(readers, 'reader')}")
+        say(f"  {plain(str(job['name']))}: {counted(lanes, 'lane')}, {counted(readers, 'reader')}")
     return 0

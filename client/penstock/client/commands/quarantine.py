@@ -10,7 +10,9 @@ from penstock.client.commands.common import (
     add_target,
     add_timeout,
     connected,
+    plain,
     print_json,
+    say,
     table,
 )
 from penstock.client.control import Control
@@ -77,23 +79,23 @@ def _list(control: Control, args: argparse.Namespace) -> int:
         print_json([to_json(verdict) for verdict in verdicts])
         return 0
     if not verdicts:
-        print(f"no item of job {args.job!r} was ever left out")
+        say(f"no item of job {args.job!r} was ever left out")
         return 0
     rows = [["NUMBER", "ITEM", "EPOCHS", "STAGE", "LANE", "FROM OFFSET", "RELEASED", "REASON"]]
     rows += [
         [
             str(verdict.number),
-            f"{printable(verdict.source)}[{verdict.index}]",
+            f"{plain(verdict.source)}[{verdict.index}]",
             _epochs(verdict),
-            verdict.stage,
+            plain(verdict.stage),
             str(verdict.lane),
             f"{verdict.offset:,}, others {verdict.above:,}",
             f"from {verdict.released:,}" if verdict.HasField("released") else "",
-            printable(verdict.reason),
+            plain(verdict.reason),
         ]
         for verdict in verdicts
     ]
-    print(table(rows, frozenset((0, 4))))
+    say(table(rows, frozenset((0, 4))))
     return 0
 
 
@@ -103,14 +105,14 @@ def _release(control: Control, args: argparse.Namespace) -> int:
         print_json([to_json(verdict) for verdict in verdicts])
         return 0
     for verdict in verdicts:
-        name = f"{printable(verdict.source)}[{verdict.index}]"
+        name = f"{plain(verdict.source)}[{verdict.index}]"
         if verdict.every_epoch:
-            print(
+            say(
                 f"{name} is drawn again from offset {verdict.released:,} of every lane on "
                 f"(verdict {verdict.number}); what was planned below stays without it"
             )
         else:
-            print(
+            say(
                 f"{name} was left out of epoch {verdict.epoch} only, and stays out of it (verdict "
                 f"{verdict.number}); it counts no more"
             )
@@ -126,17 +128,17 @@ def _export(control: Control, args: argparse.Namespace) -> int:
     lines = {
         "\t".join(
             [
-                printable(verdict.source),
+                plain(verdict.source),
                 str(verdict.index),
                 "all" if verdict.every_epoch else str(verdict.epoch),
-                verdict.stage,
-                printable(verdict.reason),
+                plain(verdict.stage),
+                plain(verdict.reason),
             ]
         ): None
         for verdict in held
     }
     for line in lines:
-        print(line)
+        print(line, flush=True)  # whole as it is: its tabs are for scripts
     return 0
 
 
@@ -145,11 +147,6 @@ _ACTIONS = {"list": _list, "release": _release, "export": _export}
 
 def _epochs(verdict: cursors_pb2.Verdict) -> str:
     return "all" if verdict.every_epoch else f"{verdict.epoch} (random draws)"
-
-
-def printable(text: str) -> str:
-    """Return a text on one line: control characters, which rule a terminal, are escaped."""
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def to_json(verdict: cursors_pb2.Verdict) -> dict[str, Any]:
@@ -170,4 +167,4 @@ def to_json(verdict: cursors_pb2.Verdict) -> dict[str, Any]:
     }
 
 
-__all__ = ["add_parser", "item", "printable", "run", "to_json"]
+__all__ = ["add_parser", "item", "run", "to_json"]

@@ -14,8 +14,10 @@ from penstock.client.commands.common import (
     bytes_text,
     connected,
     counted,
+    plain,
     positive_seconds,
     print_json,
+    say,
     table,
 )
 from penstock.wire.errors import Unreachable
@@ -73,14 +75,16 @@ def run(args: argparse.Namespace) -> int:
                 if not live or before is None:
                     raise
                 away_s = time.monotonic() - before_at
-                print(f"{CLEAR}{error.message}\nfrom {away_s:.0f} s ago:\n\n{text}", flush=True)
+                print(CLEAR, end="")
+                say(f"{error.message}\nfrom {away_s:.0f} s ago:\n\n{text}")
                 continue  # it has waited already
             now = time.monotonic()
             if args.json:
                 print_json(status)
             else:
                 text = render(args.target, status, before, now - before_at)
-                print(f"{CLEAR if live else ''}{text}", flush=True)
+                print(CLEAR if live else "", end="")
+                say(text)
             if args.once:
                 return 0
             before, before_at = status, now
@@ -102,14 +106,15 @@ def render(
     busy = sum(bool(worker.get("busy")) for worker in workers)
     draining = ", shutting down" if status.get("draining") else ""
     lines = [
-        f"{target}: penstock {status.get('version', '?')}, node {status.get('node', '?')}, "
+        f"{target}: penstock {plain(str(status.get('version', '?')))}, "
+        f"node {plain(str(status.get('node', '?')))}, "
         f"up {status.get('uptime_s', 0):.0f} s{draining}; {busy} of {len(workers)} workers busy"
     ]
     sent_before = _sent(before) if before else {}
     for job in status.get("jobs", []):
         lines += [
             "",
-            f"job {job['name']}  log {str(job.get('log_id', ''))[:12]}  "
+            f"job {plain(str(job['name']))}  log {plain(str(job.get('log_id', '')))[:12]}  "
             f"{counted(job.get('lanes', 0), 'lane')}"
             f"  ready {job.get('ready_batches', 0)} batches, "
             f"{bytes_text(job.get('ready_bytes', 0))}"

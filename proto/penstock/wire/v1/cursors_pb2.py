@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epenstock/wire/v1/cursors.proto\x12\x10penstock.wire.v1\"\xcd\x01\n\x0c\x42\x65ginRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\r\n\x05token\x18\x04 \x01(\t\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\x18\n\x10\x62\x61tches_per_step\x18\x07 \x01(\x04\x12\x17\n\nstart_step\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05owner\x18\t \x01(\t\x12\r\n\x05store\x18\n \x01(\tB\r\n\x0b_start_step\"\xc8\x01\n\nBeginReply\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x18\n\x10\x62\x61tches_per_step\x18\x02 \x01(\x04\x12\x12\n\nstart_step\x18\x03 \x01(\x04\x12\x0e\n\x06log_id\x18\x04 \x01(\x0c\x12\r\n\x05store\x18\x05 \x01(\t\x12\x0e\n\x06joined\x18\x06 \x01(\x08\x12\x14\n\x0c\x63ommitted_at\x18\x07 \x01(\t\x12\x14\n\x0c\x63ommitted_by\x18\x08 \x01(\x04\x12\x1d\n\x15\x62\x61tches_per_step_from\x18\t \x01(\t\"|\n\rCommitRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x10\n\x08\x61ll_rows\x18\x07 \x01(\x08\"*\n\x0b\x43ommitReply\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\x04\x12\x0b\n\x03row\x18\x02 \x01(\x04\"Y\n\x11\x43heckpointRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\x04step\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_step\"=\n\x0f\x43heckpointReply\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06log_id\x18\x03 \x01(\x0c\"]\n\x0eRestoreRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\r\n\x05owner\x18\x05 \x01(\t\"Z\n\x0bSeekRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\r\n\x05owner\x18\x05 \x01(\t\"-\n\tMoveReply\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\")\n\x0bListRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\"C\n\tListReply\x12\'\n\x06groups\x18\x01 \x03(\x0b\x32\x17.penstock.wire.v1.Group\x12\r\n\x05store\x18\x02 \x01(\t\"\xfd\x01\n\x05Group\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06log_id\x18\x03 \x01(\x0c\x12\x18\n\x10\x62\x61tches_per_step\x18\x04 \x01(\x04\x12\x12\n\ngeneration\x18\x05 \x01(\x04\x12\r\n\x05owner\x18\x06 \x01(\t\x12\x12\n\nworld_size\x18\x07 \x01(\r\x12\x12\n\nstart_step\x18\x08 \x01(\x04\x12\x0e\n\x06\x63ursor\x18\t \x01(\x04\x12\x0c\n\x04rows\x18\n \x03(\x04\x12\x14\n\x0c\x63ommitted_at\x18\x0b \x01(\t\x12\x30\n\x0b\x63heckpoints\x18\x0c \x03(\x0b\x32\x1b.penstock.wire.v1.NamedStep\"H\n\tNamedStep\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06log_id\x18\x03 \x01(\x0c\x12\x0f\n\x07made_at\x18\x04 \x01(\t\"1\n\x13ListVerdictsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\"w\n\x11ListVerdictsReply\x12+\n\x08verdicts\x18\x01 \x03(\x0b\x32\x19.penstock.wire.v1.Verdict\x12\x0c\n\x04more\x18\x02 \x01(\x08\x12\x0e\n\x06log_id\x18\x03 \x01(\x0c\x12\x17\n\x0fmax_quarantined\x18\x04 \x01(\x04\"@\n\x12ReleaseItemRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x04\"?\n\x10ReleaseItemReply\x12+\n\x08verdicts\x18\x01 \x03(\x0b\x32\x19.penstock.wire.v1.Verdict\"\xe2\x01\n\x07Verdict\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05stage\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\x04\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x13\n\x0b\x65very_epoch\x18\x06 \x01(\x08\x12\x0c\n\x04lane\x18\x07 \x01(\r\x12\x0e\n\x06offset\x18\x08 \x01(\x04\x12\r\n\x05\x61\x62ove\x18\t \x01(\x04\x12\x15\n\x08released\x18\n \x01(\x04H\x00\x88\x01\x01\x12\x14\n\x0c\x63ontent_hash\x18\x0b \x01(\t\x12\x0e\n\x06reason\x18\x0c \x01(\tB\x0b\n\t_released2\xf7\x04\n\x07\x43ursors\x12\x45\n\x05\x42\x65gin\x12\x1e.penstock.wire.v1.BeginRequest\x1a\x1c.penstock.wire.v1.BeginReply\x12H\n\x06\x43ommit\x12\x1f.penstock.wire.v1.CommitRequest\x1a\x1d.penstock.wire.v1.CommitReply\x12T\n\nCheckpoint\x12#.penstock.wire.v1.CheckpointRequest\x1a!.penstock.wire.v1.CheckpointReply\x12H\n\x07Restore\x12 .penstock.wire.v1.RestoreRequest\x1a\x1b.penstock.wire.v1.MoveReply\x12\x42\n\x04Seek\x12\x1d.penstock.wire.v1.SeekRequest\x1a\x1b.penstock.wire.v1.MoveReply\x12\x42\n\x04List\x12\x1d.penstock.wire.v1.ListRequest\x1a\x1b.penstock.wire.v1.ListReply\x12Z\n\x0cListVerdicts\x12%.penstock.wire.v1.ListVerdictsRequest\x1a#.penstock.wire.v1.ListVerdictsReply\x12W\n\x0bReleaseItem\x12$.penstock.wire.v1.ReleaseItemRequest\x1a\".penstock.wire.v1.ReleaseItemReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epenstock/wire/v1/cursors.proto\x12\x10penstock.wire.v1\"\xcd\x01\n\x0c\x42\x65ginRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\r\n\x05token\x18\x04 \x01(\t\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\x18\n\x10\x62\x61tches_per_step\x18\x07 \x01(\x04\x12\x17\n\nstart_step\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05owner\x18\t \x01(\t\x12\r\n\x05store\x18\n \x01(\tB\r\n\x0b_start_step\"\xd7\x01\n\nBeginReply\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x18\n\x10\x62\x61tches_per_step\x18\x02 \x01(\x04\x12\x12\n\nstart_step\x18\x03 \x01(\x04\x12\x0e\n\x06log_id\x18\x04 \x01(\x0c\x12\r\n\x05store\x18\x05 \x01(\t\x12\x0e\n\x06joined\x18\x06 \x01(\x08\x12\x14\n\x0c\x63ommitted_at\x18\x07 \x01(\t\x12\x14\n\x0c\x63ommitted_by\x18\x08 \x01(\x04\x12\x1d\n\x15\x62\x61tches_per_step_from\x18\t \x01(\t\x12\r\n\x05token\x18\n \x01(\t\"|\n\rCommitRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x10\n\x08\x61ll_rows\x18\x07 \x01(\x08\"*\n\x0b\x43ommitReply\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\x04\x12\x0b\n\x03row\x18\x02 \x01(\x04\"Y\n\x11\x43heckpointRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\x04step\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_step\"=\n\x0f\x43heckpointReply\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06log_id\x18\x03 \x01(\x0c\"]\n\x0eRestoreRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\r\n\x05owner\x18\x05 \x01(\t\"Z\n\x0bSeekRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\r\n\x05owner\x18\x05 \x01(\t\"-\n\tMoveReply\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"=\n\x0bListRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x12\n\npage_token\x18\x03 \x01(\t\"\\\n\tListReply\x12\'\n\x06groups\x18\x01 \x03(\x0b\x32\x17.penstock.wire.v1.Group\x12\r\n\x05store\x18\x02 \x01(\t\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"\xfd\x01\n\x05Group\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06log_id\x18\x03 \x01(\x0c\x12\x18\n\x10\x62\x61tches_per_step\x18\x04 \x01(\x04\x12\x12\n\ngeneration\x18\x05 \x01(\x04\x12\r\n\x05owner\x18\x06 \x01(\t\x12\x12\n\nworld_size\x18\x07 \x01(\r\x12\x12\n\nstart_step\x18\x08 \x01(\x04\x12\x0e\n\x06\x63ursor\x18\t \x01(\x04\x12\x0c\n\x04rows\x18\n \x03(\x04\x12\x14\n\x0c\x63ommitted_at\x18\x0b \x01(\t\x12\x30\n\x0b\x63heckpoints\x18\x0c \x03(\x0b\x32\x1b.penstock.wire.v1.NamedStep\"H\n\tNamedStep\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06log_id\x18\x03 \x01(\x0c\x12\x0f\n\x07made_at\x18\x04 \x01(\t\"1\n\x13ListVerdictsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\"w\n\x11ListVerdictsReply\x12+\n\x08verdicts\x18\x01 \x03(\x0b\x32\x19.penstock.wire.v1.Verdict\x12\x0c\n\x04more\x18\x02 \x01(\x08\x12\x0e\n\x06log_id\x18\x03 \x01(\x0c\x12\x17\n\x0fmax_quarantined\x18\x04 \x01(\x04\"@\n\x12ReleaseItemRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x04\"?\n\x10ReleaseItemReply\x12+\n\x08verdicts\x18\x01 \x03(\x0b\x32\x19.penstock.wire.v1.Verdict\"\xe2\x01\n\x07Verdict\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05stage\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\x04\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x13\n\x0b\x65very_epoch\x18\x06 \x01(\x08\x12\x0c\n\x04lane\x18\x07 \x01(\r\x12\x0e\n\x06offset\x18\x08 \x01(\x04\x12\r\n\x05\x61\x62ove\x18\t \x01(\x04\x12\x15\n\x08released\x18\n \x01(\x04H\x00\x88\x01\x01\x12\x14\n\x0c\x63ontent_hash\x18\x0b \x01(\t\x12\x0e\n\x06reason\x18\x0c \x01(\tB\x0b\n\t_released2\xf7\x04\n\x07\x43ursors\x12\x45\n\x05\x42\x65gin\x12\x1e.penstock.wire.v1.BeginRequest\x1a\x1c.penstock.wire.v1.BeginReply\x12H\n\x06\x43ommit\x12\x1f.penstock.wire.v1.CommitRequest\x1a\x1d.penstock.wire.v1.CommitReply\x12T\n\nCheckpoint\x12#.penstock.wire.v1.CheckpointRequest\x1a!.penstock.wire.v1.CheckpointReply\x12H\n\x07Restore\x12 .penstock.wire.v1.RestoreRequest\x1a\x1b.penstock.wire.v1.MoveReply\x12\x42\n\x04Seek\x12\x1d.penstock.wire.v1.SeekRequest\x1a\x1b.penstock.wire.v1.MoveReply\x12\x42\n\x04List\x12\x1d.penstock.wire.v1.ListRequest\x1a\x1b.penstock.wire.v1.ListReply\x12Z\n\x0cListVerdicts\x12%.penstock.wire.v1.ListVerdictsRequest\x1a#.penstock.wire.v1.ListVerdictsReply\x12W\n\x0bReleaseItem\x12$.penstock.wire.v1.ReleaseItemRequest\x1a\".penstock.wire.v1.ReleaseItemReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,39 +34,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BEGINREQUEST']._serialized_start=53
   _globals['_BEGINREQUEST']._serialized_end=258
   _globals['_BEGINREPLY']._serialized_start=261
-  _globals['_BEGINREPLY']._serialized_end=461
-  _globals['_COMMITREQUEST']._serialized_start=463
-  _globals['_COMMITREQUEST']._serialized_end=587
-  _globals['_COMMITREPLY']._serialized_start=589
-  _globals['_COMMITREPLY']._serialized_end=631
-  _globals['_CHECKPOINTREQUEST']._serialized_start=633
-  _globals['_CHECKPOINTREQUEST']._serialized_end=722
-  _globals['_CHECKPOINTREPLY']._serialized_start=724
-  _globals['_CHECKPOINTREPLY']._serialized_end=785
-  _globals['_RESTOREREQUEST']._serialized_start=787
-  _globals['_RESTOREREQUEST']._serialized_end=880
-  _globals['_SEEKREQUEST']._serialized_start=882
-  _globals['_SEEKREQUEST']._serialized_end=972
-  _globals['_MOVEREPLY']._serialized_start=974
-  _globals['_MOVEREPLY']._serialized_end=1019
-  _globals['_LISTREQUEST']._serialized_start=1021
-  _globals['_LISTREQUEST']._serialized_end=1062
-  _globals['_LISTREPLY']._serialized_start=1064
-  _globals['_LISTREPLY']._serialized_end=1131
-  _globals['_GROUP']._serialized_start=1134
-  _globals['_GROUP']._serialized_end=1387
-  _globals['_NAMEDSTEP']._serialized_start=1389
-  _globals['_NAMEDSTEP']._serialized_end=1461
-  _globals['_LISTVERDICTSREQUEST']._serialized_start=1463
-  _globals['_LISTVERDICTSREQUEST']._serialized_end=1512
-  _globals['_LISTVERDICTSREPLY']._serialized_start=1514
-  _globals['_LISTVERDICTSREPLY']._serialized_end=1633
-  _globals['_RELEASEITEMREQUEST']._serialized_start=1635
-  _globals['_RELEASEITEMREQUEST']._serialized_end=1699
-  _globals['_RELEASEITEMREPLY']._serialized_start=1701
-  _globals['_RELEASEITEMREPLY']._serialized_end=1764
-  _globals['_VERDICT']._serialized_start=1767
-  _globals['_VERDICT']._serialized_end=1993
-  _globals['_CURSORS']._serialized_start=1996
-  _globals['_CURSORS']._serialized_end=2627
+  _globals['_BEGINREPLY']._serialized_end=476
+  _globals['_COMMITREQUEST']._serialized_start=478
+  _globals['_COMMITREQUEST']._serialized_end=602
+  _globals['_COMMITREPLY']._serialized_start=604
+  _globals['_COMMITREPLY']._serialized_end=646
+  _globals['_CHECKPOINTREQUEST']._serialized_start=648
+  _globals['_CHECKPOINTREQUEST']._serialized_end=737
+  _globals['_CHECKPOINTREPLY']._serialized_start=739
+  _globals['_CHECKPOINTREPLY']._serialized_end=800
+  _globals['_RESTOREREQUEST']._serialized_start=802
+  _globals['_RESTOREREQUEST']._serialized_end=895
+  _globals['_SEEKREQUEST']._serialized_start=897
+  _globals['_SEEKREQUEST']._serialized_end=987
+  _globals['_MOVEREPLY']._serialized_start=989
+  _globals['_MOVEREPLY']._serialized_end=1034
+  _globals['_LISTREQUEST']._serialized_start=1036
+  _globals['_LISTREQUEST']._serialized_end=1097
+  _globals['_LISTREPLY']._serialized_start=1099
+  _globals['_LISTREPLY']._serialized_end=1191
+  _globals['_GROUP']._serialized_start=1194
+  _globals['_GROUP']._serialized_end=1447
+  _globals['_NAMEDSTEP']._serialized_start=1449
+  _globals['_NAMEDSTEP']._serialized_end=1521
+  _globals['_LISTVERDICTSREQUEST']._serialized_start=1523
+  _globals['_LISTVERDICTSREQUEST']._serialized_end=1572
+  _globals['_LISTVERDICTSREPLY']._serialized_start=1574
+  _globals['_LISTVERDICTSREPLY']._serialized_end=1693
+  _globals['_RELEASEITEMREQUEST']._serialized_start=1695
+  _globals['_RELEASEITEMREQUEST']._serialized_end=1759
+  _globals['_RELEASEITEMREPLY']._serialized_start=1761
+  _globals['_RELEASEITEMREPLY']._serialized_end=1824
+  _globals['_VERDICT']._serialized_start=1827
+  _globals['_VERDICT']._serialized_end=2053
+  _globals['_CURSORS']._serialized_start=2056
+  _globals['_CURSORS']._serialized_end=2687
 # @@protoc_insertion_point(module_scope)

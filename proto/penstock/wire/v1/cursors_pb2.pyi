@@ -31,7 +31,7 @@ class BeginRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., group: _Optional[str] = ..., token: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start_step: _Optional[int] = ..., owner: _Optional[str] = ..., store: _Optional[str] = ...) -> None: ...
 
 class BeginReply(_message.Message):
-    __slots__ = ("generation", "batches_per_step", "start_step", "log_id", "store", "joined", "committed_at", "committed_by", "batches_per_step_from")
+    __slots__ = ("generation", "batches_per_step", "start_step", "log_id", "store", "joined", "committed_at", "committed_by", "batches_per_step_from", "token")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BATCHES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     START_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class BeginReply(_message.Message):
     COMMITTED_AT_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_BY_FIELD_NUMBER: _ClassVar[int]
     BATCHES_PER_STEP_FROM_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
     generation: int
     batches_per_step: int
     start_step: int
@@ -50,7 +51,8 @@ class BeginReply(_message.Message):
     committed_at: str
     committed_by: int
     batches_per_step_from: str
-    def __init__(self, generation: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start_step: _Optional[int] = ..., log_id: _Optional[bytes] = ..., store: _Optional[str] = ..., joined: bool = ..., committed_at: _Optional[str] = ..., committed_by: _Optional[int] = ..., batches_per_step_from: _Optional[str] = ...) -> None: ...
+    token: str
+    def __init__(self, generation: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start_step: _Optional[int] = ..., log_id: _Optional[bytes] = ..., store: _Optional[str] = ..., joined: bool = ..., committed_at: _Optional[str] = ..., committed_by: _Optional[int] = ..., batches_per_step_from: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("job", "group", "token", "generation", "rank", "step", "all_rows")
@@ -137,20 +139,24 @@ class MoveReply(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("job", "group")
+    __slots__ = ("job", "group", "page_token")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     job: str
     group: str
-    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
+    page_token: str
+    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListReply(_message.Message):
-    __slots__ = ("groups", "store")
+    __slots__ = ("groups", "store", "next_page_token")
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     groups: _containers.RepeatedCompositeFieldContainer[Group]
     store: str
-    def __init__(self, groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., store: _Optional[str] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., store: _Optional[str] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("job", "name", "log_id", "batches_per_step", "generation", "owner", "world_size", "start_step", "cursor", "rows", "committed_at", "checkpoints")

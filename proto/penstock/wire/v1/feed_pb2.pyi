@@ -158,7 +158,7 @@ class Opened(_message.Message):
     def __init__(self, log_id: _Optional[bytes] = ..., lanes: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., batches: _Optional[int] = ..., node: _Optional[str] = ...) -> None: ...
 
 class BatchHeader(_message.Message):
-    __slots__ = ("log_id", "lane", "offset", "body_bytes", "crc32c", "values", "counts", "samples", "padding", "position")
+    __slots__ = ("log_id", "lane", "offset", "body_bytes", "crc32c", "values", "counts", "samples", "padding", "epoch", "position", "header_crc32c")
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -168,7 +168,9 @@ class BatchHeader(_message.Message):
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    HEADER_CRC32C_FIELD_NUMBER: _ClassVar[int]
     log_id: bytes
     lane: int
     offset: int
@@ -178,8 +180,10 @@ class BatchHeader(_message.Message):
     counts: _containers.RepeatedCompositeFieldContainer[Count]
     samples: _containers.RepeatedCompositeFieldContainer[Sample]
     padding: bool
+    epoch: int
     position: int
-    def __init__(self, log_id: _Optional[bytes] = ..., lane: _Optional[int] = ..., offset: _Optional[int] = ..., body_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., values: _Optional[_Iterable[_Union[NamedValue, _Mapping]]] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., padding: bool = ..., position: _Optional[int] = ...) -> None: ...
+    header_crc32c: int
+    def __init__(self, log_id: _Optional[bytes] = ..., lane: _Optional[int] = ..., offset: _Optional[int] = ..., body_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., values: _Optional[_Iterable[_Union[NamedValue, _Mapping]]] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., padding: bool = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., header_crc32c: _Optional[int] = ...) -> None: ...
 
 class NamedValue(_message.Message):
     __slots__ = ("name", "value", "place")

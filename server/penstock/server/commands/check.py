@@ -101,6 +101,9 @@ def _examine(config: Config, name: str, items: int, batches: int) -> Measured:
 def render(measured: Measured, console: Console) -> None:
     """Print what was found out about a job."""
     length = "endless" if measured.batches is None else f"{measured.batches:,} batches"
+    if measured.batches is None and measured.epochs is not None:
+        plural = "s" if measured.epochs > 1 else ""
+        length = f"{measured.epochs} epoch{plural}, whose batches are counted when it is served"
     console.print(f"[bold]job {measured.job}[/]  log id {measured.log_id[:16]}", soft_wrap=True)
     console.print(
         f"  {measured.items:,} items; lanes: {measured.lanes}; {length}; "

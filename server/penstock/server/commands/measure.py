@@ -46,7 +46,8 @@ class Measured:
         log_id: Hex.
         items: Raw items in the source.
         lanes: Lanes.
-        batches: Batches in the log; None where it is endless.
+        batches: Batches in the log; None where it is endless, or not counted yet.
+        epochs: None where it is endless.
         items_run: Items that were processed.
         batches_run: Batches that were made.
         ms: Milliseconds by stage: fetch, process and batch per item, collate and encode per batch.
@@ -65,6 +66,7 @@ class Measured:
     items: int
     lanes: int
     batches: int | None
+    epochs: int | None
     items_run: int = 0
     batches_run: int = 0
     ms: dict[str, float] = field(default_factory=dict)
@@ -102,13 +104,14 @@ def examine(
         BadItem: An item fails and the job's policy is to stop; carries the user's traceback.
         PenstockError: Anything else that a server would stop with.
     """
-    order = job.order
+    order = purity.order_of(job)
     found = Measured(
         job=job.name,
         log_id=job.log_id.hex(),
         items=sum(map(len, job.sources.values())),
         lanes=job.lanes,
         batches=order.batches,
+        epochs=job.epochs,
     )
     watch = Stopwatch()
     items = Items(job, progress=watch)

@@ -31,6 +31,7 @@ from penstock.wire.errors import (
     decode_error,
     encode_error,
 )
+from penstock.wire.order import Order
 from penstock.wire.v1.feed_pb2 import BatchHeader
 
 Facts = dict[str, str]
@@ -97,7 +98,7 @@ def batch_facts(computed: Computed) -> Facts:
 def first_batches(line: Line, count: int) -> list[Computed]:
     """Return the next `count` batches of a line; fewer where the lane ends before."""
     found: list[Computed] = []
-    order = line.job.order
+    order = order_of(line.job)
     while len(found) < count:
         offset = line.offset
         try:
@@ -139,7 +140,17 @@ def resumed_batches(job: Job, count: int) -> list[Computed]:
 
 def first_lane(job: Job) -> int:
     """Return the lane of position 0: in a small finite job lane 0 may be empty."""
-    return job.order.address(0).lane
+    return order_of(job).address(0).lane
+
+
+def order_of(job: Job) -> Order:
+    """Return a job's numbering; without counting, where that takes a pass over all its items.
+
+    Then it is the one of an endless job, which differs only after the shortest lane's end.
+    """
+    if job.needs_counting and job.lane_ends is None:
+        return Order(job.lanes)
+    return job.order
 
 
 def gather_backwards(job: Job, item_count: int, batch_count: int) -> dict[str, Any]:
@@ -297,6 +308,7 @@ __all__ = [
     "gather_backwards",
     "gather_elsewhere",
     "item_facts",
+    "order_of",
     "raw_facts",
     "resumed_batches",
 ]

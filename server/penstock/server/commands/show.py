@@ -10,6 +10,7 @@ import click
 from penstock.server.commands.text import Decode, batch_text, decoder
 from penstock.server.config import load
 from penstock.server.job import Job
+from penstock.server.pipeline.count import ensure_counted
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Computed, Line, compute
 from penstock.wire import frame
@@ -89,6 +90,7 @@ def computed_batches(
         PastEnd: The log holds no such position or step.
         PositionFar: Too many batches would have to be planned first.
     """
+    ensure_counted(job)
     order = job.order
     tail = None
     if by_step and order.batches is not None:

@@ -86,9 +86,9 @@ class BatchPlan(NamedTuple):
 class Verdict(NamedTuple):
     """A quarantine entry: this item is left out, for this reason, by every node alike.
 
-    It holds from a place on, never below: what was given before it was made stays what it was. In
-    the lane that met the item that place is the batch it was met for; in every other lane an offset
-    above all that was given or planned by then.
+    It holds from a place on, never below: what was given before it was made stays what it was. That
+    place is an offset above all that was given or planned by then in any lane; and the batch that
+    it was met for, with all behind it in its lane at stage `draw`.
 
     Attributes:
         stage: `draw` (removed before batching), `exit` (removed from its own group only) or `size`
@@ -99,7 +99,7 @@ class Verdict(NamedTuple):
         every_epoch: It is about the raw bytes: nothing random was drawn before the failure, so it
             holds in every epoch. Else it may be the chance of that epoch's augmentation.
         lane: The lane that met it.
-        offset: The offset that was being planned, or made, there: it holds from here on.
+        offset: The offset that was being planned, or made, there.
         above: It holds in every lane from this offset on.
         released: It holds in no lane from this offset on; None = it was not released.
         number: 1, 2, ... in the order of its log's store; 0 = kept in one process only.
@@ -122,7 +122,11 @@ class Verdict(NamedTuple):
             return False
         if self.released is not None and offset >= self.released:
             return False
-        return offset >= self.above or (lane == self.lane and offset >= self.offset)
+        if offset >= self.above:
+            return True
+        # Behind a draw nothing was given. Makers go in any order: behind an exit it may have been.
+        here = offset >= self.offset if self.stage == "draw" else offset == self.offset
+        return lane == self.lane and here
 
     def to_json(self) -> list[Any]:
         """Return the attributes in their order, the item as a list."""

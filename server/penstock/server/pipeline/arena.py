@@ -7,6 +7,7 @@ readable until the server has sent it.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 from bisect import insort
@@ -23,6 +24,24 @@ the next, and of the next would else add up to many times the node's bound. Rare
 page faults of the next burst, which are dear, do not count."""
 
 
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def sealed_memory(name: str, size_bytes: int) -> int:
+    """Return a memfd whose size nobody changes any more.
+
+    Reading memory behind the end of a file that was cut ends the reading process (SIGBUS).
+    """
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size_bytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
 class ArenaWriter:
     """One arena in the worker that writes it.
 
@@ -33,8 +52,7 @@ class ArenaWriter:
 
     def __init__(self, number: int, size_bytes: int) -> None:
         self.number, self.size_bytes = number, size_bytes
-        self.fd = os.memfd_create(f"penstock-arena-{number}", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, size_bytes)
+        self.fd = sealed_memory(f"penstock-arena-{number}", size_bytes)
         self.map = mmap.mmap(self.fd, size_bytes)
         self.view = memoryview(self.map)
         self._free: list[tuple[int, int]] = [(0, size_bytes)]  # (start, length), by start
@@ -125,15 +143,32 @@ class ArenaReader:
     Args:
         fd: The memfd, which this takes over and closes.
         size_bytes: How large it is.
+
+    Attributes:
+        starts: Where the batches begin that lie in it and are not free.
+
+    Raises:
+        ValueError: The file is shorter than it is said to be, or may become so.
     """
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         try:
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+            if os.fstat(fd).st_size < size_bytes or not seals & fcntl.F_SEAL_SHRINK:
+                raise ValueError(
+                    f"an arena of {size_bytes} bytes that is not of that size for good"
+                )
             self._map = mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ)
         finally:
             os.close(fd)
+        self.size_bytes = size_bytes
         self.view = memoryview(self._map)
-        self.spans = 0
+        self.starts: set[int] = set()
+
+    @property
+    def spans(self) -> int:
+        """Return how many batches lie in it that are not free."""
+        return len(self.starts)
 
     def close(self) -> None:
         """Unmap; the caller has made sure that nothing reads it any more."""
@@ -141,4 +176,4 @@ class ArenaReader:
         self._map.close()
 
 
-__all__ = ["ARENA_BYTES", "ArenaReader", "ArenaWriter", "Arenas"]
+__all__ = ["ARENA_BYTES", "ArenaReader", "ArenaWriter", "Arenas", "sealed_memory"]

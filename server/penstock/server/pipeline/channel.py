@@ -17,9 +17,16 @@ _HEAD = struct.Struct("<II")
 _READ_BYTES = 1 << 18
 _MAX_FDS = 4
 
+MAX_MESSAGE_BYTES = 1 << 28
+"""A message that says it is longer is none of ours: plans and snapshots are far below."""
+
 Message = dict[str, Any]
 
 _ENCODE, _DECODE = json.JSONEncoder(separators=(",", ":")).encode, json.JSONDecoder().decode
+
+
+class Misspoken(Exception):
+    """The other side of the socket said what no process of ours says."""
 
 
 def pack(message: Message, blobs: Sequence[bytes] = ()) -> bytes:
@@ -29,32 +36,68 @@ def pack(message: Message, blobs: Sequence[bytes] = ()) -> bytes:
 
 
 class Unpacker:
-    """Cuts a byte stream into messages."""
+    """Cuts a byte stream into messages.
+
+    Attributes:
+        broken: What was wrong with the bytes after the last good message; nothing follows it.
+    """
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self.broken: Misspoken | None = None
 
     def feed(self, data: bytes) -> list[Message]:
         """Take bytes; return every message that is complete."""
+        if self.broken is not None:
+            return []
         self._buffer += data
         messages: list[Message] = []
         start = 0
-        while len(self._buffer) - start >= _HEAD.size:
-            text_bytes, tail_bytes = _HEAD.unpack_from(self._buffer, start)
-            end = start + _HEAD.size + text_bytes + tail_bytes
-            if len(self._buffer) < end:
-                break
-            text_end = start + _HEAD.size + text_bytes
-            message: Message = _DECODE(self._buffer[start + _HEAD.size : text_end].decode())
-            blobs, place = [], text_end
-            for length in message["blobs"]:
-                blobs.append(bytes(self._buffer[place : place + length]))
-                place += length
-            message["blobs"] = blobs
-            start = end
-            messages.append(message)
+        try:
+            while (cut := self._cut(start)) is not None:
+                message, start = cut
+                messages.append(message)
+        except Misspoken as error:
+            self.broken = error
+            start = len(self._buffer)
         del self._buffer[:start]
         return messages
+
+    def _cut(self, start: int) -> tuple[Message, int] | None:
+        """Return the message that begins at `start` and where it ends, if it is complete."""
+        if len(self._buffer) - start < _HEAD.size:
+            return None
+        text_bytes, tail_bytes = _HEAD.unpack_from(self._buffer, start)
+        if text_bytes + tail_bytes > MAX_MESSAGE_BYTES:
+            raise Misspoken(f"a message of {text_bytes + tail_bytes} bytes")
+        text_end = start + _HEAD.size + text_bytes
+        end = text_end + tail_bytes
+        if len(self._buffer) < end:
+            return None
+        message = _decode(self._buffer[start + _HEAD.size : text_end])
+        lengths = message.get("blobs")
+        if (
+            not isinstance(lengths, list)
+            or not all(type(one) is int and one >= 0 for one in lengths)
+            or sum(lengths) != tail_bytes
+        ):
+            raise Misspoken(f"byte strings of other lengths than the {tail_bytes} bytes they have")
+        blobs, place = [], text_end
+        for length in lengths:
+            blobs.append(bytes(self._buffer[place : place + length]))
+            place += length
+        message["blobs"] = blobs
+        return message, end
+
+
+def _decode(text: bytearray) -> Message:
+    try:
+        message = _DECODE(text.decode())
+    except (ValueError, RecursionError) as error:
+        raise Misspoken(f"{len(text)} bytes that are not JSON") from error
+    if not isinstance(message, dict):
+        raise Misspoken(f"JSON that is a {type(message).__name__}, not an object")
+    return message
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
@@ -78,4 +121,4 @@ def send_with_fd(sock: socket.socket, data: bytes, fd: int) -> None:
         sock.sendall(data[sent:])
 
 
-__all__ = ["Message", "Unpacker", "pack", "receive", "send_with_fd"]
+__all__ = ["Message", "Misspoken", "Unpacker", "pack", "receive", "send_with_fd"]

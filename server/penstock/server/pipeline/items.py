@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from penstock.server.core.copies import own_copy
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef, Verdict, budget_spent
 from penstock.server.core.seeding import drawn_since, seeded_globals
@@ -25,9 +26,12 @@ from penstock.server.core.transient import is_transient
 from penstock.server.job import Job
 from penstock.server.roles.base import ProcessContext, RawItem, Sample, item_key
 from penstock.wire.errors import (
+    BadBatch,
     BadItem,
     InvalidJob,
+    MissingExtra,
     PenstockError,
+    SourceChanged,
     SourceUnavailable,
     clean_text,
 )
@@ -42,6 +46,9 @@ RETRY_DEADLINE_S = 60.0
 MAX_KIND_CHARACTERS = 40
 
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 5.0
+
+NEVER_ABOUT_AN_ITEM = (SourceUnavailable, SourceChanged, InvalidJob, MissingExtra)
+"""What these say is true of a node, of a file or of the job: no item is judged for it."""
 
 MAX_REASON = 200
 """Characters of a verdict's reason: a job may have thousands of verdicts."""
@@ -246,10 +253,14 @@ class Items:
         self.progress("fetch", items[0])
 
         def fetch() -> list[RawItem]:
-            if not source.uses_global_rng:
-                return source.fetch([item.index for item in items])
-            with seeded_globals(item_key(self.job.seed, items[0])):
-                return source.fetch([item.index for item in items])
+            indices = [item.index for item in items]
+            if source.uses_global_rng:
+                with seeded_globals(item_key(self.job.seed, items[0])):
+                    raws = source.fetch(indices)
+            else:
+                raws = source.fetch(indices)
+            # A processor may write into what it is given: that must not be the source's own.
+            return raws if source.gives_fresh_items else [own_copy(raw) for raw in raws]
 
         if len(items) > 1:
             try:
@@ -335,7 +346,7 @@ class Items:
         what = Call(f"{type(processor).__name__}.size()")
         try:
             size = self.retried(lambda: processor.size(raw), what, item)
-        except (SourceUnavailable, InvalidJob):
+        except NEVER_ABOUT_AN_ITEM:
             raise
         except Exception as error:
             bad = self._bad("draw", what, item, error)
@@ -436,8 +447,8 @@ class Items:
         what = Call(f"{type(self.job.processor).__name__}.process()")
         self.progress("process", item)
         try:
-            return self._twice(process, what, item, (SourceUnavailable, InvalidJob))
-        except (SourceUnavailable, InvalidJob):
+            return self._twice(process, what, item, NEVER_ABOUT_AN_ITEM)
+        except NEVER_ABOUT_AN_ITEM:
             raise
         except Exception as error:
             bad = self._bad(stage, what, item, error)
@@ -556,12 +567,21 @@ class Items:
         Raises:
             SourceUnavailable: It was not gone by then; names the item, and the role where that was
                 doing more than to read.
+            MissingExtra: It imports what this machine has not: that is no item's fault.
             Exception: Whatever else the role raises, at once.
         """
         failed_s, backoff_s = None, FIRST_BACKOFF_S
         while True:
             try:
                 return call()
+            except ImportError as error:
+                raise MissingExtra(
+                    f"{what.role} of job {self.job.name!r} fails with {error_line(error)}; install "
+                    "it wherever this job is computed",
+                    package=error.name or "",
+                    extra="",
+                    traceback=user_traceback(error),
+                ) from error
             except Exception as error:
                 if not is_transient(error, reading=what.reading):
                     raise
@@ -572,6 +592,29 @@ class Items:
                 self.progress("retrying", item)
                 time.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    def failure(self, error: Exception, what: str, lane: int, offset: int) -> PenstockError:
+        """Return what an error means that a role raised where no item is judged.
+
+        It is not called again here: its state may be half changed.
+
+        Args:
+            error: What it raised, other than a `PenstockError`, which says enough.
+            what: What fails where, as the beginning of a sentence; `of job ... with ...` follows.
+            lane: The lane of the batch that it was called for.
+            offset: Its offset.
+
+        Returns:
+            `SourceUnavailable` for what may be gone in a moment, so that whoever reads tries again;
+            else `BadBatch` with the user's line.
+        """
+        cls = SourceUnavailable if is_transient(error) else BadBatch
+        return cls(
+            f"{what} of job {self.job.name!r} with {error_line(error)}",
+            lane=lane,
+            offset=offset,
+            traceback=user_traceback(error),
+        )
 
     def _unavailable(
         self, what: Call, item: ItemRef | None, error: Exception, tried_s: float

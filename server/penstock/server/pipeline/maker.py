@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
@@ -11,9 +11,11 @@ from penstock.server.core.seeding import seeded_globals
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Call, Filtered, Items, Quarantined
 from penstock.server.pipeline.standin import StandIns
-from penstock.server.roles.base import CollateContext, Sample, batch_key
+from penstock.server.roles.base import CollateContext, Role, Sample, batch_key
 from penstock.wire import frame
 from penstock.wire.errors import BadBatch, BadItem, PenstockError, SourceUnavailable
+
+T = TypeVar("T")
 
 
 class Made:
@@ -32,8 +34,9 @@ class Made:
         counts: Mapping[str, int],
         padding: bool,
         emptied: bool,
+        epoch: int,
     ) -> None:
-        self._log_id, self._plan, self._layout = log_id, plan, layout
+        self._log_id, self._plan, self._layout, self._epoch = log_id, plan, layout, epoch
         self.counts, self.padding, self.emptied = counts, padding, emptied
         self.nbytes = layout.nbytes
 
@@ -53,6 +56,7 @@ class Made:
             self.counts,
             samples,
             self.padding,
+            self._epoch,
         )
 
 
@@ -94,27 +98,36 @@ class Maker:
             plan.offset,
             [[ref for ref in row if (ref.item, ref.part) in found] for row in plan.rows],
         )
-        rows = [[self._piece(ref, found[ref.item, ref.part]) for ref in row] for row in kept.rows]
+        rows = [
+            [self._piece(ref, found[ref.item, ref.part], plan) for ref in row] for row in kept.rows
+        ]
         emptied = not any(rows)
         if emptied and not self.job.collator.pads_empty:
             rows = self._stand_ins.rows(plan)
         padding = blank or emptied
         values, counts = self._collate(rows, plan)
         if padding:
-            values = self.job.collator.blank(values)
+            values = self._named(
+                lambda: self.job.collator.blank(values), self.job.collator, "blank()", plan
+            )
             counts = dict.fromkeys(counts, 0)
         self.items.progress("encode", None)
         layout = frame.layout(values, host=self._host)
-        return Made(self.job.log_id, kept, layout, counts, padding, emptied)
+        # Of the plan, not of what is left of it: a batch that quarantine emptied has an epoch, too.
+        epoch = min((ref.item.epoch for row in plan.rows for ref in row), default=0)
+        return Made(self.job.log_id, kept, layout, counts, padding, emptied, epoch)
 
     def _samples(
         self, plan: BatchPlan, at_hand: Mapping[tuple[ItemRef, int], Sample]
     ) -> dict[tuple[ItemRef, int], Sample]:
         found: dict[tuple[ItemRef, int], Sample] = {}
         missing: dict[ItemRef, None] = {}
+        left_out = self.items.verdicts.find
         for row in plan.rows:
             for ref in row:
                 key = (ref.item, ref.part)
+                if left_out("exit", ref.item, plan.lane, plan.offset):
+                    continue
                 if key in at_hand:
                     found[key] = at_hand[key]
                 else:
@@ -144,7 +157,7 @@ class Maker:
             if not self.job.batcher.needs_sizes:
                 found[ref.item, ref.part] = sample
                 return
-            size = self.job.batcher.size_of(sample)
+            size = self._size_of(ref, sample, plan)
             planned = ref.size if ref.span is None else ref.span.stop
             # Whole, it may be smaller: size() is a bound. Cut, it must reach to the piece's end.
             if size <= planned if ref.span is None else size >= planned:
@@ -165,11 +178,38 @@ class Maker:
         # and whether this one does is found alike by whoever makes this batch.
         self.items.refuse("size", ref.item, error, plan.lane, plan.offset)
 
-    def _piece(self, ref: SampleRef, sample: Sample) -> Sample:
-        if ref.span is None:
+    def _piece(self, ref: SampleRef, sample: Sample, plan: BatchPlan) -> Sample:
+        span, processor = ref.span, self.job.processor
+        if span is None:
             return sample
-        size = self.job.batcher.size_of(sample)
-        return self.job.processor.cut(sample, ref.span.start, ref.span.stop, size)
+        size = self._size_of(ref, sample, plan)
+        return self._named(
+            lambda: processor.cut(sample, span.start, span.stop, size),
+            processor,
+            f"cut() of item {ref.item}",
+            plan,
+        )
+
+    def _size_of(self, ref: SampleRef, sample: Sample, plan: BatchPlan) -> int:
+        try:
+            return self.job.batcher.size_of(sample)
+        except PenstockError:
+            raise
+        except Exception as error:
+            what = f"{type(self.job.batcher).__name__} finds no size of item {ref.item}, at lane "
+            what += f"{plan.lane}, offset {plan.offset},"
+            raise self.items.failure(error, what, plan.lane, plan.offset) from error
+
+    def _named(self, call: Callable[[], T], role: Role, doing: str, plan: BatchPlan) -> T:
+        """Call a role, whose errors are then named: it, what it was doing, and its line."""
+        try:
+            return call()
+        except PenstockError:
+            raise
+        except Exception as error:
+            place = f"lane {plan.lane}, offset {plan.offset}"
+            what = f"{type(role).__name__} fails on {doing}, at {place},"
+            raise self.items.failure(error, what, plan.lane, plan.offset) from error
 
     def _collate(
         self, rows: list[list[Sample]], plan: BatchPlan

@@ -23,7 +23,8 @@ import structlog
 from penstock.server.core import libraries
 from penstock.server.core.refs import Verdict
 from penstock.server.job import Job
-from penstock.server.pipeline.channel import Message
+from penstock.server.pipeline.channel import Message, Misspoken
+from penstock.server.pipeline.counting import Count
 from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import MAX_EMPTIED, far, only_padding
 from penstock.server.pipeline.planner import Planner
@@ -41,6 +42,7 @@ from penstock.server.pipeline.scheduler import (
     Start,
     State,
 )
+from penstock.server.pipeline.worker import Note
 from penstock.server.store.base import JobRecord, Seen, SnapshotRecord, Store
 from penstock.wire.errors import (
     ERRORS,
@@ -59,8 +61,21 @@ MAX_DEATHS = 3
 """An item that kills its worker so often, while its lane gets no further, stops the lane."""
 
 START_DEADLINE_S, END_GRACE_S = 120.0, 2.0
-ITEM_DEADLINE_S = 300.0  # below a client's deadline: it hears of the item, not of a timeout
+
+ITEM_DEADLINE_S = 150.0
+"""How long one item may take. Three times this, and two restarts, are below a client's deadline of
+540 s: it hears of the item, and not of a timeout."""
+
+HELD_UP_S, HELD_UP_SHARE, HELD_UP_TICKETS = 10.0, 0.25, 4.0
+"""A worker is held up when it has been at one thing for so long, or for this share of the item
+deadline where that is less; but never before several times what a ticket of that job usually takes:
+to plan its lanes again elsewhere would cost a slow job more than to wait."""
+
+GIVE_WAY_S = 5.0
+"""How long after a worker has ended over a batch other batches go before it."""
+
 MAX_RESTART_DELAY_S = 5.0
+WATCH_S = 0.5
 STORE_RETRY_S, STORE_DEADLINE_S = 0.5, 60.0
 
 
@@ -99,6 +114,18 @@ class Observer:
 
     def verified(self, job: str, pure: bool) -> None:
         """A batch was made twice, and was the same, or was not."""
+
+
+def _is_about(note: Note, ticket: Ticket) -> bool:
+    """Tell whether a worker's note is about this ticket; without a lane, about all of its job."""
+    return note.job == ticket.log.job.name and note.lane in (None, ticket.lane.lane)
+
+
+def _in_the_way(note: Note) -> str:
+    """Return in words what a worker is doing for somebody else."""
+    if note.stage in ("", "idle"):
+        return ""
+    return f"{note.item or note.stage} of job {note.job!r}"
 
 
 class Node:
@@ -164,8 +191,12 @@ class Node:
         """
         self._loop = asyncio.get_running_loop()
         for name, job in self.jobs.items():
-            self.logs[name] = Log(job, self.bound_bytes)
-            self._seekable[name] = Planner(job, 0, Items(job)).can_seek()
+            if job.needs_counting:
+                ends = await self.store.lane_ends(job.log_id)
+                if len(ends) == job.lanes:
+                    job.set_lane_ends([ends[lane] for lane in range(job.lanes)])
+            if not job.needs_counting or job.lane_ends is not None:
+                self._hold(job)
             await self.store.register_job(JobRecord(name, job.log_id, job.plan))
             self.verdicts[name] = VerdictBook(await self.store.verdicts(job.log_id))
             self.observer.quarantined(name, self.verdicts[name].left_out)
@@ -181,27 +212,61 @@ class Node:
             raise self._start_error
         self._spawn(self._write_snapshots())
         self._spawn(self._watch())
+        for name, job in self.jobs.items():
+            if name not in self.logs:
+                self._spawn(self._count(job))
+
+    def _hold(self, job: Job) -> None:
+        """Take a job whose order is known into the books."""
+        self.logs[job.name] = Log(job, self.bound_bytes)
+        self._seekable[job.name] = Planner(job, 0, Items(job)).can_seek()
+
+    async def _count(self, job: Job) -> None:
+        """Find out where a job's lanes end, once for all nodes; until then nobody can open it."""
+        count = Count(self.target, job, len(self.workers), self.item_deadline_s)
+        try:
+            ends = await count.run()
+            for lane, batches in enumerate(ends):
+                await self._keep_end(job, lane, batches)
+            job.set_lane_ends(ends)
+            _ = job.order
+        except PenstockError as error:
+            log.error("a job cannot be counted", job=job.name, error=error.message)
+            job.uncounted = error
+            job.forget_lane_ends()
+            return
+        self._hold(job)
+        log.info("counted", job=job.name, batches=sum(ends))
+
+    async def _keep_end(self, job: Job, lane: int, batches: int) -> None:
+        while True:
+            try:
+                await self.store.add_lane_end(job.log_id, lane, batches)
+                return
+            except StoreUnavailable as error:
+                log.warning("the store does not answer; waiting", error=str(error))
+                await asyncio.sleep(STORE_RETRY_S)
 
     async def drain(self, grace_s: float) -> None:
         """Give out no more tickets, let workers finish theirs, and save where lines stand."""
         self.draining = True
         deadline = self._loop.time() + grace_s
-        while (  # noqa: ASYNC110 - tickets end in many places, and this runs once, to a deadline
-            any(worker.tickets for worker in self.workers) and self._loop.time() < deadline
-        ):
+        asked: set[int] = set()
+        # Tickets end in many places, and this runs once, to a deadline.
+        while self._loop.time() < deadline:
+            for worker in self.workers:
+                # Each as soon as it is free: one that hangs costs the others no snapshot.
+                if worker.ready and not (worker.dead or worker.tickets or worker.number in asked):
+                    asked.add(worker.number)
+                    self._drained[worker.number] = self._loop.create_future()
+                    worker.send({"op": "snapshot"})
+            if not self._drained and not any(worker.tickets for worker in self.workers):
+                break
             await asyncio.sleep(0.02)
-        waiting = []
-        for worker in self.workers:
-            if not worker.dead and worker.ready:
-                self._drained[worker.number] = self._loop.create_future()
-                waiting.append(self._drained[worker.number])
-                worker.send({"op": "snapshot"})
-        if waiting:
-            await asyncio.wait(waiting, timeout=max(0.1, deadline - self._loop.time()))
         await self._save()
 
-    async def close(self) -> None:
-        """End everything."""
+    async def close(self, grace_s: float = END_GRACE_S) -> None:
+        """End everything; workers have a moment to end by themselves."""
         self.draining = True
         for task in list(self._tasks):
             task.cancel()
@@ -209,7 +274,7 @@ class Node:
         started = [worker for worker in self.workers if worker.started]
         for worker in started:
             worker.hang_up()
-        deadline = time.monotonic() + END_GRACE_S  # of all together: they end at the same time
+        deadline = time.monotonic() + grace_s  # of all together: they end at the same time
         for worker in started:
             worker.close(max(0.0, deadline - time.monotonic()))
 
@@ -285,18 +350,26 @@ class Node:
             return 0, 0, "horizon", ""
         key = entry.key
         lane = reader.log.lanes[key.lane]
+        name = reader.log.job.name
         if entry.state is State.MAKING or lane.planning:
             for worker in self.workers:
-                ticket = next(iter(worker.tickets.values()), None)
-                if ticket is not None and ticket.log is reader.log and ticket.lane is lane:
+                if any(t.log is reader.log and t.lane is lane for t in worker.tickets.values()):
                     note = worker.current()
+                    if (note.job, note.lane) != (name, key.lane):
+                        return key.lane, key.offset, "queued", _in_the_way(note)
                     return key.lane, key.offset, note.stage or "producing", str(note.item or "")
             return key.lane, key.offset, "producing", ""
         if lane.looking:
             return key.lane, key.offset, "store", ""
         if any(not worker.ready for worker in self.workers):
             return key.lane, key.offset, "restarting", ""
-        return key.lane, key.offset, "queued", ""
+        busy = [worker for worker in self.workers if worker.tickets]
+        holders = {line.worker for line in lane.lines}
+        first = max(
+            busy, key=lambda worker: (worker.number in holders, worker.held_up_s), default=None
+        )
+        way = _in_the_way(first.current()) if first is not None else ""
+        return key.lane, key.offset, "queued", way
 
     # --- tickets ---
 
@@ -334,7 +407,7 @@ class Node:
             # One ticket per worker and round: the most urgent ones spread over all workers.
             for worker in self.workers:
                 if room[worker.number] > 0 and self._give(worker, wanted):
-                    room[worker.number] -= 1
+                    room[worker.number] = 0 if worker.alone else room[worker.number] - 1
                     progress = True
 
     def _give(self, worker: WorkerProcess, wanted: list[Candidate]) -> bool:
@@ -343,6 +416,8 @@ class Node:
         index = next(able, None)
         if index is None:
             return False
+        if wanted[index].suspect and worker.tickets:
+            return False  # it is made alone, so that nothing else waits for it
         _, _, one, entry, lane = wanted[index]
         busy = sum(other.busy_bytes for other in self.logs.values())
         if busy + one.largest_bytes > self.bound_bytes:
@@ -374,11 +449,10 @@ class Node:
             return line.worker == worker.number
         if offset in lane.starts:
             # Lanes are shared evenly: the one on the busiest worker sets the pace of all.
-            share = -(-one.job.lanes // len(self.workers))
+            sharing = [other for other in self.workers if other.takes_part]
+            share = -(-one.job.lanes // max(1, len(sharing)))
             return one.lines_of(worker.number) < share or all(
-                one.lines_of(other.number) >= share
-                for other in self.workers
-                if other.ready and not other.dead
+                one.lines_of(other.number) >= share for other in sharing
             )
         if offset not in lane.looking:
             lane.looking.add(offset)
@@ -457,7 +531,7 @@ class Node:
         plan = lane.plans.get(offset)
         if plan is not None:
             one.started(entry)
-            ticket = Ticket(number, one, lane, entry, None, offset)
+            ticket = Ticket(number, one, lane, entry, None, offset, suspect=careful)
             worker.give(ticket, {"op": "make", **head, "blank": blank}, [plan])
             return
         line = line or self._line(job.name, one, lane, offset)
@@ -467,13 +541,13 @@ class Node:
         if job.plans_from_refs:
             lane.planning = True
             count = 1 if careful else PLANS_AHEAD
-            ticket = Ticket(number, one, lane, entry, line, offset, plans=True)
+            ticket = Ticket(number, one, lane, entry, line, offset, plans=True, suspect=careful)
             worker.give(ticket, {"op": "plan", **head, "count": count})
             line.next = offset + count
             lane.asked = max(lane.asked, line.next)
         else:
             one.started(entry)
-            ticket = Ticket(number, one, lane, entry, line, offset)
+            ticket = Ticket(number, one, lane, entry, line, offset, suspect=careful)
             worker.give(ticket, {"op": "produce", **head, "blank": blank})
             line.next = offset + 1
             lane.asked = max(lane.asked, line.next)
@@ -502,7 +576,8 @@ class Node:
     def _tell_verdicts(self, worker: WorkerProcess, job: str, verdicts: Iterable[Verdict]) -> None:
         log_id = self.jobs[job].log_id.hex()
         entries = [verdict.to_json() for verdict in verdicts]
-        worker.send({"op": "job", "job": job, "log": log_id, "verdicts": entries})
+        ends = self.jobs[job].lane_ends
+        worker.send({"op": "job", "job": job, "log": log_id, "verdicts": entries, "ends": ends})
 
     # --- answers ---
 
@@ -511,8 +586,13 @@ class Node:
             if "cost" in message:
                 self.observer.worked(**message["cost"])
             if "counted" in message:
-                self.observer.counted(**message["counted"])
+                counted = message["counted"]
+                if counted["lane"] >= self.jobs[counted["job"]].lanes:
+                    raise Misspoken(f"counts of lane {counted['lane']}, which there is not")
+                self.observer.counted(**counted)
             getattr(self, f"_on_{message['op']}")(worker, message)
+        except Misspoken as error:
+            worker.misspoke(error)
         except Exception as error:
             self._fatal(error)
         self.schedule()
@@ -520,19 +600,29 @@ class Node:
     def _on_ready(self, worker: WorkerProcess, message: Message) -> None:
         worker.ready = True
         self._failed_starts = 0
+        self._loop.call_later(GIVE_WAY_S, self._end_giving_way)
         if all(one.ready for one in self.workers):
             self._all_ready.set()
 
+    def _end_giving_way(self) -> None:
+        """Let batches over which a worker ended have their turn like others."""
+        for one in self.logs.values():
+            for lane in one.lanes:
+                lane.gives_way = False
+        self.schedule()
+
     def _on_done(self, worker: WorkerProcess, message: Message) -> None:
         ticket = worker.answer(message["ticket"])
-        assert ticket is not None
         header, plan, *snapshots = message["blobs"]
         nbytes, where = message["nbytes"], message["where"]
         body, release = None, None
         if where is not None:
             arena, start = where
             reader = worker.arenas[arena]
-            reader.spans += 1
+            reader.starts.add(start)
+            if ticket is None:  # it was taken back before it was answered
+                worker.free_later(arena, start)
+                return
             body = reader.view[start : start + nbytes]
             view = body
 
@@ -540,6 +630,8 @@ class Node:
                 view.release()
                 worker.free_later(arena, start)
 
+        if ticket is None:
+            return
         if ticket.line is not None:
             ticket.line.busy -= 1
         if ticket.stale:
@@ -577,7 +669,7 @@ class Node:
 
     def _verify(self, maker: WorkerProcess, ticket: Ticket, header: bytes, plan: bytes) -> None:
         """Have a batch made once more: purity is what everything here stands on."""
-        others = [one for one in self.workers if one is not maker and one.ready and not one.dead]
+        others = [one for one in self.workers if one is not maker and one.takes_part]
         worker = others[ticket.number % len(others)] if others else maker
         while len(self._checks) >= MAX_CHECKS:  # their workers died
             del self._checks[next(iter(self._checks))]
@@ -613,7 +705,8 @@ class Node:
 
     def _on_planned(self, worker: WorkerProcess, message: Message) -> None:
         ticket = worker.answer(message["ticket"])
-        assert ticket is not None
+        if ticket is None:
+            return
         plans = message["blobs"][: message["plans"]]
         ticket.lane.planning = False
         assert ticket.line is not None
@@ -641,6 +734,10 @@ class Node:
         cls = ERRORS.get(message["code"], Internal)
         error = cls(message["message"], **message["fields"])
         name = message["job"]
+        if message["of"] == "snapshot":
+            log.error("a worker cannot say where its lines are", error=error.message)
+            self._has_drained(worker)
+            return
         if message["of"] == "verify":
             log.warning("a batch could not be made twice", job=name, error=error.message)
             return
@@ -701,7 +798,7 @@ class Node:
     ) -> None:
         """Take tickets from a worker that cannot make them; with no error another one shall."""
         for ticket in tickets:
-            del worker.tickets[ticket.number]
+            worker.take_back(ticket)
             if ticket.plans:
                 ticket.lane.planning = False
             if error is None:
@@ -753,6 +850,11 @@ class Node:
             log.warning(libraries.sentence(name, found), job=name)
 
     def _on_verdict(self, worker: WorkerProcess, message: Message) -> None:
+        if self.jobs[message["job"]].on_item_error != "quarantine":
+            raise Misspoken(f"a verdict for job {message['job']!r}, whose policy is to stop")
+        lane = Verdict.from_json(message["verdict"]).lane
+        if lane >= self.jobs[message["job"]].lanes:
+            raise Misspoken(f"a verdict of lane {lane}, which job {message['job']!r} has not")
         self._spawn(self._verdict(worker, message))
 
     async def _verdict(self, worker: WorkerProcess, message: Message) -> None:
@@ -786,7 +888,10 @@ class Node:
                 with self._deciding(one) as seen:
                     if verdict.stage == "draw":
                         self._overtake(one, verdict, line)
-                    planned = max(each.lanes[lane].planned for each in self._same(one))
+                        planned = max(each.lanes[lane].planned for each in self._same(one))
+                    else:
+                        made = any((lane, offset) in each.made for each in self._same(one))
+                        planned = offset + 1 if made else 0
                     held = await self.store.add_verdict(
                         job.log_id, verdict, seen._replace(planned=planned), job.max_quarantined
                     )
@@ -891,6 +996,8 @@ class Node:
 
     def _on_snapshots(self, worker: WorkerProcess, message: Message) -> None:
         """Where every line of a draining worker stands."""
+        if worker.number not in self._drained:
+            raise Misspoken("it says where its lines are, and nobody asked")
         numbers: dict[int, int] = dict(message["lines"])
         blobs = dict(zip(numbers, message["blobs"], strict=True))
         for one in self.logs.values():
@@ -901,6 +1008,9 @@ class Node:
                             one.job.log_id, lane.lane, numbers[line.number], blobs[line.number]
                         )
                         self._unsaved[one.job.log_id, lane.lane] = record
+        self._has_drained(worker)
+
+    def _has_drained(self, worker: WorkerProcess) -> None:
         future = self._drained.pop(worker.number, None)
         if future is not None and not future.done():
             future.set_result(None)
@@ -909,8 +1019,7 @@ class Node:
 
     def _death(self, worker: WorkerProcess) -> None:
         """Replace a worker that is gone; its lines go on elsewhere from their snapshots."""
-        worker.kill()  # only its socket is known to be closed
-        code = worker.process.wait()
+        code = worker.end_status()
         note = worker.current()
         if not worker.ready:
             self._failed_starts += 1
@@ -919,26 +1028,22 @@ class Node:
             worker=worker.number,
             pid=worker.pid,
             exit=code,
+            how=worker.how_it_ended(),
             stage=note.stage,
             item=str(note.item),
         )
         self.observer.worker_died()
         tickets = list(worker.tickets.values())
         worker.tickets.clear()
+        worker.taken_back.clear()
         for one in self.logs.values():
             one.drop_lines(worker.number)
         for ticket in tickets:
             if ticket.plans:
                 ticket.lane.planning = False
             ticket.log.back(ticket.entry)
-        # Not the first: what is finished may not have been answered yet.
-        place = note.job, note.lane
-        guilty = next((t for t in tickets if (t.log.job.name, t.lane.lane) == place), None)
-        if guilty is not None and note.stage not in ("", "idle"):
-            self._blame(guilty, f"{note.item}" if note.item else f"stage {note.stage}")
-        future = self._drained.pop(worker.number, None)
-        if future is not None and not future.done():
-            future.set_result(None)
+        self._find_guilty(worker, tickets, note)
+        self._has_drained(worker)
         if self.draining:
             return
         if self._failed_starts >= MAX_DEATHS and not self._all_ready.is_set():
@@ -950,6 +1055,24 @@ class Node:
             return
         delay_s = 0.0 if worker.ready else self._restart_delay_s()
         self._loop.call_later(delay_s, self._replace, worker.number)
+
+    def _find_guilty(self, worker: WorkerProcess, tickets: list[Ticket], note: Note) -> None:
+        """Blame a death on what the worker was doing."""
+        # Not the first: what is finished may not have been answered yet.
+        guilty = next((ticket for ticket in tickets if _is_about(note, ticket)), None)
+        unsaid = note.stage in ("", "idle")
+        if worker.fault is not None or (unsaid and worker.stuck_s is not None):
+            # It answers in order: whatever was said amiss was said on behalf of the first one.
+            guilty, unsaid = next(iter(tickets), None), True
+        if guilty is None:
+            return
+        if note.item is not None and _is_about(note, guilty):
+            self._blame(guilty, str(note.item), worker.how_it_ended())
+        elif not unsaid:
+            self._blame(guilty, f"stage {note.stage}", worker.how_it_ended())
+        elif worker.fault is not None or worker.stuck_s is not None:
+            doing = f"what was made for offset {guilty.offset}"
+            self._blame(guilty, doing, worker.how_it_ended())
 
     def _restart_delay_s(self) -> float:
         """Return how long to wait where the last start failed, too."""
@@ -972,22 +1095,30 @@ class Node:
         self.workers[number] = replacement
         self.schedule()
 
-    def _blame(self, ticket: Ticket, doing: str) -> None:
-        """Count a death against the lane; the third over the same item stops it by name."""
+    def _blame(self, ticket: Ticket, doing: str, how: str) -> None:
+        """Count a death against the lane; the third over the same item stops it by name.
+
+        Args:
+            ticket: What the worker was asked.
+            doing: What it was doing.
+            how: How it ended.
+        """
         lane = ticket.lane
         deaths = lane.deaths.setdefault(ticket.offset, [])
         deaths.append(doing)
+        lane.gives_way = True
         if deaths.count(doing) < MAX_DEATHS:
             return
         name = ticket.log.job.name
         error = WorkerCrashed(
             f"lane {lane.lane} of job {name!r} stopped at offset {ticket.offset}: {doing} ended "
-            f"its worker {MAX_DEATHS} times (a crash in native code, or the out-of-memory killer); "
-            "remove or repair the item, then restart the server",
+            f"its worker {MAX_DEATHS} times, at last {how}; remove or repair the item or the "
+            "role, then restart the server",
             lane=lane.lane,
             offset=ticket.offset,
             item=doing,
             deaths=MAX_DEATHS,
+            how=how,
         )
         self._stop(ticket.log, lane, error)
 
@@ -997,30 +1128,85 @@ class Node:
         And hurry one whose retries hold up another job.
         """
         while True:
-            await asyncio.sleep(1.0)
-            now = self._loop.time()
+            await asyncio.sleep(WATCH_S)
             stalled = self._stalled_jobs()
             for worker in self.workers:
                 # A child of its own may hold its socket open beyond its end.
                 worker.notice_end()
                 if worker.dead or not worker.tickets:
                     self._page_seen.pop(worker.number, None)
+                    worker.held_up_s = 0.0
                     continue
                 note = worker.current()
                 if note.stage == "retrying" and stalled - {note.job}:
                     worker.send({"op": "hurry", "job": note.job})
-                seen = self._page_seen.get(worker.number)
-                if seen is None or seen[0] != note.serial:
-                    self._page_seen[worker.number] = (note.serial, now)
-                elif now - seen[1] > self.item_deadline_s:
-                    log.error(
-                        "a worker is stuck",
-                        worker=worker.number,
-                        stage=note.stage,
-                        item=str(note.item),
-                    )
-                    self._page_seen.pop(worker.number)
-                    worker.kill()
+                self._look_at(worker, note)
+
+    def _look_at(self, worker: WorkerProcess, note: Note) -> None:
+        """See for how long a worker has been at one thing, and act where that is too long."""
+        now = self._loop.time()
+        seen = self._page_seen.get(worker.number)
+        if seen is None or seen[0] != note.serial:
+            self._page_seen[worker.number] = (note.serial, now)
+            if worker.held_up_s:  # it goes on, and takes part again
+                worker.held_up_s = 0.0
+                self.schedule()
+            return
+        since_s = now - seen[1]
+        if since_s > self.item_deadline_s:
+            log.error(
+                "a worker is stuck",
+                worker=worker.number,
+                stage=note.stage,
+                item=str(note.item),
+                item_seconds=self.item_deadline_s,
+            )
+            self._page_seen.pop(worker.number)
+            worker.stuck_s = self.item_deadline_s
+            worker.kill()
+        elif since_s > self._patience_s(note):
+            self._relieve(worker, note, since_s)
+
+    def _patience_s(self, note: Note) -> float:
+        """Return after how long at one thing a worker is held up."""
+        one = self.logs.get(note.job) if note.job is not None else None
+        usual_s = one.ticket_s if one is not None else 0.0
+        least_s = min(HELD_UP_S, HELD_UP_SHARE * self.item_deadline_s)
+        return max(least_s, HELD_UP_TICKETS * usual_s)
+
+    def _relieve(self, worker: WorkerProcess, note: Note, since_s: float) -> None:
+        """Give others what a worker that is held up has not begun, and the lines that it holds."""
+        first, worker.held_up_s = not worker.held_up_s, since_s
+        if not any(other.takes_part for other in self.workers):
+            return  # there is nobody who could do it instead
+        mine = self._at_work(worker, note)
+        held = mine.line if mine is not None else None  # its line goes on behind it, in order
+        others = [
+            ticket
+            for ticket in worker.tickets.values()
+            if ticket is not mine and (held is None or ticket.line is not held)
+        ]
+        self._take_back(worker, others, None)
+        for one in self.logs.values():
+            for lane in one.lanes:
+                for line in list(lane.lines):
+                    if line.worker == worker.number and line is not held:
+                        self._close_line(lane, line)
+        if first:
+            log.warning(
+                "a worker has been at one thing for long; others take its lanes meanwhile",
+                worker=worker.number,
+                job=note.job,
+                stage=note.stage,
+                item=str(note.item),
+                since_s=round(since_s, 1),
+            )
+        self.schedule()
+
+    def _at_work(self, worker: WorkerProcess, note: Note) -> Ticket | None:
+        """Return the ticket that a worker is at: the one of its note, else the first."""
+        tickets = list(worker.tickets.values())
+        return next((one for one in tickets if _is_about(note, one)), next(iter(tickets), None))
 
     def _stalled_jobs(self) -> set[str]:
         """Return the jobs whose most urgent batch waits for a worker as it did a turn ago."""

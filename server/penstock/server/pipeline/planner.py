@@ -15,12 +15,13 @@ from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef, Verd
 from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Bad, Filtered, Items
-from penstock.server.roles.base import LaneDraws, Sample
+from penstock.server.roles.base import LaneDraws, Role, Sample
 from penstock.wire.errors import (
     BadBatch,
     BadItem,
     BadSnapshot,
     LaneStarved,
+    LogDiverged,
     PenstockError,
     clean_text,
 )
@@ -74,14 +75,49 @@ class Planner:
             BadItem: An item failed and the job's policy is to stop.
             SourceUnavailable: A read failed to the deadline.
             LaneStarved: As many draws as several epochs have gave no sample.
+            LogDiverged: The lane ends elsewhere than where it was counted to end.
         """
-        while not self.ready:
-            if self.ended:
-                return None
+        end = None if self.job.lane_ends is None else self.job.lane_ends[self.lane]
+        last = self.offset + 1 == end
+        # Nothing must come after the last batch that was counted, so that is looked for, too.
+        self._fill(2 if last else 1)
+        if not self.ready:
+            if end is not None and self.offset < end:
+                raise self._miscounted(end, str(self.offset))
+            return None
+        if last and len(self.ready) > 1:
+            raise self._miscounted(self.offset + 1, "more")
+        plan = BatchPlan(self.lane, self.offset, self.ready.popleft())
+        self.offset += 1
+        return plan
+
+    def _miscounted(self, counted: int, now: str) -> LogDiverged:
+        return LogDiverged(
+            f"lane {self.lane} of job {self.job.name!r} was counted to hold {counted} batches, and "
+            f"now holds {now}: a role gives another number of samples than before, or an item "
+            "fails or works that did not; run `penstockd check`",
+            what=f"end of lane {self.lane}",
+            ours=now,
+            theirs=counted,
+        )
+
+    def _fill(self, groups: int) -> None:
+        """Draw until so many groups are ready, or the lane is over."""
+        while len(self.ready) < groups and not self.ended:
             before = self.draws.state()
-            item = self.draws.next()
+            try:
+                item = self.draws.next()
+            except PenstockError:
+                raise
+            except Exception as error:
+                raise self._failure(error, self.job.distributor, "a draw") from error
             if item is None:
-                self.ready.extend(self.batcher.flush())
+                try:
+                    self.ready.extend(self.batcher.flush())
+                except PenstockError:
+                    raise
+                except Exception as error:
+                    raise self._failure(error, self.batcher, "flush()") from error
                 self.ended = True
             else:
                 taken = False
@@ -92,9 +128,6 @@ class Planner:
                     if not taken:  # it stays the next draw: a retry must not step over it
                         self.draws.restore(before)
                         self.counters["drawn"] -= 1
-        plan = BatchPlan(self.lane, self.offset, self.ready.popleft())
-        self.offset += 1
-        return plan
 
     def _take(self, item: ItemRef) -> None:
         self.counters["drawn"] += 1
@@ -156,17 +189,16 @@ class Planner:
         except PenstockError:
             raise
         except Exception as error:
-            raise BadBatch(
-                f"{type(self.batcher).__name__} fails on sample {ref.part} of item {ref.item} of "
-                f"job {self.job.name!r} with {error_line(error)}",
-                lane=self.lane,
-                offset=self.offset,
-                traceback=user_traceback(error),
-            ) from error
+            doing = f"sample {ref.part} of item {ref.item}"
+            raise self._failure(error, self.batcher, doing) from error
         kept = sum(self.batcher.dropped().values()) == dropped
         if kept and sample is not None:
             self.samples[ref.item, ref.part] = sample
         return groups, kept
+
+    def _failure(self, error: Exception, role: Role, doing: str) -> PenstockError:
+        what = f"{type(role).__name__} fails on {doing}, in lane {self.lane},"
+        return self.items.failure(error, what, self.lane, self.offset)
 
     def _size_of(self, item: ItemRef, sample: Sample) -> int:
         if not self.batcher.needs_sizes:
@@ -276,7 +308,10 @@ class Planner:
         """Return the items to fetch together with this one: distinct, and not known to be bad."""
         if self.items.careful:
             return []
-        coming = dict.fromkeys(self.draws.peek(LOOK_AHEAD - 1))
+        try:
+            coming = dict.fromkeys(self.draws.peek(LOOK_AHEAD - 1))
+        except Exception:
+            return []  # it stops the lane, by name, when that draw is the next one
         coming.pop(item, None)
         find = self.items.verdicts.find
         return [

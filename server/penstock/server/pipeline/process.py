@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
-from penstock.server.pipeline.arena import ArenaReader
-from penstock.server.pipeline.channel import Message, Unpacker, pack, receive
+from penstock.server.core.frames import error_line
+from penstock.server.pipeline.arena import ArenaReader, sealed_memory
+from penstock.server.pipeline.channel import Message, Misspoken, Unpacker, pack, receive
+from penstock.server.pipeline.messages import check, check_arena
 from penstock.server.pipeline.scheduler import Entry, LaneState, LineState, Log
 from penstock.server.pipeline.worker import PAGE_BYTES, Note, Page, worker_environment
 
 log = structlog.get_logger("penstock.worker")
+
+END_S = 0.2
+"""How long a process whose socket has closed may take to end by itself."""
+
+MAX_FDS = 8
+"""File descriptors that may wait for the messages that they belong to."""
 
 MIN_DEPTH, MAX_DEPTH, DEPTH_S = 2, 24, 0.004
 """Tickets that a worker holds at once: the next is there when one is done. Where tickets take less
@@ -36,6 +47,7 @@ class Ticket:
     line: LineState | None
     offset: int
     plans: bool = False  # it only plans, on behalf of `entry`
+    suspect: bool = False  # a worker has ended over it
     stale: bool = False  # a verdict has overtaken it: its answer is not used
     given_s: float = 0.0
 
@@ -49,6 +61,14 @@ class WorkerProcess:
         target: The job file that it loads.
         on_message: Called in the event loop for each message.
         on_death: Called once in the event loop, when its socket has closed.
+
+    Attributes:
+        tickets: What it was asked and has not answered, in the order in which it was asked.
+        taken_back: Tickets that it may still answer, and whose answer nobody wants any more.
+        fault: What it said that no worker says, for which it was ended.
+        held_up_s: For how long it has been at one thing, where that is long: it is asked nothing
+            more, and has no share of the lanes.
+        stuck_s: For how long it was allowed to do one thing, where it was ended for that.
     """
 
     number: int
@@ -56,11 +76,15 @@ class WorkerProcess:
     on_message: Callable[[WorkerProcess, Message], None]
     on_death: Callable[[WorkerProcess], None]
     tickets: dict[int, Ticket] = field(default_factory=dict)
+    taken_back: dict[int, Ticket] = field(default_factory=dict)
     arenas: dict[int, ArenaReader] = field(default_factory=dict)
     jobs: set[str] = field(default_factory=set)
     started: bool = False
     ready: bool = False
     dead: bool = False
+    fault: str | None = None
+    stuck_s: float | None = None
+    held_up_s: float = 0.0
     ticket_s: float = DEPTH_S
     _answered_s: float = 0.0
 
@@ -81,9 +105,8 @@ class WorkerProcess:
         self._attach(ours, loop)
 
     def _launch(self, theirs: socket.socket) -> None:
-        page_fd = os.memfd_create("penstock-page", os.MFD_CLOEXEC)
+        page_fd = sealed_memory("penstock-page", PAGE_BYTES)
         try:
-            os.ftruncate(page_fd, PAGE_BYTES)
             module = "penstock.server.pipeline.worker"
             arguments = [str(theirs.fileno()), str(page_fd), str(os.getpid()), self.target]
             self.process = subprocess.Popen(
@@ -127,9 +150,24 @@ class WorkerProcess:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
+    @property
+    def takes_part(self) -> bool:
+        """Tell whether it has a share of the lanes: not while it starts, or is held up."""
+        return self.ready and not self.dead and not self.held_up_s
+
+    @property
+    def alone(self) -> bool:
+        """Tell whether it does what has ended a worker before.
+
+        What it was given beside that would wait for it, perhaps to its deadline.
+        """
+        return any(ticket.suspect for ticket in self.tickets.values())
+
     def room(self) -> int:
         """Return how many tickets this worker may be given now."""
-        if not self.ready or self.dead:
+        if not self.ready or self.dead or self.held_up_s:
+            return 0
+        if self.alone:
             return 0
         depth = min(MAX_DEPTH, max(MIN_DEPTH, int(DEPTH_S / max(self.ticket_s, 1e-6))))
         return depth - len(self.tickets) if len(self.tickets) <= depth // 2 else 0
@@ -141,19 +179,28 @@ class WorkerProcess:
         self.send(message, blobs)
 
     def answer(self, number: int) -> Ticket | None:
-        """Take an answered ticket back, and learn how long tickets take."""
+        """Take an answered ticket back, and learn how long tickets take.
+
+        None where it was taken from this worker before it answered.
+        """
+        self.taken_back.pop(number, None)
         ticket = self.tickets.pop(number, None)
         if ticket is not None:
             now = self._loop.time()
             took_s = now - max(ticket.given_s, self._answered_s)
             self.ticket_s += 0.2 * (took_s - self.ticket_s)
+            ticket.log.ticket_s += 0.2 * (took_s - ticket.log.ticket_s)
             self._answered_s = now
         return ticket
+
+    def take_back(self, ticket: Ticket) -> None:
+        """Take a ticket from this worker, which may still answer it."""
+        self.taken_back[ticket.number] = self.tickets.pop(ticket.number)
 
     def free_later(self, arena: int, start: int) -> None:
         """Tell the worker that a span is free, with the next message or soon."""
         reader = self.arenas[arena]
-        reader.spans -= 1
+        reader.starts.discard(start)
         if self.dead:
             if reader.spans == 0:
                 del self.arenas[arena]
@@ -177,6 +224,25 @@ class WorkerProcess:
         """See to a process that has ended although its socket is still open."""
         if self.process.poll() is not None:
             self._end()
+
+    def end_status(self) -> int:
+        """Return how the process ended, as `subprocess` says it; end it if it has not yet.
+
+        Its socket closes a moment before it has ended by itself, and a SIGKILL then would hide why.
+        """
+        if self.fault is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.process.wait(timeout=END_S)
+        self.kill()
+        return self.process.wait()
+
+    def how_it_ended(self) -> str:
+        """Return in words how the process ended."""
+        if self.fault is not None:
+            return f"for what it said on its socket ({self.fault})"
+        if self.stuck_s is not None:
+            return f"killed because it was still at it after item_seconds = {self.stuck_s:g}"
+        return _status_words(self.process.wait())
 
     def kill(self) -> None:
         """End the process at once."""
@@ -226,16 +292,39 @@ class WorkerProcess:
             return
         try:
             for message in self._unpacker.feed(data):
-                if message["op"] == "arena":
-                    fd = self._fds.pop(0)
-                    self.arenas[message["number"]] = ArenaReader(fd, message["size"])
-                else:
-                    self.on_message(self, message)
+                self.hear(message)
+                if self.dead:
+                    return  # it was ended for what it said
+            if self._unpacker.broken is not None:
+                raise self._unpacker.broken
+            if len(self._fds) > MAX_FDS:
+                raise Misspoken(f"it sends {len(self._fds)} file descriptors that nobody asked for")
         except Exception as error:
             # No memory to map an arena, or something else has written to the socket: what came
             # with it is lost, so its tickets would never be answered.
-            log.exception("a worker cannot be understood; it is replaced", exc_info=error)
-            self._end()
+            self.misspoke(error)
+
+    def hear(self, message: Message) -> None:
+        """Act upon a message: the one place where anything that a worker says comes in.
+
+        Raises:
+            Misspoken: No worker of ours says this.
+            OSError: An arena cannot be mapped.
+        """
+        if message.get("op") == "arena":
+            number, size_bytes = check_arena(message, self.arenas)
+            if not self._fds:
+                raise Misspoken("it announces an arena without its memory")
+            self.arenas[number] = ArenaReader(self._fds.pop(0), size_bytes)
+            return
+        known = ChainMap(self.tickets, self.taken_back) if self.taken_back else self.tickets
+        self.on_message(self, check(message, known, self.arenas, self.jobs))
+
+    def misspoke(self, error: Exception) -> None:
+        """End a worker that has said what no worker says; what it was asked others shall do."""
+        self.fault = error_line(error)
+        log.error("a worker cannot be understood; it is replaced", error=self.fault)
+        self._end()
 
     def _end(self) -> None:
         """Say once that the worker is gone."""
@@ -256,6 +345,25 @@ class WorkerProcess:
             if reader.spans == 0:  # others stay mapped until their last batch is sent
                 del self.arenas[number]
                 reader.close()
+
+
+_CAUSES = {
+    signal.SIGKILL: ": by the out-of-memory killer, or by somebody",
+    signal.SIGSEGV: ": a crash in native code",
+    signal.SIGBUS: ": a crash in native code, or a file that was cut while it was mapped",
+    signal.SIGABRT: ": native code gave up",
+}
+
+
+def _status_words(status: int) -> str:
+    """Return a process's exit status in words."""
+    if status >= 0:
+        return f"with exit status {status}: a role ended the process"
+    try:
+        number = signal.Signals(-status)
+    except ValueError:
+        return f"killed by signal {-status}"
+    return f"killed by signal {number.name}{_CAUSES.get(number, '')}"
 
 
 __all__ = ["Ticket", "WorkerProcess"]

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from penstock.server.job import Job
+from penstock.server.pipeline.made import MadeOffsets
 from penstock.wire.errors import PenstockError
 from penstock.wire.order import Share, Tail
 
@@ -138,9 +139,14 @@ class Candidate(NamedTuple):
     lane: LaneState
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Return what the most urgent one has least of."""
-        return self.urgency, self.position
+    def suspect(self) -> bool:
+        """Tell whether a worker has ended over this batch: it may end the next one, too."""
+        return self.entry.key.offset in self.lane.deaths
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        """Return what the most urgent one has least of: what has ended a worker lets others by."""
+        return self.suspect and self.lane.gives_way, self.urgency, self.position
 
 
 class Start(NamedTuple):
@@ -167,6 +173,9 @@ class LaneState:
     planned: int = 0  # offsets below were planned, by whatever line
     asked: int = 0  # offsets below were planned, or a worker was told to
     emptied: set[int] = field(default_factory=set)  # latest offsets whose every item was left out
+    # What was being done when a worker died, by the offset that it was working for.
+    deaths: dict[int, list[str]] = field(default_factory=dict)
+    gives_way: bool = False  # for a while after a death other lanes' batches go first
 
     def note_emptied(self, offset: int, at_most: int) -> bool:
         """Note a batch without an item; tell whether there are `at_most` of them in a row."""
@@ -179,9 +188,6 @@ class LaneState:
         if len(self.emptied) > KEPT_EMPTIED:
             self.emptied.remove(min(self.emptied))
         return last - first + 1 >= at_most
-
-    # What was being done when a worker died, by the offset that it was working for.
-    deaths: dict[int, list[str]] = field(default_factory=dict)
 
 
 class Reader:
@@ -311,7 +317,9 @@ class Log:
         self.making = 0
         self.largest_bytes = self.largest_body_bytes = 0
         self.produced = self.recomputed = self.cache_hits = 0
+        self.ticket_s = 0.0  # how long a ticket of this job usually takes
         self._highest: dict[int, int] = {}
+        self.made = MadeOffsets()
         self.deciding = 0  # verdicts under way: nothing new is planned before workers know them
 
     # --- demand ---
@@ -467,6 +475,7 @@ class Log:
         self.largest_body_bytes = max(self.largest_body_bytes, nbytes)
         lane = self.lanes[entry.key.lane]
         lane.deaths.pop(entry.key.offset, None)
+        self.made.add(lane.lane, entry.key.offset)
         self.produced += 1
         if entry.key.offset <= self._highest.get(lane.lane, -1):
             self.recomputed += 1

@@ -34,6 +34,7 @@ from penstock.server.pipeline.channel import Message, Unpacker, pack, send_with_
 from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Made, Maker
+from penstock.server.pipeline.messages import STAGES
 from penstock.wire.errors import ERRORS, Internal, JobChanged, PenstockError, clean_text
 from penstock.wire.malloc import keep_memory
 
@@ -127,16 +128,25 @@ class Page:
         try:
             text = self._map[_PAGE_HEAD.size : _PAGE_HEAD.size + length]
             stage, job, lane, item = json.loads(text)
-            return Note(serial, stage, job, lane, ItemRef(*item) if item else None)
-        except (ValueError, TypeError):
+            if stage not in STAGES:  # a role's code may write anything here
+                return Note(serial)
+            return Note(serial, stage, job, lane, _item(item) if item else None)
+        except (ValueError, TypeError, RecursionError):
             return Note(serial)
+
+
+def _item(entry: Any) -> ItemRef:
+    source, index, epoch = entry
+    if not (isinstance(source, str) and type(index) is int and type(epoch) is int):
+        raise TypeError("not an item")
+    return ItemRef(clean_text(source, 300), index, epoch)
 
 
 class Worker:
     """The worker's side: answers tickets one after another."""
 
     def __init__(self, sock: socket.socket, page: Page, target: str) -> None:
-        self.sock, self.page = sock, page
+        self.sock, self.page, self.pid = sock, page, os.getpid()
         self.config = load(target)
         self.unpacker = Unpacker()
         self.inbox: deque[Message] = deque()
@@ -199,6 +209,7 @@ class Worker:
         if not (waiting := self.announced[name]):
             return
         if name not in self.jobs:
+            self._progress("setup", None)  # a role's constructor may end or hold up this process
             job = self.config.jobs[name]
             if job.log_id.hex() != waiting[0]["log"]:
                 raise JobChanged(
@@ -207,6 +218,8 @@ class Worker:
                     job=name,
                     differences=["log id"],
                 )
+            if waiting[0].get("ends") is not None:
+                job.set_lane_ends(waiting[0]["ends"])
             self.jobs[name] = job
 
             def insert(verdict: Verdict) -> Verdict:
@@ -234,6 +247,7 @@ class Worker:
         """Open a line, from a snapshot where there is one."""
         self._require(message["job"])
         job = self.jobs[message["job"]]
+        self._progress("setup", None)
         snapshot = message["blobs"][0] if message["blobs"] else None
         self.lines[message["line"]] = Line(
             job, message["lane"], self.items[message["job"]], snapshot
@@ -431,7 +445,19 @@ class Worker:
             held.append(message)
         raise SystemExit(0)  # the server process is gone, and with it whoever wanted this batch
 
+    def _end_fork(self) -> None:
+        """End this process if a role has forked it and it came back out of the role.
+
+        It shares the socket and the arenas: a second answer, or a batch written over another.
+        """
+        if os.getpid() != self.pid:
+            job = f" of job {self.job!r}" if self.job else ""
+            text = f"penstock: a process that a role{job} forked came back; it is ended\n"
+            os.write(2, text.encode("utf-8", "backslashreplace"))
+            os._exit(70)
+
     def _progress(self, stage: str, item: ItemRef | None) -> None:
+        self._end_fork()
         self.page.note(stage, self.job, self.lane, item)
 
     def _announce(self, arena: ArenaWriter) -> None:
@@ -441,6 +467,7 @@ class Worker:
             send_with_fd(self.sock, message, arena.fd)
 
     def _send(self, message: Message, blobs: Sequence[bytes] = (), *, hold: bool = False) -> None:
+        self._end_fork()
         data = pack(message, blobs)
         with self._sending:
             self._held.append(data)
@@ -512,7 +539,10 @@ class Worker:
     def _receive(self) -> bool:
         """Put what the server has sent into the inbox; False when it is gone."""
         data = self.sock.recv(1 << 18)
-        for message in self.unpacker.feed(data):
+        messages = self.unpacker.feed(data)
+        if self.unpacker.broken is not None:
+            raise self.unpacker.broken  # a role has read what was meant for this process
+        for message in messages:
             for number, start in message.get("frees", ()):
                 self.arenas.give_back(number, start)
             self.inbox.append(message)

@@ -190,12 +190,17 @@ def _same(default: Any, value: Any) -> bool:
 class Source(Role, ABC):
     """Raw records by index. Its data is immutable for as long as a job lives.
 
-    Class attribute `uses_global_rng`: True says that `fetch` may draw from the generators of
-    random, numpy or torch (a Dataset that augments in `__getitem__`); then items are fetched one by
-    one, with these generators seeded before each.
+    Class attributes:
+        uses_global_rng: True says that `fetch` may draw from the generators of random, numpy or
+            torch (a Dataset that augments in `__getitem__`); then items are fetched one by one,
+            with these generators seeded before each.
+        gives_fresh_items: True promises that `fetch` makes every item anew and keeps no part of
+            it. Else items are copied before a processor sees them: one that writes into what it is
+            given would change what the source gives the next time.
     """
 
     uses_global_rng: ClassVar[bool] = False
+    gives_fresh_items: ClassVar[bool] = False
 
     @abstractmethod
     def __len__(self) -> int:

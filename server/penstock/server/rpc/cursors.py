@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from penstock.server.core.refs import Verdict
 from penstock.server.job import Job
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.line import far
+from penstock.server.pipeline.planner import Planner
 from penstock.server.rpc.opening import check_protocol, find_job
 from penstock.server.rpc.quarantine import Quarantine, Release
 from penstock.server.store.base import (
@@ -19,17 +23,23 @@ from penstock.server.store.base import (
     Seen,
     Store,
 )
+from penstock.server.store.checks import check_name, check_text, printable
 from penstock.wire.errors import (
     BadFrame,
     CommitOutOfRange,
     InvalidRequest,
     NoGroup,
     PastEnd,
+    UnknownGroup,
 )
 from penstock.wire.order import MAX_POSITION, Tail, check_divides
 from penstock.wire.v1 import cursors_pb2 as pb
 
-MAX_NAME = 200
+PAGE_BYTES = 4 << 20
+"""About so many bytes has a page of `List`: well below the limit of a message."""
+
+GROUPS_AT_ONCE = 16
+"""How many groups are asked of the store at a time: one may have a row for each of many ranks."""
 
 
 class Cursors:
@@ -62,6 +72,7 @@ class Cursors:
         release: Release | None = None,
     ) -> None:
         self._jobs, self._store = jobs, store
+        self._seekable: dict[str, bool] = {}  # by job: arithmetic leads anywhere
         self._on_move = on_move or (lambda job, group, generation, reason: None)
         quarantine = Quarantine(jobs, store, release or self._release)
         self._methods: dict[str, tuple[Any, Callable[[Any], Awaitable[Any]]]] = {
@@ -97,14 +108,14 @@ class Cursors:
     async def _begin(self, request: pb.BeginRequest) -> pb.BeginReply:
         check_protocol(request.protocol)
         job = self._job(request.job, request.group)
+        check_text("store", request.store)
         if not request.token:
             raise InvalidRequest("Begin needs the token of an attempt", field="token")
         start = request.start_step if request.HasField("start_step") else None
-        size = request.batches_per_step or job.batches_per_step
         if request.batches_per_step:
             check_divides(request.batches_per_step, max(1, request.world_size))
         if start is not None:
-            self._check_step(job, start, size or max(1, request.world_size), PastEnd)
+            await self._check_reach(job, start, await self._step_size(job, request))
         begun = await self._store.begin(
             BeginRequest(
                 job=JobRecord(request.job, job.log_id, job.plan),
@@ -115,12 +126,13 @@ class Cursors:
                 batches_per_step=request.batches_per_step or None,
                 default_batches_per_step=job.batches_per_step,
                 start_step=start,
-                owner=request.owner[:MAX_NAME],
+                owner=printable(request.owner),
                 store=request.store,
             )
         )
         if not begun.joined:
-            reason = f"{request.owner or 'another attempt'} began generation {begun.generation}"
+            who = printable(request.owner) or "another attempt"
+            reason = f"{who} began generation {begun.generation}"
             self._on_move(request.job, request.group, begun.generation, reason)
         return pb.BeginReply(
             generation=begun.generation,
@@ -132,13 +144,14 @@ class Cursors:
             committed_at=begun.committed_at,
             committed_by=begun.committed_by,
             batches_per_step_from=begun.batches_per_step_from,
+            token=begun.token,
         )
 
     async def _commit(self, request: pb.CommitRequest) -> pb.CommitReply:
         job = self._job(request.job, request.group)
         if job.order.batches is not None:
-            [group] = await self._store.groups(request.job, request.group)
-            self._check_step(job, request.step, group.batches_per_step, CommitOutOfRange)
+            size = await self._store.batches_per_step(request.job, request.group)
+            self._check_step(job, request.step, size, CommitOutOfRange)
         elif request.step > MAX_POSITION:
             raise CommitOutOfRange(f"step {request.step} is no step", step=request.step)
         committed = await self._store.commit(
@@ -154,44 +167,57 @@ class Cursors:
 
     async def _checkpoint(self, request: pb.CheckpointRequest) -> pb.CheckpointReply:
         job = self._job(request.job, request.group)
-        if not 0 < len(request.name) <= MAX_NAME:
-            raise InvalidRequest(
-                f"a checkpoint's name has 1 to {MAX_NAME} characters, not {len(request.name)}",
-                field="name",
-            )
+        check_name("checkpoint", request.name)
         step = request.step if request.HasField("step") else None
         if step is not None:
-            [group] = await self._store.groups(request.job, request.group)
-            self._check_step(job, step, group.batches_per_step, PastEnd)
+            size = await self._store.batches_per_step(request.job, request.group)
+            self._check_step(job, step, size, PastEnd)
         made = await self._store.checkpoint(request.job, request.group, request.name, step)
         return pb.CheckpointReply(name=made.name, step=made.step, log_id=made.log_id)
 
     async def _restore(self, request: pb.RestoreRequest) -> pb.MoveReply:
-        self._job(request.job, request.group)
+        owner = printable(request.owner)
+        job = self._job(request.job, request.group)
+        [group] = await self._store.groups(request.job, request.group)
+        for checkpoint in group.checkpoints:
+            if checkpoint.name == request.name:
+                await self._check_reach(job, checkpoint.step, group.batches_per_step)
         moved = await self._store.restore(
-            request.job, request.group, request.name, request.request_id, request.owner[:MAX_NAME]
+            request.job, request.group, request.name, request.request_id, owner
         )
-        reason = (
-            f"{request.owner or 'somebody'} restored checkpoint {request.name!r}, step {moved.step}"
-        )
+        reason = f"{owner or 'somebody'} restored checkpoint {request.name!r}, step {moved.step}"
         self._on_move(request.job, request.group, moved.generation, reason)
         return pb.MoveReply(generation=moved.generation, step=moved.step)
 
     async def _seek(self, request: pb.SeekRequest) -> pb.MoveReply:
         job = self._job(request.job, request.group)
-        [group] = await self._store.groups(request.job, request.group)
-        self._check_step(job, request.step, group.batches_per_step, PastEnd)
+        owner = printable(request.owner)
+        size = await self._store.batches_per_step(request.job, request.group)
+        await self._check_reach(job, request.step, size)
         moved = await self._store.seek(
-            request.job, request.group, request.step, request.request_id, request.owner[:MAX_NAME]
+            request.job, request.group, request.step, request.request_id, owner
         )
-        reason = f"{request.owner or 'somebody'} moved the cursor to step {moved.step}"
+        reason = f"{owner or 'somebody'} moved the cursor to step {moved.step}"
         self._on_move(request.job, request.group, moved.generation, reason)
         return pb.MoveReply(generation=moved.generation, step=moved.step)
 
     async def _list(self, request: pb.ListRequest) -> pb.ListReply:
         find_job(self._jobs, request.job)
-        groups = await self._store.groups(request.job, request.group or None)
-        return pb.ListReply(groups=[_group(group) for group in groups], store=self._store.uuid)
+        place = _read_token(request.page_token)
+        page, after = _Page(self._store.uuid), place.group
+        if request.group or place.within is not None:
+            name = request.group or place.group
+            [record] = await self._store.groups(request.job, name)
+            if not page.add(record, place.within) or request.group:
+                return page.reply
+        while True:
+            records = await self._store.groups(request.job, after=after, limit=GROUPS_AT_ONCE)
+            for record in records:
+                if not page.add(record):
+                    return page.reply
+                after = record.name
+            if len(records) < GROUPS_AT_ONCE:
+                return page.reply
 
     def _job(self, name: str, group: str) -> Job:
         job = find_job(self._jobs, name)
@@ -200,11 +226,44 @@ class Cursors:
                 "an ephemeral reader has no cursor: give a group name to begin, commit, seek or "
                 "make checkpoints"
             )
-        if len(group) > MAX_NAME:
-            raise InvalidRequest(
-                f"a group's name has at most {MAX_NAME} characters, not {len(group)}", field="group"
-            )
+        check_name("group", group)
         return job
+
+    async def _step_size(self, job: Job, request: pb.BeginRequest) -> int:
+        """Return what a step of the group holds, or will hold if this call begins it."""
+        try:
+            return await self._store.batches_per_step(request.job, request.group)
+        except UnknownGroup:
+            asked = request.batches_per_step or job.batches_per_step
+            return int(asked or max(1, request.world_size))
+
+    async def _check_reach(self, job: Job, step: int, size: int) -> None:
+        """Refuse a step that no reader could be given: the group's cursor would stay there.
+
+        Raises:
+            PastEnd: The log has no such step.
+            PositionFar: Too many batches would have to be planned from the nearest snapshot.
+        """
+        self._check_step(job, step, size, PastEnd)
+        order, first = job.order, step * size
+        last = first + order.lanes if order.batches is None else min(first + size, order.batches)
+        if first >= last or order.address(last - 1).offset <= job.max_replay:
+            return
+        if job.name not in self._seekable:
+            self._seekable[job.name] = Planner(job, 0, Items(job)).can_seek()
+        if self._seekable[job.name]:
+            return
+        # The first batch of each lane: those after it are planned on the way.
+        lanes: set[int] = set()
+        for position in range(first, last):
+            lane, offset = order.address(position)
+            if lane in lanes:
+                continue
+            lanes.add(lane)
+            snapshot = await self._store.nearest_snapshot(job.log_id, lane, offset)
+            nearest = 0 if snapshot is None else snapshot.offset
+            if offset - nearest > job.max_replay:
+                raise far(job, lane, offset, nearest)
 
     @staticmethod
     def _check_step(
@@ -222,7 +281,77 @@ class Cursors:
             )
 
 
+class _Place(NamedTuple):
+    """Where a page of `List` begins.
+
+    Attributes:
+        group: The groups after this one; empty = all.
+        within: (step, name) of a checkpoint of `group`: it comes first, with those that follow.
+    """
+
+    group: str = ""
+    within: tuple[int, str] | None = None
+
+
+def _read_token(token: str) -> _Place:
+    """Return the place that `_Page` wrote into a token.
+
+    Raises:
+        InvalidRequest: It wrote no such token.
+    """
+    if not token:
+        return _Place()
+    try:
+        group, within = json.loads(token)
+        if within is not None:
+            step, name = within
+            within = (int(step), str(name))
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(
+            f"the page token {token[:40]!a} was not given by a server: leave it out to get the "
+            "first page",
+            field="page_token",
+        ) from error
+    return _Place(str(group), within)
+
+
+class _Page:
+    """A page of `List` as it fills up."""
+
+    def __init__(self, store: str) -> None:
+        self.reply = pb.ListReply(store=store)
+        self._bytes = 0
+
+    def add(self, record: GroupRecord, within: tuple[int, str] | None = None) -> bool:
+        """Add a group, its checkpoints from `within` on; False = the page is full, with a token.
+
+        The first group, and a checkpoint of it, fit into every page: each is further than the last.
+        """
+        group = _group(record)
+        size = group.ByteSize()
+        if self.reply.groups and self._bytes + size > PAGE_BYTES:
+            return self._end(self.reply.groups[-1].name, None)
+        added = self.reply.groups.add()
+        added.CopyFrom(group)
+        self._bytes += size
+        for checkpoint in record.checkpoints:
+            place = (checkpoint.step, checkpoint.name)
+            if within is not None and place < within:
+                continue
+            one = _checkpoint(checkpoint)
+            self._bytes += one.ByteSize() + 8  # its tag and its length
+            if self._bytes > PAGE_BYTES and added.checkpoints:
+                return self._end(record.name, place)
+            added.checkpoints.append(one)
+        return True
+
+    def _end(self, group: str, within: tuple[int, str] | None) -> bool:
+        self.reply.next_page_token = json.dumps([group, within])
+        return False
+
+
 def _group(group: GroupRecord) -> pb.Group:
+    """Return the message of a group, without its checkpoints."""
     return pb.Group(
         job=group.job,
         name=group.name,
@@ -235,7 +364,6 @@ def _group(group: GroupRecord) -> pb.Group:
         cursor=group.cursor,
         rows=group.rows,
         committed_at=group.committed_at,
-        checkpoints=[_checkpoint(one) for one in group.checkpoints],
     )
 
 

@@ -7,7 +7,8 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 from penstock.server.job import Job
-from penstock.wire import PROTOCOL
+from penstock.server.store.checks import check_text
+from penstock.wire import MAX_TOKEN, PROTOCOL
 from penstock.wire.errors import (
     BadFrame,
     InvalidRequest,
@@ -113,12 +114,16 @@ def open_read(jobs: Mapping[str, Job], request: feed_pb2.Open) -> Opening:
     """Check the first message of a Read.
 
     Raises:
-        ProtocolMismatch, UnknownJob, RankOutOfRange, UnevenStep, InvalidRequest: As they say.
+        ProtocolMismatch, UnknownJob, RankOutOfRange, UnevenStep: As they say.
+        InvalidRequest: A name or a number cannot be.
         JobChanged: The consumer expects another log.
         PastEnd: It starts past the end.
     """
     check_protocol(request.protocol)
     job = find_job(jobs, request.job)
+    # They stand in the log, in the status and in metrics as long as the reader is there.
+    check_text("group", request.group)
+    check_text("attempt token", request.token, MAX_TOKEN)
     if request.log_id and request.log_id != job.log_id:
         raise JobChanged(
             f"job {request.job!r} is now log {job.log_id.hex()[:12]}, and the reader expects log "

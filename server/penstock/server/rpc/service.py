@@ -23,6 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from penstock.server.core.frames import error_line
 from penstock.server.metrics import Metrics
 from penstock.server.pipeline.node import Node
 from penstock.server.pipeline.scheduler import Entry, Reader
@@ -37,7 +38,7 @@ from penstock.server.rpc.opening import (
     parse_request,
 )
 from penstock.server.store.base import Store
-from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, frame
+from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, frame
 from penstock.wire.errors import (
     ERROR_METADATA_KEY,
     BadFrame,
@@ -47,13 +48,19 @@ from penstock.wire.errors import (
     PortInUse,
     StaleGeneration,
     StoreUnavailable,
+    clean_json,
+    clean_text,
     encode_error,
+    status_text,
 )
 from penstock.wire.v1 import feed_pb2
 
 log = structlog.get_logger("penstock.rpc")
 
 WAITING_EVERY_S, CHECK_DEADLINE_S = 5.0, 10.0
+
+MAX_TEXT = 300
+"""Characters of an item's name, of a stage and of any text of Status."""
 
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # grpc-stubs leave it out
 
@@ -63,7 +70,7 @@ OPTIONS = [
     # grpc binds with SO_REUSEPORT by default: a second server on the port would silently take half.
     ("grpc.so_reuseport", 0),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.http2.max_frame_size", 16777215),
     ("grpc.http2.write_buffer_size", 8 << 20),
     ("grpc.keepalive_time_ms", 30_000),
@@ -108,6 +115,42 @@ class Stream:
             self.waited_s += length
             return length
         return None
+
+
+class _HungUp(Exception):
+    """The consumer is gone, or its connection is."""
+
+
+class _Call:
+    """A gRPC call as a handler uses it: what fails in it is the consumer's end, and no bug.
+
+    gRPC says it with several errors, and may not know yet that the call is done.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    async def read(self) -> Any:
+        """Return the consumer's next message, or EOF.
+
+        Raises:
+            _HungUp: The connection broke.
+        """
+        try:
+            return await self._context.read()
+        except Exception as error:
+            raise _HungUp(error_line(error)) from error
+
+    async def write(self, data: bytes) -> None:
+        """Send a message.
+
+        Raises:
+            _HungUp: The connection broke.
+        """
+        try:
+            await self._context.write(data)
+        except Exception as error:
+            raise _HungUp(error_line(error)) from error
 
 
 class Service:
@@ -204,22 +247,20 @@ class Service:
                 return await handle(data)
             except Exception as error:
                 await self._abort(context, error)
-                raise AssertionError("abort raises") from error
+                return b""  # the consumer hung up: nobody is left to tell
 
         return answer
 
     async def _abort(self, context: Any, error: Exception) -> None:
-        """End a call with a status, the sentence, and the code and fields behind it."""
-        if not isinstance(error, PenstockError):
-            log.exception("a bug", exc_info=error)
-            error = Internal(
-                f"a bug in the server: {type(error).__name__}: {error}; its log has more"
-            )
+        """End a call with a status, the sentence, and the code and fields beside it."""
         if isinstance(error, StaleGeneration):
             self.metrics.fenced.inc()
-        metadata = ((ERROR_METADATA_KEY, encode_error(error)),)
-        # A header longer than the peer's limit would cost the whole answer.
-        await context.abort(grpc.StatusCode[error.status], error.message[:1024], metadata)
+        try:
+            await context.abort(*_ending(error))
+        except grpc.aio.AbortError:
+            raise  # so gRPC leaves a handler
+        except Exception as failure:
+            log.debug("a consumer hung up", error=error_line(failure))
 
     async def _describe(self, data: bytes) -> bytes:
         request = _parse(feed_pb2.DescribeRequest, data)
@@ -234,20 +275,21 @@ class Service:
         return reply.SerializeToString()
 
     async def _status(self, data: bytes) -> bytes:
-        return feed_pb2.StatusReply(json=json.dumps(self.status())).SerializeToString()
+        return feed_pb2.StatusReply(
+            json=json.dumps(clean_json(self.status(), MAX_TEXT))
+        ).SerializeToString()
 
     async def _read(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        call = _Call(context)
         try:
-            await self._stream(requests, context)
+            await self._stream(call)
+        except _HungUp as gone:
+            log.debug("a reader hung up", error=str(gone))
         except Exception as error:
-            if context.done():
-                # The consumer hung up while something was written to it: nobody is left to tell.
-                log.debug("a reader hung up", error=f"{type(error).__name__}")
-                return
             await self._abort(context, error)
 
-    async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> None:
-        first = await context.read()
+    async def _stream(self, call: _Call) -> None:
+        first = await call.read()
         if first is EOF:
             return
         message = parse_request(first)
@@ -257,7 +299,7 @@ class Service:
         opening = open_read(self.node.jobs, request)
         if self.draining.is_set():
             # Whoever was sent away comes back at once: taken in, they would keep this node alive.
-            await context.write(_draining().SerializeToString())
+            await call.write(_draining().SerializeToString())
             return
         await self._check_token(request)
         wake = asyncio.Event()
@@ -268,12 +310,12 @@ class Service:
         self.streams[number] = stream
         self.metrics.streams.inc()
         self._note_restart(request)
-        listening = asyncio.ensure_future(self._listen(stream, context))
+        listening = asyncio.ensure_future(self._listen(stream, call))
         listening.add_done_callback(lambda _: wake.set())
         try:
-            await context.write(opened(opening, self.node.incarnation).SerializeToString())
+            await call.write(opened(opening, self.node.incarnation).SerializeToString())
             self.node.extend(reader, request.horizon)
-            await self._send(stream, opening, context, listening)
+            await self._send(stream, opening, call, listening)
         finally:
             # First what may not fail: a reader that stays would want its batches for ever.
             del self.streams[number]
@@ -307,10 +349,10 @@ class Service:
             # Reading goes on without the store; commits will tell whether this attempt was fenced.
             log.warning("a reader was not checked", group=request.group, error=str(error))
 
-    async def _listen(self, stream: Stream, context: Any) -> None:
+    async def _listen(self, stream: Stream, call: _Call) -> None:
         """Take the consumer's horizons until it hangs up."""
         while True:
-            data = await context.read()
+            data = await call.read()
             if data is EOF:
                 return
             message = parse_request(data)
@@ -321,7 +363,7 @@ class Service:
             stream.wake.set()
 
     async def _send(
-        self, stream: Stream, opening: Opening, context: Any, listening: asyncio.Future[None]
+        self, stream: Stream, opening: Opening, call: _Call, listening: asyncio.Future[None]
     ) -> None:
         reader, wake = stream.reader, stream.wake
         job, loop = opening.job.name, asyncio.get_running_loop()
@@ -332,18 +374,18 @@ class Service:
             if listening.done() and not listening.cancelled() and listening.exception():
                 raise listening.exception()  # type: ignore[misc]
             if self.draining.is_set():
-                await context.write(_draining().SerializeToString())
+                await call.write(_draining().SerializeToString())
                 return
             entry = self.node.take(reader)
             if entry is not None:
                 length = stream.waits(False)
                 if length is not None:
                     self.metrics.waited(job, length)
-                await self._write(stream, entry, context)
+                await self._write(stream, entry, call)
                 continue
             if reader.finished:
                 assert opening.tail is not None
-                await context.write(ended(opening.tail).SerializeToString())
+                await call.write(ended(opening.tail).SerializeToString())
                 return
             if listening.done() and not reader.pending:
                 return  # it hung up, and has all that it accepted
@@ -357,9 +399,9 @@ class Service:
             await wake.wait()
             timer.cancel()
             if reader.pending and loop.time() >= timer.when():
-                await context.write(self._waiting(stream).SerializeToString())
+                await call.write(self._waiting(stream).SerializeToString())
 
-    async def _write(self, stream: Stream, entry: Entry, context: Any) -> None:
+    async def _write(self, stream: Stream, entry: Entry, call: _Call) -> None:
         """Send a batch, and with a small one those behind it that are ready and fit one message."""
         reader, entries = stream.reader, [entry]
         try:
@@ -378,10 +420,10 @@ class Service:
                 for one in entries
             ]
             if len(batches) > 1:
-                await context.write(frame.bundle(batches))
+                await call.write(frame.bundle(batches))
             else:
                 for message in frame.batch_messages(*batches[0]):
-                    await context.write(message)
+                    await call.write(message)
                     del message  # the next one then lies where the cache is warm
         finally:
             for one in entries:
@@ -394,7 +436,11 @@ class Service:
         since = time.monotonic() - (stream.waiting_since or time.monotonic())
         return feed_pb2.ReadReply(
             waiting=feed_pb2.Waiting(
-                lane=lane, offset=offset, stage=stage, item=item, since_s=since
+                lane=lane,
+                offset=offset,
+                stage=clean_text(stage, MAX_TEXT),
+                item=clean_text(item, MAX_TEXT),
+                since_s=since,
             )
         )
 
@@ -467,6 +513,26 @@ class Service:
             ],
             "jobs": jobs,
         }
+
+
+def _ending(error: Exception) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
+    """Return status, sentence and metadata for `context.abort`: such that it cannot refuse them.
+
+    gRPC notes that the status was sent before it encodes it, so a call whose abort fails would
+    never end. Everything that can fail is therefore done here, and has a plain answer behind it.
+    """
+    if not isinstance(error, PenstockError):
+        log.exception("a bug", exc_info=error)
+        error = Internal(f"a bug in the server: {error_line(error)}; its log has more")
+    try:
+        metadata = ((ERROR_METADATA_KEY, encode_error(error)),)
+        return grpc.StatusCode[error.status], status_text(error), metadata
+    except Exception as failure:
+        log.error("an error cannot be told", code=error.code, error=error_line(failure))
+        plain = Internal(
+            f"an error of the code {error.code} that cannot be told: the server's log has it"
+        )
+        return grpc.StatusCode.INTERNAL, plain.message, ((ERROR_METADATA_KEY, encode_error(plain)),)
 
 
 def _draining() -> feed_pb2.ReadReply:

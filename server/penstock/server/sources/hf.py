@@ -55,6 +55,7 @@ class HfSource(Source):
     type_name: ClassVar[str] = "hf"
     version: ClassVar[int | str | None] = 1
     path_params: ClassVar[tuple[str, ...]] = ("path", "data_files")
+    gives_fresh_items: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ class ItemsSource(Source):
 
     type_name: ClassVar[str] = "items"
     version: ClassVar[int | str | None] = 1
+    gives_fresh_items: ClassVar[bool] = True
 
     def __init__(self, items: Sequence[RawItem]) -> None:
         if isinstance(items, (str, bytes)) or not isinstance(items, Sequence):

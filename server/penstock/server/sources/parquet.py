@@ -66,6 +66,7 @@ class ParquetSource(Source):
     type_name: ClassVar[str] = "parquet"
     version: ClassVar[int | str | None] = 1
     path_params: ClassVar[tuple[str, ...]] = ("files",)
+    gives_fresh_items: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -23,7 +23,8 @@ class TorchDatasetSource(Source):
 
     `__getitem__` is called with the global generators of random, numpy and torch seeded from (seed,
     epoch, item), so augmentation in it is reproducible as it is, and new in every epoch; the
-    factory is called with them seeded alike on every node.
+    factory is called with them seeded alike on every node. What it returns is copied before a
+    processor sees it, so a Dataset may return rows that it keeps.
 
     Args:
         factory: `./file.py:name` or `package.module:name`: a Dataset class, or a function that

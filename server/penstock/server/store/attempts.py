@@ -21,6 +21,7 @@ from penstock.server.store.groups import (
 )
 from penstock.server.store.jobs import register_job
 from penstock.server.store.schema import insert, now, update
+from penstock.wire.attempts import moves_between
 from penstock.wire.errors import (
     CommitOutOfRange,
     InvalidRequest,
@@ -42,7 +43,9 @@ def begin(db: sqlite3.Connection, request: BeginRequest) -> Begun:
     if group is None:
         return _begin_first(db, request)
     current = latest_generation(db, group)
-    if request.token != current.token:
+    # A rank that was started again alone does not know that its attempt has moved.
+    joins = moves_between(request.token, current.token) is not None
+    if not joins:
         _refuse_old_token(db, group, current, request.token)
     elif request.world_size != current.world_size:
         raise WorldSizeMismatch(
@@ -62,7 +65,7 @@ def begin(db: sqlite3.Connection, request: BeginRequest) -> Begun:
             expected=group.batches_per_step,
         )
     check_divides(group.batches_per_step, request.world_size)
-    if request.token != current.token:
+    if not joins:
         start = request.start_step
         if start is None:
             start = cursor_of(db, group, current)
@@ -75,7 +78,7 @@ def begin(db: sqlite3.Connection, request: BeginRequest) -> Begun:
             start_step=start,
             owner=request.owner,
         )
-        return _begun(group, number, start, "group", joined=False)
+        return _begun(group, number, request.token, start, "group", joined=False)
     if request.start_step not in (None, current.start_step):
         raise InvalidRequest(
             f"the attempt {request.token!r} of group {group.name!r} started at step "
@@ -85,7 +88,7 @@ def begin(db: sqlite3.Connection, request: BeginRequest) -> Begun:
             expected=current.start_step,
         )
     row = row_of(db, group, current, request.rank)
-    return _begun(group, current.number, row, "group", joined=True)
+    return _begun(group, current.number, current.token, row, "group", joined=True)
 
 
 def _begin_first(db: sqlite3.Connection, request: BeginRequest) -> Begun:
@@ -112,10 +115,12 @@ def _begin_first(db: sqlite3.Connection, request: BeginRequest) -> Begun:
         start_step=start,
         owner=request.owner,
     )
-    return _begun(group, 1, start, decided_by, joined=False)
+    return _begun(group, 1, request.token, start, decided_by, joined=False)
 
 
-def _begun(group: Group, number: int, start: int, decided_by: str, *, joined: bool) -> Begun:
+def _begun(
+    group: Group, number: int, token: str, start: int, decided_by: str, *, joined: bool
+) -> Begun:
     return Begun(
         generation=number,
         batches_per_step=group.batches_per_step,
@@ -124,6 +129,7 @@ def _begun(group: Group, number: int, start: int, decided_by: str, *, joined: bo
         joined=joined,
         committed_at=group.committed_at,
         committed_by=group.committed_by,
+        token=token,
     )
 
 

@@ -73,6 +73,7 @@ class Begun:
         committed_at: The store's time of the group's last commit, ISO 8601 UTC, for people;
             "" = never.
         committed_by: The generation of that commit; 0 = none.
+        token: What the attempt is called now.
     """
 
     generation: int
@@ -82,6 +83,7 @@ class Begun:
     joined: bool
     committed_at: str
     committed_by: int
+    token: str
 
 
 class Committed(NamedTuple):
@@ -147,7 +149,8 @@ class Seen(NamedTuple):
 
     Attributes:
         order: How the log's positions lie on its lanes.
-        planned: Offsets of the verdict's lane below this were planned here.
+        planned: Offsets of the verdict's lane below this were planned here; at the stages `exit`
+            and `size`, which are about one batch, only if that one was made here.
         asked: Offsets of any lane below this were planned here, or are being planned.
     """
 
@@ -278,8 +281,24 @@ class Store(ABC):
         """
 
     @abstractmethod
-    async def groups(self, job: str, group: str | None = None) -> list[GroupRecord]:
-        """Return one group, or all groups of a job by name.
+    async def batches_per_step(self, job: str, group: str) -> int:
+        """Return G of a group: what a commit needs to know of it, at no cost.
+
+        Raises:
+            UnknownGroup: There is no such group; lists those there are.
+        """
+
+    @abstractmethod
+    async def groups(
+        self, job: str, group: str | None = None, *, after: str = "", limit: int | None = None
+    ) -> list[GroupRecord]:
+        """Return one group, or the groups of a job by name.
+
+        Args:
+            job: The job's name.
+            group: This one alone; `after` and `limit` are then of no account.
+            after: Only groups whose names come later than this one.
+            limit: At most so many; None = all.
 
         Raises:
             UnknownGroup: `group` is given and there is none; lists those there are.

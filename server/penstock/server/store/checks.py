@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from penstock.server.store.base import BeginRequest
+from penstock.wire import MAX_NAME, MAX_TOKEN, MAX_WORLD_SIZE
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.order import MAX_POSITION, Share
 
 MAX_STEP = MAX_POSITION
 """Steps are stored in 63 bits."""
-
-MAX_NAME = 512
-"""Characters of a name, a token or a request id."""
-
-MAX_WORLD_SIZE = 1 << 20
-"""Ranks have a row each: a mistyped number must not write for hours."""
-
 
 MOVED = "moved:"
 """How the token of a seek's or restore's generation begins: no rank may present it."""
@@ -29,7 +23,7 @@ def check_begin(request: BeginRequest) -> None:
     """
     check_name("job", request.job.name)
     check_name("group", request.group)
-    check_name("attempt token", request.token)
+    check_name("attempt token", request.token, MAX_TOKEN)
     check_text("owner", request.owner)
     if request.token.startswith(MOVED):
         raise InvalidRequest(
@@ -39,7 +33,8 @@ def check_begin(request: BeginRequest) -> None:
         )
     if request.world_size > MAX_WORLD_SIZE:
         raise InvalidRequest(
-            f"the world size is at most {MAX_WORLD_SIZE}, not {request.world_size}",
+            f"the world size is at most {MAX_WORLD_SIZE:,}, not {request.world_size:,}: every rank "
+            "of an attempt has a row in the store",
             world_size=request.world_size,
         )
     Share(max(1, request.world_size), request.rank, request.world_size)  # the rank alone
@@ -65,28 +60,37 @@ def check_step(what: str, step: int) -> None:
         )
 
 
-def check_name(what: str, name: str) -> None:
-    """Refuse a name that is empty, too long or not text.
+def check_name(what: str, name: str, limit: int = MAX_NAME) -> None:
+    """Refuse a name that is empty, too long or not printable.
 
     Raises:
         InvalidRequest: With the name.
     """
     if not name:
         raise InvalidRequest(f"the {what} is empty: give it a name")
-    check_text(what, name)
+    check_text(what, name, limit)
 
 
-def check_text(what: str, text: str) -> None:
-    """Refuse a text that is too long or not Unicode.
+def check_text(what: str, text: str, limit: int = MAX_NAME) -> None:
+    """Refuse a text that is too long, or holds what no terminal, log or metric should be given.
 
     Raises:
-        InvalidRequest: With its start.
+        InvalidRequest: With its start, and the first character that cannot be.
     """
-    if len(text) > MAX_NAME or (not text.isascii() and text != clean(text)):
+    if len(text) > limit:
         raise InvalidRequest(
-            f"the {what} {text[:40]!a} is longer than {MAX_NAME} characters, or not Unicode text: "
-            "choose another",
+            f"the {what} {text[:40]!a}... has {len(text):,} characters: it may have {limit}"
         )
+    if not text.isprintable():
+        odd = next(character for character in text if not character.isprintable())
+        raise InvalidRequest(
+            f"the {what} {text[:40]!a} holds {odd!a}: use characters that can be printed"
+        )
+
+
+def printable(text: str, limit: int = MAX_NAME) -> str:
+    """Return a text for people, such as an owner: cut, and `?` for what cannot be printed."""
+    return "".join(one if one.isprintable() else "?" for one in text[:limit])
 
 
 def clean(text: str) -> str:
@@ -95,7 +99,6 @@ def clean(text: str) -> str:
 
 
 __all__ = [
-    "MAX_NAME",
     "MAX_STEP",
     "MOVED",
     "check_begin",
@@ -103,4 +106,5 @@ __all__ = [
     "check_step",
     "check_text",
     "clean",
+    "printable",
 ]

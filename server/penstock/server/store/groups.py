@@ -7,11 +7,14 @@ from typing import NamedTuple
 
 from penstock.server.store.base import CheckpointRecord, GroupRecord
 from penstock.server.store.checks import check_text
-from penstock.server.store.schema import insert, now
+from penstock.server.store.schema import insert, insert_many, now
+from penstock.wire import MAX_WORLD_SIZE
 from penstock.wire.errors import UnknownGroup
 
 KEPT_ROWS = 64
-"""The rows of so many latest generations stay, for people: only the latest are the cursor."""
+"""The rows of so many latest generations stay, for people: only the latest are the cursor.
+
+Fewer where they are large: together about as many rows as the largest generation may have."""
 
 KEPT_TOKENS = 1024
 """So many latest generations of a group are remembered: a token among them stays fenced."""
@@ -116,10 +119,10 @@ def add_generation(
         request_id=request_id,
         made_at=now(db),
     )
-    for rank in range(world_size):
-        insert(db, "cursors", group_id=group_id, generation=number, rank=rank, step=start_step)
+    insert_many(db, "cursors", ((group_id, number, rank, start_step) for rank in range(world_size)))
     # History is bounded: a run that restarts every hour must not grow the store for ever.
-    for table, kept in (("cursors", KEPT_ROWS), ("generations", KEPT_TOKENS)):
+    rows = max(1, min(KEPT_ROWS, MAX_WORLD_SIZE // max(1, world_size)))
+    for table, kept in (("cursors", rows), ("generations", KEPT_TOKENS)):
         db.execute(
             f"DELETE FROM {table} WHERE group_id = ? AND generation <= ?", (group_id, number - kept)
         )
@@ -163,6 +166,15 @@ def checkpoints_of(db: sqlite3.Connection, group: Group) -> list[CheckpointRecor
     return [CheckpointRecord(*row) for row in rows]
 
 
+def find_checkpoint(db: sqlite3.Connection, group: Group, name: str) -> CheckpointRecord | None:
+    """Return a checkpoint of a group by its name, or None."""
+    row = db.execute(
+        "SELECT name, step, log_id, made_at FROM checkpoints WHERE group_id = ? AND name = ?",
+        (group.id, name),
+    ).fetchone()
+    return None if row is None else CheckpointRecord(*row)
+
+
 def listed(names: list[str]) -> str:
     """Return names for a sentence: at most ten."""
     if not names:
@@ -174,12 +186,16 @@ def listed(names: list[str]) -> str:
 # --- looking -------------------------------------------------------------------------------------
 
 
-def groups(db: sqlite3.Connection, job: str, group: str | None) -> list[GroupRecord]:
-    """Return one group or all of a job, as `Store.groups` says."""
+def groups(
+    db: sqlite3.Connection, job: str, group: str | None, after: str = "", limit: int | None = None
+) -> list[GroupRecord]:
+    """Return one group or those of a job, as `Store.groups` says."""
     if group is not None:
         return [_record(db, known_group(db, job, group))]
     rows = db.execute(
-        f"SELECT {', '.join(Group._fields)} FROM groups WHERE job = ? ORDER BY name", (job,)
+        f"SELECT {', '.join(Group._fields)} FROM groups WHERE job = ? AND name > ? "
+        "ORDER BY name LIMIT ?",
+        (job, after, -1 if limit is None else limit),
     ).fetchall()
     return [_record(db, Group(*row)) for row in rows]
 
@@ -233,6 +249,7 @@ __all__ = [
     "add_generation",
     "checkpoints_of",
     "cursor_of",
+    "find_checkpoint",
     "find_group",
     "groups",
     "known_group",

@@ -11,12 +11,14 @@ from penstock.server.store.groups import (
     add_generation,
     checkpoints_of,
     cursor_of,
+    find_checkpoint,
     known_group,
     latest_generation,
     listed,
     log_id_of,
 )
 from penstock.server.store.schema import insert, now
+from penstock.wire import MAX_TOKEN
 from penstock.wire.errors import CheckpointExists, UnknownCheckpoint
 
 
@@ -30,11 +32,10 @@ def checkpoint(
     found = known_group(db, job, group)
     if step is None:
         step = cursor_of(db, found, latest_generation(db, found))
-    for stands in checkpoints_of(db, found):
-        if stands.name != name:
-            continue
-        if stands.step == step:
-            return stands
+    stands = find_checkpoint(db, found, name)
+    if stands is not None and stands.step == step:
+        return stands
+    if stands is not None:
         raise CheckpointExists(
             f"checkpoint {name!r} of group {group!r} stands at step {stands.step}, and checkpoints "
             f"never change: give step {step} another name",
@@ -58,17 +59,17 @@ def restore(
     db: sqlite3.Connection, job: str, group: str, name: str, request_id: str, owner: str
 ) -> Moved:
     """Go to a checkpoint, as `Store.restore` says."""
+    check_name("checkpoint", name)
     found = known_group(db, job, group)
-    checkpoints = checkpoints_of(db, found)
-    for stands in checkpoints:
-        if stands.name == name:
-            return _move(db, found, stands.step, request_id, owner, checkpoint_name=name)
-    names = [stands.name for stands in checkpoints]
+    stands = find_checkpoint(db, found, name)
+    if stands is not None:
+        return _move(db, found, stands.step, request_id, owner, checkpoint_name=name)
+    names = [stands.name for stands in checkpoints_of(db, found)]
     raise UnknownCheckpoint(
         f"group {group!r} of job {job!r} has no checkpoint {name!r}; it has {listed(names)}",
         group=group,
         name=name,
-        names=names,
+        names=names[:50],
     )
 
 
@@ -88,7 +89,7 @@ def _move(
     owner: str,
     checkpoint_name: str = "",
 ) -> Moved:
-    check_text("request id", request_id)
+    check_text("request id", request_id, MAX_TOKEN)
     check_text("owner", owner)
     if request_id:
         done = db.execute(

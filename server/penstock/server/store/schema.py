@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 FORMAT = 3
@@ -224,6 +224,15 @@ def insert(connection: sqlite3.Connection, table: str, **values: int | str | byt
     connection.execute(f"INSERT INTO {table} VALUES ({marks})", (*row, seal(*row)))
 
 
+def insert_many(
+    connection: sqlite3.Connection, table: str, rows: Iterable[tuple[int | str | bytes, ...]]
+) -> None:
+    """Insert sealed rows, each with every column in the table's order."""
+    marks = ", ".join("?" * (len(_TABLES[table][1]) + 1))
+    sealed = ((*row, seal(*row)) for row in rows)
+    connection.executemany(f"INSERT INTO {table} VALUES ({marks})", sealed)
+
+
 def update(
     connection: sqlite3.Connection,
     table: str,
@@ -263,6 +272,7 @@ __all__ = [
     "SCHEMA",
     "create",
     "insert",
+    "insert_many",
     "now",
     "prepare",
     "seal",

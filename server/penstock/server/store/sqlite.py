@@ -117,8 +117,15 @@ class SqliteStore(Store):
             lambda db: moves.seek(db, job, group, step, request_id, owner)
         )
 
-    async def groups(self, job: str, group: str | None = None) -> list[GroupRecord]:  # noqa: D102
-        return await self._database.run(lambda db: groups.groups(db, job, group))
+    async def batches_per_step(self, job: str, group: str) -> int:  # noqa: D102
+        return await self._database.run(
+            lambda db: groups.known_group(db, job, group).batches_per_step
+        )
+
+    async def groups(  # noqa: D102
+        self, job: str, group: str | None = None, *, after: str = "", limit: int | None = None
+    ) -> list[GroupRecord]:
+        return await self._database.run(lambda db: groups.groups(db, job, group, after, limit))
 
     async def put_snapshots(self, snapshots: Sequence[SnapshotRecord]) -> None:  # noqa: D102
         await self._database.run(lambda db: self._snapshots.put(db, snapshots))

@@ -77,7 +77,7 @@ def add_verdict(
     if verdict.stage == "draw":
         _refuse_moving(db, log_id, verdict, seen)
     else:
-        _refuse_changing(db, log_id, verdict, seen.order)
+        _refuse_changing(db, log_id, verdict, seen)
     _refuse_too_many(db, log_id, verdict, limit)
     (last,) = db.execute(
         "SELECT coalesce(max(number), 0) FROM verdicts WHERE log_id = ?", (log_id,)
@@ -206,13 +206,16 @@ def _refuse_moving(db: sqlite3.Connection, log_id: bytes, verdict: Verdict, seen
         )
 
 
-def _refuse_changing(db: sqlite3.Connection, log_id: bytes, verdict: Verdict, order: Order) -> None:
-    """Refuse a verdict that changes a batch which a rank has committed."""
-    position = order.position(verdict.lane, verdict.offset)
+def _refuse_changing(db: sqlite3.Connection, log_id: bytes, verdict: Verdict, seen: Seen) -> None:
+    """Refuse a verdict that changes a batch which a rank has committed, or that was made here."""
+    position = seen.order.position(verdict.lane, verdict.offset)
     if any(run.gave(position) for run in _runs(db, log_id)):
-        raise _diverged(
-            verdict, f"a group has committed the batch at position {position}", verdict.offset + 1
-        )
+        why = f"a group has committed the batch at position {position}"
+    elif seen.planned > verdict.offset:
+        why = f"this node has made the batch at position {position}"
+    else:
+        return
+    raise _diverged(verdict, why, verdict.offset + 1)
 
 
 def _diverged(verdict: Verdict, why: str, reached: int) -> LogDiverged:

@@ -1,0 +1,89 @@
+"""Work that no signal can break off: it runs beside the caller, who waits for it.
+
+Python runs signal handlers on the main thread, between any two bytecodes. One that raises, as
+Ctrl-C does, can leave a lock of Python code locked for ever: `threading.Condition` and
+`logging.Handler` take theirs in Python. gRPC uses such locks too, together with its own threads,
+so one Ctrl-C could stop a connection for good.
+
+So the thread that reads batches calls nothing of that kind by itself. It leaves it to a thread of
+ours, on which no handler ever runs, and waits by means that are written in C, which either happen
+or do not.
+"""
+
+from __future__ import annotations
+
+import _thread
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+TELL_S = 1.0
+"""How long a line of the log is waited for."""
+
+
+class Patience(Protocol):
+    """Whether the caller still waits for the work: a lock that is held while he does."""
+
+    def acquire(self, blocking: bool = ..., timeout: float = ...) -> bool:
+        """Wait; True = nobody waits for the work any more."""
+        ...
+
+
+def aside(work: Callable[[Patience], T], *, patience_s: float = -1) -> T:
+    """Return what `work` returns, computed on a thread of its own.
+
+    Where the wait is broken off by an exception the work goes on by itself: it must be such that
+    it can be done once more. What would take long asks its `Patience` now and then.
+
+    Args:
+        work: What is to be done.
+        patience_s: How long to wait for it, in seconds; -1 = until it is done.
+
+    Raises:
+        TimeoutError: It was not done within `patience_s`.
+        BaseException: What `work` raised.
+    """
+    waiting, done = _thread.allocate_lock(), _thread.allocate_lock()
+    done.acquire()
+    results: list[T] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work(waiting))
+        except BaseException as error:  # the edge of the thread: the caller raises it
+            failures.append(error)
+        finally:
+            done.release()
+
+    with waiting:  # C code on both ends: let go of however this block is left
+        try:
+            _thread.start_new_thread(run, ())
+        except RuntimeError:  # since Python 3.12 a process that ends starts no thread
+            run()
+        if not done.acquire(timeout=patience_s):
+            raise TimeoutError(f"not done within {patience_s} s")
+    if failures:
+        try:
+            raise failures.pop()
+        finally:
+            del run  # else the error's traceback would be a circle
+    return results.pop()
+
+
+def tell(log: Callable[..., None], message: str, *values: Any) -> None:
+    """Write a line to the log from a thread that cannot be interrupted while it holds its lock.
+
+    Args:
+        log: `logger.info`, `logger.warning`.
+        message: The line.
+        values: What is filled in.
+    """
+    try:
+        aside(lambda _: log(message, *values), patience_s=TELL_S)
+    except TimeoutError:
+        return  # somebody else holds the log's lock: the line comes when it is free
+
+
+__all__ = ["Patience", "aside", "tell"]

@@ -1,0 +1,253 @@
+"""What a job gives, pinned: small jobs of every shipped role, computed here and kept as files.
+
+Each section is computed from nothing but the code, and compared with `tests/golden/NAME.json`.
+A section that differs means other bytes for the same job: see `REMEDIES`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from penstock.server import job as job_module
+from penstock.server.core import permutation
+from penstock.server.core.refs import ItemRef
+from penstock.server.core.seeding import purpose_key, seeded_globals
+from penstock.server.job import Job, canonical
+from penstock.server.pipeline import snapshot
+from penstock.server.pipeline.line import Line
+from penstock.server.roles import base
+from penstock.server.roles.batchers import BUILTIN_BATCHERS
+from penstock.server.roles.collators import BUILTIN_COLLATORS
+from penstock.server.roles.distributors import BUILTIN_DISTRIBUTORS, MapDistributor
+from penstock.server.roles.processors import FunctionProcessor
+from penstock.server.sources import ItemsSource
+from penstock.wire import frame
+from penstock.wire.v1.feed_pb2 import BatchHeader
+
+FOLDER = Path(__file__).resolve().parent
+
+LOG_ID = bytes(range(32))
+"""Stands in for a log id where only what is made of it is pinned."""
+
+ITEMS = [
+    {
+        "input_ids": np.arange(10 * n, 10 * n + 3 + n * 7 % 11, dtype=np.int64),
+        "x": n,
+        "score": n / 8,
+        "name": f"item {n}",
+        "even": n % 2 == 0,
+        "image": np.full((2, 3), n, np.uint8),
+    }
+    for n in range(40)
+]
+
+
+class Blocks(ItemsSource):
+    """Items that lie in storage blocks of different sizes."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def blocks(self) -> Sequence[int]:
+        """Return the items of each block."""
+        return [7, 3, 11, 1, 10, 8]
+
+
+BATCHERS: dict[str, dict[str, Any]] = {
+    "simple": {"batch_size": 3},
+    "sequential": {"max_sequence_length": 30},
+    "pool": {"max_tokens": 24, "pool_size": 6},
+    "best_fit": {"max_tokens": 24, "pool_size": 8},
+}
+COLLATORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "default": ("simple", {}),
+    "padded": ("simple", {"pad_to_multiple_of": 4}),
+    "packed": ("best_fit", {"pad_to": 32}),
+}
+"""Each shipped collator with a batcher that suits it, and its parameters."""
+
+
+def permutations() -> Any:
+    """Return the beginning of orders of many lengths, and digests of whole ones."""
+    found = {}
+    for n in (1, 2, 5, 256, 257, 1000, 10**6, permutation.MAX_ITEMS):
+        order = permutation.Permutation(n, seed=7, epoch=2, purpose="items main")
+        found[str(n)] = [order[at] for at in range(min(n, 8))]
+    whole = permutation.Permutation(5000, seed=-1, epoch=0).take(np.arange(5000))
+    found["5000, whole"] = hashlib.sha256(whole.astype("<i8").tobytes()).hexdigest()
+    return found
+
+
+def draws() -> Any:
+    """Return the draws of every shipped distributor, in all its orders, over a seam of epochs."""
+    assert set(BUILTIN_DISTRIBUTORS) == {"map"}, "a new distributor has draws to pin"
+    found = {}
+    for shuffle in ("full", "blocks", "none"):
+        source = Blocks(list(range(40))) if shuffle == "blocks" else ItemsSource(list(range(40)))
+        distributor = MapDistributor(shuffle=shuffle, window_blocks=2)
+        distributor.bind({"main": source}, 11, None)
+        for lane in range(3):
+            drawn = [distributor.draw(lane, 3, k) for k in range(20)]
+            found[f"{shuffle}, lane {lane}"] = [[item.index, item.epoch] for item in drawn if item]
+    return found
+
+
+def keys() -> Any:
+    """Return the keys of items, batches and purposes, and the first numbers drawn from them."""
+    item = ItemRef("main", 12, 3)
+    of_item = base.ProcessContext(item, 7).rng
+    of_batch = base.CollateContext(7, 2, 5).rng
+    with seeded_globals(base.item_key(7, item)):
+        of_globals = [random.random(), float(np.random.rand())]
+    return {
+        "item": hex(base.item_key(7, item)),
+        "batch": hex(base.batch_key(7, 2, 5)),
+        "purpose": hex(purpose_key("penstock torch factory")),
+        "context.rng of an item": [*of_item.integers(1 << 62, size=4).tolist(), of_item.random()],
+        "context.rng of a batch": [*of_batch.integers(1 << 62, size=4).tolist(), of_batch.random()],
+        "random and numpy.random": of_globals,
+    }
+
+
+def log_id() -> Any:
+    """Return the plan of a job in full, and its log id."""
+    job = _job("best_fit", "packed")
+    return {"log id": job.log_id.hex(), "plan": json.loads(canonical(job.plan))}
+
+
+def batches() -> Any:
+    """Return a whole batch of every shipped collator: its values, and hashes of its bytes."""
+    assert set(COLLATORS) == set(BUILTIN_COLLATORS), "a new collator has a batch to pin"
+    found = {}
+    for collator, (batcher, parameters) in COLLATORS.items():
+        job = _job(batcher, collator, **parameters)
+        job.__dict__["log_id"] = LOG_ID
+        line = Line(job, 1)
+        line.skip_to(1)
+        made = line.make(line.advance())
+        body = bytearray(made.nbytes)
+        data = frame.with_position(made.write(memoryview(body)), 4)
+        header = BatchHeader.FromString(data)
+        found[collator] = {
+            "header": hashlib.sha256(data).hexdigest(),
+            "body": hashlib.sha256(body).hexdigest(),
+            "values": {name: _plain(v) for name, v in frame.decode_values(header, body).items()},
+            "counts": {count.name: count.value for count in header.counts},
+            "items": [[one.row, one.source, one.index, one.epoch] for one in header.samples],
+        }
+    return found
+
+
+def snapshots() -> Any:
+    """Return a snapshot of a lane in the middle of its way for every shipped batcher."""
+    assert set(BATCHERS) == set(BUILTIN_BATCHERS), "a new batcher has a snapshot to pin"
+    found = {}
+    for batcher in BATCHERS:
+        job = _job(batcher, "packed")
+        job.__dict__["log_id"] = LOG_ID
+        line = Line(job, 1)
+        line.skip_to(2)
+        data = line.planner.snapshot()
+        offset, state = snapshot.decode(data, LOG_ID, 1)
+        found[batcher] = {
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "offset": offset,
+            "state": state,
+        }
+    return found
+
+
+def versions() -> dict[str, Any]:
+    """Return every version that stands for bytes: one of them rises when a section changes."""
+    roles = {**BUILTIN_DISTRIBUTORS, **BUILTIN_BATCHERS, **BUILTIN_COLLATORS}
+    return {
+        "ORDER_FORMAT": job_module.ORDER_FORMAT,
+        "ORDER_VERSION": permutation.ORDER_VERSION,
+        "snapshot.FORMAT": snapshot.FORMAT,
+        **{f"{name}.version": cls.version for name, cls in sorted(roles.items())},
+    }
+
+
+SECTIONS: dict[str, Callable[[], Any]] = {
+    "permutations": permutations,
+    "draws": draws,
+    "keys": keys,
+    "log_id": log_id,
+    "batches": batches,
+    "snapshots": snapshots,
+}
+
+REMEDIES = {
+    "permutations": "raise ORDER_VERSION in core/permutation.py",
+    "draws": "raise `version` of the distributor, or ORDER_VERSION where the arithmetic changed",
+    "keys": "raise ORDER_FORMAT in job.py: everything random is made of these",
+    "log_id": "raise ORDER_FORMAT in job.py, for every job becomes another log",
+    "batches": "raise `version` of the collator (or batcher), or ORDER_FORMAT where all changed",
+    "snapshots": "raise FORMAT in pipeline/snapshot.py, or `version` of the batcher",
+}
+"""Which version has to rise when a section changes."""
+
+
+def compute(name: str) -> dict[str, Any]:
+    """Return a section as it is written to its file."""
+    found: dict[str, Any] = json.loads(json.dumps(SECTIONS[name]()))
+    return {"versions": versions(), "content": found}
+
+
+def stored(name: str) -> dict[str, Any]:
+    """Return a section as its file has it."""
+    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    return found
+
+
+def complaint(name: str) -> str:
+    """Return what is wrong with a section, for people; empty = nothing."""
+    old, new = stored(name), compute(name)
+    if old == new:
+        return ""
+    way = "then name the change in CHANGELOG.md and run `python tests/golden/write.py`"
+    if old["content"] == new["content"]:
+        return f"a version rose and {name} is as it was: run `python tests/golden/write.py`"
+    if old["versions"] == new["versions"]:
+        return f"{name} has changed, and no version did: {REMEDIES[name]}; {way}"
+    return f"{name} has changed, and a version with it: {way}"
+
+
+def _job(batcher: str, collator: str, **parameters: Any) -> Job:
+    return Job(
+        ItemsSource(ITEMS),
+        processor=FunctionProcessor(_of_one_shape if collator == "default" else _same),
+        batcher=BUILTIN_BATCHERS[batcher](**BATCHERS[batcher]),
+        collator=BUILTIN_COLLATORS[collator](**parameters),
+        seed=7,
+        lanes=3,
+        name="golden",
+    )
+
+
+def _same(raw: Any) -> Any:
+    return raw
+
+
+def _of_one_shape(raw: Any) -> Any:
+    return {name: value for name, value in raw.items() if name != "input_ids"}
+
+
+_same.version = 1  # type: ignore[attr-defined]  # else the text of this file would be in the log id
+
+
+_of_one_shape.version = 1  # type: ignore[attr-defined]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return {"dtype": str(value.dtype), "shape": list(value.shape), "data": value.tolist()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return value

@@ -1,0 +1,240 @@
+"""A worker that says anything at all, over the real socket of a real node: the node goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import socket
+import struct
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.server.job import Job
+from penstock.server.pipeline.arena import ArenaWriter, sealed_memory
+from penstock.server.pipeline.channel import Message, Unpacker, pack, send_with_fd
+from penstock.server.pipeline.node import Node, Observer
+from penstock.server.pipeline.process import WorkerProcess
+from penstock.server.pipeline.worker import PAGE_BYTES, Page
+from penstock.server.roles import IdentityProcessor
+from penstock.server.sources import ItemsSource
+from penstock.server.store import SqliteStore
+from penstock.wire.errors import PenstockError, WorkerCrashed
+from penstock.wire.order import Share
+
+ROUNDS = 1500
+
+OPS = (
+    *("ready", "done", "planned", "failed", "verified", "verdict", "snapshots", "warning"),
+    *("arena", "cost", "job", "open", "free", "_end"),
+)
+
+VALUES: list[Any] = [
+    *(None, True, -1, 0, 1, 2, 3, 1 << 40, 1 << 70, 0.5, float("nan"), "", "job", "main", "\udcff"),
+    *("x" * 5000, [], [0, 0], [[0, 0]], [0, 64], ["main", 0, 0], {}, {"a": 1}, {"tokens": -1}),
+    {"job": "job", "batches": 1, "stages_s": {"fetch": 1e300}, "read_bytes": 0},
+    ["draw", ["main", 1, 0], "00", "bad", True, 3, 0, 0, None, 0],
+    ["exit", ["main", 1, 0], "00", "\udcff", True, 3, 1 << 70, 0, None, 0],
+    ["exit", ["main", 1, 0], "00", "bad", True, 3000, 1, 0, None, 0],
+    {"job": "job", "lane": 3000, "counters": {"drawn": 1}, "before": {}},
+    {"job": "job", "lane": 3, "counters": {"filtered:\udcff": 1}, "before": {}},
+    *("produce", "plan", "make", "open", "snapshot", "bad_item", "source_unavailable"),
+]
+
+KEYS = (
+    *("ticket", "where", "nbytes", "counts", "counted", "emptied", "snapshots", "plans", "broken"),
+    *("of", "line", "job", "code", "message", "fields", "check", "text", "verdict", "lines"),
+    *("cost", "number", "size", "libraries", "counted", "emptied"),
+)
+
+
+class NoProcess:
+    """The process of a worker that the test plays."""
+
+    pid = 0
+
+    def poll(self) -> int | None:
+        """Say that it runs."""
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Say that it was killed."""
+        return -9
+
+    def kill(self) -> None:
+        """There is nothing to end."""
+
+
+class Wild(WorkerProcess):
+    """A worker whose side of the socket the test holds."""
+
+    def _launch(self, theirs: socket.socket) -> None:
+        self.side = theirs.dup()
+        self.side.setblocking(False)
+        self.heard = Unpacker()
+        self.asked: list[Message] = []
+        self.process = NoProcess()  # type: ignore[assignment]
+        fd = sealed_memory("page", PAGE_BYTES)
+        self.page = Page(fd, write=True)
+        os.close(fd)
+        self.side.send(pack({"op": "ready"}))
+
+    def _gone(self) -> None:
+        super()._gone()
+        self.side.close()
+
+    def listen(self) -> None:
+        """Take what the node has asked."""
+        try:
+            while data := self.side.recv(1 << 18):
+                self.asked += self.heard.feed(data)
+        except OSError:
+            pass
+
+
+class Deaths(Observer):
+    """Counts workers that ended, and the batches that they made before."""
+
+    def __init__(self) -> None:
+        self.died = self.made = 0
+
+    def worker_died(self) -> None:
+        """Count it."""
+        self.died += 1
+
+    def produced(self, job: str, nbytes: int, counts: Mapping[str, int]) -> None:
+        """Count it."""
+        self.made += 1
+
+
+class WildNode(Node):
+    """A node of such workers."""
+
+    def _new_worker(self, number: int) -> Wild:
+        return Wild(number, "", self._message, self._death)
+
+
+class Through(IdentityProcessor):
+    """Processes, so that tickets plan and make at once."""
+
+    version = 1
+    one_to_one = False
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[WildNode]:
+    """A node of two jobs and two wild workers; what would end it is an error."""
+    source = ItemsSource([{"n": n} for n in range(50)])
+    jobs = {
+        "job": Job(source, batch_size=1, lanes=64, name="job", on_item_error="quarantine"),
+        "through": Job(source, None, Through(), batch_size=1, lanes=64, name="through"),
+    }
+    store = SqliteStore(tmp_path / "store.db")
+    await store.open()
+    one = WildNode("", jobs, store, workers=2, bound_bytes=1 << 24, observer=Deaths())
+    await one.start()
+    yield one
+    await one.close()
+    await store.close()
+
+
+def right_answer(rng: random.Random, asked: Message) -> tuple[Message, list[bytes]]:
+    """Return what a worker of ours might answer."""
+    head = {"ticket": asked["ticket"], "job": asked["job"], "snapshots": []}
+    if rng.random() < 0.1:
+        text = {"code": "bad_item", "message": "bad", "fields": {}}
+        return {**head, "op": "failed", "of": asked["op"], "line": None, **text}, []
+    if asked["op"] == "plan":
+        plan = json.dumps([asked["lane"], asked["offset"], []]).encode()
+        return {**head, "op": "planned", "plans": 1, "broken": False}, [plan]
+    return {**head, "op": "done", "where": None, "nbytes": 0, "counts": {}, "emptied": False}, [
+        b"header",
+        b"",
+    ]
+
+
+def some_bytes(rng: random.Random, worker: Wild) -> bytes:
+    """Return what a worker might say: garbage, a message that is right in places, or all right."""
+    kind = rng.random()
+    if kind < 0.02:
+        return rng.randbytes(rng.randrange(1, 200))
+    if kind < 0.04:
+        text = json.dumps(rng.choice([[], 3, "x", {"op": []}, {"op": "done", "blobs": [-1]}]))
+        return struct.pack("<II", len(text), 0) + text.encode()
+    live = [one for one in worker.asked if one.get("ticket") in worker.tickets]
+    if not live and kind < 0.9:
+        return b""
+    if kind < 0.9:
+        message, blobs = right_answer(rng, rng.choice(live))
+        if kind < 0.7:
+            return pack(message, blobs)
+        if kind < 0.72:
+            return pack(message, blobs) * 2
+        for key in rng.sample([*message, *KEYS], rng.randrange(3)):
+            message[key] = rng.choice(VALUES)
+        blobs = rng.choice([blobs, blobs[1:], [*blobs, b"x"]])
+    else:
+        message = {"op": rng.choice(OPS)} | {key: rng.choice(VALUES) for key in KEYS}
+        blobs = [rng.randbytes(3) for _ in range(rng.randrange(4))]
+    data = pack(message, blobs)
+    return data[: rng.randrange(len(data))] if kind > 0.97 else data
+
+
+async def test_whatever_a_worker_says_the_node_goes_on(node: WildNode) -> None:
+    """Random messages, truncated ones and garbage: each costs its worker, and blames what it did.
+
+    Every reader either gets something or hears of its lane; the books stay as they should be.
+    """
+    ended: list[str] = []
+    node.on_fatal = lambda: ended.append("ended")
+    rng = random.Random(24)
+    readers = {
+        name: [
+            node.open(name, Share(64, rank, 64), None, 0, None, lambda: None) for rank in range(64)
+        ]
+        for name in node.jobs
+    }
+    told: list[PenstockError] = []
+    for turn in range(ROUNDS):
+        for number, name in enumerate(node.jobs):
+            reader = readers[name][(turn + number) % 64]
+            node.extend(reader, reader.head + 64 * 3)
+            try:
+                while (entry := node.take(reader)) is not None:
+                    node.sent(reader, entry)
+            except PenstockError as error:
+                told.append(error)
+                node.leave(reader)
+                readers[name][(turn + number) % 64] = node.open(
+                    name, Share(64, reader.share.rank, 64), None, 0, None, lambda: None
+                )
+        for worker in node.workers:
+            assert isinstance(worker, Wild)
+            worker.listen()
+            if rng.random() < 0.05:
+                arena = ArenaWriter(rng.choice([len(worker.arenas), 7]), 4096)
+                size = rng.choice([4096, 1 << 20, 0, -1])
+                said = pack({"op": "arena", "number": arena.number, "size": size})
+                if not worker.dead:
+                    send_with_fd(worker.side, said, arena.fd)
+                arena.view.release()
+                os.close(arena.fd)
+            with contextlib.suppress(OSError):  # it has been ended
+                worker.side.send(some_bytes(rng, worker))
+        for _ in range(4):
+            await asyncio.sleep(0)
+        assert ended == [], f"turn {turn}"
+
+    assert isinstance(node.observer, Deaths)
+    assert node.observer.died > ROUNDS // 10
+    assert node.observer.made > ROUNDS // 100
+    assert any(isinstance(error, WorkerCrashed) for error in told)
+    for log in node.logs.values():
+        busy = sum(1 for entry in log.entries.values() if entry.state.value == "making")
+        assert log.making >= busy >= 0
+    assert not node.draining
