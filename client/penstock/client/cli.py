@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from penstock.client.commands.common import plain
 from penstock.wire.errors import PenstockError
 from penstock.wire.malloc import keep_memory
+from penstock.wire.terminal import plain, plain_lines
 
 COMMANDS = ("ping", "cat", "cursors", "quarantine", "top", "demo", "bench")
 """In the order of the help; each is a module of `penstock.client.commands`."""
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except PenstockError as error:
         for frames in getattr(error, "__notes__", ()):  # those of the user's own code
-            print(*map(plain, frames.rstrip("\n").split("\n")), sep="\n", file=sys.stderr)
+            print(plain_lines(frames.rstrip("\n")), file=sys.stderr)
         print(f"penstock: error: {_one_line(error.message)} [{plain(error.code)}]", file=sys.stderr)
         return EXIT_USAGE if error.status == "INVALID_ARGUMENT" else EXIT_FAILED
     except KeyboardInterrupt:
@@ -108,7 +108,7 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the lines of a record."""
-        return "\n".join(map(plain, super().format(record).split("\n")))
+        return plain_lines(super().format(record))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ processes can use it.
 * `penstock.wire.order`: lane, offset, position, step: the arithmetic that both halves must share.
 * `penstock.wire.errors`: every error, its stable code and its gRPC status.
 * `penstock.wire.transport`: what a Loader talks to.
+* `penstock.wire.terminal`: texts of others, harmless in a terminal.
 * `penstock.wire.malloc`: glibc, told to keep memory for messages.
 """
 

@@ -12,7 +12,6 @@ from penstock.client.commands.common import (
     add_timeout,
     connected,
     natural,
-    plain,
     positive,
     print_json,
     say,
@@ -22,6 +21,7 @@ from penstock.client.loader import Loader
 from penstock.client.steps import Batch
 from penstock.wire.errors import InvalidRequest, JobChanged
 from penstock.wire.frame import batch_record
+from penstock.wire.terminal import plain
 
 Show = Callable[[Batch], None]
 

@@ -11,6 +11,7 @@ from typing import Any
 from penstock.client.control import Control
 from penstock.client.transport import open_transport
 from penstock.wire.order import MAX_POSITION
+from penstock.wire.terminal import plain, plain_lines
 
 TIMEOUT_S = 10.0
 
@@ -84,19 +85,9 @@ def print_json(value: Any) -> None:
     print(json.dumps(value), flush=True)
 
 
-def plain(text: str) -> str:
-    r"""Return a text as one line that is safe in a terminal: `\x1b` in place of the real one.
-
-    Names and sentences come from a node, and from whoever gave them to it.
-    """
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
-    )
-
-
 def say(text: str) -> None:
     """Print lines for people, at once, without what a terminal would obey."""
-    print("\n".join(map(plain, text.split("\n"))), flush=True)
+    print(plain_lines(text), flush=True)
 
 
 def table(rows: list[list[str]], right: frozenset[int] = frozenset()) -> str:

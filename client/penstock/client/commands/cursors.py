@@ -12,13 +12,13 @@ from penstock.client.commands.common import (
     connected,
     counted,
     natural,
-    plain,
     print_json,
     say,
     table,
 )
 from penstock.client.control import Control
 from penstock.wire.errors import InvalidRequest
+from penstock.wire.terminal import plain
 from penstock.wire.v1 import cursors_pb2
 
 

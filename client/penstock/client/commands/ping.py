@@ -11,10 +11,10 @@ from penstock.client.commands.common import (
     add_timeout,
     connected,
     counted,
-    plain,
     print_json,
     say,
 )
+from penstock.wire.terminal import plain
 
 
 def add_parser(subparsers: Any) -> None:

@@ -10,13 +10,13 @@ from penstock.client.commands.common import (
     add_target,
     add_timeout,
     connected,
-    plain,
     print_json,
     say,
     table,
 )
 from penstock.client.control import Control
 from penstock.wire.order import MAX_POSITION
+from penstock.wire.terminal import plain
 from penstock.wire.v1 import cursors_pb2
 
 _ITEM = re.compile(r"(?:(?P<source>.+)\[(?P<inner>\d{1,19})\]|(?P<index>\d{1,19}))")

@@ -14,13 +14,13 @@ from penstock.client.commands.common import (
     bytes_text,
     connected,
     counted,
-    plain,
     positive_seconds,
     print_json,
     say,
     table,
 )
 from penstock.wire.errors import Unreachable
+from penstock.wire.terminal import plain
 
 DESCRIPTION = """\
 Show the jobs, readers and workers of a loader node, refreshed every second; end it with Ctrl-C.

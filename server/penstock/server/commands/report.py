@@ -5,14 +5,15 @@ from __future__ import annotations
 import click
 
 from penstock.wire.errors import PenstockError
+from penstock.wire.terminal import plain, plain_lines
 
 
 def report(error: PenstockError) -> None:
     """Print an error on stderr: `penstockd: error: SENTENCE [code]`."""
     for frames in getattr(error, "__notes__", ()):
-        click.echo(frames.rstrip("\n"), err=True)
+        click.echo(plain_lines(frames.rstrip("\n")), err=True)
     sentence = " ".join(error.message.split())  # libraries' reasons may have lines of their own
-    click.echo(f"penstockd: error: {sentence} [{error.code}]", err=True)
+    click.echo(f"penstockd: error: {plain(sentence)} [{error.code}]", err=True)
 
 
 __all__ = ["report"]

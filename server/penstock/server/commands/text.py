@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.server.job import Job
 from penstock.server.roles.processors import TokenizeProcessor
+from penstock.wire.terminal import plain, plain_lines
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -55,7 +56,7 @@ def documents(values: Mapping[str, Any]) -> list[tuple[int, np.ndarray[Any, Any]
 def render(ids: np.ndarray[Any, Any], decode: Decode | None) -> str:
     """Return one document as text, or as its first ids where nothing decodes them."""
     if decode is not None:
-        return decode(ids.tolist())
+        return plain_lines(decode(ids.tolist()))  # the web holds escapes, too
     shown = " ".join(map(str, ids[:_SHOWN_IDS].tolist()))
     return shown + (" ..." if len(ids) > _SHOWN_IDS else "")
 
@@ -73,7 +74,7 @@ def batch_text(values: Mapping[str, Any], decode: Decode | None) -> str:
     """Return a batch as people read it: documents with a seam before each, else the values."""
     found = documents(values)
     if not found:
-        return "\n".join(f"{name}: {summary(value)}" for name, value in values.items())
+        return "\n".join(f"{plain(name)}: {summary(value)}" for name, value in values.items())
     return "\n".join(
         f"--- row {row}, document {number}, {len(ids)} tokens ---\n{render(ids, decode)}"
         for number, (row, ids) in enumerate(found, 1)

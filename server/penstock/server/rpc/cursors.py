@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from penstock.server.core import libraries
 from penstock.server.core.refs import Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items
@@ -42,6 +44,12 @@ GROUPS_AT_ONCE = 16
 """How many groups are asked of the store at a time: one may have a row for each of many ranks."""
 
 
+logger = logging.getLogger("penstock")
+"""The client's logger: where batches are computed in its process, it has no other log."""
+
+_compared: set[tuple[str, bytes]] = set()  # (store, log id) whose libraries were compared here
+
+
 class Cursors:
     """Answers the `Cursors` service.
 
@@ -51,6 +59,8 @@ class Cursors:
         on_move: Told (job, group, generation, reason) when a group has a new generation: streams of
             older ones are ended.
         release: Releases an item of a job, where somebody plans here.
+        computes_here: This process makes the batches, too, as that of `local:` does: a new attempt
+            compares its libraries with the recorded ones. A node asks its workers.
     """
 
     METHODS = (
@@ -70,7 +80,10 @@ class Cursors:
         store: Store,
         on_move: Callable[[str, str, int, str], None] | None = None,
         release: Release | None = None,
+        *,
+        computes_here: bool = True,
     ) -> None:
+        self._computes_here = computes_here
         self._jobs, self._store = jobs, store
         self._seekable: dict[str, bool] = {}  # by job: arithmetic leads anywhere
         self._on_move = on_move or (lambda job, group, generation, reason: None)
@@ -130,6 +143,8 @@ class Cursors:
                 store=request.store,
             )
         )
+        if self._computes_here:
+            await self._compare_libraries(job)
         if not begun.joined:
             who = printable(request.owner) or "another attempt"
             reason = f"{who} began generation {begun.generation}"
@@ -146,6 +161,17 @@ class Cursors:
             batches_per_step_from=begun.batches_per_step_from,
             token=begun.token,
         )
+
+    async def _compare_libraries(self, job: Job) -> None:
+        """Record what computes a job in this process, or say once what differs from the record."""
+        place = self._store.uuid, job.log_id
+        if place in _compared:
+            return
+        _compared.add(place)
+        versions = libraries.in_use()
+        recorded = await self._store.note_libraries(job.log_id, versions)
+        if found := libraries.differences(versions, recorded):
+            logger.warning("%s", libraries.sentence(job.name, found))
 
     async def _commit(self, request: pb.CommitRequest) -> pb.CommitReply:
         job = self._job(request.job, request.group)

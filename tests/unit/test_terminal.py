@@ -1,0 +1,36 @@
+"""What is shown in a terminal: other people's text stays text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.server.commands.report import report
+from penstock.server.commands.text import batch_text
+from penstock.wire.errors import BadItem
+from penstock.wire.terminal import plain, plain_lines
+
+
+def test_only_what_can_be_printed_stays() -> None:
+    """Letters of every script stay; escapes, bells, tricks with direction and halves do not."""
+    assert plain("straße 日本 😀 a b") == "straße 日本 😀 a b"
+    assert plain("\x1b[2J\x07\r\n\u202e\x9b\udcff") == r"\x1b[2J\x07\r\n\u202e\x9b\udcff"
+    assert plain_lines("a\tb\n\x1b[0m") == "a\tb\n" + r"\x1b[0m"
+
+
+def test_documents_and_errors_on_the_servers_side_are_harmless(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`show --text` prints a corpus, and an error quotes a user's exception and its frames."""
+    batch = {"input_ids": np.array([[1, 2]]), "\x1b]0;x\x07": 1}
+    error = BadItem("no \x1b[31mgood\n")
+    error.add_note("  File \x1b[2J\n    raise")
+
+    text = batch_text(batch, lambda ids: "two\nlines\x1b[2J")
+    named = batch_text({"\x1b]0;x\x07": 1}, None)
+    report(error)
+
+    assert text.endswith("two\nlines\\x1b[2J")
+    assert named == "\\x1b]0;x\\x07: 1"
+    said = capsys.readouterr().err
+    assert said == "  File \\x1b[2J\n    raise\npenstockd: error: no \\x1b[31mgood [bad_item]\n"
