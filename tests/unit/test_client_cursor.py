@@ -335,6 +335,52 @@ def test_marks_correct_what_counts_for_frameworks_that_hold_a_batch_ahead(node: 
             loader.mark(6)
 
 
+@pytest.mark.parametrize("peeked", [0, 2])
+def test_marks_without_a_position_count_the_batches_of_a_pass(node: FakeNode, peeked: int) -> None:
+    """Each is one batch more, from where the pass began; more than were yielded are refused."""
+    with reader(node, rank=1, world_size=2, batches_per_step=4, attempt="a") as loader:
+        positions(loader, peeked)
+        batches = iter(loader)
+        for _ in range(6):
+            next(batches)
+        for _ in range(5):
+            loader.mark()
+        state = loader.state_dict()
+        loader.mark()
+        with pytest.raises(InvalidRequest, match=r"mark\(\d+\)"):
+            loader.mark()
+
+    assert (state["step"], state["consumed"]) == divmod(peeked + 5, 2)
+
+
+def test_a_mark_before_the_first_batch_is_refused(node: FakeNode) -> None:
+    with reader(node) as loader, pytest.raises(InvalidRequest, match="has not yielded"):
+        loader.mark()
+
+
+def test_batches_that_a_framework_has_fetched_and_dropped_are_read_again(node: FakeNode) -> None:
+    """A pass that begins after marks begins at the first batch that was not marked."""
+    with reader(node) as loader:
+        seen = []
+        for count in (3, 1, 4):
+            batches = iter(loader)
+            for _ in range(count):
+                seen.append(next(batches).position)
+                loader.mark()
+            next(batches)  # held ahead, and dropped with its iterator
+
+        assert seen == list(range(8))
+        assert loader.state_dict()["step"] == 8 // loader.batches_per_step
+        assert loader.commit() == 8 // loader.batches_per_step
+
+
+def test_frameworks_that_skip_by_themselves_are_told_what_to_use(node: FakeNode) -> None:
+    with reader(node) as loader:
+        assert not hasattr(loader, "dataset")
+        with pytest.raises(AttributeError, match=r"LoaderTrainer.*frameworks\.md"):
+            _ = loader.dataset
+
+
 def test_a_mark_of_another_ranks_position_is_refused(node: FakeNode) -> None:
     with reader(node, group=None, world_size=2, batches_per_step=2) as loader:
         positions(loader, 3)

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from penstock.client.aside import aside, tell
 from penstock.client.buffers import BufferPool
 from penstock.client.feed import Delivery, Feed, Opening
+from penstock.client.frameworks.notice import reader_ahead
 from penstock.client.options import check_arguments, check_step
 from penstock.client.ranks import Place, mesh_dimensions
 from penstock.client.session import Opener, Resources, Session, Wish
@@ -43,6 +44,7 @@ class _At(NamedTuple):
         feed: What delivers, from a position at or below `next` on; None = not open.
         next: The own position that is given next.
         marked: The own position that `mark` has named last.
+        pass_first: The own position that the last iter() began with.
         is_over: The end was reached, and told.
         last: What was given last.
         tally: What was given.
@@ -55,6 +57,7 @@ class _At(NamedTuple):
     feed: Feed | None = None
     next: int = 0
     marked: int | None = None
+    pass_first: int = 0
     is_over: bool = False
     last: BatchInfo | None = None
     tally: Tally = Tally()
@@ -168,6 +171,7 @@ class Loader:
         self._decoder: Decoder | None = None
         self._waits = Waits()
         self._pool = BufferPool(keep=prefetch + 2)
+        self._holds_ahead: str | None = None  # what to say of a framework that never marks
         # At interpreter exit `session` closes what is open.
         self._finalizer = weakref.finalize(self, self._resources.close, waits=False)
         self._finalizer.atexit = False
@@ -225,21 +229,27 @@ class Loader:
         """G, the batches of a step over all ranks; contacts the server if it is not settled yet."""
         return self._started().share.batches_per_step
 
-    def mark(self, position: Any) -> None:
+    def mark(self, position: Any = None) -> None:
         """Say that everything up to `position` has been trained on, and no more.
 
         For frameworks that hold a batch ahead: from the first call on, `state_dict` and `commit`
-        count what was marked, not what was yielded.
+        count what was marked, not what was yielded, and a new `iter()` goes on there.
 
         Args:
-            position: `batch.position`, or the `penstock_position` of a batch.
+            position: `batch.position`, or the `penstock_position` of a batch; None = one batch more
+                than was marked, or, at first, the first that this Loader has yielded.
 
         Raises:
             InvalidRequest: This rank has not been given that position.
         """
         self._check()
-        marked = check_step("mark", position)
         at = self._at
+        if position is not None or at.session is None:
+            marked = check_step("mark", 0 if position is None else position)
+        elif at.marked is None:
+            marked = at.pass_first
+        else:
+            marked = at.session.share.nth_after(at.marked, 1)
         if at.session is None or not at.session.share.owns(marked) or not 0 <= marked < at.next:
             raise InvalidRequest(
                 f"mark({marked}): this Loader has not yielded that position; pass the position of "
@@ -247,6 +257,21 @@ class Loader:
                 position=marked,
             )
         self._at = at._replace(marked=marked)
+
+    @property
+    def dataset(self) -> NoReturn:
+        """Say why there is none; frameworks that skip batches by themselves look for it.
+
+        Raises:
+            AttributeError: Always; `hasattr` is False.
+        """
+        raise AttributeError(
+            "a penstock Loader has no dataset to skip batches in: it resumes by load_state_dict(), "
+            "which goes to the step at once; with the Trainer of transformers use "
+            "penstock.client.frameworks.trainer.LoaderTrainer, with Accelerate leave "
+            "skip_first_batches out and register_for_checkpointing(loader); docs/frameworks.md has "
+            "a script for each"
+        )
 
     # --- cursors ---
 
@@ -341,6 +366,7 @@ class Loader:
         session = self._started()
         share = session.share
         counted = self._counted()
+        self._notice_ahead()
         step = share.step(counted)
         consumed = (counted - share.positions(step).start) // share.world_size
         return State(
@@ -521,6 +547,11 @@ class Loader:
                     "max_steps=, or give the job epochs: 1"
                 )
             self._rewind()
+        elif (counted := self._counted()) != self._at.next:
+            # A framework has dropped what it held ahead, untrained: it is read again.
+            at = self._at
+            self._at = self._parted(at)._replace(next=counted, marked=at.marked)
+            self._resources.close_feeds()
         elif self._at.is_over:
             if self.group is not None:
                 raise PastEnd(
@@ -530,6 +561,9 @@ class Loader:
                     batches=session.batches,
                 )
             self._rewind()
+        self._at = self._at._replace(pass_first=self._at.next)
+        if self._mode != "eval":
+            self._holds_ahead = reader_ahead(has_length=session.batches is not None)
 
     def end_pass(self) -> None:
         """Note that an iteration has come to the end; for its iterators."""
@@ -672,6 +706,13 @@ class Loader:
         """The first own position that is not counted as trained on."""
         share, at = self._started().share, self._at
         return at.next if at.marked is None else share.nth_after(at.marked, 1)
+
+    def _notice_ahead(self) -> None:
+        """Say once that a state counts a batch which a framework holds and has not trained on."""
+        sentence = self._holds_ahead
+        if sentence is not None and self._at.marked is None:
+            self._holds_ahead = None
+            tell(logger.warning, "job %r: %s", self.job, sentence)
 
     def skip_rest(self, index: int) -> None:
         """Leave out what was not taken of step `index`; for `_Steps`."""

@@ -194,7 +194,7 @@ class Counting(PenstockError):
 
 
 class SourceUnavailable(PenstockError):
-    """Bytes could not be read here and now; retried, never quarantined. Field `item`."""
+    """What may be gone in a moment; retried, never quarantined. Fields `item`, `role`."""
 
     code, status = "source_unavailable", "UNAVAILABLE"
 

@@ -211,7 +211,7 @@ class Source(Role, ABC):
         """Return the items at `indices`, in that order; reads are coalesced, duplicates allowed.
 
         Raises:
-            SourceUnavailable: The bytes cannot be read here and now (OSError, timeout, 5xx).
+            SourceUnavailable: The bytes cannot be read at this moment (OSError, timeout, 5xx).
             SourceChanged: A file is not the one that was opened.
         """
 
@@ -389,8 +389,8 @@ class RawItemProcessor(Role, ABC):
         """Return the sample of an item, several samples, or None to filter it.
 
         Raises:
-            Exception: Whatever it raises twice for the same bytes makes a `BadItem`; OSError and
-                timeouts are `SourceUnavailable` and retried.
+            Exception: Whatever it raises twice for the same bytes makes a `BadItem`. What may be
+                gone in a moment is retried and never does: see `core.transient`.
         """
 
     def process_batch(
