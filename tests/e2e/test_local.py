@@ -171,6 +171,34 @@ def draw(torch: Any) -> tuple[float, float, float]:
     return random.random(), float(np.random.rand()), float(torch.rand(1))
 
 
+FRESH_TRAINER = """
+import random, sys
+from penstock.client import Loader
+
+random.seed(7)
+before = random.getstate()
+with Loader(sys.argv[1], "one", group="run", rank=0, world_size=1, as_numpy=True) as loader:
+    next(iter(loader))
+    loader.commit()
+assert random.getstate() == before
+print(sorted({"structlog", "rich", "uvloop", "pydantic", "yaml", "pyarrow"} & set(sys.modules)))
+"""
+
+
+def test_a_fresh_trainer_imports_nothing_that_draws(folder: Path) -> None:
+    """Some libraries draw as they are imported; a trainer of its own shows it, this one may not."""
+    file = one_job(folder, function="./roles.py:augment")
+
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH_TRAINER, f"local:{file}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+
+
 def test_the_trainers_process_runs_no_code_of_the_job(folder: Path) -> None:
     """The role's file is imported, its constructor called and its items processed elsewhere."""
     before = set(sys.modules)

@@ -69,6 +69,58 @@ def test_a_parameter_that_has_changed_is_refused_by_name(do: Any, name: str) -> 
     assert other.state() == {"held": []}, "what one lane does to its parameters reached another"
 
 
+class Counts:
+    """A user's helper without a `__dict__`."""
+
+    __slots__ = ("number",)
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def step(self) -> None:
+        """Change."""
+        self.number += 1
+
+
+class Defaults(Keeps):
+    """Defaults that all instances share, as Python has them."""
+
+    def __init__(
+        self,
+        do: Any = None,
+        weights: Any = [],  # noqa: B006
+        table: Any = Counter(),  # noqa: B006
+        counts: Any = None,
+    ) -> None:
+        super().__init__(weights=weights, table=table, do=do)
+        self.counts = Counts() if counts is None else iter(counts)
+
+
+@pytest.mark.parametrize(
+    ("do", "name"),
+    [
+        (append, "weights"),
+        (lambda batcher: batcher.table.update("a"), "table"),
+        (lambda batcher: batcher.counts.step(), "counts"),
+    ],
+)
+def test_what_defaults_and_helpers_hold_is_refused_alike(do: Any, name: str) -> None:
+    """A list that is a default reaches no other lane; an object with slots is looked into."""
+    batcher = Defaults(do).clone()
+    assert batcher.state() == {"budget": 4, "held": []}
+
+    batcher.add(REF)
+
+    with pytest.raises(InvalidJob, match=rf"Defaults\.{name} has changed since the constructor"):
+        batcher.state()
+
+
+def test_an_iterator_under_a_parameters_name_is_refused() -> None:
+    """How far it has come is seen by nobody."""
+    with pytest.raises(InvalidJob, match=r"Defaults\.counts"):
+        Defaults(counts=range(9)).clone().state()
+
+
 class Lowers(Keeps):
     """Its budget shrinks with every sample."""
 

@@ -10,6 +10,7 @@ Every role is a pure function of what it is given. None of them knows a rank, a 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 import os
@@ -72,10 +73,10 @@ class Role:
     def clone(self) -> Any:
         """Return a fresh role with the same parameters: every lane has a batcher of its own.
 
-        It gets copies of lists, dicts and the like: what one lane's batcher does to a list that it
-        was given must not reach another's.
+        It gets copies of lists, dicts and the like, of those that are defaults, too: what one
+        lane's batcher does to a list that it was given must not reach another's.
         """
-        made = _construct(type(self), _copied(self.arguments))
+        made = _construct(type(self), _copied({**_shared_defaults(type(self)), **self.arguments}))
         made.arguments = self.arguments  # as they were given, whatever the role does to its own
         return made
 
@@ -150,7 +151,19 @@ def _copied(value: Any) -> Any:
         return type(value)(map(_copied, value))
     if type(value) is dict:
         return {name: _copied(inner) for name, inner in value.items()}
+    if isinstance(value, list | dict | set | deque):  # a Counter, a class of the user's
+        return copy.deepcopy(value)
     return value.copy() if isinstance(value, np.ndarray | bytearray) else value
+
+
+def _shared_defaults(cls: type[Any]) -> dict[str, Any]:
+    """Return the defaults that all instances would share: `def __init__(self, buffer=[])`."""
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(cls.__init__).parameters.items()
+        if parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
+        and isinstance(parameter.default, list | dict | set | deque | np.ndarray | bytearray)
+    }
 
 
 def _construct(cls: type[Any], arguments: Mapping[str, Any]) -> Any:

@@ -6,8 +6,6 @@ import hashlib
 import sqlite3
 from collections.abc import Mapping, Sequence
 
-import structlog
-
 from penstock.server.store.base import SnapshotRecord
 from penstock.server.store.checks import check_name
 from penstock.server.store.groups import readers
@@ -18,8 +16,6 @@ from penstock.wire.errors import LogDiverged
 
 CROWDED = 512
 """A lane with more snapshots is thinned: rarely enough that it costs a few microseconds per put."""
-
-log = structlog.get_logger("penstock.store")
 
 
 class Snapshots:
@@ -63,8 +59,19 @@ class Snapshots:
             if isinstance(data, bytes) and hashlib.sha256(data).digest() == checksum:
                 return SnapshotRecord(log_id, lane, found, data)
             # A snapshot only accelerates: an older one gives the same batches, later.
-            log.warning("a damaged snapshot was dropped", log=log_id.hex(), lane=lane, offset=found)
+            _warn_of_damage(log_id, lane, found)
             drop(db, log_id, lane, found)
+
+
+def _warn_of_damage(log_id: bytes, lane: int, offset: int) -> None:
+    # Imported in a node, never with this module: `local:` has the store in the trainer's process,
+    # and structlog imports rich where that is installed, which draws from `random` as it is
+    # imported.
+    import structlog
+
+    structlog.get_logger("penstock.store").warning(
+        "a damaged snapshot was dropped", log=log_id.hex(), lane=lane, offset=offset
+    )
 
 
 def drop(db: sqlite3.Connection, log_id: bytes, lane: int, offset: int) -> None:
