@@ -300,7 +300,7 @@ CALLS: list[tuple[list[str], str, str]] = [
     (["cat", "@", "main", "--group", "nobody"], "has no group 'nobody'", "unknown_group"),
     (["cat", "@", "number", "--count", "1"], "number returned int; return a dict", "bad_item"),
     (["cat", "@", "starved"], "items in a row without one sample (drawn: ", "lane_starved"),
-    (["cat", "local:none.yaml", "main"], "there is no job file 'none.yaml'", "invalid_job"),
+    (["cat", "local:none.yaml", "main"], "/none.yaml': name one, or write", "invalid_job"),
     (["cat", "spawn:none.yaml", "main"], "did not start: there is no job file", "invalid_job"),
     (["cat", "@", "main", "--group", "a\nb", "--commit"], r"group='a\nb'", "invalid_request"),
     (["cursors", "@", "main", "--group", "nobody", "restore", "c"], "'nobody'", "unknown_group"),

@@ -546,6 +546,36 @@ def test_check_tells_of_a_death_elsewhere(home: Path) -> None:
     assert "ended with status 7 in another one" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("check", "penstock.yaml"),
+        ("show", "penstock.yaml", "main", "--step", "0"),
+        ("schema",),
+        ("--help",),
+    ],
+)
+def test_a_command_whose_output_is_not_read_to_its_end_ends_quietly(
+    command: tuple[str, ...], home: Path
+) -> None:
+    """As in `penstockd check penstock.yaml | head`: no code of a role is blamed."""
+    job = "{source: {type: items, items: [1, 2, 3, 4]}, batch_size: 2}"
+    (home / "penstock.yaml").write_text(f"jobs: {{main: {job}}}")
+    reading, writing = os.pipe()
+    os.close(reading)
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "penstock.server.cli", *command],
+        cwd=home,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_check_goes_on_to_the_other_jobs(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One broken job does not hide what is known of another; the status says that one is broken."""
     (home / "two.yaml").write_text(

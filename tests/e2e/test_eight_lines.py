@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -37,7 +36,6 @@ def _train(folder: Path, target: str) -> str:
         capture_output=True,
         text=True,
         timeout=240,
-        env={**os.environ, "XDG_RUNTIME_DIR": str(folder)},
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -53,6 +51,7 @@ def test_the_page_needs_eight_lines() -> None:
     assert len([line for line in ours if line.strip()]) == 8
 
 
+@pytest.mark.usefixtures("runtime")
 def test_the_eight_lines_read_the_same_over_the_wire(folder: Path) -> None:
     """In this process, from workers over a socket and from a served address: the same batches."""
     here = _train(folder, "local:penstock.yaml")

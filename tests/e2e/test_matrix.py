@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -255,15 +253,11 @@ def test_local_anywhere(
     compare(read(open_transport(f"local:{file}")), truth)
 
 
-@pytest.mark.usefixtures("elsewhere")
-def test_spawn_anywhere(file: Path, truth: Records, monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = tempfile.mkdtemp(prefix="pst-")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+@pytest.mark.usefixtures("elsewhere", "runtime")
+def test_spawn_anywhere(file: Path, truth: Records) -> None:
     target = f"spawn:{file}?workers=2"
 
     compare(read(target), truth)
-
-    shutil.rmtree(runtime)
 
 
 SHOW = """

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +24,6 @@ JOB: dict[str, Any] = {
     "source": {"type": "items", "items": [{"x": number} for number in range(50)]},
     "batch_size": 2,
 }
-
-
-@pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for sockets, with a short path."""
-    folder = Path(tempfile.mkdtemp(prefix="pst-"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    yield folder
-    shutil.rmtree(folder)
 
 
 def nodes(runtime: Path) -> list[int]:

@@ -30,11 +30,11 @@ os.waitpid(child, 0)
 """
 
 
-def test_a_forked_child_keeps_neither_the_node_nor_its_lock(tmp_path: Path) -> None:
+def test_a_forked_child_keeps_neither_the_node_nor_its_lock(tmp_path: Path, runtime: Path) -> None:
     """The last Loader ends the node although a child lives, and the next one starts a new one."""
     job = {"lanes": 1, "source": {"type": "items", "items": [{"x": 1}]}, "batch_size": 1}
     file = write_job_file(tmp_path / "jobs.yaml", {"one": job})
-    environment = {**ENVIRONMENT, "XDG_RUNTIME_DIR": str(tmp_path)}
+    environment = {**ENVIRONMENT, "XDG_RUNTIME_DIR": str(runtime)}
 
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(file)],

@@ -10,16 +10,19 @@ from penstock.client import Loader
 
 def test_batches_of_long_strings_arrive_whole(tmp_path: Path) -> None:
     """Several of 3 MB wait at once, and none of them shares a message that would be too large."""
-    job = {
-        "lanes": 4,
-        "source": {"type": "items", "items": [{"text": letter * 3_000_000} for letter in "abcd"]},
-        "batch_size": 1,
-    }
-    file = write_job_file(tmp_path / "penstock.yaml", {"text": job}, workers=2)
+    target = tmp_path / "jobs.py"
+    target.write_text(
+        "from penstock.server.job import Job\n"
+        "from penstock.server.sources import ItemsSource\n"
+        "items = [{'text': letter * 3_000_000} for letter in 'abcd']\n"
+        "jobs = {'text': Job(ItemsSource(items), batch_size=1, lanes=4)}\n"
+    )
+    file = f"{target}:jobs"
+    flags = ("--listen", "127.0.0.1:0", "--metrics", "off", "--workers", "2")
     texts = {}
 
     for name in ("served", "local"):
-        with serving(file) as server:
+        with serving(file, *flags) as server:
             target = server.address if name == "served" else f"local:{file}"
             with Loader(target, "text", rank=0, world_size=1, prefetch=16) as loader:
                 texts[name] = [batch["text"][0][:1] for batch, _ in zip(loader, range(24))]  # noqa: B905

@@ -209,7 +209,7 @@ def test_cursors_are_listed_moved_and_named(
     assert (status, out) == (1, "")
     assert "[checkpoint_exists]" in err
     for action, shown in (
-        (["seek", "--to-step", "3"], "stands at step 3"),
+        (["seek", "--to-step", "3"], "is now at step 3"),
         (["list"], "GENERATION"),
         (["show"], "cursor      step 3"),
         (["checkpoint", "three"], "is step 3"),

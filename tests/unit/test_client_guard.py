@@ -56,6 +56,46 @@ def test_another_process_is_refused() -> None:
     guard.check()
 
 
+def test_a_loader_may_be_used_while_another_thread_imports_torch() -> None:
+    """As the next call does after the first one, which imports torch aside, was broken off.
+
+    What is half imported stands in `sys.modules` without its functions.
+    """
+    code = """
+        import os, sys, threading
+
+        from penstock.client.guard import ProcessGuard
+        from penstock.client.ranks import torch_distributed
+
+        class Halfway:
+            # Holds the import up where these packages have begun and not ended.
+
+            def find_spec(self, name, path=None, target=None):
+                if name in ("torch.utils.data.dataloader", "torch.distributed.device_mesh"):
+                    begun.release()
+                    looked.acquire(timeout=20)
+
+        begun, looked = threading.Semaphore(0), threading.Semaphore(0)
+        sys.meta_path.insert(0, Halfway())
+        importing = threading.Thread(target=lambda: __import__("torch"), daemon=True)
+        importing.start()
+        guard = ProcessGuard()
+        try:
+            for half in range(2):
+                assert begun.acquire(timeout=20), "torch is made in another way"
+                guard.check()
+                assert torch_distributed() is None
+                looked.release()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)  # the import goes on, and would be waited for
+        os._exit(0)
+        """
+    process = script(code)
+    _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, errors
+
+
 def test_a_fork_of_a_reading_process_gets_an_error_and_both_end() -> None:
     code = """
         import os, sys

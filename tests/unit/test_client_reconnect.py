@@ -169,6 +169,25 @@ def test_a_source_that_stays_away_is_named_at_the_deadline() -> None:
         assert again.is_set()
 
 
+def test_a_node_that_says_nothing_after_an_error_does_not_hide_it() -> None:
+    with FakeNode() as node, reader(node, deadline_s=2) as loader:
+
+        class Then(dict[int, Any]):
+            def pop(self, key: int, default: Any = None) -> Any:
+                if self:
+                    return super().pop(key, default)
+                node.faults.released.wait(60)
+                return default
+
+        node.faults.errors = Then({0: SourceUnavailable("the mount is away", item="corpus[3]")})
+
+        try:
+            with pytest.raises(DataTimeout, match="sent nothing yet, after: the mount is away"):
+                next(iter(loader))
+        finally:
+            node.faults.released.set()
+
+
 def test_a_late_batch_is_an_error_with_the_servers_reason_and_reading_can_go_on() -> None:
     with FakeNode() as node, reader(node, deadline_s=0.3) as loader:
         node.faults.hold.add(1)

@@ -281,14 +281,22 @@ class Unspeakable(Exception):
         raise KeyError("text")
 
 
+class Ending(Exception):
+    """Its text ends the process."""
+
+    def __str__(self) -> str:
+        raise SystemExit(0)
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
+        (Ending(), "Ending: (it has no text: its str() raises SystemExit)"),
         (Unspeakable(), "Unspeakable: (it has no text: its str() raises KeyError)"),
         (ValueError("name \udcff"), "ValueError: name \\udcff"),
         (ValueError("x" * (5 << 20)), "... (5240909 more characters)"),
     ],
-    ids=["no text", "half a pair", "5 MB"],
+    ids=["an end", "no text", "half a pair", "5 MB"],
 )
 def test_whatever_an_error_says_its_item_and_type_are_named(error: Exception, said: str) -> None:
     """In the sentence, the traceback and the verdict: bounded, and whole Unicode."""

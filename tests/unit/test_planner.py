@@ -192,8 +192,10 @@ def test_the_budget_of_verdicts_stops_whoever_needs_one_more() -> None:
     planner = Planner(job, 0, Items(job))
 
     assert plans(planner, 4) == [[0], [2], [4], [6]]
-    with pytest.raises(BadItem, match="max_quarantined = 3 items of the job"):
+    with pytest.raises(BadItem, match="max_quarantined = 3 items of the job") as caught:
         planner.next()
+    # No store has them, so `penstock quarantine` would list nothing.
+    assert "the first are main[1] in epoch 0 (ValueError: odd), main[3]" in caught.value.message
 
 
 def test_reasons_made_of_each_item_anew_stay_few() -> None:

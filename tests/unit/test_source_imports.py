@@ -129,3 +129,16 @@ def test_sources_are_imported_without_what_they_read_with() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
     assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_the_same_text_in_two_folders_is_two_modules(tmp_path: Path) -> None:
+    """Each reads what lies beside itself."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "roles.py").write_text(
+            "from pathlib import Path\n\ndef home():\n    return Path(__file__).parent.name\n"
+        )
+
+    found = [load_attribute(f"{tmp_path / folder / 'roles.py'}:home")() for folder in "aba"]
+
+    assert found == ["a", "b", "a"]

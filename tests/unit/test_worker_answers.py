@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,6 +85,17 @@ class Talk:
                     return message
             self._found += self._unpacker.feed(self._ours.recv(1 << 20))
 
+    def charged(self, number: int) -> Counter[str]:
+        """Return how many batches the answers up to that of a ticket have charged to each job."""
+        self.until(number)
+        counts: Counter[str] = Counter()
+        for message in self._found:
+            if "cost" in message:
+                counts[message["cost"]["job"]] += message["cost"]["batches"]
+            if message.get("ticket") == number:
+                break
+        return counts
+
     def close(self) -> None:
         """End the worker."""
         self._ours.close()
@@ -100,16 +112,16 @@ def talk(tmp_path: Path) -> Iterator[Talk]:
 
 @pytest.mark.parametrize(("op", "line"), [("plan", 3), ("produce", 777)], ids=["plan", "failure"])
 def test_no_job_pays_for_another(talk: Talk, op: str, line: int) -> None:
-    """What was held is told with the next answer, whatever that is."""
-    first, _ = talk.ask("a", CHEAP, 1)
+    """What was held is told with the next answer, whatever that is: before another job's."""
+    first, number = talk.ask("a", CHEAP, 1)
+    before = talk.charged(number - 1)
     second, next_number = talk.ask("a", 0, line, op)
     third, last = talk.ask("b", 0, 2)
     talk.send(first + second + third)
 
-    assert talk.until(last)["cost"]["batches"] == 1
-    assert talk.until(last)["cost"]["job"] == "b"
-    cost = talk.until(next_number)["cost"]
-    assert (cost["job"], cost["batches"]) == ("a", 1)
+    # Whether the first answer was held depends on how fast this machine is.
+    assert talk.charged(next_number) - before == {"a": 1}
+    assert talk.charged(last) - before == {"a": 1, "b": 1}
 
 
 def test_a_finished_batch_waits_for_no_slow_one(talk: Talk) -> None:

@@ -13,6 +13,9 @@ for step in loader.steps():                       # or: for batch in loader
         loader.commit()                           # after the model checkpoint is durable
 ```
 
+The README has a whole script. Models of transformers need `use_cache=False`, or packed documents
+see each other.
+
 The package is light: grpcio, protobuf, numpy. torch is imported when the first batch is made, where
 it is installed. The path of a batch: `feed` (the stream, in a background thread) ->
 `penstock.wire.frame` -> `values` -> `loader` -> `steps`.

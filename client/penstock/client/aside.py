@@ -13,10 +13,16 @@ or do not.
 from __future__ import annotations
 
 import _thread
+import math
+import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
+
+SLICE_S = 0.5
+"""A wait is cut into pieces: a signal that comes right before one, or to another thread, does not
+end it, and its handler runs after it."""
 
 TELL_S = 1.0
 """How long a line of the log is waited for."""
@@ -62,8 +68,10 @@ def aside(work: Callable[[Patience], T], *, patience_s: float = -1) -> T:
             _thread.start_new_thread(run, ())
         except RuntimeError:  # since Python 3.12 a process that ends starts no thread
             run()
-        if not done.acquire(timeout=patience_s):
-            raise TimeoutError(f"not done within {patience_s} s")
+        end = math.inf if patience_s < 0 else time.monotonic() + patience_s
+        while not done.acquire(timeout=max(0.0, min(SLICE_S, end - time.monotonic()))):
+            if time.monotonic() >= end:
+                raise TimeoutError(f"not done within {patience_s} s")
     if failures:
         try:
             raise failures.pop()

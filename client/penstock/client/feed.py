@@ -477,8 +477,9 @@ class Feed:
             )
         # Where the lanes of a finite log end is the server's to know.
         self._order = None if message.HasField("batches") else Order(max(1, message.lanes))
+        after = f", after: {self._broken.message}" if self._broken is not None else ""
+        self._reason = f"{self._opening.target} has opened the stream and sent nothing yet{after}"
         self._broken = None
-        self._reason = f"{self._opening.target} has opened the stream and sent nothing yet"
 
     def _handle_batch(self, reply: frame.Reply) -> bool:
         header, chunk = reply.header, reply.chunk

@@ -63,8 +63,9 @@ class ProcessGuard:
 
 def in_dataloader_worker() -> bool:
     """Tell whether this process is a worker of a torch DataLoader; never imports torch."""
-    data = sys.modules.get("torch.utils.data")
-    return data is not None and data.get_worker_info() is not None
+    # A module that another thread is importing stands there before it has its functions.
+    worker_info = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
+    return worker_info is not None and worker_info() is not None
 
 
 __all__ = ["ProcessGuard", "in_dataloader_worker"]

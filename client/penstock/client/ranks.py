@@ -171,11 +171,11 @@ def _from_torch() -> Place | None:
 
 def torch_distributed() -> Any:
     """Return `torch.distributed` where it is initialised, else None; never imports torch."""
-    if "torch" not in sys.modules:
-        return None
-    import torch.distributed as dist
-
-    return dist if dist.is_available() and dist.is_initialized() else None
+    # Looked up, not imported: while another thread imports torch an import would wait for it, with
+    # locks that a signal can leave behind, and what is not imported yet is not initialised either.
+    dist: Any = sys.modules.get("torch.distributed")
+    is_initialized = getattr(dist, "is_initialized", None)
+    return dist if is_initialized is not None and is_initialized() else None
 
 
 def _from_launcher(environ: Mapping[str, str]) -> Place | None:

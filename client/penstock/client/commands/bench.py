@@ -29,7 +29,7 @@ def add_parser(subparsers: Any) -> None:
         description=(
             "Read a job as fast as it comes, without a group, and print rates: batches, bytes and "
             "tokens per second, the share of time spent waiting for data, and client CPU per GB. "
-            "A share near 1 says that the server sets the pace, near 0 that this process does."
+            "Near 100% the server sets the pace, near 0% this process does."
         ),
     )
     add_target(parser)

@@ -130,7 +130,7 @@ def _moved(args: argparse.Namespace, moved: cursors_pb2.MoveReply) -> int:
         print_json({"group": args.group, "step": moved.step, "generation": moved.generation})
     else:
         say(
-            f"group {args.group!r} stands at step {moved.step:,} (generation {moved.generation}); "
+            f"group {args.group!r} is now at step {moved.step:,} (generation {moved.generation}); "
             "start its ranks again to go on there"
         )
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console
@@ -53,7 +53,7 @@ def check(file: str, job: str | None, items: int, batches: int, as_json: bool) -
     config = load(file)
     names = [job] if job is not None else list(config.jobs)
     results: list[dict[str, Any]] = []
-    console = Console(highlight=False)
+    console = Output(highlight=False)
     failed = False
     for name in names:
         try:
@@ -96,6 +96,14 @@ def _examine(config: Config, name: str, items: int, batches: int) -> Measured:
         )
     finally:
         job.close()
+
+
+class Output(Console):
+    """A console that leaves a broken pipe to the group of commands, as `click.echo` does."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Pass the error on: called while it is handled."""
+        raise
 
 
 def render(measured: Measured, console: Console) -> None:

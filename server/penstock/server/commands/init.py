@@ -99,7 +99,7 @@ def render(found: Guess, name: str) -> str:
             f"      column: {_text(found.text_column)}",
         ]
         if found.end_token is not None:
-            lines += [f"      append: {_text(found.end_token)}  # behind every document"]
+            lines += [f"      append: {_text(found.end_token)}  # after every document"]
         else:
             lines += ['      # append: "<eos>"  # the vocabulary has none of the usual names']
         lines += _packing(found)

@@ -355,7 +355,7 @@ def _dependence(job: Job, where: Surroundings, error: PenstockError) -> str:
             "it may differ"
         )
     remedy = "name files relative to your code: Path(__file__).parent"
-    if "role" in error.fields:
+    if isinstance(error, LogDiverged) and "role" in error.fields:
         raise LogDiverged(
             f"job {job.name!r} is not pure: it depends on the {where.name}, which may be another "
             f"on every node: {_difference_there(error)}; {remedy}",

@@ -78,7 +78,9 @@ def error_text(error: BaseException, limit: int = MAX_TEXT) -> str:
     """Return what an error says: whole Unicode of bounded length, even where its `str()` fails."""
     try:
         text = str(error)
-    except Exception as broken:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as broken:  # sys.exit() too: this is a user's code like any other
         return f"(it has no text: its str() raises {type(broken).__name__})"
     return clean_text(text, limit)
 

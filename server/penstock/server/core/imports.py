@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -97,6 +98,9 @@ def _load_file(path: Path, place: str) -> ModuleType:
         ) from None
     digest = hashlib.sha256(source).hexdigest()
     name = f"penstock_user_{path.stem}_{digest[:16]}"
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(path):
+        # The same text in another folder: what it reads beside itself, or imports, is not the same.
+        name += f"_{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

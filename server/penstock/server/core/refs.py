@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from penstock.wire.errors import BadItem
+
+MAX_NAMED = 3
+"""How many of the items that are left out an error names."""
 
 
 class ItemRef(NamedTuple):
@@ -139,12 +143,19 @@ class Verdict(NamedTuple):
         return cls(stage, ItemRef(*item), *rest)
 
 
-def budget_spent(limit: int, verdict: Verdict) -> BadItem:
-    """Return the error for an item that would be left out beyond `max_quarantined`."""
+def budget_spent(limit: int, verdict: Verdict, known: Iterable[Verdict] = ()) -> BadItem:
+    """Return the error for an item that would be left out beyond `max_quarantined`.
+
+    Args:
+        limit: `max_quarantined` of the job.
+        verdict: About the item.
+        known: What is left out already, where no store has it for `penstock quarantine` to list.
+    """
+    named = ", ".join(f"{one.item} ({one.reason})" for one in islice(known, MAX_NAMED))
+    look = f"the first are {named}" if named else "`penstock quarantine` lists them, and why"
     return BadItem(
         f"item {verdict.item} fails ({verdict.reason}), and max_quarantined = {limit} items of the "
-        "job are left out already; look at the data (`penstock quarantine` lists them, and why), "
-        "or raise max_quarantined",
+        f"job are left out already; look at the data ({look}), or raise max_quarantined",
         item=list(verdict.item),
         stage=verdict.stage,
         lane=verdict.lane,

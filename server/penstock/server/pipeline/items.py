@@ -151,7 +151,7 @@ class VerdictBook:
         if self._insert is not None:
             held = self._insert(verdict)
         elif self._limit is not None and self.left_out.total() >= self._limit:
-            raise budget_spent(self._limit, verdict)
+            raise budget_spent(self._limit, verdict, self)
         else:
             held = verdict
         self.learn([held])

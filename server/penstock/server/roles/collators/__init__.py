@@ -2,7 +2,7 @@
 
 * `default.py`: stacks samples of one shape.
 * `padded.py`: pads samples to one length.
-* `packed.py`: lays documents behind each other and says where the seams are.
+* `packed.py`: lays documents one after another and says where the seams are.
 * `arrays.py`: what they share.
 """
 

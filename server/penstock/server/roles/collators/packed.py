@@ -1,4 +1,4 @@
-"""The collator that packs: documents behind each other in rows of T tokens, with their seams."""
+"""The collator that packs: documents one after another in rows of T tokens, with their seams."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Segment(NamedTuple):
 
 
 class PackedCollator(BatchCollator):
-    """Lay the documents of every row behind each other and say where the seams are.
+    """Lay the documents of every row one after another and say where the seams are.
 
     Gives, for B rows of T tokens:
 
@@ -63,7 +63,7 @@ class PackedCollator(BatchCollator):
     Args:
         pad_to: T. None = the longest row of the batch.
         document_multiple: Every document takes up a multiple of this, filled with padding that
-            cu_seq_lens counts to it (it lies behind the document, where causal attention of its
+            cu_seq_lens counts to it (it lies after the document, where causal attention of its
             tokens does not look). Context parallelism wants 2 x cp. None = 1.
         max_documents: cu_seq_lens has always this many entries and one more, the last value
             repeated: static shapes for torch.compile and CUDA graphs. The padding of a row counts

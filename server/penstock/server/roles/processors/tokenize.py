@@ -37,7 +37,7 @@ class TokenizeProcessor(RawItemProcessor):
         tokenizer: Path of a `tokenizer.json`, as `tokenizers` and `transformers` save it. Its
             bytes, not its place, are part of the job's identity.
         column: The column that holds the text; items that are plain strings need none.
-        append: A token of the vocabulary behind every document, such as `<eos>`.
+        append: A token of the vocabulary after every document, such as `<eos>`.
         prepend: A token of the vocabulary before every document, such as `<bos>`.
         max_length: Longer documents are cut on the right so that all ids, `append` and `prepend`
             among them, are at most this many. None = never cut.
