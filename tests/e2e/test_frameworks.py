@@ -294,6 +294,27 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(script: str, ranks: Ranks) -
     assert resumed.validated == untouched.validated
 
 
+def test_a_trainer_evaluates_while_it_trains(ranks: Ranks) -> None:
+    """With `eval_strategy="steps"`, on `eval_loader`; training goes on where it was."""
+    folder = ranks.folder("trainer-evaluates")
+    script = (
+        (folder / "train_trainer.py")
+        .read_text()
+        .replace(
+            "    save_steps=3,", '    save_strategy="no", eval_strategy="steps", eval_steps=3,'
+        )
+    )
+    script = script.replace('"run-5"', '"run-evaluates"')
+    (folder / "train_evaluates.py").write_text(script)
+
+    run = ranks.run("train_evaluates.py", folder, 2)
+
+    assert run.codes == [0, 0], run.said
+    assert run.said.count("eval_loss") >= 2, run.said
+    positions = sorted(call.position for rank in run.trained for call in rank)
+    assert positions == list(range(STEPS * BATCHES_PER_STEP))
+
+
 def test_lightning_without_the_callback_is_noticed_once(ranks: Ranks) -> None:
     """Its states count a batch that was only fetched: each rank says so, once, with the remedy."""
     folder = ranks.folder("lightning-alone")

@@ -29,14 +29,22 @@ class LoaderMixin:
 
     Args:
         train_loader: What `train()` reads. An endless one needs `max_steps` among the arguments.
-        eval_loader: What `evaluate()` reads, with `mode="eval"`; None = what the Trainer was given.
+        eval_loader: What `evaluate()` reads, with `mode="eval"`, also in the middle of training; a
+            dict of several by name; None = what the Trainer was given as `eval_dataset`.
         args, kwargs: The Trainer's own.
     """
 
     def __init__(
-        self, *args: Any, train_loader: Loader, eval_loader: Loader | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        train_loader: Loader,
+        eval_loader: Loader | dict[str, Loader] | None = None,
+        **kwargs: Any,
     ) -> None:
-        self._train_loader, self._eval_loader = train_loader, eval_loader
+        self._train_loader = train_loader
+        if eval_loader is not None:
+            # Without one a Trainer refuses to evaluate while it trains.
+            kwargs["eval_dataset"] = eval_loader
         super().__init__(*args, **kwargs)
         trainer: Any = self
         trainer.args.ignore_data_skip = True
@@ -47,10 +55,14 @@ class LoaderMixin:
         return self._train_loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the Loader for evaluation, unless a dataset is asked for."""
-        if self._eval_loader is None or eval_dataset is not None:
-            return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
-        return self._eval_loader
+        """Return the Loader for evaluation, or what the Trainer makes of a dataset."""
+        trainer: Any = self
+        given = trainer.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(given, str):
+            given = trainer.eval_dataset[given]
+        if isinstance(given, Loader):
+            return given
+        return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
 
 
 class LoaderTrainer(LoaderMixin, transformers.Trainer):  # type: ignore[misc]

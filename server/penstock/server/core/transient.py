@@ -28,7 +28,9 @@ _REMOTE = (
 _REMOTE_CODE = (*_REMOTE, "datasets.", "transformers.")
 """These raise plain OSErrors where a hub does not answer; their own types say other things."""
 
-_TRANSIENT_NAMES = re.compile(r"time_?d?_?out|OperationalError|BrokenProcessPool", re.IGNORECASE)
+_TRANSIENT_NAMES = re.compile(
+    r"time_?d?_?out|out_?of_?memory|OperationalError|BrokenProcessPool", re.IGNORECASE
+)
 """Libraries have time-outs of their own that are no `TimeoutError`; DB-API has one class for a
 database that is locked or away."""
 
@@ -38,7 +40,12 @@ _ADDRESS_NAMES = frozenset(
 """An address that no machine has: those packages say so without asking anybody."""
 
 _TRANSIENT_TEXTS = {
-    RuntimeError: ("can't allocate memory", "can't start new thread", "CUDA out of memory"),
+    RuntimeError: (
+        "can't allocate memory",
+        "can't start new thread",
+        "out of memory",
+        "timed out",
+    ),
     OSError: ("AWS Error",),
 }
 """Torch, the interpreter and Arrow's own S3 have no type for these."""
