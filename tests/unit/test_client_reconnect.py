@@ -169,20 +169,27 @@ def test_a_source_that_stays_away_is_named_at_the_deadline() -> None:
         assert again.is_set()
 
 
-def test_a_node_that_says_nothing_after_an_error_does_not_hide_it() -> None:
+@pytest.mark.parametrize(
+    ("held", "doing"),
+    [(False, "has opened the stream and sent nothing yet"), (True, r"producing.*corpus\[17\]\)?")],
+)
+def test_a_wait_that_follows_an_error_does_not_hide_it(held: bool, doing: str) -> None:
     with FakeNode() as node, reader(node, deadline_s=2) as loader:
 
         class Then(dict[int, Any]):
             def pop(self, key: int, default: Any = None) -> Any:
                 if self:
+                    if held:
+                        node.faults.hold.add(0)
                     return super().pop(key, default)
-                node.faults.released.wait(60)
+                if not held:
+                    node.faults.released.wait(60)
                 return default
 
         node.faults.errors = Then({0: SourceUnavailable("the mount is away", item="corpus[3]")})
 
         try:
-            with pytest.raises(DataTimeout, match="sent nothing yet, after: the mount is away"):
+            with pytest.raises(DataTimeout, match=f"{doing}.*, after: the mount is away"):
                 next(iter(loader))
         finally:
             node.faults.released.set()

@@ -159,6 +159,7 @@ class Feed:
         self._error: BaseException | None = None
         self._broken: PenstockError | None = None  # why there is no stream now
         self._reason = f"connecting to {opening.target}"
+        self._cause = ""  # what broke the stream last, as long as no batch has come since
         self.reconnects = 0
         self._assembling: dict[tuple[int, int], _Assembly] = {}
         self._rereads: dict[int, int] = {}
@@ -274,7 +275,7 @@ class Feed:
                         self._opening.job,
                         waited,
                         position,
-                        self._reason,
+                        self._why(),
                     )
                 # Short, so that a signal handler of the trainer runs soon on every platform.
                 self._changed.acquire(timeout=max(0.0, min(0.5, deadline_s - waited)))
@@ -300,10 +301,10 @@ class Feed:
             return broken
         return DataTimeout(
             f"the batch at position {position} of job {self._opening.job!r} did not come within "
-            f"{waited:.0f} s: {self._reason}; raise deadline_s= if that is to be expected",
+            f"{waited:.0f} s: {self._why()}; raise deadline_s= if that is to be expected",
             position=position,
             waited_s=round(waited, 3),
-            reason=self._reason,
+            reason=self._why(),
         )
 
     def _extend(self, at_least: int) -> None:
@@ -347,6 +348,11 @@ class Feed:
         finally:
             self._wake()
 
+    def _why(self) -> str:
+        """Return what is waited for, and what went wrong before that."""
+        cause = self._cause
+        return self._reason if cause in self._reason else f"{self._reason}, after: {cause}"
+
     def _may_retry(self, error: PenstockError) -> bool:
         if isinstance(error, ChecksumMismatch):
             # A damaged header names no position: it holds up the first that has not come.
@@ -358,7 +364,7 @@ class Feed:
     def _note_break(self, error: PenstockError) -> None:
         first = self._broken is None
         self._broken = error
-        self._reason = error.message
+        self._reason = self._cause = error.message
         self.reconnects += 1
         if first:
             tell(
@@ -477,9 +483,8 @@ class Feed:
             )
         # Where the lanes of a finite log end is the server's to know.
         self._order = None if message.HasField("batches") else Order(max(1, message.lanes))
-        after = f", after: {self._broken.message}" if self._broken is not None else ""
-        self._reason = f"{self._opening.target} has opened the stream and sent nothing yet{after}"
         self._broken = None
+        self._reason = f"{self._opening.target} has opened the stream and sent nothing yet"
 
     def _handle_batch(self, reply: frame.Reply) -> bool:
         header, chunk = reply.header, reply.chunk
@@ -545,7 +550,7 @@ class Feed:
             return False
         frame.check_crc(header, body, assembly.crc)
         self._backoff.reset()
-        self._reason = "the server has sent nothing since the last batch"
+        self._reason, self._cause = "the server has sent nothing since the last batch", ""
         self._ready[header.position] = Delivery(header, body)
         self._landed.add(header.position)
         while self._missing in self._landed:
