@@ -727,6 +727,17 @@ class StoreContract(ABC):
 
         assert (await store.add_verdict(LOG, bad, NOTHING)).number == 1
 
+    async def test_a_group_that_resumes_from_a_state_was_given_what_is_below(
+        self, store: Store
+    ) -> None:
+        """It names the store that its state came from: it has read here, committed or not."""
+        await store.begin(ask(batches_per_step=2, start_step=6, store=store.uuid))
+        bad = Verdict("draw", ItemRef("main", 7, 1), "", "r", True, 1, 5)
+
+        with pytest.raises(errors.LogDiverged, match=r"main\[7\]"):
+            await store.add_verdict(LOG, bad, NOTHING)
+        assert (await store.add_verdict(LOG, bad._replace(offset=6), NOTHING)).number == 1
+
     async def test_what_was_committed_is_not_changed_on_exit(self, store: Store) -> None:
         """At stage `exit` the batch itself counts: others do not move."""
         await store.begin(ask(batches_per_step=2, start_step=10))

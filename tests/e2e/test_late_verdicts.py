@@ -94,6 +94,30 @@ def test_an_item_that_fails_later_stops_its_lane_and_loses_no_other(tmp_path: Pa
 
 
 @pytest.mark.parametrize("target", ["server", "local"])
+def test_a_run_that_resumes_from_a_state_was_given_what_is_below(
+    tmp_path: Path, target: str
+) -> None:
+    """It has never committed; its state says what it was given, and nothing of that may move."""
+    file = make_file(tmp_path, snapshot_every=1000)
+    options: dict[str, Any] = {"group": "run", "as_numpy": True, "deadline_s": 60}
+    with serving(file) as server:
+        with Loader(server.address, "job", **options) as loader:
+            got = [batch["x"].tolist() for batch, _ in zip(loader, range(6), strict=False)]
+            state = loader.state_dict()
+        assert got == [[2 * n, 2 * n + 1] for n in range(6)]
+        server.kill()
+        (tmp_path / "aged").write_text("2")
+        if target == "server":
+            server.start()
+        where = server.address if target == "server" else f"local:{file}"
+
+        with Loader(where, "job", start="state", **options) as loader:
+            loader.load_state_dict(state)
+            with pytest.raises(LogDiverged, match=r"main\[2\]"):
+                next(iter(loader))
+
+
+@pytest.mark.parametrize("target", ["server", "local"])
 def test_an_item_that_fails_later_is_left_out_above_what_was_given(
     tmp_path: Path, target: str
 ) -> None:

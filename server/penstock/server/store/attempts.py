@@ -77,6 +77,7 @@ def begin(db: sqlite3.Connection, request: BeginRequest) -> Begun:
             world_size=request.world_size,
             start_step=start,
             owner=request.owner,
+            made_by=_made_by(request),
         )
         return _begun(group, number, request.token, start, "group", joined=False)
     if request.start_step not in (None, current.start_step):
@@ -114,8 +115,14 @@ def _begin_first(db: sqlite3.Connection, request: BeginRequest) -> Begun:
         world_size=request.world_size,
         start_step=start,
         owner=request.owner,
+        made_by=_made_by(request),
     )
     return _begun(group, 1, request.token, start, decided_by, joined=False)
+
+
+def _made_by(request: BeginRequest) -> str:
+    """Return `state` where a rank goes on from a state of its own: it was given all below."""
+    return "state" if request.store and request.start_step is not None else "begin"
 
 
 def _begun(
@@ -237,7 +244,7 @@ def _fenced(
 
 def _stale(group: Group, current: Generation, generation: int) -> StaleGeneration:
     who = current.owner or "an unnamed caller"
-    if current.made_by == "begin":
+    if current.made_by in ("begin", "state"):
         what = (
             f"is read by generation {current.number} (world size {current.world_size}, started by "
             f"{who}), and this attempt is generation {generation}: stop this process, or begin "

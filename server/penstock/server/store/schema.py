@@ -58,7 +58,7 @@ _TABLES: dict[str, tuple[str, dict[str, str]]] = {
             "world_size": "INTEGER",
             "start_step": "INTEGER",
             "owner": "TEXT",
-            "made_by": "TEXT",  # begin | seek | restore
+            "made_by": "TEXT",  # begin | state | seek | restore
             "checkpoint": "TEXT",
             "request_id": "TEXT",
             "made_at": "TEXT",

@@ -25,7 +25,7 @@ _COLUMNS = (
 
 
 class _Run(NamedTuple):
-    """What the ranks of one generation have committed.
+    """What the ranks of one generation have committed, or had been given when they resumed.
 
     Attributes:
         batches_per_step: G.
@@ -288,13 +288,14 @@ def _runs(db: sqlite3.Connection, log_id: bytes) -> Iterator[_Run]:
             continue
         rows: dict[int, dict[int, int]] = {}
         starts: dict[int, tuple[int, int]] = {}
-        for generation, world_size, start, rank, step in db.execute(
-            "SELECT generation, world_size, start_step, rank, step FROM generations "
+        for generation, world_size, start, made_by, rank, step in db.execute(
+            "SELECT generation, world_size, start_step, made_by, rank, step FROM generations "
             "JOIN cursors USING (group_id, generation) WHERE group_id = ?",
             (group.id,),
         ):
             rows.setdefault(generation, {})[rank] = step
-            starts[generation] = world_size, start
+            # Who resumes from a state was given what is below it, committed or not.
+            starts[generation] = world_size, 0 if made_by == "state" else start
         for generation, of_ranks in rows.items():
             yield _Run(group.batches_per_step, *starts[generation], of_ranks)
 
