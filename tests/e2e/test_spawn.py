@@ -88,6 +88,17 @@ def test_the_folder_of_sockets_is_nobody_elses(runtime: Path, tmp_path: Path) ->
     assert list(elsewhere.iterdir()) == []
 
 
+def test_a_folder_with_a_long_path_is_refused_with_the_way_on(
+    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's limit is told where it can be mended, and not as the end of a node."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime / ("x" * 80)))
+    file = write_job_file(tmp_path / "jobs.yaml", {"one": JOB})
+
+    with pytest.raises(InvalidRequest, match=r"set XDG_RUNTIME_DIR to a folder .* shorter path"):
+        spawn.open_transport(str(file))
+
+
 @pytest.mark.parametrize(("setting", "mode"), [({}, 0o600), ({"socket_mode": "0660"}, 0o660)])
 def test_a_unix_socket_is_its_owners_unless_asked(
     setting: dict[str, str], mode: int, runtime: Path, tmp_path: Path

@@ -121,7 +121,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def environ(folder: Path) -> dict[str, str]:
+def environ(folder: Path, runtime: Path) -> dict[str, str]:
     """The shell of somebody who has installed penstock: its commands are found."""
     commands = folder / "bin"
     commands.mkdir()
@@ -131,8 +131,6 @@ def environ(folder: Path) -> dict[str, str]:
             f"#!{sys.executable}\nimport sys\nfrom {module} import main\nsys.exit(main())\n"
         )
         script.chmod(0o755)
-    runtime = folder / "run"
-    runtime.mkdir()
     return {
         **os.environ,
         "PATH": f"{commands}:{os.environ['PATH']}",

@@ -292,16 +292,28 @@ def _answers(address: Path) -> bool:
         probe.close()
 
 
+MAX_FOLDER_BYTES = 100 - len("/0123456789abcdef.sock")
+"""What is left for the folder of the 100 bytes that a socket's path may have."""
+
+
 def _folder() -> Path:
     """Return a folder of this user alone, which nobody else could have put there.
 
     Its path is short, since that of a socket has at most 107 bytes.
 
     Raises:
-        InvalidRequest: What lies there is a link, or others may write or look into it.
+        InvalidRequest: Its path is too long, what lies there is a link, or others may write or look
+            into it.
     """
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     folder = Path(base) / f"penstock-{os.getuid()}"
+    if len(os.fsencode(folder)) > MAX_FOLDER_BYTES:
+        raise InvalidRequest(
+            f"spawn: keeps its sockets in {folder}, whose path has more than {MAX_FOLDER_BYTES} "
+            "bytes, and the path of a socket must be short: set XDG_RUNTIME_DIR to a folder of "
+            "yours with a shorter path",
+            folder=str(folder),
+        )
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
