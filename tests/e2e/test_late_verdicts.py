@@ -93,6 +93,46 @@ def test_an_item_that_fails_later_stops_its_lane_and_loses_no_other(tmp_path: Pa
         assert train(server.address, 2) == [[12, 13], [14, 15]]
 
 
+@pytest.mark.parametrize("group", ["run", None])
+def test_a_reader_that_goes_on_after_a_kill_was_given_what_is_below(
+    tmp_path: Path, runtime: Path, group: str | None
+) -> None:
+    """Its node has no memory of it, and nothing was committed: the reader itself says so."""
+    file = make_file(tmp_path, snapshot_every=1000)
+    options: dict[str, Any] = {"group": group, "as_numpy": True, "deadline_s": 60, "prefetch": 2}
+    with serving(file, "--listen", f"unix:{runtime}/n.sock") as server:
+        with Loader(server.address, "job", **options) as loader:
+            reading = iter(loader)
+            got = [next(reading)["x"].tolist() for _ in range(6)]
+            server.kill()
+            (tmp_path / "aged").write_text("2")
+            server.start()
+
+            with pytest.raises(LogDiverged, match=r"main\[2\]"):
+                got += [next(reading)["x"].tolist() for _ in range(20)]
+        assert got == [[2 * n, 2 * n + 1] for n in range(6)]
+
+
+@pytest.mark.parametrize("group", ["run", None])
+def test_a_state_without_a_group_says_what_was_given(tmp_path: Path, group: str | None) -> None:
+    """Within a step, too: its batches were given one by one."""
+    file = make_file(tmp_path, snapshot_every=1000)
+    options: dict[str, Any] = {"group": group, "as_numpy": True, "deadline_s": 60}
+    with serving(file) as server:
+        with Loader(server.address, "job", batches_per_step=4, **options) as loader:
+            got = [batch["x"].tolist() for batch, _ in zip(loader, range(6), strict=False)]
+            state = loader.state_dict()
+        server.kill()
+        (tmp_path / "aged").write_text("10")  # in the sixth batch
+        server.start()
+
+        with Loader(server.address, "job", batches_per_step=4, start="state", **options) as loader:
+            loader.load_state_dict(state)
+            with pytest.raises(LogDiverged, match=r"main\[10\]"):
+                next(iter(loader))
+    assert got[5] == [10, 11]
+
+
 @pytest.mark.parametrize("target", ["server", "local"])
 def test_a_run_that_resumes_from_a_state_was_given_what_is_below(
     tmp_path: Path, target: str

@@ -57,6 +57,7 @@ class Opening:
         tail_pad: Fill the last step, or leave it out.
         lineage: Ask for sample refs.
         steps: How many steps the job has, as it was described; None = endless.
+        given_from: Own positions from here to where a stream opens were given before; None = none.
     """
 
     target: str
@@ -68,6 +69,7 @@ class Opening:
     tail_pad: bool = True
     lineage: bool = False
     steps: int | None = None
+    given_from: int | None = None
 
 
 class Delivery(NamedTuple):
@@ -423,6 +425,9 @@ class Feed:
             horizon=horizon,
             bundles=True,
         )
+        if opening.given_from is not None and opening.given_from < start:
+            # A node that has just started does not know it, and nothing of it may move.
+            message.given_from = opening.given_from
         return feed_pb2.ReadRequest(open=message).SerializeToString()
 
     def _handle_all(self, replies: list[frame.Reply]) -> bool:

@@ -608,6 +608,7 @@ class Loader:
             tail_pad=self._tail_pad,
             lineage=self._lineage,
             steps=session.steps(self._tail_pad),
+            given_from=session.given_from,
         )
         feed = Feed(
             self._resources.connect(self.target),

@@ -124,6 +124,8 @@ class Session:
         generation: What the store gave to it; 0 = ephemeral.
         first: The own position that reading begins with.
         moves: How often the attempt has gone elsewhere.
+        given_from: Own positions from here to `first` were given before: to the run whose state was
+            loaded.
     """
 
     share: Share
@@ -134,6 +136,7 @@ class Session:
     generation: int
     first: int
     moves: int
+    given_from: int
 
     def steps(self, tail_pad: bool) -> int | None:
         """Return how many steps a whole pass has; None = endless."""
@@ -257,7 +260,17 @@ class Opener:
         if wish.position is not None:
             first = share.at_or_after(wish.position)
         batches = info.batches if info.HasField("batches") else None
-        session = Session(share, info.log_id, store, batches, token, generation, first, moves)
+        session = Session(
+            share,
+            info.log_id,
+            store,
+            batches,
+            token,
+            generation,
+            first,
+            moves,
+            given_from=0 if state is not None else first,
+        )
         self._check_end(session, wish)
         if self._group is None:
             tell(

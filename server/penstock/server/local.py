@@ -29,7 +29,7 @@ import time
 import weakref
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from penstock.server.core.refs import Verdict
@@ -71,7 +71,7 @@ class Marks:
     """How far the readers of one log, in this process, have had it planned.
 
     Attributes:
-        planned: By lane, the offset below which batches were made.
+        planned: By lane, the offset below which batches were made, or given by another process.
         asked: Offsets of any lane below this were made, or are being made.
         made: The batches themselves.
     """
@@ -80,6 +80,12 @@ class Marks:
         self.planned: dict[int, int] = {}
         self.asked = 0
         self.made = MadeOffsets()
+
+    def note_given(self, offsets: Mapping[int, int]) -> None:
+        """Take in, by lane, the offset below which a reader was given batches before."""
+        for lane, offset in offsets.items():
+            self.planned[lane] = max(self.planned.get(lane, 0), offset)
+            self.asked = max(self.asked, offset)
 
     def seen(self, job: Job, verdict: Verdict) -> Seen:
         """Return what a store must know of before it takes a verdict."""

@@ -154,13 +154,16 @@ class LocalNode:
                 )
         return opening
 
-    def loader(self, job: Job, *, stored: bool) -> LocalLoader:
+    def loader(self, opening: Opening, *, stored: bool) -> LocalLoader:
         """Return a loader; `stored` = it obeys the store's verdicts, and puts new ones there."""
+        job = opening.job
 
         def note(stage: str, item: ItemRef | None) -> None:
             self._page.note(stage, job.name, self._lane, item)
 
         book, marks = self._verdicts(job) if stored else (None, None)
+        if marks is not None:
+            marks.note_given(opening.given())
         return LocalLoader(job, book, marks, progress=note, careful=self._careful)
 
     def compute(self, loader: LocalLoader, opening: Opening, position: int, lane: int) -> Computed:
@@ -323,7 +326,7 @@ class Reading:
         # Who reads for a group obeys its store's verdicts, as a server does: else an item that
         # fails no longer, or not here, would move every item behind it.
         stored = bool(message.open.group) and opening.job.on_item_error == "quarantine"
-        loader = self._node.loader(opening.job, stored=stored)
+        loader = self._node.loader(opening, stored=stored)
         end = opening.tail.end if opening.tail is not None else None
         for position in opening.share.walk(opening.start):
             if end is not None and position >= end:

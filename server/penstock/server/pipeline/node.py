@@ -317,6 +317,18 @@ class Node:
             share, tail, start, frozenset(lanes) if lanes is not None else None, wake
         )
 
+    def note_given(self, job: str, offsets: Mapping[int, int]) -> None:
+        """Take in what a reader was given before this node knew of it: nothing of it may move.
+
+        Args:
+            job: The job.
+            offsets: By lane the offset below which batches were given.
+        """
+        lanes = self.log(job).lanes
+        for lane, offset in offsets.items():
+            lanes[lane].planned = max(lanes[lane].planned, offset)
+            lanes[lane].asked = max(lanes[lane].asked, offset)
+
     def extend(self, reader: Reader, horizon: int) -> None:
         """Move a reader's horizon, and see to what it wants now."""
         reader.extend(horizon)

@@ -170,7 +170,7 @@ class LaneState:
     planning: bool = False
     plans: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
     error: PenstockError | None = None  # stopped for good
-    planned: int = 0  # offsets below were planned, by whatever line
+    planned: int = 0  # offsets below were planned, by whatever line, or given by another node
     asked: int = 0  # offsets below were planned, or a worker was told to
     emptied: set[int] = field(default_factory=set)  # latest offsets whose every item was left out
     # What was being done when a worker died, by the offset that it was working for.

@@ -101,6 +101,7 @@ class Opening(NamedTuple):
         tail: Where a finite log ends for this reader; None = endless.
         start: No position below this is sent.
         lanes: Lanes wanted from this node; None = all.
+        given_from: Own positions from here to `start` were given before; None = none.
     """
 
     job: Job
@@ -108,6 +109,26 @@ class Opening(NamedTuple):
     tail: Tail | None
     start: int
     lanes: frozenset[int] | None
+    given_from: int | None = None
+
+    def given(self) -> dict[int, int]:
+        """Return by lane the offset below which the reader says that it was given batches."""
+        found: dict[int, int] = {}
+        if self.given_from is None:
+            return found
+        order = self.job.order
+        end = self.start if order.batches is None else min(self.start, order.batches)
+        # The lanes of a rank's positions repeat after at most so many; nobody needs to look longer.
+        window = min(self.job.lanes * self.share.world_size, MAX_LOOKED)
+        for position in range(end - 1, max(self.given_from, end - window) - 1, -1):
+            if self.share.owns(position):
+                lane, offset = order.address(position)
+                found[lane] = max(found.get(lane, 0), offset + 1)
+        return found
+
+
+MAX_LOOKED = 1 << 17
+"""Positions looked at for what a reader was given: more lanes and ranks than that are not known."""
 
 
 def open_read(jobs: Mapping[str, Job], request: feed_pb2.Open) -> Opening:
@@ -154,7 +175,8 @@ def open_read(jobs: Mapping[str, Job], request: feed_pb2.Open) -> Opening:
                 batches=job.order.batches,
                 steps=tail.steps,
             )
-    return Opening(job, share, tail, request.start, _lanes(job, request.lanes))
+    given_from = request.given_from if request.HasField("given_from") else None
+    return Opening(job, share, tail, request.start, _lanes(job, request.lanes), given_from)
 
 
 def opened(opening: Opening, node: str) -> feed_pb2.ReadReply:

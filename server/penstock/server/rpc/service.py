@@ -314,6 +314,7 @@ class Service:
             return
         await self._check_token(request)
         wake = asyncio.Event()
+        self.node.note_given(request.job, opening.given())
         reader = self.node.open(
             request.job, opening.share, opening.tail, opening.start, opening.lanes, wake.set
         )
