@@ -7,11 +7,13 @@ import contextlib
 import json
 import platform
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from harness import Server, run_command, serving, write_job_file
+from penstock.client import Loader
 from penstock.client.control import Control
 from penstock.client.transport import open_transport
 from penstock.server.config import load
@@ -117,6 +119,34 @@ def test_a_local_reader_with_a_group_says_it_in_its_own_log(
     assert f"Python {platform.python_version()} (recorded: 2.7.18)" in said
     assert "'known'" in said
     assert recorded(tmp_path, log_ids["plain"], {})["Python"] == platform.python_version()
+
+
+def test_who_holds_no_store_says_it_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`show`, and `local:` without a group, look into the job's store and leave it as it is."""
+    file = write(tmp_path)
+    log_id = load(str(file)).job("known").log_id
+    options: dict[str, Any] = {"as_numpy": True, "rank": 0, "world_size": 1}
+    with Loader(f"local:{file}", "known", **options) as loader:
+        next(iter(loader))
+    assert not (tmp_path / "p.db").exists(), "looking makes no store"
+    recorded(tmp_path, log_id, {"Python": "2.7.18"})
+    before = sorted(path.name for path in tmp_path.iterdir())
+    sentence = f"Python {platform.python_version()} (recorded: 2.7.18)"
+
+    with (
+        caplog.at_level("WARNING", logger="penstock"),
+        Loader(f"local:{file}", "known", **options) as loader,
+    ):
+        assert len([batch for batch, _ in zip(loader, range(2), strict=False)]) == 2
+    shown = run_command(["penstock.server.cli", "show", str(file), "known", "--position", "0"])
+
+    assert [sentence in one for one in caplog.messages if "computed here" in one] == [True]
+    assert shown.returncode == 0
+    assert sentence in shown.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    with serving(file):  # a node holds the store: it is read beside it
+        shown = run_command(["penstock.server.cli", "show", str(file), "known", "--position", "0"])
+    assert sentence in shown.stderr
 
 
 def test_check_says_what_a_dataset_does_not_tell(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ from penstock.server.rpc.opening import (
 )
 from penstock.server.store import open_store
 from penstock.server.store.base import Seen, Store
+from penstock.server.store.recorded import version_warning
 from penstock.wire import frame
 from penstock.wire.errors import BadFrame, Internal, InvalidRequest, PenstockError
 from penstock.wire.malloc import keep_memory
@@ -70,6 +71,8 @@ T = TypeVar("T")
 
 END_S = 5.0
 """A child whose parent has hung up ends within this time, whatever a role does meanwhile."""
+
+logger = logging.getLogger("penstock")
 
 
 class Turns:
@@ -122,6 +125,7 @@ class LocalNode:
         self._lane: int | None = None  # what is computed now
         self._runner: asyncio.Runner | None = None
         self._store: Store | None = None
+        self._compared: set[bytes] = set()  # logs whose libraries were compared
         self._marks: dict[bytes, Marks] = {}
         self._books: dict[bytes, VerdictBook] = {}
         self._lock = threading.Lock()  # guards the runner, the store and both of these
@@ -173,11 +177,27 @@ class LocalNode:
             self._lane = lane
             self._page.note("plan", loader.job.name, lane)
             try:
-                return loader.batch(position, opening)
+                computed = loader.batch(position, opening)
+                self._compare_versions(loader.job)
+                return computed
             finally:
                 self._page.note("idle")
 
         return self._turns.take(batch)
+
+    def _compare_versions(self, job: Job) -> None:
+        """Say once where a log is computed with other libraries than it began with.
+
+        Where this process holds the store, for a group, that was said as the group began.
+        """
+        if job.log_id in self._compared:
+            return
+        self._compared.add(job.log_id)
+        config = self._config()
+        if self._store is None and (
+            warning := version_warning(config.server.store, config.base, job)
+        ):
+            logger.warning("%s", warning)
 
     @property
     def name(self) -> str:

@@ -13,6 +13,7 @@ from penstock.server.job import Job
 from penstock.server.pipeline.count import ensure_counted
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Computed, Line, compute
+from penstock.server.store.recorded import version_warning
 from penstock.wire import frame
 from penstock.wire.errors import PastEnd
 from penstock.wire.order import Share, Tail
@@ -62,7 +63,8 @@ def show(
         raise click.UsageError("give either --position or --step, for example --position 0")
     if as_json and as_text:
         raise click.UsageError("give --json or --text, not both")
-    one = load(file).job(job)
+    config = load(file)
+    one = config.job(job)
     size = batches_per_step or one.batches_per_step or world_size
     share = Share(size, rank, world_size)
     positions = (
@@ -73,6 +75,8 @@ def show(
         click.echo(
             _record(computed, size) if as_json else _readable(computed, size, decode, as_text)
         )
+    if warning := version_warning(config.server.store, config.base, one):
+        click.echo(f"penstockd: {warning}", err=True)
 
 
 def computed_batches(
