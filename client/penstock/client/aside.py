@@ -63,7 +63,7 @@ def aside(work: Callable[[Patience], T], *, patience_s: float = -1) -> T:
         finally:
             done.release()
 
-    with waiting:  # C code on both ends: let go of however this block is left
+    with waiting:  # written in C: it is released however this block ends
         try:
             _thread.start_new_thread(run, ())
         except RuntimeError:  # since Python 3.12 a process that ends starts no thread

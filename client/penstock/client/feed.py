@@ -198,7 +198,7 @@ class Feed:
         return delivery
 
     def release(self, position: int) -> None:
-        """Let go of the own positions below `position`: they will not be asked for again."""
+        """Release the own positions below `position`: they will not be asked for again."""
         while self._kept < position:
             self._ready.pop(self._kept, None)
             self._kept = self._share.nth_after(self._kept, 1)

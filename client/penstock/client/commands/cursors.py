@@ -43,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
         found: argparse.ArgumentParser = actions.add_parser(
             name, help=help_text, description=help_text[:1].upper() + help_text[1:] + "."
         )
-        # The same options again, so that they may stand behind the action too.
+        # The same options again, so that they may follow the action too.
         found.add_argument("--group", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         found.add_argument(
             "--json", action="store_true", default=argparse.SUPPRESS, help="print JSON"

@@ -42,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
         found: argparse.ArgumentParser = actions.add_parser(
             name, help=help_text, description=help_text[:1].upper() + help_text[1:] + "."
         )
-        # The same option again, so that it may stand behind the action too.
+        # The same option again, so that it may follow the action too.
         found.add_argument(
             "--json", action="store_true", default=argparse.SUPPRESS, help="print JSON"
         )
@@ -62,7 +62,7 @@ def item(text: str) -> tuple[str, int]:
     index = int(found["inner"] or found["index"]) if found else -1
     if found is None or index > MAX_POSITION:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no item: write SOURCE[INDEX], as `list` shows it, or INDEX"
+            f"{text!r} is not an item: write SOURCE[INDEX], as `list` shows it, or INDEX"
         )
     return found["source"] or "", index
 

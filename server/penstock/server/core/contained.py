@@ -29,10 +29,8 @@ def contained(call: Callable[[], T]) -> T:
     """
     try:
         return call()
-    except Exception:
-        raise
     except BaseException as error:
-        if is_ctrl_c(error):
+        if isinstance(error, Exception) or is_ctrl_c(error):
             raise
         raise escaped(error) from error
 

@@ -439,11 +439,14 @@ class Items:
             context = ProcessContext(item, self.job.seed)
             self.processed += 1
             with self._seeded(item):
+                failed = True
                 try:
-                    return outcome_of(self.job.processor.process(raw, context), context)
-                except Exception:
-                    chance = self._drew(context, item_key(self.job.seed, item))
-                    raise
+                    outcome = outcome_of(self.job.processor.process(raw, context), context)
+                    failed = False
+                finally:
+                    if failed:
+                        chance = self._drew(context, item_key(self.job.seed, item))
+                return outcome
 
         what = Call(f"{type(self.job.processor).__name__}.process()")
         self.progress("process", item)

@@ -6,6 +6,7 @@ from a snapshot, and where sizes are known without processing a replay touches n
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
@@ -26,6 +27,8 @@ from penstock.wire.errors import (
     PenstockError,
     clean_text,
 )
+
+logger = logging.getLogger("penstock")
 
 MAX_REASONS, MAX_REASON_CHARACTERS = 32, 80
 """A reason that a role makes of each item anew (`too short: 17`) must not let snapshots and metrics
@@ -312,8 +315,10 @@ class Planner:
             return []
         try:
             coming = dict.fromkeys(self.draws.peek(LOOK_AHEAD - 1))
-        except Exception:
-            return []  # it stops the lane, by name, when that draw is the next one
+        except Exception as error:  # of a user's distributor
+            # It stops the lane, by name, when that draw is the next one.
+            logger.debug("lane %d looks no further ahead: %s", self.lane, error_line(error))
+            return []
         coming.pop(item, None)
         find = self.items.verdicts.find
         return [
