@@ -122,7 +122,7 @@ def test_a_local_reader_with_a_group_says_it_in_its_own_log(
 
 
 def test_who_holds_no_store_says_it_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """`show`, and `local:` without a group, look into the job's store and leave it as it is."""
+    """`show`, `check`, and `local:` without a group look into the store, and leave it as it is."""
     file = write(tmp_path)
     log_id = load(str(file)).job("known").log_id
     options: dict[str, Any] = {"as_numpy": True, "rank": 0, "world_size": 1}
@@ -141,8 +141,10 @@ def test_who_holds_no_store_says_it_too(tmp_path: Path, caplog: pytest.LogCaptur
     shown = run_command(["penstock.server.cli", "show", str(file), "known", "--position", "0"])
 
     assert [sentence in one for one in caplog.messages if "computed here" in one] == [True]
-    assert shown.returncode == 0
+    checked = run_command(["penstock.server.cli", "check", str(file), "known"])
+    assert (shown.returncode, checked.returncode) == (0, 0)
     assert sentence in shown.stderr
+    assert sentence in checked.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     with serving(file):  # a node holds the store: it is read beside it
         shown = run_command(["penstock.server.cli", "show", str(file), "known", "--position", "0"])

@@ -15,6 +15,7 @@ from penstock.server.commands.measure import Measured, examine
 from penstock.server.commands.purity import gather_elsewhere
 from penstock.server.commands.report import report
 from penstock.server.config import Config, load
+from penstock.server.store.recorded import version_warning
 from penstock.wire.errors import PenstockError
 
 _SAMPLE_CHARS = 400
@@ -73,6 +74,8 @@ def check(file: str, job: str | None, items: int, batches: int, as_json: bool) -
             results.append({"ok": True, **measured.to_json()})
             if not as_json:
                 render(measured, console)
+            if warning := version_warning(config.server.store, config.base, config.job(name)):
+                click.echo(f"penstockd: {warning}", err=True)
     if as_json:
         click.echo(json.dumps({"ok": not failed, "jobs": results}, default=str))
     return 2 if failed else 0
