@@ -197,7 +197,7 @@ def resumed_batches(job: Job, count: int) -> list[Computed]:
             line = Line(job, lane, snapshot=snapshot)
         except BadSnapshot as error:
             raise LogDiverged(
-                f"job {job.name!r} cannot be resumed: {type(job.batcher).__name__}.restore() does "
+                f"job {job.name!r} cannot be resumed: {job.batcher.code_of('restore')} does "
                 f"not take what state() gave behind batch {len(found) - 1} of lane {lane} "
                 f"({error.__cause__!r})",
                 what=f"batch {len(found) - 1}",
@@ -376,7 +376,7 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     Raises:
         LogDiverged: Names the item or batch, the key, and what to do.
     """
-    processor, collator = type(job.processor).__name__, type(job.collator).__name__
+    collator = job.collator.code_of()
     if ours["log_id"] != theirs["log_id"]:
         raise LogDiverged(
             f"job {job.name!r} has another log id in another process; what parameters() and "
@@ -388,7 +388,7 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
             theirs=theirs["log_id"],
         )
     if item := _difference(ours["raws"], theirs["raws"]):
-        sources = ", ".join(sorted({type(source).__name__ for source in job.sources.values()}))
+        sources = ", ".join(sorted({source.code_of() for source in job.sources.values()}))
         raise LogDiverged(
             f"job {job.name!r} is not pure: {sources} gives another raw item {item} in another "
             "order and process; an item must depend on its index alone, so leave out clocks, "
@@ -400,6 +400,8 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         )
     for item, facts in ours["items"].items():
         if key := _difference(facts, theirs["items"].get(item, {})):
+            source = job.sources[item.rpartition("[")[0]]
+            processor = job.processor.author(source).code_of()
             raise LogDiverged(
                 f"job {job.name!r} is not pure: {processor} gives item {item} another {key!r} in "
                 "another order and process; take what is random from context.rng, and leave out "
@@ -415,10 +417,10 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         lambda number, key: (
             f"job {job.name!r} is not pure: its items are the same, and batch {number} of lane "
             f"{first_lane(job)} has another {key!r} in another process; look at "
-            f"{type(job.batcher).__name__} and {collator}, and take what is random from "
+            f"{job.batcher.code_of()} and {collator}, and take what is random from "
             "context.rng"
         ),
-        f"{type(job.batcher).__name__} or {collator}",
+        f"{job.batcher.code_of()} or {collator}",
     )
     _compare_batches(
         ours["batches"],
@@ -426,11 +428,11 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         lambda number, key: (
             f"job {job.name!r} cannot be resumed: batch {number} of lane {first_lane(job)} has "
             f"another {key!r} when its lane goes on from a snapshot; "
-            f"{type(job.batcher).__name__} holds something that its state leaves out, such as an "
+            f"{job.batcher.code_of()} holds something that its state leaves out, such as an "
             "attribute that changes and has the name of a constructor's parameter: rename it, or "
             "override state() and restore()"
         ),
-        type(job.batcher).__name__,
+        job.batcher.code_of(),
     )
 
 

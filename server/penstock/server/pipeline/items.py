@@ -25,7 +25,7 @@ from penstock.server.core.refs import ItemRef, Verdict, budget_spent
 from penstock.server.core.seeding import drawn_since, seeded_globals
 from penstock.server.core.transient import is_transient
 from penstock.server.job import Job
-from penstock.server.roles.base import ProcessContext, RawItem, Sample, item_key
+from penstock.server.roles.base import ProcessContext, RawItem, Role, Sample, item_key
 from penstock.wire.errors import (
     BadBatch,
     BadItem,
@@ -59,13 +59,22 @@ class Call(NamedTuple):
     """A role's code that is called for an item, as errors name it.
 
     Attributes:
-        role: Its class and method.
+        code: The role.
+        method: Which of its methods.
         reading: It brings bytes and does not decode them: an error without an errno is about
             reading then, and not about the bytes.
+        what_for: Words after its name.
     """
 
-    role: str
+    code: Role
+    method: str
     reading: bool = False
+    what_for: str = ""
+
+    @property
+    def role(self) -> str:
+        """Return the name of the code, as its author knows it."""
+        return self.code.code_of(self.method) + self.what_for
 
 
 class Filtered(NamedTuple):
@@ -250,7 +259,7 @@ class Items:
     def _fetch(self, name: str, items: list[ItemRef]) -> list[RawItem]:
         source = self.job.sources[name]
         # A torch Dataset decodes what it reads: an error of its own is like one of process().
-        what = Call(f"{type(source).__name__}.fetch()", reading=not source.uses_global_rng)
+        what = Call(source, "fetch", reading=not source.uses_global_rng)
         self.progress("fetch", items[0])
 
         def fetch() -> list[RawItem]:
@@ -271,7 +280,7 @@ class Items:
             except Exception as error:
                 # One of them fails, and is named when it is alone.
                 found = [self._fetch(name, [item])[0] for item in items]
-                self._tell_of(what._replace(role=f"{what.role} of several items"), error)
+                self._tell_of(what._replace(what_for=" of several items"), error)
                 return found
         try:
             return self._twice(fetch, what, items[0], PenstockError)
@@ -344,7 +353,7 @@ class Items:
 
     def _size(self, item: ItemRef, raw: RawItem) -> int | Bad:
         processor = self.job.processor
-        what = Call(f"{type(processor).__name__}.size()")
+        what = Call(processor, "size")
         try:
             size = self.retried(lambda: processor.size(raw), what, item)
         except NEVER_ABOUT_AN_ITEM:
@@ -377,7 +386,7 @@ class Items:
         if not source.uses_global_rng:
             return True
         key = item_key(self.job.seed, item)
-        what = Call(f"{type(source).__name__}.fetch()")
+        what = Call(source, "fetch")
         with seeded_globals(key):
             try:
                 self.retried(lambda: source.fetch([item.index]), what, item)
@@ -393,7 +402,7 @@ class Items:
             return True
         [raw] = self.raws([item])
         context = ProcessContext(item, self.job.seed)
-        what = Call(f"{type(self.job.processor).__name__}.process()")
+        what = self._processing(item)
         with self._seeded(item):
             self.retried(lambda: self.job.processor.process(raw, context), what, item)
             return self._drew(context, item_key(self.job.seed, item))
@@ -415,7 +424,7 @@ class Items:
                 # One of them fails, and is named when it is alone.
                 outcomes = self._one_by_one(items, raws, stage)
                 if not any(isinstance(outcome, Bad) for outcome in outcomes):
-                    self._tell_of(Call(f"{type(processor).__name__}.process_batch()"), error)
+                    self._tell_of(Call(processor, "process_batch"), error)
                 return outcomes
             self.processed += len(items)
             return [
@@ -448,7 +457,7 @@ class Items:
                         chance = self._drew(context, item_key(self.job.seed, item))
                 return outcome
 
-        what = Call(f"{type(self.job.processor).__name__}.process()")
+        what = self._processing(item)
         self.progress("process", item)
         try:
             return self._twice(process, what, item, NEVER_ABOUT_AN_ITEM)
@@ -457,6 +466,12 @@ class Items:
         except Exception as error:
             bad = self._bad(stage, what, item, error)
             return Bad(bad, content_hash(raw), every_epoch=not chance)
+
+    def _processing(self, item: ItemRef) -> Call:
+        """Return the code that decides what processing an item gives."""
+        source, processor = self.job.sources[item.source], self.job.processor
+        author = processor.author(source)
+        return Call(author, "process" if author is processor else "fetch")
 
     def _seeded(self, item: ItemRef) -> AbstractContextManager[None]:
         if self.job.processor.uses_global_rng:
@@ -644,7 +659,7 @@ class Items:
     def _prepare(self) -> None:
         if not self._ready:
             processor = self.job.processor
-            what = Call(f"{type(processor).__name__}.setup()")
+            what = Call(processor, "setup")
             self.progress("setup", None)
             try:
                 self.retried(processor.setup, what)

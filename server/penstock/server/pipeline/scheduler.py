@@ -215,7 +215,7 @@ class Reader:
         self.pending: dict[int, Entry] = {}
         self.horizon = 0
         self.closed = False
-        self.sent_batches = self.sent_bytes = 0
+        self.sent_batches = self.sent_bytes = self.sent_tokens = 0
         self._next_wanted = share.at_or_after(start)
 
     @property
@@ -284,6 +284,7 @@ class Reader:
         """The entry that `take` gave has been written to the network."""
         self.sent_batches += 1
         self.sent_bytes += entry.nbytes
+        self.sent_tokens += entry.tokens
         entry.unpin()
         self.log.leave(entry, self)
 

@@ -96,6 +96,17 @@ class Role:
             )
         }
 
+    def code_of(self, method: str = "") -> str:
+        """Return how errors name the code behind this role: what its author would look for.
+
+        A role that calls somebody's function or object names that, with its file, and not itself.
+
+        Args:
+            method: The role's method that was called; empty = the role as a whole.
+        """
+        name = type(self).__name__
+        return f"{name}.{method}()" if method else name
+
     def content(self) -> dict[str, str]:
         """Return hashes of the content behind `path_params`, by parameter: part of the identity.
 
@@ -122,6 +133,13 @@ class Role:
         if content := self.content():
             identity["content"] = content
         return identity
+
+
+def file_of(thing: Any) -> str:
+    """Return the name of the file that defines a class or function; empty = it has none."""
+    module = sys.modules.get(getattr(thing, "__module__", None) or "")
+    path = getattr(module, "__file__", None)
+    return Path(path).name if path else ""
 
 
 def _is_builtin(cls: type[Any]) -> bool:
@@ -406,6 +424,14 @@ class RawItemProcessor(Role, ABC):
                 gone in a moment is retried and never does: see `core.transient`.
         """
 
+    def author(self, source: Source) -> Role:
+        """Return whose code decides what `process` gives, and is to blame where it fails.
+
+        Args:
+            source: Where the item comes from.
+        """
+        return self
+
     def process_batch(
         self, raws: Sequence[RawItem], contexts: Sequence[ProcessContext]
     ) -> list[Sample | Sequence[Sample] | None]:
@@ -639,6 +665,7 @@ __all__ = [
     "SampleRef",
     "Source",
     "batch_key",
+    "file_of",
     "item_key",
     "module_hash",
     "unseen_sentence",

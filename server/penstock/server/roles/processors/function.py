@@ -11,6 +11,7 @@ from penstock.server.roles.base import (
     RawItem,
     RawItemProcessor,
     Sample,
+    file_of,
     module_hash,
 )
 from penstock.wire.errors import InvalidJob
@@ -54,6 +55,12 @@ class FunctionProcessor(RawItemProcessor):
         """Return the function's own name: where its file lies decides no bytes."""
         function = self._find()
         return {"function": getattr(function, "__qualname__", type(function).__qualname__)}
+
+    def code_of(self, method: str = "") -> str:
+        """Return the function's own name and its file."""
+        function = self._find()
+        name, file = self.parameters()["function"], file_of(function)
+        return f"{name}{'()' if method else ''}{f' ({file})' if file else ''}"
 
     def identity(self) -> dict[str, Any]:
         """Return the function's name with its `version`, or with the hash of its module's source.
