@@ -37,6 +37,7 @@ from penstock.server.pipeline.items import (
     content_hash,
 )
 from penstock.server.pipeline.line import Computed, Line
+from penstock.server.roles.base import asked
 from penstock.wire import frame
 from penstock.wire.errors import (
     BadSnapshot,
@@ -115,7 +116,8 @@ def first_items(job: Job, count: int) -> list[ItemRef]:
     k = 0
     while len(found) < count and len(ended) < job.lanes:
         for lane in range(job.lanes):
-            item = None if lane in ended else job.distributor.draw(lane, job.lanes, k)
+            draw = (job.distributor, "draw", lane, job.lanes, k)
+            item = None if lane in ended else asked(*draw)
             if item is None:
                 ended.add(lane)
             elif len(found) < count:

@@ -24,10 +24,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from penstock.server.core.contained import contained
+from penstock.server.core.frames import error_line, user_place, user_traceback
 from penstock.server.core.imports import SOURCE_HASH
 from penstock.server.core.neighbours import module_source_hash
 from penstock.server.core.refs import Group, ItemRef, Row, SampleRef
 from penstock.server.roles import state as role_state
+from penstock.wire.errors import InvalidJob, PenstockError
 
 RawItem = Any
 """What a source gives: a dict of columns, bytes, or whatever its data is."""
@@ -133,6 +136,29 @@ class Role:
         if content := self.content():
             identity["content"] = content
         return identity
+
+
+def asked(role: Role, method: str, *arguments: Any) -> Any:
+    """Return what a method of a role gives where a job is built, or looked at.
+
+    Raises:
+        InvalidJob: It raised something; names the code behind it, and its line.
+    """
+    try:
+        return contained(lambda: getattr(role, method)(*arguments))
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise failing(role, method, error) from error
+
+
+def failing(role: Role, method: str, error: Exception) -> InvalidJob:
+    """Return the error of a job that cannot be built because a method of a role raised."""
+    place = user_place(error)
+    return InvalidJob(
+        f"{role.code_of(method)} fails with {error_line(error)}" + (f" ({place})" if place else ""),
+        traceback=user_traceback(error),
+    )
 
 
 def file_of(thing: Any) -> str:
@@ -269,7 +295,7 @@ class Source(Role, ABC):
 
     def identity(self) -> dict[str, Any]:
         """Return the role's identity with the fingerprint of the content in it."""
-        return {**super().identity(), "fingerprint": self.fingerprint()}
+        return {**super().identity(), "fingerprint": asked(self, "fingerprint")}
 
     def read_bytes(self) -> int:
         """Return how many bytes were read from storage since the last call: a metric."""
@@ -664,7 +690,9 @@ __all__ = [
     "SampleBatcher",
     "SampleRef",
     "Source",
+    "asked",
     "batch_key",
+    "failing",
     "file_of",
     "item_key",
     "module_hash",
