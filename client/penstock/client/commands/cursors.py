@@ -73,7 +73,7 @@ def _list(control: Control, args: argparse.Namespace) -> int:
 
     size = screen()
     columns = [
-        column("GROUP", [group.name for group in groups], least=8),
+        column("GROUP", [group.name for group in groups], least=16),
         column("STEP", [f"{group.cursor:,}" for group in groups]),
         column("G", [str(group.batches_per_step) for group in groups], keep=5),
         column("RANKS", [str(group.world_size) for group in groups], keep=6),
