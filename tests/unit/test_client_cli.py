@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
 import pty
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -356,6 +360,41 @@ def test_top_goes_on_when_its_node_comes_back(node: FakeNode) -> None:
         process.wait()
         reading.join()
         os.close(terminal)
+
+
+@pytest.mark.parametrize("size", [(24, 80), (24, 120), (8, 40)])
+def test_a_picture_of_top_is_no_larger_than_its_terminal(size: tuple[int, int]) -> None:
+    """A line that is too long, or one too many, would scroll the picture away."""
+    status = busy_node(jobs=3, ranks=9)
+
+    class BusyNode(FakeNode):
+        def Status(self, request: Any, context: Any) -> Any:  # noqa: N802
+            return feed_pb2.StatusReply(json=json.dumps(status))
+
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    with BusyNode() as node:
+        command = [sys.executable, "-m", "penstock.client.cli", "top", node.address]
+        # os.environ, not the process's own: readline, which pytest imports, puts COLUMNS there.
+        process = subprocess.Popen(
+            [*command, "--interval", "0.1"], stdout=end, stderr=end, env=dict(os.environ)
+        )
+        os.close(end)
+        shown = b""
+        try:
+            while shown.count(b"\x1b[J") < 3:
+                shown += os.read(terminal, 1 << 16)
+        finally:
+            process.kill()
+            process.wait()
+            os.close(terminal)
+
+    picture = shown.split(b"\x1b[H")[-2].decode()
+    lines = [line.removesuffix("\x1b[K") for line in picture.split("\r\n")]
+    assert lines.pop() == "\x1b[J"
+    assert len(lines) == size[0] - 1
+    assert size[1] - 20 < max(map(layout.width_of, lines)) <= size[1]
+    assert re.fullmatch(r"\.\.\. and \d+ lines more", lines[-1])
 
 
 def test_rates_of_top_are_those_since_the_last_refresh() -> None:

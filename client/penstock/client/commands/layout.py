@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import unicodedata
@@ -37,9 +36,7 @@ def screen() -> tuple[int, int] | None:
     """Return the columns and lines of the terminal that output goes to; None = it is not one."""
     if not sys.stdout.isatty():
         return None
-    size = shutil.get_terminal_size((80, 24))
-    if "COLUMNS" not in os.environ:  # else what the user says holds
-        size = os.get_terminal_size(sys.stdout.fileno())
+    size = shutil.get_terminal_size((80, 24))  # COLUMNS and LINES, where they are set, hold
     return max(20, size.columns), max(5, size.lines)
 
 
