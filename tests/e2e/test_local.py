@@ -346,6 +346,26 @@ def test_no_command_ends_in_silence(keys: dict[str, Any], command: list[str], fo
     assert "[invalid_job]" in ended.stderr
 
 
+@pytest.mark.parametrize("command", [["check"], ["show"], ["serve"]])
+def test_no_command_ends_at_once_and_in_silence(command: list[str], folder: Path) -> None:
+    """`os._exit(0)` at import, which no `except` sees; a child that the role forks ends by it."""
+    (folder / "exits.py").write_text(
+        "import os\nif not (pid := os.fork()):\n    os._exit(3)\n"
+        "print('child', os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)\n"
+        "os._exit(0)\n"
+    )
+    more = {"show": ["one", "--position", "0"]}.get(command[0], [])
+
+    ended = run_command(
+        ["penstock.server.cli", *command, one_job(folder, processor="./exits.py:Any"), *more]
+    )
+
+    assert ended.returncode == 2, ended
+    assert "cannot be imported: ProcessExit: os._exit(0)" in ended.stderr.splitlines()[-1]
+    assert "exits.py, line 5" in ended.stderr
+    assert "child 3" in ended.stdout
+
+
 def test_a_python_job_file_that_exits_is_an_error(folder: Path) -> None:
     """`jobs.py:jobs` that calls sys.exit() at import, or in the function that makes the jobs."""
     (folder / "made.py").write_text("import sys\ndef jobs():\n    sys.exit(0)\n")

@@ -15,6 +15,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit: 0 when it did what was asked, 2 when something is wrong."""
     if arguments is None and COMPUTING.intersection(sys.argv[1:2]):
         fix_this_process()
+        # Here and not above, as in `run`.
+        from penstock.server.core.contained import exits_are_errors
+
+        exits_are_errors()
     sys.exit(run(arguments))
 
 
