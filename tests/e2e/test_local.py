@@ -45,6 +45,13 @@ def augment(raw):
     return {"x": np.array([raw["x"], random.random(), np.random.rand()])}
 
 
+def augment_slowly(raw):
+    """The same, with time for others to draw between one draw and the next."""
+    first = random.random()
+    time.sleep(0.001)
+    return {"x": np.array([raw["x"], first, random.random(), np.random.rand()])}
+
+
 def announce(raw):
     print("item", raw["x"])
     return raw
@@ -114,7 +121,8 @@ ITEMS = [{"x": number} for number in range(12)]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "roles.py").write_text(ROLES)
+    # Its own text for each test: a module that a process has imported is not imported again.
+    (tmp_path / "roles.py").write_text(f"{ROLES}\n# {tmp_path}\n")
     (tmp_path / "exits.py").write_text("import sys\nsys.exit()\n")
     return tmp_path
 
@@ -144,7 +152,7 @@ def looking(target: str, **options: Any) -> Loader:
 def test_a_loops_own_generators_are_not_disturbed(folder: Path) -> None:
     """Bytes are those of the log while the loop draws, and its own draws are its seeded ones."""
     torch = pytest.importorskip("torch")
-    file = one_job(folder, function="./roles.py:augment")
+    file = one_job(folder, function="./roles.py:augment_slowly")
     truth = Purity(load(file).job("one"))
     random.seed(7)
     np.random.seed(7)
