@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn, TypeVar
 
 from penstock.server.core.frames import error_text
@@ -23,8 +24,9 @@ class ProcessExit(SystemExit):
     """Code of a user called `os._exit()` in a process of ours."""
 
 
-def exits_are_errors() -> None:
-    """Make `os._exit()` raise in this process, for the rest of its life.
+@contextmanager
+def exits_are_errors() -> Iterator[None]:
+    """Make `os._exit()` raise in this process, within the block.
 
     It ends a process at once, with nothing said and with any status: a command whose job file names
     a module that calls it would look as if all were well. For processes that are penstock's own;
@@ -38,6 +40,10 @@ def exits_are_errors() -> None:
         raise ProcessExit(f"os._exit({status})")
 
     os._exit = raise_here
+    try:
+        yield
+    finally:
+        os._exit = end
 
 
 def contained(call: Callable[[], T]) -> T:
