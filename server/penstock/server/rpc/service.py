@@ -135,7 +135,9 @@ class Service:
     def __init__(self, node: Node, store: Store, metrics: Metrics) -> None:
         self.node, self.store, self.metrics = node, store, metrics
         self.streams = Streams(store, metrics)
-        self.cursors = Cursors(node.jobs, store, self.streams, node.release, computes_here=False)
+        self.cursors = Cursors(
+            node.jobs, store, self.streams, node.release, computes_here=False, asked=node.asked
+        )
         self.health = HealthServicer()
         self.draining = asyncio.Event()
         self._server: grpc.aio.Server | None = None
