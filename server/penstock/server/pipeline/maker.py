@@ -121,7 +121,7 @@ class Maker:
         self, plan: BatchPlan, at_hand: Mapping[tuple[ItemRef, int], Sample]
     ) -> dict[tuple[ItemRef, int], Sample]:
         found: dict[tuple[ItemRef, int], Sample] = {}
-        missing: dict[ItemRef, None] = {}
+        missing: dict[ItemRef, list[SampleRef]] = {}
         left_out = self.items.verdicts.find
         for row in plan.rows:
             for ref in row:
@@ -131,17 +131,14 @@ class Maker:
                 if key in at_hand:
                     found[key] = at_hand[key]
                 else:
-                    missing[ref.item] = None
+                    missing.setdefault(ref.item, []).append(ref)
         outcomes = self.items.samples(list(missing), "exit", plan.lane, plan.offset)
-        for item, outcome in zip(missing, outcomes, strict=True):
+        for refs, outcome in zip(missing.values(), outcomes, strict=True):
             if isinstance(outcome, Quarantined):
                 continue  # removed from its own group only: no other item moves
-            if isinstance(outcome, Filtered):
-                outcome = []
-            for row in plan.rows:
-                for ref in row:
-                    if ref.item == item:
-                        self._take(ref, outcome, found, plan)
+            samples = [] if isinstance(outcome, Filtered) else outcome
+            for ref in refs:
+                self._take(ref, samples, found, plan)
         return found
 
     def _take(
