@@ -22,7 +22,7 @@ from penstock.server.core.contained import contained
 from penstock.server.core.copies import own_copy
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef, Verdict, budget_spent
-from penstock.server.core.seeding import drawn_since, seeded_globals
+from penstock.server.core.seeding import BorrowedGlobals, drawn_since
 from penstock.server.core.transient import is_transient
 from penstock.server.job import Job
 from penstock.server.roles.base import ProcessContext, RawItem, Sample, item_key
@@ -221,6 +221,7 @@ class Items:
         self._told: set[tuple[str, type[Exception]]] = set()
         self.processed = 0
         self.careful = False
+        self._globals = BorrowedGlobals()
         self._ready = False
 
     def raws(self, items: Sequence[ItemRef]) -> list[RawItem]:
@@ -238,8 +239,9 @@ class Items:
             source = self.job.sources[name]
             if source.uses_global_rng:
                 # A torch Dataset augments in __getitem__: every item is seeded on its own.
-                for place in places:
-                    found[place] = self._fetch(name, [items[place]])[0]
+                with self._globals:
+                    for place in places:
+                        found[place] = self._fetch(name, [items[place]])[0]
             else:
                 for place, raw in zip(
                     places, self._fetch(name, [items[place] for place in places]), strict=True
@@ -256,10 +258,8 @@ class Items:
         def fetch() -> list[RawItem]:
             indices = [item.index for item in items]
             if source.uses_global_rng:
-                with seeded_globals(item_key(self.job.seed, items[0])):
-                    raws = source.fetch(indices)
-            else:
-                raws = source.fetch(indices)
+                self._globals.seed(item_key(self.job.seed, items[0]))
+            raws = source.fetch(indices)
             # A processor may write into what it is given: that must not be the source's own.
             return raws if source.gives_fresh_items else [own_copy(raw) for raw in raws]
 
@@ -378,7 +378,8 @@ class Items:
             return True
         key = item_key(self.job.seed, item)
         what = Call(f"{type(source).__name__}.fetch()")
-        with seeded_globals(key):
+        with self._globals as borrowed:
+            borrowed.seed(key)
             try:
                 self.retried(lambda: source.fetch([item.index]), what, item)
             except SourceUnavailable:
@@ -394,12 +395,13 @@ class Items:
         [raw] = self.raws([item])
         context = ProcessContext(item, self.job.seed)
         what = Call(f"{type(self.job.processor).__name__}.process()")
-        with self._seeded(item):
+        with self._borrowed():
+            self._seed(item)
             self.retried(lambda: self.job.processor.process(raw, context), what, item)
             return self._drew(context, item_key(self.job.seed, item))
 
     def _drew(self, context: ProcessContext, key: int) -> bool:
-        """Tell, inside of `_seeded`, whether anything random was drawn."""
+        """Tell, inside of `_borrowed`, whether anything random was drawn."""
         return context.drew or (self.job.processor.uses_global_rng and drawn_since(key))
 
     def _process(
@@ -427,7 +429,10 @@ class Items:
     def _one_by_one(
         self, items: Sequence[ItemRef], raws: Sequence[RawItem], stage: str
     ) -> list[list[Sample] | Filtered | Bad]:
-        return [self._process_one(item, raw, stage) for item, raw in zip(items, raws, strict=True)]
+        with self._borrowed():
+            return [
+                self._process_one(item, raw, stage) for item, raw in zip(items, raws, strict=True)
+            ]
 
     def _process_one(
         self, item: ItemRef, raw: RawItem, stage: str
@@ -438,15 +443,15 @@ class Items:
             nonlocal chance
             context = ProcessContext(item, self.job.seed)
             self.processed += 1
-            with self._seeded(item):
-                failed = True
-                try:
-                    outcome = outcome_of(self.job.processor.process(raw, context), context)
-                    failed = False
-                finally:
-                    if failed:
-                        chance = self._drew(context, item_key(self.job.seed, item))
-                return outcome
+            self._seed(item)
+            failed = True
+            try:
+                outcome = outcome_of(self.job.processor.process(raw, context), context)
+                failed = False
+            finally:
+                if failed:
+                    chance = self._drew(context, item_key(self.job.seed, item))
+            return outcome
 
         what = Call(f"{type(self.job.processor).__name__}.process()")
         self.progress("process", item)
@@ -458,10 +463,13 @@ class Items:
             bad = self._bad(stage, what, item, error)
             return Bad(bad, content_hash(raw), every_epoch=not chance)
 
-    def _seeded(self, item: ItemRef) -> AbstractContextManager[None]:
+    def _borrowed(self) -> AbstractContextManager[Any]:
+        """Borrow the global generators for a run of items, where the processor may draw."""
+        return self._globals if self.job.processor.uses_global_rng else nullcontext()
+
+    def _seed(self, item: ItemRef) -> None:
         if self.job.processor.uses_global_rng:
-            return seeded_globals(item_key(self.job.seed, item))
-        return nullcontext()
+            self._globals.seed(item_key(self.job.seed, item))
 
     def judge(self, stage: str, item: ItemRef, bad: Bad, lane: int, offset: int) -> Quarantined:
         """Apply the job's policy to an item that failed: a durable verdict, or the error.

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
-from penstock.server.core.seeding import seeded_globals
+from penstock.server.core.seeding import BorrowedGlobals
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Call, Filtered, Items, Quarantined
 from penstock.server.pipeline.standin import StandIns
@@ -70,7 +70,7 @@ class Maker:
 
     def __init__(self, job: Job, items: Items) -> None:
         self.job, self.items = job, items
-        self._stand_ins = StandIns(items)
+        self._stand_ins, self._globals = StandIns(items), BorrowedGlobals()
         self._host = [spec.name for spec in job.collator.specs() if spec.place == "host"]
 
     def make(
@@ -217,7 +217,8 @@ class Maker:
         def collate() -> tuple[dict[str, Any], dict[str, int]]:
             context = CollateContext(self.job.seed, plan.lane, plan.offset)
             if collator.uses_global_rng:
-                with seeded_globals(batch_key(self.job.seed, plan.lane, plan.offset)):
+                with self._globals as borrowed:
+                    borrowed.seed(batch_key(self.job.seed, plan.lane, plan.offset))
                     values = collator.collate(rows, context)
             else:
                 values = collator.collate(rows, context)
