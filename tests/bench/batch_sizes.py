@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -44,9 +43,7 @@ def run() -> None:
     results = interleaved(ROUNDS, {str(key): _way(job) for key, job in jobs.items()})
     rows = []
     for name in ways:
-        medians = [
-            median(one["us"] for one in results[str((name, size))]) for size in SIZES
-        ]
+        medians = [median(one["us"] for one in results[str((name, size))]) for size in SIZES]
         rows.append([name, *(f"{us:.1f}" for us in medians), f"{max(medians) / min(medians):.2f}"])
     table(
         f"CPU us an item, by batch size: median of {ROUNDS} rounds of {ITEMS:,} items",

@@ -91,8 +91,7 @@ def main(address: str, server: int, job: str) -> dict[str, float]:
         wall = time.perf_counter() - start
         after = _cpu_s(worker), _cpu_s(server), cpu_s()
     spent = {
-        who: (end - begin) / COUNT * 1e6
-        for who, begin, end in zip(CPU, before, after, strict=True)
+        who: (end - begin) / COUNT * 1e6 for who, begin, end in zip(CPU, before, after, strict=True)
     }
     return {"batches_per_s": COUNT / wall, **spent}
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+_numpy_random: Any = np.random  # its type stubs leave out get_bit_generator and set_bit_generator
+
 
 class BorrowedGlobals:
     """The global generators of random, numpy and torch, for a run of items or batches.
@@ -35,8 +37,8 @@ class BorrowedGlobals:
     def __enter__(self) -> BorrowedGlobals:
         """Take the generators; the caller seeds them before anything draws."""
         self._python_state = random.getstate()
-        self._numpy_bits = np.random.get_bit_generator()
-        np.random.set_bit_generator(self._bits)
+        self._numpy_bits = _numpy_random.get_bit_generator()
+        _numpy_random.set_bit_generator(self._bits)
         self._torch, self._arrival = _torch(), None
         if self._torch is not None:
             self._torch_state = self._torch.get_rng_state()
@@ -60,7 +62,7 @@ class BorrowedGlobals:
     def __exit__(self, *_: object) -> None:
         """Put them back as they were; NumPy's forgets the second half of a pair of normals."""
         random.setstate(self._python_state)
-        np.random.set_bit_generator(self._numpy_bits)
+        _numpy_random.set_bit_generator(self._numpy_bits)
         torch, state = self._torch, None
         if self._arrival is not None:
             with suppress(ValueError):  # it has gone where torch has come

@@ -17,7 +17,7 @@ from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef, Verd
 from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Bad, Filtered, Items
-from penstock.server.roles.base import LaneDraws, Role, Sample
+from penstock.server.roles.base import LaneDraws, Role, Sample, SampleBatcher
 from penstock.wire.errors import (
     BadBatch,
     BadItem,
@@ -62,13 +62,18 @@ class Planner:
         self.ended = False
         self.counters: Counter[str] = Counter()
         self.draws: LaneDraws = job.distributor.open(lane, job.lanes)
-        self.batcher = job.batcher.clone()
+        self._take_batcher(job.batcher.clone())
         self.ready: deque[Group] = deque()
         self.samples: dict[tuple[ItemRef, int], Sample] = {}
         self._ahead: dict[ItemRef, list[Sample] | Filtered | Bad | int] = {}
         self._verdicts = 0  # the highest number of a verdict that removed a draw
         self._without_sample = 0
         self._without_group = 0
+
+    def _take_batcher(self, batcher: SampleBatcher) -> None:
+        """Go on with a batcher: a fresh one, or one that was restored."""
+        self.batcher = batcher
+        self._dropped = sum(batcher.dropped().values())
 
     # --- planning ---
 
@@ -162,7 +167,8 @@ class Planner:
         Returns:
             The finished groups, and whether a sample was kept.
         """
-        before = self.batcher.state() if len(refs) > 1 else None
+        copies = len(refs) > 1 and self.batcher.may_refuse
+        before = self.batcher.state() if copies else None
         groups: list[Group] = []
         accepted = False
         try:
@@ -174,8 +180,7 @@ class Planner:
             if before is not None:
                 # A verdict is about the item: a replay, which knows it, adds no part of it either.
                 # And before the store is asked, which may fail: then the item is drawn again.
-                self.batcher = self.job.batcher.clone()
-                self.batcher.restore(before)
+                self._take_batcher(self._restored(before))
             for ref in refs:
                 self.samples.pop((ref.item, ref.part), None)
             if not isinstance(error, BadItem):
@@ -187,7 +192,6 @@ class Planner:
 
     def _add(self, ref: SampleRef, sample: Sample | None) -> tuple[list[Group], bool]:
         """Give a sample to the batcher; return the finished groups and whether it was kept."""
-        dropped = sum(self.batcher.dropped().values())
         try:
             content = sample if self.batcher.needs_content else None
             groups = contained(lambda: self.batcher.add(ref, content))
@@ -196,7 +200,8 @@ class Planner:
         except Exception as error:
             doing = f"sample {ref.part} of item {ref.item}"
             raise self._failure(error, self.batcher, doing) from error
-        kept = sum(self.batcher.dropped().values()) == dropped
+        before, self._dropped = self._dropped, sum(self.batcher.dropped().values())
+        kept = self._dropped == before
         if kept and sample is not None:
             self.samples[ref.item, ref.part] = sample
         return groups, kept
@@ -261,6 +266,11 @@ class Planner:
     def _watch_starvation(self, accepted: bool, finished: bool) -> None:
         self._without_sample = 0 if accepted else self._without_sample + 1
         self._without_group = 0 if finished else self._without_group + 1
+        if (
+            self._without_sample <= MIN_DRAWS_WITHOUT_SAMPLE
+            and self._without_group <= MIN_DRAWS_WITHOUT_GROUP
+        ):
+            return  # whatever an epoch has
         if self.job.epochs is not None:
             return  # a finite lane ends by itself
         epoch = self.job.distributor.epoch_draws(1)
@@ -353,7 +363,7 @@ class Planner:
         total = self.job.distributor.draws(self.lane, self.job.lanes)
         drawn = before if total is None else min(before, total)
         self.draws.restore({"k": drawn})
-        self.batcher = self.job.batcher.clone()
+        self._take_batcher(self.job.batcher.clone())
         self.ready.clear()
         self._ahead.clear()
         self.ended = total is not None and before >= total and drawn < before
@@ -392,10 +402,14 @@ class Planner:
                 offset=offset,
             ) from error
 
+    def _restored(self, state: Any) -> SampleBatcher:
+        batcher: SampleBatcher = self.job.batcher.clone()
+        batcher.restore(state)
+        return batcher
+
     def _restore(self, offset: int, state: dict[str, Any]) -> None:
         self.draws.restore(state["draws"])
-        self.batcher = self.job.batcher.clone()
-        self.batcher.restore(state["batcher"])
+        self._take_batcher(self._restored(state["batcher"]))
         self.ready = deque(
             [[SampleRef.from_json(ref) for ref in row] for row in group] for group in state["ready"]
         )

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -59,7 +60,7 @@ class Role:
             raise TypeError(f"{cls.__name__}() takes no parameters")
         self = super().__new__(cls)
         try:
-            bound = inspect.signature(cls.__init__).bind(self, *args, **kwargs)
+            bound = _signature(cls.__init__).bind(self, *args, **kwargs)
         except TypeError:
             self.arguments = {}  # __init__ itself raises right after this, in Python's own words
         else:
@@ -84,7 +85,7 @@ class Role:
         """Return the parameters that decide bytes: those equal to their default are left out."""
         defaults = {
             name: parameter.default
-            for name, parameter in inspect.signature(type(self).__init__).parameters.items()
+            for name, parameter in _signature(type(self).__init__).parameters.items()
         }
         return {
             name: value
@@ -124,6 +125,10 @@ class Role:
         return identity
 
 
+_signature = cache(inspect.signature)
+"""The signature of a constructor, `self` included: read once."""
+
+
 def _is_builtin(cls: type[Any]) -> bool:
     return cls.__module__.startswith("penstock.server.")
 
@@ -160,7 +165,7 @@ def _shared_defaults(cls: type[Any]) -> dict[str, Any]:
     """Return the defaults that all instances would share: `def __init__(self, buffer=[])`."""
     return {
         name: parameter.default
-        for name, parameter in inspect.signature(cls.__init__).parameters.items()
+        for name, parameter in _signature(cls.__init__).parameters.items()
         if parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
         and isinstance(parameter.default, list | dict | set | deque | np.ndarray | bytearray)
     }
@@ -169,7 +174,7 @@ def _shared_defaults(cls: type[Any]) -> dict[str, Any]:
 def _construct(cls: type[Any], arguments: Mapping[str, Any]) -> Any:
     positional: list[Any] = []
     keywords = dict(arguments)
-    for name, parameter in list(inspect.signature(cls.__init__).parameters.items())[1:]:
+    for name, parameter in list(_signature(cls.__init__).parameters.items())[1:]:
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY and name in keywords:
             positional.append(keywords.pop(name))
         elif parameter.kind is inspect.Parameter.VAR_POSITIONAL and name in keywords:
@@ -308,23 +313,29 @@ class LaneDraws:
     def __init__(self, distributor: DataDistributor, lane: int, lanes: int) -> None:
         self.distributor, self.lane, self.lanes = distributor, lane, lanes
         self.k = 0
+        self._peeked: dict[int, ItemRef] = {}  # by k: what was looked at is drawn once
 
     def next(self) -> ItemRef | None:
         """Return the next item, or None when the lane is over."""
-        item = self.distributor.draw(self.lane, self.lanes, self.k)
+        item = self._peeked.pop(self.k, None)
+        if item is None:
+            item = self.distributor.draw(self.lane, self.lanes, self.k)
         if item is not None:
             self.k += 1
         return item
 
     def peek(self, count: int) -> list[ItemRef]:
         """Return up to `count` coming items without taking them: what to fetch ahead."""
-        items: list[ItemRef] = []
-        for ahead in range(count):
-            item = self.distributor.draw(self.lane, self.lanes, self.k + ahead)
+        items: dict[int, ItemRef] = {}
+        for k in range(self.k, self.k + count):
+            item = self._peeked.get(k)
+            if item is None:
+                item = self.distributor.draw(self.lane, self.lanes, k)
             if item is None:
                 break
-            items.append(item)
-        return items
+            items[k] = item
+        self._peeked = items
+        return list(items.values())
 
     def state(self) -> Any:
         """Return a JSON-able state of a few integers."""
@@ -487,6 +498,14 @@ class SampleBatcher(Role, ABC):
     def pending(self) -> Sequence[SampleRef]:
         """Return the samples that are held and not yet in a finished group, in any order."""
         return role_state.find_refs(self)
+
+    @property
+    def may_refuse(self) -> bool:
+        """Tell whether `add` may raise: then its state is copied before an item of several samples.
+
+        False promises that it takes every sample; it saves that copy.
+        """
+        return True
 
     def check_keys(self, keys: Iterable[str]) -> None:  # optional
         """Refuse samples that lack a value that this needs; called where their keys are known.
