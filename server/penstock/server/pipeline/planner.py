@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from penstock.server.core.contained import contained
@@ -63,6 +64,11 @@ class Planner:
         self.counters: Counter[str] = Counter()
         self.draws: LaneDraws = job.distributor.open(lane, job.lanes)
         self._take_batcher(job.batcher.clone())
+        self._can_seek = (
+            job.plans_from_refs
+            and type(self.draws) is LaneDraws
+            and self.batcher.draws_before(0) is not None
+        )
         self.ready: deque[Group] = deque()
         self.samples: dict[tuple[ItemRef, int], Sample] = {}
         self._ahead: dict[ItemRef, list[Sample] | Filtered | Bad | int] = {}
@@ -350,11 +356,7 @@ class Planner:
 
     def can_seek(self) -> bool:
         """Tell whether any offset is reached by arithmetic."""
-        return (
-            self.job.plans_from_refs
-            and type(self.draws) is LaneDraws
-            and self.batcher.draws_before(0) is not None
-        )
+        return self._can_seek
 
     def seek(self, offset: int) -> None:
         """Go to `offset` by arithmetic; only where `can_seek`."""
@@ -422,6 +424,7 @@ class Planner:
         self.offset = offset
 
 
+@lru_cache(1024)  # the same few words at every batch
 def _cut(reason: str) -> str:
     return clean_text(reason[:MAX_REASON_CHARACTERS], MAX_REASON_CHARACTERS)
 

@@ -177,6 +177,11 @@ class LaneState:
     deaths: dict[int, list[str]] = field(default_factory=dict)
     gives_way: bool = False  # for a while after a death other lanes' batches go first
 
+    def note_planned(self, offset: int) -> None:
+        """Note that a batch was planned: nobody looks for where to start for it any more."""
+        self.starts.pop(offset, None)
+        self.planned = max(self.planned, offset + 1)
+
     def note_emptied(self, offset: int, at_most: int) -> bool:
         """Note a batch without an item; tell whether there are `at_most` of them in a row."""
         self.emptied.add(offset)
@@ -496,8 +501,7 @@ class Log:
 
     def remember_plan(self, lane: LaneState, offset: int, plan: bytes) -> None:
         """Keep a plan for a while: whoever wants this batch again has it made without a replay."""
-        lane.starts.pop(offset, None)
-        lane.planned = max(lane.planned, offset + 1)
+        lane.note_planned(offset)
         lane.plans[offset] = plan
         lane.plans.move_to_end(offset)
         while len(lane.plans) > KEPT_PLANS:

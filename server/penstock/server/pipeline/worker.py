@@ -30,7 +30,7 @@ from penstock.server.core.frames import error_line
 from penstock.server.core.refs import BatchPlan, ItemRef, Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline.arena import Arenas, ArenaWriter
-from penstock.server.pipeline.channel import Message, Unpacker, pack, send_with_fd
+from penstock.server.pipeline.channel import Message, Unpacker, pack, pack_all, send_with_fd
 from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Made, Maker
@@ -147,7 +147,7 @@ class Worker:
         self.lane: int | None = None
         self.line: int | None = None
         self._sending = threading.Lock()  # guards the socket and what is held
-        self._held: list[bytes] = []
+        self._held: list[tuple[Message, Sequence[bytes]]] = []
         self._holding = threading.Event()
         self._held_until = self._last_s = 0.0
         self._ticket_s = 1.0
@@ -252,7 +252,9 @@ class Worker:
         line, plan, snapshots = self._plan_at(message["line"], message["offset"])
         made = line.make(plan, blank=message["blank"])
         snapshots += self._snapshot_if_due(line)
-        self._done(message, made, plan, snapshots, line)
+        # Where arithmetic leads to any plan, nobody needs this one.
+        told = None if line.planner.can_seek() else plan
+        self._done(message, made, told, snapshots, line)
 
     def _on_plan(self, message: Message) -> None:
         """Plan some batches ahead, for any worker to make."""
@@ -291,9 +293,15 @@ class Worker:
 
     def _on_verify(self, message: Message) -> None:
         """Make a batch once more and answer its header: it holds the checksum of the body."""
-        self._require(message["job"])
-        plan = BatchPlan.from_json(json.loads(message["blobs"][0]))
-        made = self.makers[message["job"]].make(plan, blank=message["blank"])
+        name = message["job"]
+        self._require(name)
+        if message["blobs"]:
+            plan = BatchPlan.from_json(json.loads(message["blobs"][0]))
+        else:
+            line = Line(self.jobs[name], message["lane"], self.items[name])
+            line.skip_to(message["offset"])
+            plan = line.advance()
+        made = self.makers[name].make(plan, blank=message["blank"])
         header = made.write(memoryview(bytearray(made.nbytes)))
         answer: Message = {"op": "verified", "check": message["check"]}
         self._tell_cost(answer)
@@ -346,7 +354,7 @@ class Worker:
         return snapshots
 
     def _snapshot_if_due(self, line: Line) -> list[tuple[int, bytes]]:
-        if line.offset % line.job.snapshot_every:
+        if line.offset % line.job.snapshot_every or line.planner.can_seek():
             return []
         return [(line.offset, line.planner.snapshot())]
 
@@ -371,7 +379,7 @@ class Worker:
             "ticket": message["ticket"],
             "where": where,
             "nbytes": made.nbytes,
-            "counts": dict(made.counts),
+            "counts": {str(name): value for name, value in made.counts.items()},
             "emptied": made.emptied,
             "snapshots": [offset for offset, _ in snapshots],
         }
@@ -455,9 +463,8 @@ class Worker:
 
     def _send(self, message: Message, blobs: Sequence[bytes] = (), *, hold: bool = False) -> None:
         self._end_fork()
-        data = pack(message, blobs)
         with self._sending:
-            self._held.append(data)
+            self._held.append((message, blobs))
             if not hold:
                 self._flush()
         if hold and not self._holding.is_set():
@@ -499,8 +506,9 @@ class Worker:
 
     def _flush(self) -> None:
         if self._held:
-            self.sock.sendall(b"".join(self._held))
+            data = pack_all(self._held)
             self._held.clear()
+            self.sock.sendall(data)
 
     def _may_wait(self) -> bool:
         """Tell whether a retry harms nobody: no other job waits for this worker.
@@ -577,13 +585,19 @@ def _clean(value: Any) -> Any:
 
 
 def _tell_counts(answer: Message, line: Line) -> None:
-    """Put into an answer what a line's planner has counted: by whatever ticket it went on."""
-    answer["counted"] = {
-        "job": line.job.name,
-        "lane": line.lane,
-        "counters": line.counters(),
-        "before": line.counters_before,
-    }
+    """Put into an answer what a line's planner has counted, if that is news.
+
+    Draws alone are not: every batch has some.
+    """
+    counters = line.counters()
+    if any(line.counters_told.get(name) != n for name, n in counters.items() if name != "drawn"):
+        line.counters_told = counters
+        answer["counted"] = {
+            "job": line.job.name,
+            "lane": line.lane,
+            "counters": counters,
+            "before": line.counters_before,
+        }
 
 
 def _plan_bytes(plan: BatchPlan) -> bytes:
