@@ -2,8 +2,8 @@
 
 Nothing is pickled. A message is two lengths (uint32, little-endian), JSON, and the byte strings
 whose lengths the JSON's key `blobs` gives. Messages with the same keys that go together travel as
-one: `keys`, and for each of them a row of values in `rows` and `each` byte strings. File descriptors
-ride along where an arena is passed.
+one: `keys`, and for each of them a row of values in `rows` and `each` byte strings. File
+descriptors ride along where an arena is passed.
 """
 
 from __future__ import annotations
@@ -124,17 +124,16 @@ class Unpacker:
 
 def _apart(message: Message) -> list[Message]:
     """Return the messages that travelled as one."""
-    keys, rows, each, blobs = (message.get(key) for key in ("keys", "rows", "each", "blobs"))
-    fits = (
+    keys, rows, each = (message.get(key) for key in ("keys", "rows", "each"))
+    blobs: list[bytes] = message["blobs"]
+    if not (
         isinstance(keys, list)
         and all(isinstance(key, str) for key in keys)
         and isinstance(rows, list)
         and all(isinstance(row, list) and len(row) == len(keys) for row in rows)
         and type(each) is int
-        and isinstance(blobs, list)
         and each * len(rows) == len(blobs)
-    )
-    if not fits:
+    ):
         raise Misspoken("several messages in one that do not fit their keys or byte strings")
     return [
         {**dict(zip(keys, row, strict=True)), "blobs": blobs[at * each : (at + 1) * each]}

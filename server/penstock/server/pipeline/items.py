@@ -231,6 +231,10 @@ class Items:
             SourceUnavailable: After retries to the deadline; names the item.
             BadItem: The source's own code fails twice on the same item.
         """
+        if len(self.job.sources) == 1:
+            [name] = self.job.sources
+            if not self.job.sources[name].uses_global_rng:
+                return self._fetch(name, items)
         found: list[RawItem] = [None] * len(items)
         by_source: dict[str, list[int]] = {}
         for place, item in enumerate(items):
@@ -249,7 +253,7 @@ class Items:
                     found[place] = raw
         return found
 
-    def _fetch(self, name: str, items: list[ItemRef]) -> list[RawItem]:
+    def _fetch(self, name: str, items: Sequence[ItemRef]) -> list[RawItem]:
         source = self.job.sources[name]
         # A torch Dataset decodes what it reads: an error of its own is like one of process().
         what = Call(f"{type(source).__name__}.fetch()", reading=not source.uses_global_rng)

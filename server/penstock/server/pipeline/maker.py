@@ -93,14 +93,9 @@ class Maker:
             SourceUnavailable: A read failed to the deadline.
         """
         found = self._samples(plan, at_hand or {})
-        kept = BatchPlan(
-            plan.lane,
-            plan.offset,
-            [[ref for ref in row if (ref.item, ref.part) in found] for row in plan.rows],
-        )
-        rows = [
-            [self._piece(ref, found[ref.item, ref.part], plan) for ref in row] for row in kept.rows
-        ]
+        left = [[ref for ref in row if (ref.item, ref.part) in found] for row in plan.rows]
+        kept = BatchPlan(plan.lane, plan.offset, left)
+        rows = [[self._piece(ref, found[ref[:2]], plan) for ref in row] for row in left]
         emptied = not any(rows)
         if emptied and not self.job.collator.pads_empty:
             rows = self._stand_ins.rows(plan)

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -52,6 +52,8 @@ LATE_S = 0.02
 
 _PAGE_HEAD = struct.Struct("<QI")  # a number that grows with every note, and the note's length
 
+MAX_NOTE_BYTES = PAGE_BYTES - _PAGE_HEAD.size
+
 
 class Note(NamedTuple):
     """What a worker is at.
@@ -80,7 +82,7 @@ class Page:
         )
         self._serial = 0
         self._stage, self._since_s = "idle", time.perf_counter()
-        self._spent_s: dict[str, float] = {}
+        self._spent_s: defaultdict[str, float] = defaultdict(float)
 
     def note(
         self,
@@ -91,9 +93,9 @@ class Page:
     ) -> None:
         """Write what comes next; the time since the last note counts for its stage."""
         now = time.perf_counter()
-        self._spent_s[self._stage] = self._spent_s.get(self._stage, 0.0) + now - self._since_s
+        self._spent_s[self._stage] += now - self._since_s
         self._stage, self._since_s = stage, now
-        text = _note(stage, job, lane, item)[: PAGE_BYTES - _PAGE_HEAD.size]
+        text = _note_head(stage, job, lane) if item is None else _note(stage, job, lane, item)
         self._serial += 1
         data = _PAGE_HEAD.pack(self._serial, len(text)) + text
         self._map[: len(data)] = data
@@ -101,7 +103,7 @@ class Page:
     def take_spent(self) -> dict[str, float]:
         """Return the seconds spent at each stage since the last call, without those of waiting."""
         self.note(self._stage)
-        spent, self._spent_s = self._spent_s, {}
+        spent, self._spent_s = dict(self._spent_s), defaultdict(float)
         spent.pop("idle", None)
         return spent
 
@@ -160,7 +162,12 @@ class Worker:
         """Answer until the server process closes the socket."""
         self._send({"op": "ready", "pid": os.getpid()})
         threading.Thread(target=self._flush_late, name="penstock-late", daemon=True).start()
-        while (message := self._next()) is not None:
+        while True:
+            if not self.inbox:
+                self.page.note("idle")
+            message = self._next()
+            if message is None:
+                return
             self.handle(message)
 
     def handle(self, message: Message) -> None:
@@ -180,7 +187,6 @@ class Worker:
         except BaseException as error:  # whatever a role raises, the worker is there for others
             text = "".join(traceback.format_tb(error.__traceback__)) + error_line(error)
             self._fail(message, Internal(f"a bug in penstock: {error_line(error)}", traceback=text))
-        self.page.note("idle")
 
     # --- what the server asks ---
 
@@ -445,7 +451,7 @@ class Worker:
 
         It shares the socket and the arenas: a second answer, or a batch written over another.
         """
-        if os.getpid() != self.pid:
+        if _is_forked(self.pid):
             job = f" of job {self.job!r}" if self.job else ""
             text = f"penstock: a process that a role{job} forked came back; it is ended\n"
             os.write(2, text.encode("utf-8", "backslashreplace"))
@@ -544,17 +550,43 @@ class Worker:
         return bool(data)
 
 
-def _note(stage: str, job: str | None, lane: int | None, item: ItemRef | None) -> bytes:
+def _mark() -> mmap.mmap | None:
+    """Return memory that holds a 1, and a 0 in every process that is forked from this one.
+
+    None where the system has no such memory (Linux has it from 4.14 on).
+    """
+    page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        page.madvise(_WIPE_ON_FORK)
+    except OSError:
+        return None
+    page[0] = 1
+    return page
+
+
+_WIPE_ON_FORK = 18  # MADV_WIPEONFORK, which Python's mmap does not name
+_MARK = _mark()
+
+
+def _is_forked(pid: int) -> bool:
+    """Tell whether this process is a fork of the one that had a process id; asked all the time.
+
+    However it was forked, by Python or by native code.
+    """
+    return os.getpid() != pid if _MARK is None else not _MARK[0]
+
+
+def _note(stage: str, job: str | None, lane: int | None, item: ItemRef) -> bytes:
     """Return the JSON of a note; put together by hand, since every batch writes several."""
-    head = _note_head(stage, job, lane)
-    if item is None:
-        return head + b"null]"
-    return head + f"[{_quoted(item.source)},{item.index},{item.epoch}]]".encode()
+    head = _note_head(stage, job, lane).removesuffix(b"null]")
+    text = head + f"[{_quoted(item.source)},{item.index},{item.epoch}]]".encode()
+    return text[:MAX_NOTE_BYTES]
 
 
 @cache
 def _note_head(stage: str, job: str | None, lane: int | None) -> bytes:
-    return json.dumps([stage, job, lane, None]).encode().removesuffix(b"null]")
+    """Return the JSON of a note without an item."""
+    return json.dumps([stage, job, lane, None]).encode()[:MAX_NOTE_BYTES]
 
 
 @cache
