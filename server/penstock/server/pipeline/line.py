@@ -78,7 +78,8 @@ class Line:
 
     def make(self, plan: BatchPlan, *, blank: bool = False) -> Made:
         """Return the batch of a plan, from the samples at hand where they are."""
-        made = self.maker.make(plan, self.planner.samples, blank=blank)
+        coming = self.planner.coming(plan)
+        made = self.maker.make(plan, self.planner.samples, coming, blank=blank)
         self.planner.forget()
         return made
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from penstock.server.core.frames import error_line, user_traceback
@@ -77,6 +77,7 @@ class Maker:
         self,
         plan: BatchPlan,
         at_hand: Mapping[tuple[ItemRef, int], Sample] | None = None,
+        coming: Sequence[ItemRef] = (),
         *,
         blank: bool = False,
     ) -> Made:
@@ -85,6 +86,7 @@ class Maker:
         Args:
             plan: What it is made of.
             at_hand: Samples that the planner has processed already, by (item, part).
+            coming: Items of the next batch, to be read while those of this one are processed.
             blank: Make the padding batch of these shapes.
 
         Raises:
@@ -92,7 +94,7 @@ class Maker:
             BadBatch: The collator fails on these samples.
             SourceUnavailable: A read failed to the deadline.
         """
-        found = self._samples(plan, at_hand or {})
+        found = self._samples(plan, at_hand or {}, coming)
         left = [[ref for ref in row if (ref.item, ref.part) in found] for row in plan.rows]
         kept = BatchPlan(plan.lane, plan.offset, left)
         rows = [[self._piece(ref, found[ref[:2]], plan) for ref in row] for row in left]
@@ -113,7 +115,10 @@ class Maker:
         return Made(self.job.log_id, kept, layout, counts, padding, emptied, epoch)
 
     def _samples(
-        self, plan: BatchPlan, at_hand: Mapping[tuple[ItemRef, int], Sample]
+        self,
+        plan: BatchPlan,
+        at_hand: Mapping[tuple[ItemRef, int], Sample],
+        coming: Sequence[ItemRef],
     ) -> dict[tuple[ItemRef, int], Sample]:
         found: dict[tuple[ItemRef, int], Sample] = {}
         missing: dict[ItemRef, list[SampleRef]] = {}
@@ -127,7 +132,7 @@ class Maker:
                     found[key] = at_hand[key]
                 else:
                     missing.setdefault(ref.item, []).append(ref)
-        outcomes = self.items.samples(list(missing), "exit", plan.lane, plan.offset)
+        outcomes = self.items.samples(list(missing), "exit", plan.lane, plan.offset, coming)
         for refs, outcome in zip(missing.values(), outcomes, strict=True):
             if isinstance(outcome, Quarantined):
                 continue  # removed from its own group only: no other item moves

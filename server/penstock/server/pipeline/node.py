@@ -461,7 +461,9 @@ class Node:
         if entry.state is not State.WANTED:
             return False  # it was wanted twice, and is given out
         if offset in lane.plans:
-            return True
+            # Who has planned it to know its size has its items, and makes it unless it is busy.
+            keeper = lane.planned_by
+            return keeper in (None, worker.number) or not self.workers[keeper].room()
         if lane.planning:
             return False
         line = self._line(name, one, lane, offset)
@@ -745,6 +747,8 @@ class Node:
         if ticket.stale:
             return
         ticket.line.next = ticket.offset + len(plans)
+        if ticket.log.job.batcher.needs_sizes:
+            ticket.lane.planned_by = worker.number
         if message["broken"]:  # the next one failed: whoever wants it starts from a clean state
             self._close_line(ticket.lane, ticket.line)
         for ahead, plan in enumerate(plans):

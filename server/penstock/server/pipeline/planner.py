@@ -303,7 +303,10 @@ class Planner:
             return None
         if item not in self._ahead:
             items = [item, *self._coming(item)]
-            self._ahead.update(zip(items, self.items.outcomes(items, "draw"), strict=True))
+            # What follows these is read while they are processed; this draw is one of them.
+            later = self._peek(LOOK_AHEAD - 1, LOOK_AHEAD) if self.items.reads_ahead else []
+            outcomes = self.items.outcomes(items, "draw", later)
+            self._ahead.update(zip(items, outcomes, strict=True))
         outcome = self._ahead.pop(item)
         if isinstance(outcome, Bad):
             self._leave_out(item, outcome)
@@ -329,12 +332,7 @@ class Planner:
         """Return the items to fetch together with this one: distinct, and not known to be bad."""
         if self.items.careful:
             return []
-        try:
-            coming = dict.fromkeys(self.draws.peek(LOOK_AHEAD - 1))
-        except Exception as error:  # of a user's distributor
-            # It stops the lane, by name, when that draw is the next one.
-            logger.debug("lane %d looks no further ahead: %s", self.lane, error_line(error))
-            return []
+        coming = dict.fromkeys(self._peek(0, LOOK_AHEAD - 1))
         coming.pop(item, None)
         find = self.items.verdicts.find
         return [
@@ -342,6 +340,24 @@ class Planner:
             for one in coming
             if one not in self._ahead and find("draw", one, self.lane, self.offset) is None
         ]
+
+    def _peek(self, past: int, count: int) -> list[ItemRef]:
+        """Return up to `count` coming draws, those after the next `past`."""
+        try:
+            return self.draws.peek(past + count)[past:]
+        except Exception as error:  # of a user's distributor
+            # It stops the lane, by name, when that draw is the next one.
+            logger.debug("lane %d looks no further ahead: %s", self.lane, error_line(error))
+            return []
+
+    def coming(self, plan: BatchPlan) -> list[ItemRef]:
+        """Return what the batch after the latest plan is likely to be made of, if that is of use.
+
+        Only where batches are planned from draws alone: else the planner itself reads ahead.
+        """
+        if not (self._can_seek and self.items.reads_ahead):
+            return []
+        return self._peek(0, sum(map(len, plan.rows)))
 
     def forget(self) -> None:
         """Let go of every sample that nothing pending needs: of past batches, and left out ones."""

@@ -170,6 +170,7 @@ class LaneState:
     planning: bool = False
     plans: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
     error: PenstockError | None = None  # stopped for good
+    planned_by: int | None = None  # the worker that has read the items of the latest plans
     planned: int = 0  # offsets below were planned, by whatever line, or given by another node
     asked: int = 0  # offsets below were planned, or a worker was told to
     emptied: set[int] = field(default_factory=set)  # latest offsets whose every item was left out

@@ -294,7 +294,8 @@ class Worker:
         """Make a batch from its plan."""
         self._require(message["job"])
         plan = BatchPlan.from_json(json.loads(message["blobs"][0]))
-        made = self.makers[message["job"]].make(plan, blank=message["blank"])
+        coming = self._coming(message["job"])
+        made = self.makers[message["job"]].make(plan, None, coming, blank=message["blank"])
         self._done(message, made, None, [], None)
 
     def _on_verify(self, message: Message) -> None:
@@ -322,6 +323,16 @@ class Worker:
         self._send({"op": "snapshots", "lines": offsets}, blobs)
 
     # --- helpers ---
+
+    def _coming(self, job: str) -> list[ItemRef]:
+        """Return the items of the next batch of a job to be made here, where that is of use."""
+        if not self.items[job].reads_ahead:
+            return []
+        for later in self.inbox:
+            if later["op"] == "make" and later["job"] == job:
+                plan = BatchPlan.from_json(json.loads(later["blobs"][0]))
+                return list(dict.fromkeys(ref.item for row in plan.rows for ref in row))
+        return []
 
     def _plan_at(self, number: int, offset: int) -> tuple[Line, BatchPlan, list[tuple[int, bytes]]]:
         """Return a line, its plan at an offset, and the snapshots of the way there.
