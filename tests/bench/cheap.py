@@ -23,4 +23,4 @@ def number_without_drawing(raw: dict[str, Any]) -> dict[str, Any]:
     return raw
 
 
-number_without_drawing.draws_random = False  # type: ignore[attr-defined]
+number_without_drawing.uses_global_rng = False  # type: ignore[attr-defined]
