@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import random
 import sys
-import time
 from bisect import bisect_right, insort
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from clock import Stopwatch
 
 
 def main(folder: str, tokens: int, warm: int) -> None:
@@ -90,14 +91,14 @@ def main(folder: str, tokens: int, warm: int) -> None:
                 "tokens": place,
             }
 
-    loader = DataLoader(Packed(), batch_size=None, num_workers=2, prefetch_factor=16)
+    loader = DataLoader(Packed(), batch_size=None, num_workers=2)
     batches = iter(loader)
     for _ in range(warm):
         next(batches)
-    seen, start = 0, time.perf_counter()
+    seen, watch = 0, Stopwatch(0)
     while seen < tokens:
         seen += next(batches)["tokens"]
-    print(json.dumps({"tokens_per_s": seen / (time.perf_counter() - start)}))
+    print(json.dumps(watch.per_million(seen)))
 
 
 if __name__ == "__main__":

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
-import time
+
+from clock import Stopwatch
 
 
-def main(address: str, tokens: int, warm: int) -> None:
+def main(address: str, pid: int, tokens: int, warm: int) -> None:
     """Read until `tokens` tokens have come; print the rate."""
     from penstock.client import Loader
 
-    with Loader(address, "text", rank=0, world_size=1, batches_per_step=1, prefetch=32) as loader:
+    with Loader(address, "text", rank=0, world_size=1) as loader:
         batches = iter(loader)
         for _ in range(warm):
             next(batches)
-        seen, start = 0, time.perf_counter()
+        seen, watch = 0, Stopwatch(pid)
         while seen < tokens:
             seen += next(batches).counts["tokens"]
-        wall = time.perf_counter() - start
-    print(json.dumps({"tokens_per_s": seen / wall}))
+        found = watch.per_million(seen)
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))
