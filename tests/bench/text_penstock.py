@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 
-from clock import Stopwatch
+from rates import rates
 
 
-def main(address: str, pid: int, tokens: int, warm: int) -> None:
-    """Read until `tokens` tokens have come; print the rate."""
+def main(address: str, pid: int) -> None:
+    """Read with the Loader's defaults; print the rates."""
     from penstock.client import Loader
 
+    began = time.perf_counter()
     with Loader(address, "text", rank=0, world_size=1) as loader:
-        batches = iter(loader)
-        for _ in range(warm):
-            next(batches)
-        seen, watch = 0, Stopwatch(pid)
-        while seen < tokens:
-            seen += next(batches).counts["tokens"]
-        found = watch.per_million(seen)
-    print(json.dumps(found))
+        print(json.dumps(rates((batch.counts["tokens"] for batch in loader), began, pid)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main(sys.argv[1], int(sys.argv[2]))
