@@ -39,6 +39,7 @@ class Stream:
         error: What it ends with, as soon as it can be told.
         ending: Why it ended, in a word or two, where it has.
         finished_step: The first step that the consumer has not finished, as it says.
+        wrote_at: When a batch was written last, of the monotonic clock.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Stream:
         self.finished_step = reader.share.step(reader.head)
         self.waiting_since: float | None = None
         self.waited_s = 0.0
+        self.wrote_at = 0.0
         self._opened_at = time.monotonic()
 
     def waiting_s(self) -> float:
