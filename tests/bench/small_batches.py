@@ -18,7 +18,7 @@ from typing import Any
 
 from support import HERE, cpu_s, in_child, interleaved, serving, table, write_job
 
-NBYTES, PREFETCH, COUNT, WARM, ROUNDS = 1000, 64, 20_000, 2_000, 6
+NBYTES, PREFETCH, COUNT, WARM, ROUNDS = 1000, 64, 10_000, 2_000, 6
 
 JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "ready": ("a ready array, items as they are", {}),
