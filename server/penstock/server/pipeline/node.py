@@ -290,7 +290,11 @@ class Node:
             worker.hang_up()
         deadline = time.monotonic() + grace_s  # of all together: they end at the same time
         for worker in started:
-            worker.close(max(0.0, deadline - time.monotonic()))
+            worker.await_end(max(0.0, deadline - time.monotonic()))
+        for worker in started:
+            worker.kill()
+        for worker in started:
+            worker.close()
         if self._files_fd >= 0:
             os.close(self._files_fd)
             self._files_fd = -1
