@@ -61,7 +61,7 @@ from penstock.server.rpc.opening import (
 )
 from penstock.server.store import open_store
 from penstock.server.store.base import Seen, Store
-from penstock.server.store.recorded import version_warning
+from penstock.server.store.recorded import Recorded, version_warning
 from penstock.wire import frame
 from penstock.wire.errors import BadFrame, Internal, InvalidRequest, PenstockError
 from penstock.wire.malloc import keep_memory
@@ -168,7 +168,12 @@ class LocalNode:
         book, marks = self._verdicts(job) if stored else (None, None)
         if marks is not None:
             marks.note_given(opening.given())
-        return LocalLoader(job, book, marks, progress=note, careful=self._careful)
+
+        config = self._config()
+        recorded = Recorded(config.server.store, config.base)
+        return LocalLoader(
+            job, book, marks, progress=note, careful=self._careful, recorded=recorded
+        )
 
     def compute(self, loader: LocalLoader, opening: Opening, position: int, lane: int) -> Computed:
         """Compute a batch when it is its turn."""

@@ -70,6 +70,11 @@ class Planner:
         self._without_sample = 0
         self._without_group = 0
 
+    @property
+    def last_verdict(self) -> int:
+        """Return the highest number of a verdict that removed a draw of this lane; 0 = none."""
+        return self._verdicts
+
     # --- planning ---
 
     def next(self) -> BatchPlan | None:
