@@ -350,8 +350,9 @@ class Node:
             lanes[lane].planned = max(lanes[lane].planned, offset)
             lanes[lane].asked = max(lanes[lane].asked, offset)
 
-    def extend(self, reader: Reader, horizon: int) -> None:
-        """Move a reader's horizon, and see to what it wants now."""
+    def extend(self, reader: Reader, horizon: int, position: int = 0, bytes_limit: int = 0) -> None:
+        """Move a reader's horizon, and what it has room for; see to what it wants now."""
+        reader.grant(position, bytes_limit)
         reader.extend(horizon)
         self.schedule()
 
