@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.server.core.frames import error_line
 from penstock.server.core.transient import is_transient
@@ -25,8 +29,13 @@ from penstock.server.sources.files import LOOKERS, DataFile, FileSet
 from penstock.server.sources.pieces import Pieces
 from penstock.wire.errors import BadItem, InvalidJob, SourceChanged, SourceUnavailable
 
+logger = logging.getLogger("penstock")
+
 CACHE_BYTES = 512 << 20
 """Decoded row groups kept by one process: a window of 16 groups of 32 MiB."""
+
+HEAD_BYTES = 64 << 20
+"""The same of the few columns that sizes are known from."""
 
 _TAIL_BYTES = 64 << 10  # one read brings most footers whole
 _CHUNK_SLACK = (
@@ -43,7 +52,6 @@ class _Schema(NamedTuple):
 class _Footer(NamedTuple):
     schema: _Schema  # one for all files that have it
     rows: tuple[int, ...]
-    group_bytes: tuple[int, ...]  # per row group, compressed, of the columns that are read
     sha256: str
 
 
@@ -70,6 +78,7 @@ class ParquetSource(Source):
     version: ClassVar[int | str | None] = 1
     path_params: ClassVar[tuple[str, ...]] = ("files",)
     gives_fresh_items: ClassVar[bool] = True
+    may_read_ahead: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -81,11 +90,11 @@ class ParquetSource(Source):
     ) -> None:
         self._pq = require("pyarrow.parquet")
         self._set = FileSet(files, suffix=".parquet", storage_options=storage_options)
-        self._wanted = None if columns is None else list(columns)
+        self._wanted = columns
         self._read: list[DataFile] = []  # files that were opened here, with what was found noted
         self._fact = f"footer {require('pyarrow').__version__} {json.dumps(columns)}"
         self._footers = self._open_footers()
-        self.columns = self._check_schemas(columns)
+        self.columns = self._check_schemas()
         self._groups = [  # block -> (file, row group), without empty row groups
             (number, group)
             for number, footer in enumerate(self._footers)
@@ -99,11 +108,16 @@ class ParquetSource(Source):
                 f"the {len(self._set.files)} files that match {files!r} hold zero rows",
                 key="source.files",
             )
+        self._stored = self._stored_bytes()
         self._lock = threading.Lock()
         self._cache: BlockCache[ArrowRows] = BlockCache(cache_bytes)
         self._open: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
         self._damaged: dict[int, BadItem] = {}  # by block: it is read for one item and not for each
+        self._heads: BlockCache[ArrowRows] = BlockCache(HEAD_BYTES)
+        self._head_columns: list[str] = []
         self._read_bytes = 0
+        # Of its own: who asks what was read must not wait for what is being read.
+        self._counting = threading.Lock()
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -121,18 +135,46 @@ class ParquetSource(Source):
             SourceChanged: A file is not the one that was opened.
             BadItem: A row group was read whole, and cannot be decoded: names file and row group.
         """
+        with self._lock:
+            return self._items(indices, self._block)
+
+    def heads(
+        self, indices: Sequence[int], columns: Sequence[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return only some columns of the rows at `indices`; only these are read and decoded.
+
+        Raises:
+            IndexError, SourceUnavailable, SourceChanged, BadItem: As `fetch`.
+        """
+        if columns is None or not self.has_heads(columns):
+            return self.fetch(indices)
+        chosen = [name for name in self.columns if name in columns]
+        with self._lock:
+            if chosen != self._head_columns:
+                self._heads.clear()
+                self._head_columns = chosen
+            items = self._items(indices, self._head_block)
+        return [{name: item[name] for name in chosen} for item in items]
+
+    def has_heads(self, columns: Sequence[str] | None) -> bool:
+        """Tell whether these are some of the columns that are read, and not all."""
+        return columns is not None and set(columns) < set(self.columns)
+
+    def _items(
+        self, indices: Sequence[int], rows_of: Callable[[int, int], ArrowRows]
+    ) -> list[dict[str, Any]]:
+        """Return the rows at `indices`, from blocks that `rows_of(block, an index)` gives."""
         check_indices(indices, len(self))
         wanted: dict[int, list[int]] = {}
         for place, index in enumerate(indices):
             wanted.setdefault(bisect_right(self._starts, index) - 1, []).append(place)
         items: list[Any] = [None] * len(indices)
-        with self._lock:
-            for block in sorted(wanted):
-                places, start = wanted[block], self._starts[block]
-                rows = self._block(block, indices[places[0]])
-                found = rows.items([indices[place] - start for place in places])
-                for place, item in zip(places, found, strict=True):
-                    items[place] = item
+        for block in sorted(wanted):
+            places, start = wanted[block], self._starts[block]
+            rows = rows_of(block, indices[places[0]])
+            found = rows.items([indices[place] - start for place in places])
+            for place, item in zip(places, found, strict=True):
+                items[place] = item
         return items
 
     def columns_of_items(self) -> dict[str, str]:
@@ -193,7 +235,7 @@ class ParquetSource(Source):
 
     def read_bytes(self) -> int:
         """Return the compressed bytes of the column chunks that were read since the last call."""
-        with self._lock:
+        with self._counting:
             count, self._read_bytes = self._read_bytes, 0
         return count
 
@@ -201,6 +243,7 @@ class ParquetSource(Source):
         """Close all files and let go of decoded row groups."""
         with self._lock:
             self._cache.clear()
+            self._heads.clear()
             while self._open:
                 self._close_one()
 
@@ -232,10 +275,37 @@ class ParquetSource(Source):
         if table is None:
             # Reading and decoding were one call, and fail alike: now one after the other.
             table = self._decoded(block, self._read_pieces(number, group, index))
-        self._read_bytes += footer.group_bytes[group]
+        self._count_read(block, self.columns)
         rows = ArrowRows(table.select(self.columns))
         self._cache.put(block, rows, table.nbytes)
         return rows
+
+    def _head_block(self, block: int, index: int) -> ArrowRows:
+        """Return a row group with the columns of heads; the whole one where they cannot be read."""
+        if (kept := self._heads.get(block)) is not None:
+            return kept
+        number, group = self._groups[block]
+        file, rows = self._set.files[number], self._sizes[block]
+        try:
+            self._set.check(file)
+            table = self._reader(number).read_row_group(
+                group, columns=self._head_columns, use_threads=False
+            )
+            if table.num_rows != rows:
+                raise ValueError(f"{table.num_rows} rows where the footer says {rows}")
+        except Exception as error:
+            # What is wrong with it is found, and said, where whole rows are read.
+            logger.debug("%s: no heads of row group %d: %s", file.path, group, error_line(error))
+            return self._block(block, index)
+        self._count_read(block, self._head_columns)
+        found = ArrowRows(table)
+        self._heads.put(block, found, table.nbytes)
+        return found
+
+    def _count_read(self, block: int, columns: Sequence[str]) -> None:
+        stored = zip(self.columns, self._stored[block].tolist(), strict=True)
+        with self._counting:
+            self._read_bytes += sum(nbytes for name, nbytes in stored if name in columns)
 
     def _read_pieces(self, number: int, group: int, index: int) -> Pieces:
         """Return one row group's columns as they lie, read whole into memory.
@@ -339,18 +409,18 @@ class ParquetSource(Source):
         if stream is not None:
             stream.close()
 
-    def _check_schemas(self, columns: Sequence[str] | None) -> list[str]:
+    def _check_schemas(self) -> list[str]:
         """Return the columns to read, which all files must have."""
-        first, wanted = self._set.files[0], self._footers[0].schema.columns
-        chosen = check_columns(columns, wanted, first.name)
+        first, known = self._set.files[0], self._footers[0].schema.columns
+        chosen = check_columns(self._wanted, known, first.name)
         passed: set[int] = set()  # schemas: thousands of files have few
         for file, footer in zip(self._set.files, self._footers, strict=True):
             if id(footer.schema) in passed:
                 continue
             passed.add(id(footer.schema))
             check_columns(chosen, footer.schema.columns, file.name)
-            extra = [name for name in footer.schema.columns if name not in wanted]
-            if columns is None and extra:
+            extra = [name for name in footer.schema.columns if name not in known]
+            if self._wanted is None and extra:
                 raise InvalidJob(
                     f"{file.name} has columns that {first.name} lacks ({', '.join(extra)}): name "
                     "those to read with columns",
@@ -368,12 +438,32 @@ class ParquetSource(Source):
         schemas: dict[str, _Schema] = {}
         footers: list[_Footer] = []
         for file in files:
-            schema, rows, group_bytes, digest = self._set.known(file, self._fact)
+            schema, rows, _, digest = self._set.known(file, self._fact)
             if schema not in schemas:
                 pairs = self._set.catalog.shared(schema)
                 schemas[schema] = _Schema(tuple(name for name, _ in pairs), dict(pairs))
-            footers.append(_Footer(schemas[schema], tuple(rows), tuple(group_bytes), digest))
+            footers.append(_Footer(schemas[schema], tuple(rows), digest))
         return footers
+
+    def _read_columns(self, existing: Sequence[str]) -> list[str]:
+        """Return which of a file's columns are read, in its order."""
+        return [name for name in existing if self._wanted is None or name in self._wanted]
+
+    def _stored_bytes(self) -> NDArray[np.int64]:
+        """Return the compressed bytes of each block's columns: int64 (blocks, columns)."""
+        found = np.empty((len(self._groups), len(self.columns)), np.int64)
+        places: dict[int, list[int]] = {}  # by schema, where the columns stand in its files
+        numbers: list[list[int]] = []
+        at = -1
+        for block, (number, group) in enumerate(self._groups):
+            schema = self._footers[number].schema
+            if number != at:
+                at, numbers = number, self._set.known(self._set.files[number], self._fact)[2]
+            if id(schema) not in places:
+                names = self._read_columns(schema.columns)
+                places[id(schema)] = [names.index(name) for name in self.columns]
+            found[block] = [numbers[group][place] for place in places[id(schema)]]
+        return found
 
     def _watch(self, file: DataFile) -> None:
         with _refusing(file):
@@ -398,17 +488,21 @@ class ParquetSource(Source):
             raise InvalidJob(
                 f"{file.path} has no readable Parquet footer: {error}", key="source.files"
             ) from None
-        read = [
-            leaf
-            for leaf, name in enumerate(_leaves(metadata))
-            if self._wanted is None or name in self._wanted
-        ]
-        groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
         schema = [[field.name, str(field.type)] for field in metadata.schema.to_arrow_schema()]
+        names = self._read_columns([name for name, _ in schema])
+        leaves = [(leaf, name) for leaf, name in enumerate(_leaves(metadata)) if name in names]
+        groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+
+        def stored(group: Any) -> list[int]:
+            found = dict.fromkeys(names, 0)
+            for leaf, name in leaves:
+                found[name] += group.column(leaf).total_compressed_size
+            return list(found.values())
+
         said = [
             self._set.catalog.share(schema),
             [group.num_rows for group in groups],
-            [sum(group.column(leaf).total_compressed_size for leaf in read) for group in groups],
+            [stored(group) for group in groups],
             hashlib.sha256(tail).hexdigest(),
         ]
         self._set.note(file, self._fact, said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import ClassVar
 
 from penstock.server.core.refs import Group, Row, SampleRef
@@ -86,6 +87,19 @@ class SequentialPackingBatcher(PackingBatcher):
             self._dropped["overlong"] += 1
             self._offer(deque([None]))
         return self._groups(self.rows)
+
+    @property
+    def pending(self) -> Sequence[SampleRef]:
+        """Return the row, what was set aside, and finished rows of a group that lacks some."""
+        if type(self) is not SequentialPackingBatcher:  # a subclass may hold more
+            return super().pending
+        finished = (ref for row in self._finished for ref in row)
+        return [*self._row, *(ref for ref in self._skipped if ref is not None), *finished]
+
+    @property
+    def may_refuse(self) -> bool:
+        """Tell whether `add` may raise: never, as far as this class decides."""
+        return type(self) is not SequentialPackingBatcher
 
     def flush(self) -> list[Group]:
         """Return rows of what is left, in order; the last group may have fewer."""
