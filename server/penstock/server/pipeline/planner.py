@@ -76,6 +76,11 @@ class Planner:
         self._without_sample = 0
         self._without_group = 0
 
+    @property
+    def last_verdict(self) -> int:
+        """Return the highest number of a verdict that removed a draw of this lane; 0 = none."""
+        return self._verdicts
+
     def _take_batcher(self, batcher: SampleBatcher) -> None:
         """Go on with a batcher: a fresh one, or one that was restored."""
         self.batcher = batcher
