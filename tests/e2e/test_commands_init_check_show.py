@@ -266,6 +266,12 @@ class Dies(RawItemProcessor):
 class Stamped(BatchCollator):
     def collate(self, rows, context):
         return {"pid": np.array([os.getpid()])}
+
+def stamped(samples):
+    return {"pid": np.array([os.getpid()] * len(samples))}
+
+def stacked(samples):
+    return {"labels": np.array([sample.pop("x") for sample in samples]), "n": np.random.rand(2)}
 """
 
 
@@ -298,6 +304,37 @@ def test_check_names_an_impure_collator(home: Path) -> None:
     assert done.returncode == 2
     assert "another 'pid'" in done.stderr
     assert "Stamped" in done.stderr
+
+
+def test_check_names_an_impure_collate_function(home: Path) -> None:
+    """A function's batches are compared as a class's are."""
+    done = check_role(home, 'batch_size: 2\n    collator: {function: "./roles.py:stamped"}')
+
+    assert done.returncode == 2
+    assert "another 'pid'" in done.stderr
+    assert "FunctionCollator" in done.stderr
+
+
+def test_a_collate_function_serves_a_finite_job_to_its_last_step(home: Path) -> None:
+    """With batch_size and a pure function: check passes, the tail is padding of the same shapes."""
+    done = check_role(
+        home,
+        'batch_size: 1\n    collator: {function: "./roles.py:stacked"}\n'
+        "    epochs: 1\n    batches_per_step: 3",
+    )
+
+    assert done.returncode == 0, done.stderr
+    batches = list(computed_batches(load("job.yaml").job("job"), range(6), 3, by_step=True))
+    headers = [BatchHeader.FromString(batch.header) for batch in batches]
+    values = [
+        frame.decode_values(header, batch.body)
+        for header, batch in zip(headers, batches, strict=True)
+    ]
+    assert [header.padding for header in headers] == [False] * 4 + [True] * 2
+    assert all(list(batch) == ["labels", "n"] for batch in values)
+    assert all(batch["n"].shape == (2,) for batch in values)
+    assert sorted(int(batch["labels"][0]) for batch in values) == [-100, -100, 1, 2, 3, 4]
+    assert len({batch["n"].tobytes() for batch in values[:4]}) == 4, "each batch has its own draws"
 
 
 def test_check_names_an_impure_source(home: Path) -> None:
@@ -752,11 +789,15 @@ def test_the_pages_own_roles_pass_check(home: Path) -> None:
         "    function: ./augment.py:to_sample\n"
         "    batcher: {type: ./my_roles.py:Pairs, labels: 10}\n"
         "    collator: ./my_roles.py:Stack\n"
+        "  called:\n    lanes: 2\n"
+        "    source: {type: torch, factory: ./data.py:Digits}\n"
+        "    batch_size: 32\n"
+        "    collator: {function: ./collate.py:collate}\n"
     )
 
     done = command("check", "roles.yaml", "--json")
 
     assert done.returncode == 0, done.stderr
-    [job] = json.loads(done.stdout)["jobs"]
+    job, called = json.loads(done.stdout)["jobs"]
     assert job["filtered"].keys() <= {"no sevens"}
-    assert os.path.basename(job["job"]) == "job"
+    assert (job["job"], called["job"]) == ("job", "called")
