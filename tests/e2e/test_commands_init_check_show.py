@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,8 +19,10 @@ import pytest
 from penstock.client.cli import main as penstock
 from penstock.server.cli import run
 from penstock.server.commands.group import cli
+from penstock.server.commands.pace import MAX_BATCHES, POOLS_PASSED
 from penstock.server.commands.show import computed_batches
 from penstock.server.config import load
+from penstock.server.pipeline.line import Line
 from penstock.wire import frame
 from penstock.wire.v1.feed_pb2 import BatchHeader
 
@@ -643,6 +646,54 @@ def test_check_warns_of_few_items_per_lane(home: Path, capsys: pytest.CaptureFix
     [job] = json.loads(capsys.readouterr().out)["jobs"]
     assert any("lanes: 2 or a smaller pool_size" in warning for warning in job["warnings"])
     assert job["efficiency"] == pytest.approx(6 / 8)
+
+
+@pytest.mark.parametrize("pool_size", [1, 200])
+def test_check_measures_packing_past_the_first_fill_of_the_pool(
+    pool_size: int, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first rows are chosen from a fresh pool: the best of 200 samples fill them best."""
+    rng = np.random.default_rng(3)
+    items = [{"input_ids": [1] * int(size)} for size in rng.integers(20, 60, 1000)]
+    (home / "ids.json").write_text(json.dumps(items))
+    (home / "ids.py").write_text(
+        "import json, pathlib\n"
+        "def items(): return json.loads(pathlib.Path(__file__).with_name('ids.json').read_text())\n"
+    )
+    (home / "ids.yaml").write_text(
+        "server: {workers: 3}\njobs:\n  job:\n    lanes: 1\n"
+        "    source: {type: torch, factory: ./ids.py:items}\n"
+        f"    batcher: {{type: best_fit, max_tokens: 64, pool_size: {pool_size}}}\n"
+        "    collator: {type: packed, pad_to: 64}\n"
+    )
+    line = Line(load("ids.yaml").job("job"), 0)
+
+    assert run(["check", "ids.yaml", "--json", "--batches", "2"]) == 0
+
+    [job] = json.loads(capsys.readouterr().out)["jobs"]
+    while line.offset < 2 or line.planner.counters["drawn"] < POOLS_PASSED * pool_size:
+        line.advance()
+    tokens = sum(ref.size for _ in range(MAX_BATCHES) for row in line.advance().rows for ref in row)
+    assert job["efficiency"] == pytest.approx(tokens / (64 * MAX_BATCHES))
+    assert (job["paced_batches"], job["pool_filled"], job["workers"]) == (MAX_BATCHES, True, 3)
+    assert job["per_second"].keys() == {"tokens", "samples"}
+    assert all(rate > 0 for rate in job["per_second"].values())
+
+
+def test_check_measures_a_lane_that_ends_by_its_first_batches(home: Path) -> None:
+    """A finite lane with nothing past its start has no rates, and says of what it speaks."""
+    (home / "few.yaml").write_text(
+        "jobs:\n  job:\n    lanes: 1\n    epochs: 1\n    batch_size: 2\n    collator: padded\n"
+        "    source: {type: items, items: [{input_ids: [1, 2]}, {input_ids: [1]}]}\n"
+    )
+
+    done = command("check", "few.yaml")
+
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "2 items in 1 lane, 1 batch" in said
+    assert "packing efficiency 0.7500 (1 batch, its lane has no more)" in said
+    assert "per second" not in done.stdout
 
 
 def records(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import textwrap
+from typing import TextIO
+
+MIN_COLUMNS = 40
+"""On narrower terminals lines break where the terminal breaks them."""
+
+HANGING = 2
+"""How much further in the rest of a folded line stands."""
+
 
 def plain(text: str) -> str:
     r"""Return a text as one line that is safe in a terminal: `\x1b` in place of the real one."""
@@ -15,4 +25,41 @@ def plain_lines(text: str) -> str:
     return "\n".join("\t".join(map(plain, line.split("\t"))) for line in text.split("\n"))
 
 
-__all__ = ["plain", "plain_lines"]
+def columns_of(stream: TextIO) -> int | None:
+    """Return how wide the terminal is that a stream writes to; None where it is no terminal."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    except (OSError, ValueError):  # a stream without a file, or a closed one
+        return None
+    return columns if columns >= MIN_COLUMNS else None
+
+
+def folded(text: str, columns: int | None) -> str:
+    """Return a text with its lines broken between words, as wide as a terminal.
+
+    What a line is folded to stands a little further in than the line began. Words that are longer
+    than a line, such as paths, stay whole, so they can be copied; whatever goes into a pipe or a
+    file (`columns` is None) stays as it is.
+    """
+    if columns is None:
+        return text
+    return "\n".join(_folded(line, columns) for line in text.split("\n"))
+
+
+def _folded(line: str, columns: int) -> str:
+    if len(line) <= columns:
+        return line
+    indent = line[: len(line) - len(line.lstrip())]
+    pieces = textwrap.wrap(
+        line,
+        columns,
+        subsequent_indent=indent + " " * HANGING,
+        break_long_words=False,
+        break_on_hyphens=False,
+        expand_tabs=False,
+        replace_whitespace=False,
+    )
+    return "\n".join(pieces)
+
+
+__all__ = ["columns_of", "folded", "plain", "plain_lines"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from penstock.client.control import Control
 from penstock.client.transport import open_transport
 from penstock.wire.order import MAX_POSITION
-from penstock.wire.terminal import plain, plain_lines
+from penstock.wire.terminal import columns_of, folded, plain, plain_lines
 
 TIMEOUT_S = 10.0
 
@@ -86,8 +87,11 @@ def print_json(value: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Print lines for people, at once, without what a terminal would obey."""
-    print(plain_lines(text), flush=True)
+    """Print lines for people, at once, without what a terminal would obey.
+
+    Long lines are broken between words, where a terminal shows them.
+    """
+    print(folded(plain_lines(text), columns_of(sys.stdout)), flush=True)
 
 
 def table(rows: list[list[str]], right: frozenset[int] = frozenset()) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from penstock.server.commands.say import say
 from penstock.server.config import load
 from penstock.server.guess import BATCH_SIZE, Guess, guess
 from penstock.wire.errors import InvalidRequest
@@ -49,19 +50,19 @@ def init(files: tuple[str, ...], output: str, tokenizer: str | None, force: bool
 
 
 def _say(found: Guess, output: str) -> None:
-    click.echo(f"wrote {output}: {found.items:,} items; lanes: {found.lanes}")
+    say(f"wrote {output}: {found.items:,} items; lanes: {found.lanes}")
     if found.ids_column:
-        click.echo(f"  packs the token ids of column {found.ids_column}")
+        say(f"  packs the token ids of column {found.ids_column}")
     elif found.tokenizer and found.text_column:
-        click.echo(f"  tokenizes column {found.text_column} with {found.tokenizer}")
+        say(f"  tokenizes column {found.text_column} with {found.tokenizer}")
     elif found.text_column:
-        click.echo(
+        say(
             "  no tokenizer.json was found, so batches hold the text of column "
             f"{found.text_column}; for packed tokens: penstockd init ... --tokenizer tokenizer.json"
         )
     for note in found.notes:
-        click.echo(f"  {note}")
-    click.echo(f"next: penstockd check {output}")
+        say(f"  {note}")
+    say(f"next: penstockd check {output}")
 
 
 def render(found: Guess, name: str) -> str:

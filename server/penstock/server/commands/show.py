@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import click
 
+from penstock.server.commands.say import say
 from penstock.server.commands.text import Decode, batch_text, decoder
 from penstock.server.config import load
 from penstock.server.job import Job
@@ -72,11 +73,12 @@ def show(
     )
     decode = decoder(one) if as_text else None
     for computed in computed_batches(one, positions, size, by_step=step is not None):
-        click.echo(
-            _record(computed, size) if as_json else _readable(computed, size, decode, as_text)
-        )
+        if as_json:
+            click.echo(_record(computed, size))
+        else:
+            say(_readable(computed, size, decode, as_text))
     if warning := version_warning(config.server.store, config.base, one):
-        click.echo(f"penstockd: {warning}", err=True)
+        say(f"penstockd: {warning}", error=True)
 
 
 def computed_batches(
