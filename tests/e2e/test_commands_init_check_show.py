@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from penstock.client.cli import main as penstock
 from penstock.server.cli import run
@@ -140,6 +141,86 @@ def test_what_init_writes_passes_check(
         assert job["efficiency"] > 0.5
     if kind == "tokenized":
         assert job["efficiency"] is not None
+
+
+def job_of_init(home: Path, *arguments: str) -> dict[str, Any]:
+    assert run(["init", *arguments, "--force"]) == 0
+    job: dict[str, Any] = yaml.safe_load((home / "penstock.yaml").read_text())["jobs"]["main"]
+    return job
+
+
+def test_init_takes_the_column_and_the_sizes_that_it_is_told(home: Path) -> None:
+    """Another column than the longest, rows of another length, or padded batches of items."""
+    write_tokenizer(home / "tokenizer.json")
+    rows = [{"long": text, "short": text[:9], "n": number} for number, text in enumerate(TEXTS)]
+    (home / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    packed = job_of_init(home, "rows.jsonl", "--column", "short", "--max-tokens", "77")
+    padded = job_of_init(home, "rows.jsonl", "--batch-size", "5")
+
+    assert packed["processor"]["column"] == "short"
+    assert packed["source"]["columns"] == ["short"]
+    assert (packed["batcher"]["max_tokens"], packed["collator"]["pad_to"]) == (77, 77)
+    assert padded["processor"]["column"] == "long"
+    assert (padded["batch_size"], padded["collator"]) == (5, "padded")
+    assert "batcher" not in padded
+    assert len(load("penstock.yaml").job("main").log_id) == 32
+
+
+def test_init_of_conversations_without_a_template_points_at_the_example(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Items as they are, and the way to packed tokens."""
+    turns = [{"from": "human", "value": "?"}, {"from": "gpt", "value": "!"}]
+    (home / "chats.jsonl").write_text("\n".join([json.dumps({"c": turns})] * 60))
+    write_tokenizer(home / "tokenizer.json")  # without a template: no use for conversations
+
+    job = job_of_init(home, "chats.jsonl", "--batch-size", "3")
+
+    said = " ".join(capsys.readouterr().out.split())
+    assert "column c holds conversations" in said
+    assert "(the example: penstock.server.examples.chat)" in said
+    assert job["batch_size"] == 3
+    assert "processor" not in job
+    assert 'type: "./chat.py:Chat", tokenizer: FOLDER, column: c' in (
+        (home / "penstock.yaml").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--max-tokens", "8", "--batch-size", "8"], "give one of them"),
+        (
+            ["--max-tokens", "8"],
+            "--max-tokens 8 packs tokens, and these items give none: add --tok",
+        ),
+        (["--column", "bdy"], "--column bdy: did you mean body?"),
+        (["--column", "id"], "--column id holds a int, such as 0: name one of texts or conversa"),
+        (
+            ["--column", "c", "--tokenizer", "tokenizer.json"],
+            "has no chat template: give the folder",
+        ),
+        (["--max-tokens", "1"], "1 is not in the range x>=2"),
+    ],
+)
+def test_init_refuses_what_does_not_go_with_the_data(
+    arguments: list[str], sentence: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is one sentence with the way on, and nothing is written."""
+    (home / "data").mkdir()
+    chat = [{"role": "user", "content": "?"}]
+    rows = [{"id": n, "body": text, "c": chat} for n, text in enumerate(TEXTS)]
+    if "c" not in arguments:
+        rows = [{"id": row["id"], "body": row["body"]} for row in rows]
+    (home / "data" / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_tokenizer(home / "tokenizer.json" if "c" in arguments else home / "elsewhere.json")
+
+    status = run(["init", "data/rows.jsonl", *arguments])
+
+    assert status == 2
+    assert sentence in capsys.readouterr().err
+    assert not (home / "penstock.yaml").exists()
 
 
 def test_job_files_of_one_folder_have_stores_of_their_own(home: Path) -> None:

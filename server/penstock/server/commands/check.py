@@ -149,8 +149,8 @@ def _rows(measured: Measured) -> Iterator[tuple[str, str]]:
 def _measured_on(measured: Measured) -> str:
     if not measured.paced_batches:
         return f"{_counted(measured.batches_run, 'batch')}, its lane has no more"
-    pool = "its pool full" if measured.pool_filled else "its pool not full yet"
-    return f"{_counted(measured.paced_batches, 'batch')}, {pool}"
+    pool = {None: "", True: ", its pool full", False: ", its pool not full yet"}
+    return _counted(measured.paced_batches, "batch") + pool[measured.pool_filled]
 
 
 def _counted(number: int, noun: str) -> str:

@@ -78,7 +78,7 @@ class Measured:
             collator counts none.
         paced_batches: Batches past the lane's start, from which efficiency and rates are; 0 where
             the lane ends before, and the efficiency is that of its first batches.
-        pool_filled: The pool had been filled before these.
+        pool_filled: The pool had been filled before these; None where the batcher has none.
         per_second: Samples and, where they are counted, tokens per second of one process.
         workers: Processes that the node would have here.
         read_amplification: Bytes read from storage per byte of the items, or None where unknown.
@@ -101,7 +101,7 @@ class Measured:
     bytes_per_batch: int = 0
     efficiency: float | None = None
     paced_batches: int = 0
-    pool_filled: bool = False
+    pool_filled: bool | None = None
     per_second: dict[str, float] = field(default_factory=dict)
     workers: int = 1
     read_amplification: float | None = None

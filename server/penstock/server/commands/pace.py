@@ -32,13 +32,13 @@ class Pace:
     """What was found out about a lane past its start.
 
     Attributes:
-        past: The pool had been filled before.
+        past: The pool had been filled before; None where the batcher has none.
         batches: Batches that were made.
         seconds: What they took, from the source's bytes to the body, in one process.
         counts: Sums of their counts, padding batches of quarantine included.
     """
 
-    past: bool = False
+    past: bool | None = None
     batches: int = 0
     seconds: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
@@ -90,10 +90,16 @@ def pace(line: Line, least: int, clock: Callable[[], float] = time.perf_counter)
     return found
 
 
-def _pass_start(line: Line, clock: Callable[[], float]) -> bool:
-    """Plan batches that nobody makes until the pool is past its first fill; tell whether it is."""
-    pool = getattr(line.planner.batcher, "pool_size", 0)
-    wanted = POOLS_PASSED * pool if isinstance(pool, int) else 0
+def _pass_start(line: Line, clock: Callable[[], float]) -> bool | None:
+    """Plan batches that nobody makes until the pool is past its first fill.
+
+    Returns:
+        Whether it is; None where there is no pool.
+    """
+    pool = getattr(line.planner.batcher, "pool_size", None)
+    if not isinstance(pool, int):
+        return None
+    wanted = POOLS_PASSED * pool
     deadline = clock() + MAX_PASSING_S
     while line.planner.counters["drawn"] < wanted:
         if clock() > deadline:
