@@ -151,7 +151,6 @@ def _loader(args: argparse.Namespace) -> Loader:
         "batches_per_step": args.batches_per_step,
         "prefetch": args.prefetch,
         "deadline_s": args.timeout,
-        "lineage": True,
         "as_numpy": True,
     }
     start: Any = args.from_step
