@@ -945,6 +945,11 @@ class Node:
         """Return every job of the same log, this one among them."""
         return [other for other in self.logs.values() if other.job.log_id == one.job.log_id]
 
+    def asked(self, job: Job) -> int:
+        """Return below which offset lanes of a job's log were planned here, or are being."""
+        logs = [one for one in self.logs.values() if one.job.log_id == job.log_id]
+        return max((lane.asked for each in logs for lane in each.lanes), default=0)
+
     @contextlib.contextmanager
     def _deciding(self, one: Log) -> Iterator[Seen]:
         """Let nothing new of a log be planned while its verdicts change; say what was asked for."""
@@ -952,7 +957,7 @@ class Node:
         for each in logs:
             each.deciding += 1
         try:
-            yield Seen(one.order, asked=max(lane.asked for each in logs for lane in each.lanes))
+            yield Seen(one.order, asked=self.asked(one.job))
         finally:
             for each in logs:
                 each.deciding -= 1

@@ -165,7 +165,9 @@ class Service:
     def __init__(self, node: Node, store: Store, metrics: Metrics) -> None:
         self.node, self.store, self.metrics = node, store, metrics
         self.streams: dict[int, Stream] = {}
-        self.cursors = Cursors(node.jobs, store, self._moved, node.release, computes_here=False)
+        self.cursors = Cursors(
+            node.jobs, store, self._moved, node.release, computes_here=False, asked=node.asked
+        )
         # By (job, group): the generation, and its ranks that have opened a stream.
         self._opened: dict[tuple[str, str], tuple[int, set[int]]] = {}
         self.health = HealthServicer()
