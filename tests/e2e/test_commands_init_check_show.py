@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -884,8 +885,6 @@ def test_schema_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def doc_files(page: str) -> dict[str, str]:
-    import re
-
     found = re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", (DOCS / page).read_text(), re.S)
     return dict(found)
 
@@ -909,6 +908,10 @@ def test_from_a_dataset_class_to_batches_in_8_lines(home: Path) -> None:
     assert values["image"].shape == (32, 28, 28)
     assert values["label"].shape == (32,)
     assert command("check", "penstock.yaml").returncode == 0
+    read = subprocess.run(
+        [sys.executable, "train.py"], capture_output=True, text=True, check=True, cwd=home
+    )
+    assert [line.split()[0] for line in read.stdout.splitlines()] == [*map(str, range(10))]
 
 
 def test_the_pages_own_roles_pass_check(home: Path) -> None:
@@ -926,6 +929,11 @@ def test_the_pages_own_roles_pass_check(home: Path) -> None:
         "    batch_size: 32\n"
         "    collator: {function: ./collate.py:collate}\n"
     )
+
+    fragments = re.findall(r"^```yaml\n((?:    .*\n)+)```", (DOCS / "roles.md").read_text(), re.M)
+    assert len(fragments) == 3
+    written = (home / "roles.yaml").read_text().replace('"', "")
+    assert all(fragment.replace('"', "") in written for fragment in fragments)
 
     done = command("check", "roles.yaml", "--json")
 

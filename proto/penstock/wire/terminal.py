@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import textwrap
+import re
 from typing import TextIO
 
 MIN_COLUMNS = 40
@@ -11,6 +11,8 @@ MIN_COLUMNS = 40
 
 HANGING = 2
 """How much further in the rest of a folded line stands."""
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def plain(text: str) -> str:
@@ -47,19 +49,22 @@ def folded(text: str, columns: int | None) -> str:
 
 
 def _folded(line: str, columns: int) -> str:
-    if len(line) <= columns:
+    if _width(line) <= columns:
         return line
     indent = line[: len(line) - len(line.lstrip())]
-    pieces = textwrap.wrap(
-        line,
-        columns,
-        subsequent_indent=indent + " " * HANGING,
-        break_long_words=False,
-        break_on_hyphens=False,
-        expand_tabs=False,
-        replace_whitespace=False,
-    )
-    return "\n".join(pieces)
+    words = re.findall(r"\s*\S+", line[len(indent) :])
+    lines = [indent + words[0]]
+    for word in words[1:]:
+        if _width(lines[-1]) + _width(word) <= columns:
+            lines[-1] += word
+        else:
+            lines.append(indent + " " * HANGING + word.lstrip())
+    return "\n".join(lines)
+
+
+def _width(text: str) -> int:
+    """Return how many characters are seen of a text: colours are none."""
+    return len(_COLOURS.sub("", text))
 
 
 __all__ = ["columns_of", "folded", "plain", "plain_lines"]

@@ -86,12 +86,13 @@ def print_json(value: Any) -> None:
     print(json.dumps(value), flush=True)
 
 
-def say(text: str) -> None:
-    """Print lines for people, at once, without what a terminal would obey.
+def say(text: str, *, error: bool = False) -> None:
+    """Print lines for people on stdout, or on stderr, at once, without what a terminal would obey.
 
     Long lines are broken between words, where a terminal shows them.
     """
-    print(folded(plain_lines(text), columns_of(sys.stdout)), flush=True)
+    stream = sys.stderr if error else sys.stdout
+    print(folded(plain_lines(text), columns_of(stream)), file=stream, flush=True)
 
 
 def table(rows: list[list[str]], right: frozenset[int] = frozenset()) -> str:
