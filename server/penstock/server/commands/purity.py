@@ -1,6 +1,6 @@
 """Are a job's roles pure? The same items and batches again, in another order and another process.
 
-The batches a third time, from a snapshot behind each: can the job be resumed?
+The batches a third time, from a snapshot after each: can the job be resumed?
 
 In the other process everything differs that a role could depend on unseen: the order, the hash
 seed, the time zone, the locale, the number of threads, the working folder. Only where something
