@@ -33,6 +33,8 @@ class FunctionRole(Role):
     example: ClassVar[str]
     """How a job file names such a function."""
 
+    uses_global_rng: bool
+
     def __init__(self, function: str | Callable[..., Any]) -> None:
         if not isinstance(function, str) and not callable(function):
             raise InvalidJob(
@@ -73,7 +75,17 @@ class FunctionRole(Role):
         Raises:
             InvalidJob: It cannot be found, or is not callable.
         """
-        self._call = _bind(self._find())
+        function = self._find()
+        draws = getattr(function, "uses_global_rng", True)
+        if not isinstance(draws, bool):
+            raise InvalidJob(
+                f"{self.parameters()['function']}.uses_global_rng is {draws!r}: set it to False "
+                "where the function draws nothing from random, numpy.random and torch, or leave "
+                "it out",
+                key="function",
+            )
+        self.uses_global_rng = draws
+        self._call = _bind(function)
 
     def call(self, value: Any, context: Any) -> Any:
         """Return what the function returns for a value, told the context where it asks for it."""

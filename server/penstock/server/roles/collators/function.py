@@ -25,7 +25,8 @@ class FunctionCollator(FunctionRole, BatchCollator):
     It is called as `function(samples, context)` where it has a parameter of that name, or a second
     one without a default: `context.rng` is the batch's own generator, `context.count(name, n)` adds
     a number that travels with the batch. The global generators of random, numpy and torch are
-    seeded before each batch.
+    seeded before each batch, unless the function says that it draws nothing from them:
+    `collate.uses_global_rng = False`.
 
     A batch that quarantine has emptied is made of samples of zeros, in the shapes of a real one. In
     every padding batch integer `labels` are -100, whatever the function gave.

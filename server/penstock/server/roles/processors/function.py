@@ -17,6 +17,10 @@ class FunctionProcessor(FunctionRole, RawItemProcessor):
     The context is given where the function has a parameter of that name, or a second one without a
     default. The function returns a sample, None to filter the item, or a list of samples.
 
+    A function that draws nothing from the global generators of random, numpy and torch may say so
+    with an attribute, `to_sample.uses_global_rng = False`: they are not seeded for it then, which
+    saves 10 us an item. To draw from `context.rng` is not to draw from these.
+
     In the job's identity stands the function's `version` attribute where it has one, else the hash
     of its module's source. What a function closes over, or reads from files, is known to neither.
 
