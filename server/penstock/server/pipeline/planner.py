@@ -1,7 +1,8 @@
 """The sequential half of a line: draws, sizes, groups; what each batch of a lane is made of.
 
 Its state is refs with sizes and spans, and a few counters: never data. So it restarts at any offset
-from a snapshot, and where sizes are known without processing a replay touches no item at all.
+from a snapshot; a replay reads items only where sizes are needed, and processes them only where no
+`size()` gives these.
 """
 
 from __future__ import annotations
