@@ -156,7 +156,8 @@ CASES = {
     ),
     "a collating function": (
         ROWS
-        + "batcher: {type: simple, batch_size: 2}\n    collator: {function: './roles.py:to_sample'}",
+        + "batcher: {type: simple, batch_size: 2}\n"
+        + "    collator: {function: './roles.py:to_sample'}",
         "to_sample (roles.py) fails on the batch at lane 0, offset 0 of job 'main'",
     ),
 }
