@@ -220,7 +220,7 @@ class Planner:
         return groups, kept
 
     def _failure(self, error: Exception, role: Role, doing: str) -> PenstockError:
-        what = f"{type(role).__name__} fails on {doing}, in lane {self.lane},"
+        what = f"{role.code_of()} fails on {doing}, in lane {self.lane},"
         return self.items.failure(error, what, self.lane, self.offset)
 
     def _size_of(self, item: ItemRef, sample: Sample) -> int:
@@ -232,7 +232,7 @@ class Planner:
             raise
         except Exception as error:
             raise BadBatch(
-                f"{type(self.batcher).__name__} finds no size of a sample of item {item} of job "
+                f"{self.batcher.code_of()} finds no size of a sample of item {item} of job "
                 f"{self.job.name!r}: {error_line(error)}; the sample has {', '.join(sample)}",
                 lane=self.lane,
                 offset=self.offset,
