@@ -9,17 +9,14 @@ import time
 from rates import rates
 
 
-def main(address: str, tokens: int, warm: int, prefetch: int) -> None:
-    """Read until `tokens` tokens have come; print the rates."""
+def main(address: str, pid: int) -> None:
+    """Read with the Loader's defaults; print the rates."""
     from penstock.client import Loader
 
     began = time.perf_counter()
-    with Loader(
-        address, "text", rank=0, world_size=1, batches_per_step=1, prefetch=prefetch
-    ) as loader:
-        found = rates((batch.counts["tokens"] for batch in loader), began, tokens, warm)
-    print(json.dumps(found))
+    with Loader(address, "text", rank=0, world_size=1) as loader:
+        print(json.dumps(rates((batch.counts["tokens"] for batch in loader), began, pid)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:5]))
+    main(sys.argv[1], int(sys.argv[2]))

@@ -34,6 +34,7 @@ class _Side(Worker):
         self.lane, self._unreported = None, 0
         self._told = set()
         self.answers: deque[Message] = deque()
+        self.inbox = deque()
 
     def _send(self, message: Message, blobs: Sequence[bytes] = (), *, hold: bool = False) -> None:
         [answer] = Unpacker().feed(pack(message, blobs))
@@ -126,7 +127,7 @@ class InlineWorker(WorkerProcess):
                 del self.arenas[number]
                 reader.close()
 
-    def close(self, grace_s: float = 0.0) -> None:
+    def close(self) -> None:
         """Let go of the arenas."""
         if not self.dead:
             self._gone()

@@ -18,7 +18,7 @@ import structlog
 from penstock.server.core.frames import error_line
 from penstock.server.environment import worker_environment
 from penstock.server.pipeline.arena import ArenaReader, sealed_memory
-from penstock.server.pipeline.channel import Message, Misspoken, Unpacker, pack, receive
+from penstock.server.pipeline.channel import Message, Misspoken, Unpacker, pack_all, receive
 from penstock.server.pipeline.messages import check, check_arena
 from penstock.server.pipeline.scheduler import Entry, LaneState, LineState, Log
 from penstock.server.pipeline.worker import PAGE_BYTES, Note, Page
@@ -126,6 +126,7 @@ class WorkerProcess:
         self._sock, self._loop = ours, loop
         self._unpacker = Unpacker()
         self._fds: list[int] = []
+        self._unsent: list[tuple[Message, Sequence[bytes]]] = []
         self._outgoing = bytearray()
         self._flush_scheduled = False
         self._frees: list[tuple[int, int]] = []
@@ -145,7 +146,7 @@ class WorkerProcess:
         if self._frees:
             message = {**message, "frees": self._frees}
             self._frees = []
-        self._outgoing += pack(message, blobs)
+        self._unsent.append((message, blobs))
         if not self._flush_scheduled:
             # One write for all tickets of this turn of the loop: a wake-up costs more than one.
             self._flush_scheduled = True
@@ -254,19 +255,23 @@ class WorkerProcess:
         """Close the socket, at which the process ends when it has done what it is at."""
         self._gone()
 
-    def close(self, grace_s: float = 2.0) -> None:
-        """End the process: it has a moment to end by itself."""
+    def await_end(self, most_s: float) -> None:
+        """Wait for the process to end by itself, at most so long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=most_s)
+
+    def close(self) -> None:
+        """Close the socket, and end the process where it has not ended yet."""
         self.hang_up()
-        try:
-            self.process.wait(timeout=grace_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.kill()
+        self.process.wait()
 
     def _flush(self) -> None:
         self._flush_scheduled = False
         if self.dead:
             return
+        self._outgoing += pack_all(self._unsent)
+        self._unsent.clear()
         try:
             while self._outgoing:
                 sent = self._sock.send(self._outgoing)
