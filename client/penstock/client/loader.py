@@ -30,6 +30,9 @@ DEADLINE_S = 540.0
 
 MAX_BODY_BYTES = 4 << 30
 
+PREFETCH_BYTES = 512 << 20
+"""Four batches of 128 MB; who asks for thousands of small ones gets them up to here."""
+
 
 class _At(NamedTuple):
     """Where a Loader stands. It is replaced as a whole, by one assignment, never changed.
@@ -91,6 +94,7 @@ class Loader:
         attempt: A token that all ranks of this start of the run share and no other start has;
             default: drawn and shared by torch.distributed, or made of the launcher's variables.
         prefetch: How many batches may be ready beyond the one in use.
+        prefetch_bytes: How many bytes they may have; the next batch comes whatever its size.
         deadline_s: How long to wait for a batch, or for a server, before an error says why.
         tail: The last step of a finite job: `"pad"` fills it with blanked batches, `"drop"` leaves
             a step that is not full out.
@@ -122,6 +126,7 @@ class Loader:
         device: Any = None,
         attempt: str | None = None,
         prefetch: int = 4,
+        prefetch_bytes: int = PREFETCH_BYTES,
         deadline_s: float = DEADLINE_S,
         tail: Literal["pad", "drop"] = "pad",
         meta: bool = False,
@@ -137,6 +142,7 @@ class Loader:
         self._mesh, self._dp = mesh, dp
         self._device, self._as_numpy, self._meta = device, as_numpy, meta
         self._prefetch, self._deadline_s = prefetch, deadline_s
+        self._prefetch_bytes = prefetch_bytes
         self._tail_pad, self._max_steps = tail == "pad", max_steps
         self._max_body_bytes = max_body_bytes
         ranks: dict[str, Any] = {
@@ -168,7 +174,7 @@ class Loader:
         self._given: tuple[int, dict[int, Mapping[str, int]]] = (-1, {})
         self._decoder: Decoder | None = None
         self._waits = Waits()
-        self._pool = BufferPool(keep=prefetch + 2)
+        self._pool = BufferPool(prefetch + 2, prefetch_bytes)
         self._holds_ahead: str | None = None  # what to say of a framework that never marks
         # At interpreter exit `session` closes what is open.
         self._finalizer = weakref.finalize(self, self._resources.close, waits=False)
@@ -425,6 +431,7 @@ class Loader:
         return (
             found
             | ready
+            | {"buffer_bytes_limit": self._prefetch_bytes}
             | {f"pool_{k}": v for k, v in self._pool.statistics().items()}
             | {
                 "position": at.last.position if at.last else None,
@@ -617,6 +624,7 @@ class Loader:
             at.next,
             stop=stop,
             prefetch=self._prefetch,
+            prefetch_bytes=self._prefetch_bytes,
             max_body_bytes=self._max_body_bytes,
             pool=self._pool,
         )

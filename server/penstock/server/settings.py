@@ -117,6 +117,14 @@ class ServerSettings(_Section):
         "the URL of a store: sqlite:///path",
         min_length=1,
     )
+    hash_cache: str = _key(
+        "auto",
+        "Folder for the hashes and footers of data files, so that the next start opens only files "
+        "that have changed; `auto` is `penstock/files` below the user's cache folder "
+        "(`XDG_CACHE_HOME`, else `~/.cache`), `off` reads every file at every start.",
+        "auto, off, or a folder",
+        min_length=1,
+    )
     workers: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_WORKERS)] = _key(
         "auto",
         "Processes that make batches; `auto` is one per processor that this node may use.",

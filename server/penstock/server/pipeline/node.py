@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import operator
+import os
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
@@ -43,6 +44,7 @@ from penstock.server.pipeline.scheduler import (
     State,
 )
 from penstock.server.pipeline.worker import Note
+from penstock.server.sources.catalog import pack_catalogs
 from penstock.server.store.base import JobRecord, Seen, SnapshotRecord, Store
 from penstock.wire.errors import (
     ERRORS,
@@ -164,6 +166,7 @@ class Node:
         self.incarnation = uuid.uuid4().hex[:12]
         self.logs: dict[str, Log] = {}
         self.verdicts: dict[str, VerdictBook] = {}
+        self._files_fd = -1
         self.workers = [self._new_worker(number) for number in range(workers)]
         self.draining = False
         self.on_fatal: Callable[[], None] = lambda: None
@@ -183,7 +186,9 @@ class Node:
         self._libraries: dict[str, dict[str, str]] = {}  # by job, what was compared already
 
     def _new_worker(self, number: int) -> WorkerProcess:
-        return WorkerProcess(number, self.target, self._message, self._death)
+        return WorkerProcess(
+            number, self.target, self._message, self._death, files_fd=self._files_fd
+        )
 
     # --- life ---
 
@@ -204,7 +209,14 @@ class Node:
             await self.store.register_job(JobRecord(name, job.log_id, job.plan))
             self.verdicts[name] = VerdictBook(await self.store.verdicts(job.log_id))
             self.observer.quarantined(name, self.verdicts[name].left_out)
+        self._files_fd = pack_catalogs(
+            catalog
+            for job in self.jobs.values()
+            for source in job.sources.values()
+            if (catalog := source.hand_over()) is not None
+        )
         for worker in self.workers:
+            worker.files_fd = self._files_fd
             worker.start(self._loop)
         try:
             await asyncio.wait_for(self._all_ready.wait(), START_DEADLINE_S)
@@ -227,7 +239,9 @@ class Node:
 
     async def _count(self, job: Job) -> None:
         """Find out where a job's lanes end, once for all nodes; until then nobody can open it."""
-        count = Count(self.target, job, len(self.workers), self.item_deadline_s)
+        count = Count(
+            self.target, job, len(self.workers), self.item_deadline_s, files_fd=self._files_fd
+        )
         try:
             ends = await count.run()
             for lane, batches in enumerate(ends):
@@ -285,6 +299,9 @@ class Node:
             worker.kill()
         for worker in started:
             worker.close()
+        if self._files_fd >= 0:
+            os.close(self._files_fd)
+            self._files_fd = -1
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(coroutine)
@@ -337,8 +354,9 @@ class Node:
             lanes[lane].planned = max(lanes[lane].planned, offset)
             lanes[lane].asked = max(lanes[lane].asked, offset)
 
-    def extend(self, reader: Reader, horizon: int) -> None:
-        """Move a reader's horizon, and see to what it wants now."""
+    def extend(self, reader: Reader, horizon: int, position: int = 0, bytes_limit: int = 0) -> None:
+        """Move a reader's horizon, and what it has room for; see to what it wants now."""
+        reader.grant(position, bytes_limit)
         reader.extend(horizon)
         self.schedule()
 

@@ -77,6 +77,11 @@ class Planner:
         self._without_sample = 0
         self._without_group = 0
 
+    @property
+    def last_verdict(self) -> int:
+        """Return the highest number of a verdict that removed a draw of this lane; 0 = none."""
+        return self._verdicts
+
     def _take_batcher(self, batcher: SampleBatcher) -> None:
         """Go on with a batcher: a fresh one, or one that was restored."""
         self.batcher = batcher
@@ -134,6 +139,7 @@ class Planner:
                     raise
                 except Exception as error:
                     raise self._failure(error, self.batcher, "flush()") from error
+                self._dropped = sum(self.batcher.dropped().values())
                 self.ended = True
             else:
                 taken = False
@@ -257,6 +263,12 @@ class Planner:
         self._ahead.pop(item, None)
         self._count_verdict(verdict)
         return True
+
+    def count_mark(self) -> tuple[int, int, int]:
+        """Return what changes whenever `counts` does, draws aside; cheap enough for every batch."""
+        drawn = self.counters["drawn"]
+        beside = sum(self.batcher.counters().values())
+        return sum(self.counters.values()) - drawn, self._dropped, beside
 
     def counts(self) -> dict[str, int]:
         """Return all that was counted since the lane's beginning, each name with its kind.

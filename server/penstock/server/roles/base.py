@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from penstock.server.core.imports import SOURCE_HASH
 from penstock.server.core.neighbours import module_source_hash
 from penstock.server.core.refs import Group, ItemRef, Row, SampleRef
 from penstock.server.roles import state as role_state
+
+if TYPE_CHECKING:
+    from penstock.server.sources.catalog import Catalog
 
 RawItem = Any
 """What a source gives: a dict of columns, bytes, or whatever its data is."""
@@ -283,6 +286,14 @@ class Source(Role, ABC):
     def identity(self) -> dict[str, Any]:
         """Return the role's identity with the fingerprint of the content in it."""
         return {**super().identity(), "fingerprint": self.fingerprint()}
+
+    def hand_over(self) -> Catalog | None:
+        """Return what this process knows of the source's files, for the workers of its node.
+
+        They open the source without looking at the files again. None: it has no such catalog, and
+        every process opens the files for itself.
+        """
+        return None
 
     def read_bytes(self) -> int:
         """Return how many bytes were read from storage since the last call: a metric."""

@@ -332,7 +332,7 @@ class Service:
         listening.add_done_callback(lambda _: wake.set())
         try:
             await call.write(opened(opening, self.node.incarnation).SerializeToString())
-            self.node.extend(reader, request.horizon)
+            self.node.extend(reader, request.horizon, request.next, request.bytes_limit)
             await self._send(stream, opening, call, listening)
         finally:
             # First what may not fail: a reader that stays would want its batches for ever.
@@ -376,8 +376,9 @@ class Service:
             message = parse_request(data)
             if message.WhichOneof("kind") != "horizon":
                 raise BadFrame("after `open` a consumer sends only `horizon`")
-            stream.finished_step = message.horizon.finished_step
-            self.node.extend(stream.reader, message.horizon.horizon)
+            moved = message.horizon
+            stream.finished_step = moved.finished_step
+            self.node.extend(stream.reader, moved.horizon, moved.next, moved.bytes_limit)
             stream.wake.set()
 
     async def _send(
@@ -405,9 +406,10 @@ class Service:
                 assert opening.tail is not None
                 await call.write(ended(opening.tail).SerializeToString())
                 return
-            if listening.done() and not reader.pending:
+            if listening.done() and (not reader.pending or reader.is_full):
                 return  # it hung up, and has all that it accepted
-            stream.waits(bool(reader.pending))
+            waits = bool(reader.pending) and not reader.is_full
+            stream.waits(waits)
             if wake.is_set():
                 # There is more to look through, and everybody else shall have a turn before it.
                 await asyncio.sleep(0)
@@ -416,7 +418,7 @@ class Service:
             timer = loop.call_later(WAITING_EVERY_S, wake.set)
             await wake.wait()
             timer.cancel()
-            if reader.pending and loop.time() >= timer.when():
+            if waits and loop.time() >= timer.when():
                 await call.write(self._waiting(stream).SerializeToString())
 
     async def _write(self, stream: Stream, entry: Entry, call: _Call) -> None:

@@ -15,6 +15,7 @@ from penstock.server.core.transient import is_transient
 from penstock.server.roles.base import Source
 from penstock.server.sources.access import check_columns, check_indices, require
 from penstock.server.sources.arrow import ArrowRows
+from penstock.server.sources.catalog import Catalog, catalog_key, open_catalog
 from penstock.server.sources.content import files_fingerprint
 from penstock.server.sources.prepared import HashedFile, hash_files, load_builder, prepare
 from penstock.wire.errors import (
@@ -70,6 +71,9 @@ class HfSource(Source):
     ) -> None:
         datasets = require("datasets")
         self._builder = _builder_name(path, data_files)
+        self._catalog = open_catalog(
+            catalog_key("hf", os.path.abspath(path), _plain(data_files), name, options)
+        )
         self.split: str | None
         self._hashed: list[HashedFile] | None
         with _quietly(datasets, repr(path) if data_files is None else f"{path}: {data_files!r}"):
@@ -98,8 +102,12 @@ class HfSource(Source):
                         key="source.data_files",
                     )
                 self._root = Path(os.path.commonpath([file.parent for file in self._files]))
-                hashed = {key: hash_files([*map(_local, names)]) for key, names in by_split.items()}
+                hashed = {
+                    key: hash_files([*map(_local, names)], self._catalog)
+                    for key, names in by_split.items()
+                }
                 self._hashed = [file for key in chosen for file in hashed[key]]
+                self._catalog.save(os.path.abspath(f.path) for s in hashed.values() for f in s)
                 prepare(datasets, builder, hashed)
                 dataset = builder.as_dataset(self.split)
         self.columns = check_columns(columns, dataset.column_names, path)
@@ -195,12 +203,17 @@ class HfSource(Source):
             SourceUnavailable: A file cannot be read here and now.
         """
         if self._hashed is None:
-            self._hashed = hash_files(self._files)
+            self._hashed = hash_files(self._files, self._catalog)
+            self._catalog.save(map(os.path.abspath, self._files))
         entries = (
             (Path(os.path.relpath(file.path, self._root)).as_posix(), file.size, file.digest)
             for file in self._hashed
         )
         return {"length": len(self), **files_fingerprint(entries)}
+
+    def hand_over(self) -> Catalog:
+        """Return the hashes of the data files, for the workers of this node."""
+        return self._catalog
 
     def read_bytes(self) -> int:
         """Return the bytes of the rows that were copied from the map since the last call."""
