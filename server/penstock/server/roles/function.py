@@ -52,7 +52,8 @@ class FunctionRole(Role):
 
     def code_of(self, method: str = "") -> str:
         """Return the function's own name and its file."""
-        name, file = self.parameters()["function"], file_of(self._find())
+        function = self._find()
+        name, file = self.parameters()["function"], file_of(function)
         return f"{name}{'()' if method else ''}{f' ({file})' if file else ''}"
 
     def identity(self) -> dict[str, Any]:
