@@ -1,7 +1,8 @@
 """The sequential half of a line: draws, sizes, groups; what each batch of a lane is made of.
 
 Its state is refs with sizes and spans, and a few counters: never data. So it restarts at any offset
-from a snapshot, and where sizes are known without processing a replay touches no item at all.
+from a snapshot; a replay reads items only where sizes are needed, and processes them only where no
+`size()` gives these.
 """
 
 from __future__ import annotations
@@ -76,6 +77,11 @@ class Planner:
         self._without_sample = 0
         self._without_group = 0
 
+    @property
+    def last_verdict(self) -> int:
+        """Return the highest number of a verdict that removed a draw of this lane; 0 = none."""
+        return self._verdicts
+
     def _take_batcher(self, batcher: SampleBatcher) -> None:
         """Go on with a batcher: a fresh one, or one that was restored."""
         self.batcher = batcher
@@ -133,6 +139,7 @@ class Planner:
                     raise
                 except Exception as error:
                     raise self._failure(error, self.batcher, "flush()") from error
+                self._dropped = sum(self.batcher.dropped().values())
                 self.ended = True
             else:
                 taken = False
@@ -213,7 +220,7 @@ class Planner:
         return groups, kept
 
     def _failure(self, error: Exception, role: Role, doing: str) -> PenstockError:
-        what = f"{type(role).__name__} fails on {doing}, in lane {self.lane},"
+        what = f"{role.code_of()} fails on {doing}, in lane {self.lane},"
         return self.items.failure(error, what, self.lane, self.offset)
 
     def _size_of(self, item: ItemRef, sample: Sample) -> int:
@@ -225,7 +232,7 @@ class Planner:
             raise
         except Exception as error:
             raise BadBatch(
-                f"{type(self.batcher).__name__} finds no size of a sample of item {item} of job "
+                f"{self.batcher.code_of()} finds no size of a sample of item {item} of job "
                 f"{self.job.name!r}: {error_line(error)}; the sample has {', '.join(sample)}",
                 lane=self.lane,
                 offset=self.offset,
@@ -256,6 +263,12 @@ class Planner:
         self._ahead.pop(item, None)
         self._count_verdict(verdict)
         return True
+
+    def count_mark(self) -> tuple[int, int, int]:
+        """Return what changes whenever `counts` does, draws aside; cheap enough for every batch."""
+        drawn = self.counters["drawn"]
+        beside = sum(self.batcher.counters().values())
+        return sum(self.counters.values()) - drawn, self._dropped, beside
 
     def counts(self) -> dict[str, int]:
         """Return all that was counted since the lane's beginning, each name with its kind.

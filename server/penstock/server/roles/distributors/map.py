@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from penstock.server.core.permutation import MAX_ITEMS, ORDER_VERSION, Permutation
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import DataDistributor, Source
+from penstock.server.roles.base import DataDistributor, Source, asked
 from penstock.server.roles.distributors.blocks import BlockOrder
 from penstock.wire.errors import InvalidJob
 
@@ -35,7 +35,8 @@ class MapDistributor(DataDistributor):
             source's order. Default: `blocks` where the source has blocks, else `full`.
         window_blocks: How many blocks are mixed at a time by `blocks`. All of a window's decoded
             blocks should fit into the source's cache, or they are read more than once.
-        source: The name of the source, where a job has several.
+        source: The name of the source to draw from, where a job that is built in Python has
+            several; in a job file there is one, `main`.
 
     Raises:
         InvalidJob: A parameter has a value that cannot be.
@@ -84,7 +85,7 @@ class MapDistributor(DataDistributor):
                 f"source {self.source!r} holds {self.items} items: a job needs 1 to {MAX_ITEMS}",
                 key="source",
             )
-        blocks = source.blocks()
+        blocks = asked(source, "blocks")
         if blocks is not None and sum(blocks) != self.items:
             raise InvalidJob(
                 f"the blocks of source {self.source!r} hold {sum(blocks)} items, its length is "
