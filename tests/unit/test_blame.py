@@ -121,7 +121,7 @@ def to_sample(raw):
 
 DATASET = "source: {type: torch, factory: './roles.py:%s'}\n    batch_size: 2"
 ROWS = "source: {type: torch, factory: './roles.py:Rows'}\n    "
-OTHERS = ("TorchDatasetSource", "IdentityProcessor", "FunctionProcessor", "MapDistributor")
+OTHERS = ("TorchDatasetSource", "IdentityProcessor", "FunctionProcessor", "FunctionCollator")
 
 CASES = {
     "a dataset": (DATASET % "Broken", "fails in Broken.__getitem__() (roles.py) with ValueError"),
@@ -153,6 +153,12 @@ CASES = {
     "a collator": (
         ROWS + "batcher: {type: simple, batch_size: 2}\n    collator: {type: './roles.py:Stacks'}",
         "Stacks fails on the batch at lane 0, offset 0 of job 'main'",
+    ),
+    "a collating function": (
+        ROWS
+        + "batcher: {type: simple, batch_size: 2}\n"
+        + "    collator: {function: './roles.py:to_sample'}",
+        "to_sample (roles.py) fails on the batch at lane 0, offset 0 of job 'main'",
     ),
 }
 
