@@ -21,3 +21,16 @@ def two_megabytes(raw: dict[str, Any]) -> dict[str, Any]:
 def array_of(raw: dict[str, Any]) -> dict[str, Any]:
     """Return the bytes of a row as an array."""
     return {"x": np.frombuffer(raw["b"], np.uint8)}
+
+
+def number(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return an item as it is; for all that penstock knows, it may draw random numbers."""
+    return raw
+
+
+def number_without_drawing(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return an item as it is, and promise to draw nothing."""
+    return raw
+
+
+number_without_drawing.uses_global_rng = False  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harness import Server, write_job_file
+from harness import Server, kill_process, write_job_file
 from penstock.client import Loader
 from penstock.wire.errors import JobChanged, SourceChanged
 
@@ -73,6 +73,8 @@ def test_an_added_file_is_seen_at_the_next_start_and_refused_there(
     with reader(server, "run") as loader:
         items = take(loader, 2)
         write(tmp_path, "c.parquet", 2000)
+        [worker] = server.worker_pids()
+        assert kill_process(worker)
         items += take(loader, 30)  # into the second epoch
         loader.commit()
         state = loader.state_dict()
@@ -85,7 +87,6 @@ def test_an_added_file_is_seen_at_the_next_start_and_refused_there(
         take(loader, 1)
     with reader(server, "run", start="state") as loader, pytest.raises(JobChanged):
         loader.load_state_dict(state)
-        take(loader, 1)
     with reader(server, "wider", start=state["step"]) as loader:
         wider = take(loader, 3)
         assert loader.commit() == state["step"] + 3

@@ -34,6 +34,7 @@ class _Side(Worker):
         self.lane, self._unreported = None, 0
         self._told = set()
         self.answers: deque[Message] = deque()
+        self.inbox = deque()
 
     def _send(self, message: Message, blobs: Sequence[bytes] = (), *, hold: bool = False) -> None:
         [answer] = Unpacker().feed(pack(message, blobs))

@@ -74,16 +74,21 @@ def test_simple_arithmetic_is_what_adding_gives() -> None:
 
 
 @settings(deadline=None)
-@given(sizes=SIZES, limit=st.integers(2, 50), lookahead=st.integers(0, 12))
+@given(sizes=SIZES, limit=st.integers(2, 50), lookahead=st.integers(0, 12), rows=st.integers(1, 4))
 def test_sequential_fed_one_by_one_packs_as_the_function_on_the_whole_list(
-    sizes: list[int], limit: int, lookahead: int
+    sizes: list[int], limit: int, lookahead: int, rows: int
 ) -> None:
-    """Overlong samples are left out, and keep their places in the look ahead."""
-    batcher = SequentialPackingBatcher(limit, lookahead_limit=lookahead)
+    """Overlong samples are left out, and keep their places in the look ahead.
+
+    Groups are that many of these rows, in order; only the last one may have fewer.
+    """
+    batcher = SequentialPackingBatcher(limit, lookahead_limit=lookahead, rows=rows)
 
     groups = run(batcher, refs_of(sizes))
 
-    assert indices(groups) == packing.sequential(sizes, limit, lookahead_limit=lookahead)
+    assert all(len(group) == rows for group in groups[:-1])
+    packed = [[ref.item.index for ref in row] for group in groups for row in group]
+    assert packed == packing.sequential(sizes, limit, lookahead_limit=lookahead)
     assert batcher.dropped()["overlong"] == sum(size >= limit for size in sizes)
 
 

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import operator
+import os
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
@@ -43,6 +44,7 @@ from penstock.server.pipeline.scheduler import (
     State,
 )
 from penstock.server.pipeline.worker import Note
+from penstock.server.sources.catalog import pack_catalogs
 from penstock.server.store.base import JobRecord, Seen, SnapshotRecord, Store
 from penstock.wire.errors import (
     ERRORS,
@@ -81,6 +83,10 @@ STORE_RETRY_S, STORE_DEADLINE_S = 0.5, 60.0
 
 VERIFY_EVERY = 1000
 """One batch in so many is made twice, by another worker where there is one, and compared."""
+
+CHEAP_S = 0.001
+"""Tickets of a job that take less are given whole, planning and making, to one worker: to send a
+plan to another one, and to wake it up, costs as much as it would save."""
 
 MAX_CHECKS = 16
 
@@ -160,6 +166,7 @@ class Node:
         self.incarnation = uuid.uuid4().hex[:12]
         self.logs: dict[str, Log] = {}
         self.verdicts: dict[str, VerdictBook] = {}
+        self._files_fd = -1
         self.workers = [self._new_worker(number) for number in range(workers)]
         self.draining = False
         self.on_fatal: Callable[[], None] = lambda: None
@@ -179,7 +186,9 @@ class Node:
         self._libraries: dict[str, dict[str, str]] = {}  # by job, what was compared already
 
     def _new_worker(self, number: int) -> WorkerProcess:
-        return WorkerProcess(number, self.target, self._message, self._death)
+        return WorkerProcess(
+            number, self.target, self._message, self._death, files_fd=self._files_fd
+        )
 
     # --- life ---
 
@@ -200,7 +209,14 @@ class Node:
             await self.store.register_job(JobRecord(name, job.log_id, job.plan))
             self.verdicts[name] = VerdictBook(await self.store.verdicts(job.log_id))
             self.observer.quarantined(name, self.verdicts[name].left_out)
+        self._files_fd = pack_catalogs(
+            catalog
+            for job in self.jobs.values()
+            for source in job.sources.values()
+            if (catalog := source.hand_over()) is not None
+        )
         for worker in self.workers:
+            worker.files_fd = self._files_fd
             worker.start(self._loop)
         try:
             await asyncio.wait_for(self._all_ready.wait(), START_DEADLINE_S)
@@ -223,7 +239,9 @@ class Node:
 
     async def _count(self, job: Job) -> None:
         """Find out where a job's lanes end, once for all nodes; until then nobody can open it."""
-        count = Count(self.target, job, len(self.workers), self.item_deadline_s)
+        count = Count(
+            self.target, job, len(self.workers), self.item_deadline_s, files_fd=self._files_fd
+        )
         try:
             ends = await count.run()
             for lane, batches in enumerate(ends):
@@ -281,6 +299,9 @@ class Node:
             worker.kill()
         for worker in started:
             worker.close()
+        if self._files_fd >= 0:
+            os.close(self._files_fd)
+            self._files_fd = -1
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(coroutine)
@@ -333,8 +354,9 @@ class Node:
             lanes[lane].planned = max(lanes[lane].planned, offset)
             lanes[lane].asked = max(lanes[lane].asked, offset)
 
-    def extend(self, reader: Reader, horizon: int) -> None:
-        """Move a reader's horizon, and see to what it wants now."""
+    def extend(self, reader: Reader, horizon: int, position: int = 0, bytes_limit: int = 0) -> None:
+        """Move a reader's horizon, and what it has room for; see to what it wants now."""
+        reader.grant(position, bytes_limit)
         reader.extend(horizon)
         self.schedule()
 
@@ -457,7 +479,9 @@ class Node:
         if entry.state is not State.WANTED:
             return False  # it was wanted twice, and is given out
         if offset in lane.plans:
-            return True
+            # Who has planned it to know its size has its items, and makes it unless it is busy.
+            keeper = lane.planned_by
+            return keeper in (None, worker.number) or not self.workers[keeper].room()
         if lane.planning:
             return False
         line = self._line(name, one, lane, offset)
@@ -554,7 +578,7 @@ class Node:
         line = line or self._open(one, lane, worker, lane.starts.pop(offset))
         line.used, line.busy = number, line.busy + 1
         head["line"] = line.number
-        if job.plans_from_refs:
+        if not self._goes_whole(one):
             lane.planning = True
             count = 1 if careful else PLANS_AHEAD
             ticket = Ticket(number, one, lane, entry, line, offset, plans=True, suspect=careful)
@@ -567,6 +591,14 @@ class Node:
             worker.give(ticket, {"op": "produce", **head, "blank": blank})
             line.next = offset + 1
             lane.asked = max(lane.asked, line.next)
+
+    def _goes_whole(self, one: Log) -> bool:
+        """Tell whether who plans a batch makes it, too, and no other worker can.
+
+        So it must be where planning needs processing; and where a batch is made sooner than its
+        plan has gone to another worker.
+        """
+        return not one.job.plans_from_refs or 0.0 < one.ticket_s < CHEAP_S
 
     def _open(self, one: Log, lane: LaneState, worker: WorkerProcess, start: Start) -> LineState:
         idle = sorted(
@@ -657,12 +689,14 @@ class Node:
             return
         if plan:
             ticket.log.remember_plan(ticket.lane, ticket.offset, plan)
+        elif ticket.line is not None:  # whoever wants it again plans it by arithmetic
+            ticket.lane.note_planned(ticket.offset)
         else:  # it was made from this very plan
             plan = ticket.lane.plans.get(ticket.offset, b"")
         ticket.log.ready(ticket.entry, header, body, nbytes, release)
         name = ticket.log.job.name
         self.observer.produced(name, nbytes, message["counts"])
-        if plan and ticket.log.produced % VERIFY_EVERY == 0:
+        if (plan or self._seekable[name]) and ticket.log.produced % VERIFY_EVERY == 0:
             self._verify(worker, ticket, header, plan)
         if "libraries" in message:
             self._note_libraries(name, message["libraries"])
@@ -694,7 +728,8 @@ class Node:
         self._introduce(worker, ticket.log.job)
         key = ticket.entry.key
         head = {"check": number, "job": ticket.log.job.name, "lane": key.lane, "blank": key.blank}
-        worker.send({"op": "verify", **head}, [plan])
+        head["offset"] = key.offset
+        worker.send({"op": "verify", **head}, [plan] if plan else [])
 
     def _on_verified(self, worker: WorkerProcess, message: Message) -> None:
         ticket, header = self._checks.pop(message["check"], (None, b""))
@@ -730,6 +765,8 @@ class Node:
         if ticket.stale:
             return
         ticket.line.next = ticket.offset + len(plans)
+        if ticket.log.job.batcher.needs_sizes:
+            ticket.lane.planned_by = worker.number
         if message["broken"]:  # the next one failed: whoever wants it starts from a clean state
             self._close_line(ticket.lane, ticket.line)
         for ahead, plan in enumerate(plans):

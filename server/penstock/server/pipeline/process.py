@@ -18,7 +18,7 @@ import structlog
 from penstock.server.core.frames import error_line
 from penstock.server.environment import worker_environment
 from penstock.server.pipeline.arena import ArenaReader, sealed_memory
-from penstock.server.pipeline.channel import Message, Misspoken, Unpacker, pack, receive
+from penstock.server.pipeline.channel import Message, Misspoken, Unpacker, pack_all, receive
 from penstock.server.pipeline.messages import check, check_arena
 from penstock.server.pipeline.scheduler import Entry, LaneState, LineState, Log
 from penstock.server.pipeline.worker import PAGE_BYTES, Note, Page
@@ -62,6 +62,7 @@ class WorkerProcess:
         target: The job file that it loads.
         on_message: Called in the event loop for each message.
         on_death: Called once in the event loop, when its socket has closed.
+        files_fd: What the node knows of its sources' files (`pack_catalogs`); -1 = nothing.
 
     Attributes:
         tickets: What it was asked and has not answered, in the order in which it was asked.
@@ -76,6 +77,7 @@ class WorkerProcess:
     target: str
     on_message: Callable[[WorkerProcess, Message], None]
     on_death: Callable[[WorkerProcess], None]
+    files_fd: int = -1
     tickets: dict[int, Ticket] = field(default_factory=dict)
     taken_back: dict[int, Ticket] = field(default_factory=dict)
     arenas: dict[int, ArenaReader] = field(default_factory=dict)
@@ -109,11 +111,12 @@ class WorkerProcess:
         page_fd = sealed_memory("penstock-page", PAGE_BYTES)
         try:
             module = "penstock.server.pipeline.worker"
-            arguments = [str(theirs.fileno()), str(page_fd), str(os.getpid()), self.target]
+            fds = [theirs.fileno(), page_fd, self.files_fd]
+            arguments = [*map(str, fds), str(os.getpid()), self.target]
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, *arguments],
                 env=worker_environment(os.environ),
-                pass_fds=(theirs.fileno(), page_fd),
+                pass_fds=[fd for fd in fds if fd >= 0],
                 stdin=subprocess.DEVNULL,
             )
             self.page = Page(page_fd)
@@ -126,6 +129,7 @@ class WorkerProcess:
         self._sock, self._loop = ours, loop
         self._unpacker = Unpacker()
         self._fds: list[int] = []
+        self._unsent: list[tuple[Message, Sequence[bytes]]] = []
         self._outgoing = bytearray()
         self._flush_scheduled = False
         self._frees: list[tuple[int, int]] = []
@@ -145,7 +149,7 @@ class WorkerProcess:
         if self._frees:
             message = {**message, "frees": self._frees}
             self._frees = []
-        self._outgoing += pack(message, blobs)
+        self._unsent.append((message, blobs))
         if not self._flush_scheduled:
             # One write for all tickets of this turn of the loop: a wake-up costs more than one.
             self._flush_scheduled = True
@@ -269,6 +273,8 @@ class WorkerProcess:
         self._flush_scheduled = False
         if self.dead:
             return
+        self._outgoing += pack_all(self._unsent)
+        self._unsent.clear()
         try:
             while self._outgoing:
                 sent = self._sock.send(self._outgoing)
