@@ -1,4 +1,4 @@
-"""A processor that costs nothing: documents of 5 to 36 tokens."""
+"""Processors that cost nothing."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ import numpy as np
 
 
 def document(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return a document whose length and content follow from its number."""
+    """Return a document of 5 to 36 tokens, whose length and content follow from its number."""
     number = raw["n"]
     return {"input_ids": np.full(5 + number * 7919 % 32, number, np.int32)}
+
+
+def two_megabytes(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return an array of 2 MB."""
+    return {"x": np.full(500_000, raw["n"], np.float32)}
+
+
+def array_of(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return the bytes of a row as an array."""
+    return {"x": np.frombuffer(raw["b"], np.uint8)}
 
 
 def number(raw: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,17 @@ from support import ROUNDS, SEED
 
 from penstock.server.resources import usable_cpus
 
-NAMES = ("packing", "text", "transfer", "small_batches", "batch_sizes", "start", "resume", "memory")
+NAMES = (
+    "packing",
+    "text",
+    "transfer",
+    "small_batches",
+    "batch_sizes",
+    "start",
+    "resume",
+    "memory",
+    "node_memory",
+)
 
 
 def main(names: list[str]) -> int:
