@@ -132,11 +132,13 @@ def test_cat_commits_no_step_that_a_count_has_cut(
 def test_cat_for_people_has_a_line_per_batch(
     node: FakeNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, out, _ = run(capsys, "cat", node.address, "code", "--count", "2")
+    status, out, err = run(capsys, "cat", node.address, "code", "--count", "2")
 
     assert status == 0
     assert len(out.splitlines()) == 2
     assert "step 0  lane 1:0" in out.splitlines()[1]
+    assert err.startswith("# input_ids int64[1, 8], mask bool[2], ")
+    assert len(err.splitlines()) == 1, "what the batches have in common is said once"
 
 
 def test_documents_are_shown_with_their_seams() -> None:

@@ -60,7 +60,6 @@ class Opening:
         token: The attempt; empty = look only.
         generation: What Begin gave.
         tail_pad: Fill the last step, or leave it out.
-        lineage: Ask for sample refs.
         steps: How many steps the job has, as it was described; None = endless.
         given_from: Own positions from here to where a stream opens were given before; None = none.
     """
@@ -72,7 +71,6 @@ class Opening:
     token: str = ""
     generation: int = 0
     tail_pad: bool = True
-    lineage: bool = False
     steps: int | None = None
     given_from: int | None = None
 
@@ -467,7 +465,6 @@ class Feed:
             batches_per_step=share.batches_per_step,
             start=start,
             tail=feed_pb2.TAIL_PAD if opening.tail_pad else feed_pb2.TAIL_DROP,
-            lineage=opening.lineage,
             horizon=horizon,
             next=position,
             bytes_limit=limit,
@@ -621,10 +618,9 @@ class Feed:
 
 def _describe_waiting(message: feed_pb2.Waiting) -> str:
     item = f", item {message.item}" if message.item else ""
-    detail = f" ({message.detail})" if message.detail else ""
     return (
         f"lane {message.lane}, offset {message.offset} is {message.stage} "
-        f"for {message.since_s:.0f} s{item}{detail}"
+        f"for {message.since_s:.0f} s{item}"
     )
 
 

@@ -98,7 +98,6 @@ class Loader:
         deadline_s: How long to wait for a batch, or for a server, before an error says why.
         tail: The last step of a finite job: `"pad"` fills it with blanked batches, `"drop"` leaves
             a step that is not full out.
-        lineage: Ask for sample refs: `batch.samples`.
         meta: Put `penstock_position` (int64, no dimensions) among the values.
         max_steps: With `mode="eval"`: a pass ends after this many steps.
         as_numpy: True = NumPy arrays, False = tensors; default: tensors where torch is installed.
@@ -130,7 +129,6 @@ class Loader:
         prefetch_bytes: int = PREFETCH_BYTES,
         deadline_s: float = DEADLINE_S,
         tail: Literal["pad", "drop"] = "pad",
-        lineage: bool = False,
         meta: bool = False,
         max_steps: int | None = None,
         as_numpy: bool | None = None,
@@ -145,7 +143,7 @@ class Loader:
         self._device, self._as_numpy, self._meta = device, as_numpy, meta
         self._prefetch, self._deadline_s = prefetch, deadline_s
         self._prefetch_bytes = prefetch_bytes
-        self._tail_pad, self._lineage, self._max_steps = tail == "pad", lineage, max_steps
+        self._tail_pad, self._max_steps = tail == "pad", max_steps
         self._max_body_bytes = max_body_bytes
         ranks: dict[str, Any] = {
             "rank": rank,
@@ -616,7 +614,6 @@ class Loader:
             token=session.token,
             generation=session.generation,
             tail_pad=self._tail_pad,
-            lineage=self._lineage,
             steps=session.steps(self._tail_pad),
             given_from=session.given_from,
         )

@@ -200,14 +200,12 @@ class JobSettings(_Section):
         "a function as ./file.py:name or package.module:name",
     )
     batcher: RoleSpec | None = _key(
-        None, "Samples to rows. Together with `collator`, or `batch_size` alone.", _ROLE_EXPECTS
+        None, "Samples to rows. This or `batch_size` is required.", _ROLE_EXPECTS
     )
     collator: RoleSpec | None = _key(
-        None, "Rows to named values. Together with `batcher`.", _ROLE_EXPECTS
+        None, "Rows to named values; default `{type: default}`, which stacks.", _ROLE_EXPECTS
     )
-    batch_size: Count | None = _key(
-        None, "Stands for a `simple` batcher of this size and the `default` collator.", _COUNT
-    )
+    batch_size: Count | None = _key(None, "Stands for a `simple` batcher of this size.", _COUNT)
     seed: int = _key(0, "Decides everything random.", "a whole number")
     lanes: Annotated[int, Field(ge=1, le=MAX_LANES)] = _key(
         DEFAULT_LANES,

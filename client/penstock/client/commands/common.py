@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from penstock.client.control import Control
 from penstock.client.transport import open_transport
 from penstock.wire.order import MAX_POSITION
-from penstock.wire.terminal import plain, plain_lines
+from penstock.wire.terminal import columns_of, folded, plain, plain_lines
 
 TIMEOUT_S = 10.0
 
@@ -85,9 +86,13 @@ def print_json(value: Any) -> None:
     print(json.dumps(value), flush=True)
 
 
-def say(text: str) -> None:
-    """Print lines for people, at once, without what a terminal would obey."""
-    print(plain_lines(text), flush=True)
+def say(text: str, *, error: bool = False) -> None:
+    """Print lines for people on stdout, or on stderr, at once, without what a terminal would obey.
+
+    Long lines are broken between words, where a terminal shows them.
+    """
+    stream = sys.stderr if error else sys.stdout
+    print(folded(plain_lines(text), columns_of(stream)), file=stream, flush=True)
 
 
 def table(rows: list[list[str]], right: frozenset[int] = frozenset()) -> str:

@@ -1,6 +1,6 @@
 """Are a job's roles pure? The same items and batches again, in another order and another process.
 
-The batches a third time, from a snapshot behind each: can the job be resumed?
+The batches a third time, from a snapshot after each: can the job be resumed?
 
 In the other process everything differs that a role could depend on unseen: the order, the hash
 seed, the time zone, the locale, the number of threads, the working folder. Only where something
@@ -40,7 +40,7 @@ from penstock.server.pipeline.items import (
 )
 from penstock.server.pipeline.line import Computed, Line
 from penstock.server.roles.base import BatchCollator, RawItemProcessor, Role, Source
-from penstock.server.roles.processors import FunctionProcessor
+from penstock.server.roles.function import FunctionRole
 from penstock.wire import frame
 from penstock.wire.errors import (
     BadSnapshot,
@@ -188,7 +188,7 @@ def check_promises(job: Job, items: Items, refs: Sequence[ItemRef], line: Line) 
 def _promises(role: Source | RawItemProcessor | BatchCollator) -> bool:
     """Tell whether code of a user says that it leaves the global generators alone."""
     ours = type(role).__module__.startswith("penstock.server.")
-    return not role.uses_global_rng and (isinstance(role, FunctionProcessor) or not ours)
+    return not role.uses_global_rng and (isinstance(role, FunctionRole) or not ours)
 
 
 def _draws(call: Callable[[], object]) -> bool:
@@ -200,7 +200,7 @@ def _draws(call: Callable[[], object]) -> bool:
 
 def _broken_promise(job: Job, role: Role, key: str) -> InvalidJob:
     name = type(role).__name__
-    if isinstance(role, FunctionProcessor):
+    if isinstance(role, FunctionRole):
         name = role.parameters()["function"]
     return InvalidJob(
         f"{name} of job {job.name!r} says uses_global_rng = False, and draws from the generators "

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import click
 
 from penstock.server.commands.progress import Progress
+from penstock.server.commands.say import say
 from penstock.server.commands.text import Decode, batch_text, decoder
 from penstock.server.config import load
 from penstock.server.job import Job
@@ -90,11 +91,12 @@ def show(
     for computed in computed_batches(
         one, positions, size, by_step=step is not None, recorded=recorded
     ):
-        click.echo(
-            _record(computed, size) if as_json else _readable(computed, size, decode, as_text)
-        )
+        if as_json:
+            click.echo(_record(computed, size))
+        else:
+            say(_readable(computed, size, decode, as_text))
     if warning := version_warning(config.server.store, config.base, one):
-        click.echo(f"penstockd: {warning}", err=True)
+        say(f"penstockd: {warning}", error=True)
 
 
 def computed_batches(

@@ -32,7 +32,7 @@ class Line:
 
     Attributes:
         counters_before: What was counted up to there.
-        counters_told: What was counted when it was last told to whoever adds it up.
+        told_mark: The planner's mark of what was last told to whoever adds it up.
         emptied: How many of the last batches, in a row, quarantine has emptied.
     """
 
@@ -45,7 +45,7 @@ class Line:
         self.maker = Maker(job, self.items)
         if snapshot is not None:
             self.planner.restore(snapshot)
-        self.counters_before = self.counters_told = self.counters()
+        self.counters_before, self.told_mark = self.counters(), self.planner.count_mark()
         self.emptied = 0
 
     def counters(self) -> dict[str, int]:

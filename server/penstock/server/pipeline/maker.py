@@ -43,11 +43,11 @@ class Made:
     def write(self, out: memoryview) -> bytes:
         """Write the body to exactly `nbytes` bytes and return the header, without its position."""
         crc = self._layout.write(out)
-        samples = [
+        samples = (
             (row, *ref.item, ref.part, ref.span)
             for row, refs in enumerate(self._plan.rows)
             for ref in refs
-        ]
+        )
         return self._layout.header(
             self._log_id,
             self._plan.lane,
@@ -95,9 +95,17 @@ class Maker:
             SourceUnavailable: A read failed to the deadline.
         """
         found = self._samples(plan, at_hand or {}, coming)
-        left = [[ref for ref in row if (ref.item, ref.part) in found] for row in plan.rows]
-        kept = BatchPlan(plan.lane, plan.offset, left)
-        rows = [[self._piece(ref, found[ref[:2]], plan) for ref in row] for row in left]
+        kept = plan
+        if not all(ref[:2] in found for row in plan.rows for ref in row):
+            left = [[ref for ref in row if ref[:2] in found] for row in plan.rows]
+            kept = BatchPlan(plan.lane, plan.offset, left)
+        rows = [
+            [
+                found[ref[:2]] if ref.span is None else self._piece(ref, found[ref[:2]], plan)
+                for ref in row
+            ]
+            for row in kept.rows
+        ]
         emptied = not any(rows)
         if emptied and not self.job.collator.pads_empty:
             rows = self._stand_ins.rows(plan)
@@ -177,8 +185,7 @@ class Maker:
 
     def _piece(self, ref: SampleRef, sample: Sample, plan: BatchPlan) -> Sample:
         span, processor = ref.span, self.job.processor
-        if span is None:
-            return sample
+        assert span is not None
         size = self._size_of(ref, sample, plan)
         return self._named(
             lambda: processor.cut(sample, span.start, span.stop, size),

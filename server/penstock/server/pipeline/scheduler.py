@@ -1,10 +1,10 @@
 """Who needs which batch, and which ticket is most urgent: no processes or sockets, only books.
 
 Demand is the union of what open readers may still take: their own positions below their horizon. A
-batch that is wanted becomes an `Entry`; a worker that has room asks `pick` for the most urgent
-ticket, by (position minus the reader's next). What is ready and not yet taken is bounded in bytes,
-and the batch that some reader is owed next is always admitted: else another lane's batches could
-fill the bound while everybody waits for this one.
+batch that is wanted becomes an `Entry`; the node gives the most urgent of the `candidates`, by
+(position minus the reader's next), to a worker that has room. What is ready and not yet taken is
+bounded in bytes, and the batch that some reader is owed next is always admitted: else another
+lane's batches could fill the bound while everybody waits for this one.
 """
 
 from __future__ import annotations

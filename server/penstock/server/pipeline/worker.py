@@ -470,7 +470,8 @@ class Worker:
             os._exit(70)
 
     def _progress(self, stage: str, item: ItemRef | None) -> None:
-        self._end_fork()
+        if not (_MARK and _MARK[0]):  # asked here: every batch comes by several times
+            self._end_fork()
         self.page.note(stage, self.job, self.lane, item)
 
     def _announce(self, arena: ArenaWriter) -> None:
@@ -633,13 +634,13 @@ def _tell_counts(answer: Message, line: Line) -> None:
 
     Draws alone are not: every batch has some.
     """
-    counters = line.counters()
-    if any(line.counters_told.get(name) != n for name, n in counters.items() if name != "drawn"):
-        line.counters_told = counters
+    mark = line.planner.count_mark()
+    if mark != line.told_mark:
+        line.told_mark = mark
         answer["counted"] = {
             "job": line.job.name,
             "lane": line.lane,
-            "counters": counters,
+            "counters": line.counters(),
             "before": line.counters_before,
         }
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from penstock.server.roles.collators import (
         DefaultBatchCollator,
+        FunctionCollator,
         PackedCollator,
         PaddedCollator,
     )
@@ -58,6 +59,7 @@ _BUILTINS = {
     "SequentialPackingBatcher": "batchers",
     "SimpleBatcher": "batchers",
     "DefaultBatchCollator": "collators",
+    "FunctionCollator": "collators",
     "PackedCollator": "collators",
     "PaddedCollator": "collators",
     "MapDistributor": "distributors",
@@ -81,6 +83,7 @@ __all__ = [
     "CollateContext",
     "DataDistributor",
     "DefaultBatchCollator",
+    "FunctionCollator",
     "FunctionProcessor",
     "Group",
     "IdentityProcessor",

@@ -48,7 +48,7 @@ class Role:
         version: The semantic version of what the role computes. Changing bytes means raising it.
             A user's role without a `version` of its own is identified by its module's source.
         path_params: Constructor parameters that name local files relative to the job file. They do
-            not decide bytes: the content of the files does (`content_params`).
+            not decide bytes: the content of the files does (`content`).
     """
 
     type_name: ClassVar[str] = ""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -54,7 +55,7 @@ class HfSource(Source):
     """
 
     type_name: ClassVar[str] = "hf"
-    version: ClassVar[int | str | None] = 1
+    version: ClassVar[int | str | None] = 2  # 2: values of JSON, where 1 gave their text
     path_params: ClassVar[tuple[str, ...]] = ("path", "data_files")
     gives_fresh_items: ClassVar[bool] = True
     may_read_ahead: ClassVar[bool] = True
@@ -114,6 +115,12 @@ class HfSource(Source):
             column for column in self.columns if hasattr(dataset.features[column], "decode")
         ]
         self._dataset = dataset.select_columns(self.columns).with_format("arrow")
+        schema = dataset.features.arrow_schema
+        self._texts = {
+            column: decode
+            for column in self.columns
+            if (decode := json_decoder(schema.field(column).type)) is not None
+        }
         self._mapped = {file["filename"]: _stamp(file["filename"]) for file in dataset.cache_files}
         self._heads: tuple[list[str], Any] | None = None
         self._read_bytes = 0
@@ -227,7 +234,10 @@ class HfSource(Source):
                 )
 
     def _settle(self, item: dict[str, Any]) -> None:
-        """Take the place of files out of an item: media get their bytes, paths become names."""
+        """Make an item what `datasets` gives, without the place of files.
+
+        Media get their bytes, and paths become names; JSON that is stored as text becomes values.
+        """
         for column in self._media:
             media = item.get(column)
             if media is None or not media.get("path"):
@@ -235,8 +245,44 @@ class HfSource(Source):
             if media["bytes"] is None:
                 media["bytes"] = Path(media["path"]).read_bytes()
             media["path"] = Path(media["path"]).name
+        for column, decode in self._texts.items():
+            item[column] = decode(item[column])
         if isinstance(item.get("__url__"), str):  # webdataset: which archive
             item["__url__"] = Path(os.path.relpath(item["__url__"], self._root)).as_posix()
+
+
+def json_decoder(kind: Any) -> Callable[[Any], Any] | None:
+    """Return what turns stored values of an Arrow type into those that `datasets` gives.
+
+    JSON objects that differ in their keys or types, as the turns of a conversation some of which
+    call tools, are stored as text of the type `arrow.json`.
+
+    Args:
+        kind: The type of a column.
+
+    Returns:
+        None where nothing of the type is JSON.
+    """
+    import pyarrow as pa
+
+    if getattr(kind, "extension_name", "") == "arrow.json":
+        return lambda value: json.loads(value) if isinstance(value, str) else value
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = json_decoder(kind.value_type)
+        if inner is not None:
+            return lambda values: None if values is None else [inner(value) for value in values]
+    if pa.types.is_struct(kind):
+        fields = {field.name: json_decoder(field.type) for field in kind}
+        found = {name: decode for name, decode in fields.items() if decode is not None}
+        if found:
+            return lambda value: (
+                value
+                and {
+                    name: found[name](inner) if name in found else inner
+                    for name, inner in value.items()
+                }
+            )
+    return None
 
 
 def _builder_name(path: str, data_files: DataFiles | None) -> str | None:

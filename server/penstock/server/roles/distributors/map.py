@@ -35,7 +35,8 @@ class MapDistributor(DataDistributor):
             source's order. Default: `blocks` where the source has blocks, else `full`.
         window_blocks: How many blocks are mixed at a time by `blocks`. All of a window's decoded
             blocks should fit into the source's cache, or they are read more than once.
-        source: The name of the source, where a job has several.
+        source: The name of the source to draw from, where a job that is built in Python has
+            several; in a job file there is one, `main`.
 
     Raises:
         InvalidJob: A parameter has a value that cannot be.
