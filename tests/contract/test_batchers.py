@@ -183,6 +183,7 @@ CASES = [
     best_fit(16, 1),
     best_fit(16, 4),
     best_fit(40, 7, rows=3),
+    best_fit(16, 24),
     best_fit(16, 4, overlong="truncate"),
     best_fit(16, 4, rows=2, overlong="drop"),
     best_fit(16, 4, overlong="error"),

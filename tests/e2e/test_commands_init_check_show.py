@@ -439,7 +439,7 @@ def test_check_names_an_impure_source(home: Path) -> None:
     done = command("check", "job.yaml")
 
     assert done.returncode == 2
-    assert "TorchDatasetSource gives another raw item main[" in done.stderr
+    assert "Counted (data.py) gives another raw item main[" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_local_keeps_the_bound_too(job_file: Path) -> None:
 
 def test_a_stream_that_breaks_keeps_the_bound(job_file: Path) -> None:
     """What arrived before the break counts on the next stream, so the two do not add up."""
-    with serving(job_file) as server:
+    with serving(job_file, "--store", "sqlite:///own.db") as server:
         [loader] = ranks(server.address, 1)
         iterator = iter(loader)
         most, positions = 0, []

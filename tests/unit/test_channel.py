@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.pipeline.arena import ArenaWriter
-from penstock.server.pipeline.channel import Message, Unpacker, pack, receive, send_with_fd
+from penstock.server.pipeline.channel import (
+    Message,
+    Unpacker,
+    pack,
+    pack_all,
+    receive,
+    send_with_fd,
+)
 
 MESSAGES: list[tuple[Message, list[bytes]]] = [
     ({"op": "ready", "pid": 7}, []),
@@ -49,6 +56,64 @@ def test_any_messages_in_any_pieces(blobs: list[list[bytes]], pieces: list[int])
         at, turn = at + size, turn + 1
 
     assert found == [{"number": n, "blobs": one} for n, one in enumerate(blobs)]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["op", "ticket", "line"]).flatmap(
+                lambda key: st.dictionaries(st.just(key), st.integers(), min_size=1)
+            ),
+            st.lists(st.binary(max_size=9), max_size=2),
+        ),
+        max_size=12,
+    )
+)
+def test_messages_that_go_together_come_apart_again(
+    entries: list[tuple[Message, list[bytes]]],
+) -> None:
+    """Whichever of them are alike and share a head, they come in order, each with its bytes."""
+    unpacker = Unpacker()
+
+    found = unpacker.feed(pack_all(entries))
+
+    assert found == [{**message, "blobs": blobs} for message, blobs in entries]
+    assert unpacker.broken is None
+
+
+def test_what_is_alike_goes_as_one_message() -> None:
+    """Twenty tickets take far fewer bytes than twenty messages."""
+    tickets: list[tuple[Message, list[bytes]]] = [
+        ({"op": "produce", "ticket": n, "job": "main", "lane": n, "careful": False}, [])
+        for n in range(20)
+    ]
+
+    alone = b"".join(pack(message) for message, _ in tickets)
+
+    assert len(pack_all(tickets)) < len(alone) / 2
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"keys": ["a"], "rows": [[1], [2, 3]], "each": 0},
+        {"keys": ["a"], "rows": [[1], 2], "each": 0},
+        {"keys": [1], "rows": [[1]], "each": 0},
+        {"keys": "a", "rows": [[1]], "each": 0},
+        {"keys": ["a"], "rows": {"a": 1}, "each": 0},
+        {"keys": ["a"], "rows": [[1]], "each": 1},
+        {"keys": ["a"], "rows": [[1]], "each": True},
+        {"rows": [[1]], "each": 0},
+    ],
+)
+def test_several_messages_in_one_must_fit_their_keys(message: Message) -> None:
+    """What no process of ours sends breaks the stream, after the good messages before it."""
+    unpacker = Unpacker()
+
+    found = unpacker.feed(pack({"op": "ready"}) + pack(message))
+
+    assert found == [{"op": "ready", "blobs": []}]
+    assert unpacker.broken is not None
 
 
 @pytest.mark.parametrize("before", [0, 1, 3])

@@ -149,7 +149,7 @@ def _rows(measured: Measured) -> Iterator[tuple[str, str]]:
 def _measured_on(measured: Measured) -> str:
     if not measured.paced_batches:
         return f"{_counted(measured.batches_run, 'batch')}, its lane has no more"
-    pool = {None: "", True: ", its pool full", False: ", its pool not full yet"}
+    pool = {None: "", True: ", past its pool's first fill", False: ", its pool not full yet"}
     return _counted(measured.paced_batches, "batch") + pool[measured.pool_filled]
 
 

@@ -246,7 +246,7 @@ def _batching_seconds(
             raise
         except Exception as error:
             raise BadBatch(
-                f"{type(batcher).__name__} fails on a sample of item {ref} of job {job.name!r} "
+                f"{batcher.code_of()} fails on a sample of item {ref} of job {job.name!r} "
                 f"with {error_line(error)}; the sample has {', '.join(sample)}",
                 traceback=user_traceback(error),
             ) from error

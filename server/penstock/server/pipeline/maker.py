@@ -200,7 +200,7 @@ class Maker:
         except PenstockError:
             raise
         except Exception as error:
-            what = f"{type(self.job.batcher).__name__} finds no size of item {ref.item}, at lane "
+            what = f"{self.job.batcher.code_of()} finds no size of item {ref.item}, at lane "
             what += f"{plan.lane}, offset {plan.offset},"
             raise self.items.failure(error, what, plan.lane, plan.offset) from error
 
@@ -212,7 +212,7 @@ class Maker:
             raise
         except Exception as error:
             place = f"lane {plan.lane}, offset {plan.offset}"
-            what = f"{type(role).__name__} fails on {doing}, at {place},"
+            what = f"{role.code_of()} fails on {doing}, at {place},"
             raise self.items.failure(error, what, plan.lane, plan.offset) from error
 
     def _collate(
@@ -233,9 +233,7 @@ class Maker:
             return values, {name: int(value) for name, value in context.counts.items()}
 
         try:
-            values, counted = self.items.retried(
-                collate, Call(f"{type(collator).__name__}.collate()")
-            )
+            values, counted = self.items.retried(collate, Call(collator, "collate"))
         except SourceUnavailable:
             raise
         except BadBatch as error:
@@ -245,7 +243,7 @@ class Maker:
             items = [str(ref.item) for row in plan.rows for ref in row]
             shown = ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
             raise BadBatch(
-                f"{type(collator).__name__} fails on the batch at lane {plan.lane}, "
+                f"{collator.code_of()} fails on the batch at lane {plan.lane}, "
                 f"offset {plan.offset} of job {self.job.name!r} ({shown}): {text}",
                 lane=plan.lane,
                 offset=plan.offset,

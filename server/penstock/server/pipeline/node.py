@@ -184,6 +184,7 @@ class Node:
         self._page_seen: dict[int, tuple[int, float]] = {}
         self._waiting: dict[str, Entry] = {}  # by job, its most urgent batch a turn ago
         self._libraries: dict[str, dict[str, str]] = {}  # by job, what was compared already
+        self._died_at: dict[int, float] = {}  # by worker, as long as it is not replaced
 
     def _new_worker(self, number: int) -> WorkerProcess:
         return WorkerProcess(
@@ -261,8 +262,8 @@ class Node:
             try:
                 await self.store.add_lane_end(job.log_id, lane, batches)
                 return
-            except StoreUnavailable as error:
-                log.warning("the store does not answer; waiting", error=str(error))
+            except StoreUnavailable as error:  # the store's own watch tells of it, once
+                log.debug("the store does not answer; waiting", error=str(error))
                 await asyncio.sleep(STORE_RETRY_S)
 
     async def drain(self, grace_s: float) -> None:
@@ -540,7 +541,7 @@ class Node:
             except StoreUnavailable as error:
                 if self._loop.time() > deadline:
                     raise
-                log.warning("the store does not answer; waiting", error=str(error))
+                log.debug("the store does not answer; waiting", error=str(error))
                 await asyncio.sleep(STORE_RETRY_S)
         unsaved = self._unsaved.get((job.log_id, lane))
         if unsaved and unsaved.offset <= offset and (not found or unsaved.offset > found.offset):
@@ -648,6 +649,9 @@ class Node:
     def _on_ready(self, worker: WorkerProcess, message: Message) -> None:
         worker.ready = True
         self._failed_starts = 0
+        if (died_at := self._died_at.pop(worker.number, None)) is not None:
+            after_s = round(self._loop.time() - died_at, 3)
+            log.info("a worker was replaced", worker=worker.number, pid=worker.pid, after_s=after_s)
         self._loop.call_later(GIVE_WAY_S, self._end_giving_way)
         if all(one.ready for one in self.workers):
             self._all_ready.set()
@@ -693,6 +697,7 @@ class Node:
             ticket.lane.note_planned(ticket.offset)
         else:  # it was made from this very plan
             plan = ticket.lane.plans.get(ticket.offset, b"")
+        ticket.entry.tokens = max(0, message["counts"].get("tokens", 0))
         ticket.log.ready(ticket.entry, header, body, nbytes, release)
         name = ticket.log.job.name
         self.observer.produced(name, nbytes, message["counts"])
@@ -957,9 +962,7 @@ class Node:
             except StoreUnavailable as error:
                 if self._loop.time() > deadline:
                     raise
-                log.warning(
-                    "a verdict waits for the store", item=str(verdict.item), error=str(error)
-                )
+                log.debug("a verdict waits for the store", item=str(verdict.item), error=str(error))
             await asyncio.sleep(STORE_RETRY_S)
 
     async def release(self, job: Job, source: str, index: int) -> list[Verdict]:
@@ -1095,6 +1098,7 @@ class Node:
             item=str(note.item),
         )
         self.observer.worker_died()
+        self._died_at.setdefault(worker.number, self._loop.time())
         tickets = list(worker.tickets.values())
         worker.tickets.clear()
         worker.taken_back.clear()
@@ -1295,7 +1299,7 @@ class Node:
         try:
             await self.store.put_snapshots(records)
         except StoreUnavailable as error:
-            log.warning("snapshots were not written; they only accelerate", error=str(error))
+            log.debug("snapshots were not written; they only accelerate", error=str(error))
         except PenstockError as error:
             if len(records) == 1:
                 self._refused(records[0], error)

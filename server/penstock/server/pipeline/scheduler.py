@@ -229,7 +229,7 @@ class Reader:
         self.next = self.bytes_limit = self.taken_bytes = 0
         self.is_full = False
         self.closed = False
-        self.sent_batches = self.sent_bytes = 0
+        self.sent_batches = self.sent_bytes = self.sent_tokens = 0
         self._next_wanted = share.at_or_after(start)
 
     @property
@@ -321,6 +321,7 @@ class Reader:
         """The entry that `take` gave has been written to the network."""
         self.sent_batches += 1
         self.sent_bytes += entry.nbytes
+        self.sent_tokens += entry.tokens
         entry.unpin()
         self.log.leave(entry, self)
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from penstock.server.roles.base import Role, module_hash
+from penstock.server.roles.base import Role, file_of, module_hash
 from penstock.wire.errors import InvalidJob
 
 
@@ -49,6 +49,12 @@ class FunctionRole(Role):
         """Return the function's own name: where its file lies decides no bytes."""
         function = self._find()
         return {"function": getattr(function, "__qualname__", type(function).__qualname__)}
+
+    def code_of(self, method: str = "") -> str:
+        """Return the function's own name and its file."""
+        function = self._find()
+        name, file = self.parameters()["function"], file_of(function)
+        return f"{name}{'()' if method else ''}{f' ({file})' if file else ''}"
 
     def identity(self) -> dict[str, Any]:
         """Return the function's name with its `version`, or with the hash of its module's source.

@@ -263,17 +263,18 @@ class Catalog:
 
 def _make_room(folder: Path) -> None:
     """Remove the catalogs that were used longest ago, above the bound; and what kills have left."""
-    found = sorted(
-        ((entry.stat(), entry.path) for entry in os.scandir(folder)),
-        key=lambda one: one[0].st_mtime,
-        reverse=True,
-    )
+    found: list[tuple[os.stat_result, str]] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # another node moves or removes it
+                found.append((entry.stat(), entry.path))
+    found.sort(key=lambda one: one[0].st_mtime, reverse=True)
     total = 0
     for stat, path in found:
         total += stat.st_size
         left = os.path.basename(path).startswith(".") and time.time() - stat.st_mtime > 3600
         if total > MAX_FOLDER_BYTES or left:
-            with contextlib.suppress(FileNotFoundError):  # another node makes room, too
+            with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
 
 

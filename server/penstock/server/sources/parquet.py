@@ -43,6 +43,9 @@ _CHUNK_SLACK = (
 )
 _OPEN_FILES = 16
 
+_ROW_GROUPS = 1
+"""Version of what is noted of a footer (`_read_footer`): raised when it is another list."""
+
 
 class _Schema(NamedTuple):
     columns: tuple[str, ...]
@@ -92,7 +95,8 @@ class ParquetSource(Source):
         self._set = FileSet(files, suffix=".parquet", storage_options=storage_options)
         self._wanted = columns
         self._read: list[DataFile] = []  # files that were opened here, with what was found noted
-        self._fact = f"footer {require('pyarrow').__version__} {json.dumps(columns)}"
+        arrow = require("pyarrow").__version__  # it names the columns' types
+        self._fact = f"row groups {_ROW_GROUPS} {arrow} {json.dumps(columns)}"
         self._footers = self._open_footers()
         self.columns = self._check_schemas()
         self._groups = [  # block -> (file, row group), without empty row groups

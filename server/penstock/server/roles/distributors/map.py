@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from penstock.server.core.permutation import MAX_ITEMS, ORDER_VERSION, Permutation
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import DataDistributor, Source
+from penstock.server.roles.base import DataDistributor, Source, asked
 from penstock.server.roles.distributors.blocks import BlockOrder
 from penstock.wire.errors import InvalidJob
 
@@ -85,7 +85,7 @@ class MapDistributor(DataDistributor):
                 f"source {self.source!r} holds {self.items} items: a job needs 1 to {MAX_ITEMS}",
                 key="source",
             )
-        blocks = source.blocks()
+        blocks = asked(source, "blocks")
         if blocks is not None and sum(blocks) != self.items:
             raise InvalidJob(
                 f"the blocks of source {self.source!r} hold {sum(blocks)} items, its length is "
