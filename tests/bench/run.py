@@ -14,7 +14,7 @@ import time
 
 from penstock.server.resources import usable_cpus
 
-NAMES = ("packing", "text", "transfer", "resume", "memory")
+NAMES = ("packing", "text", "transfer", "resume", "memory", "reading")
 
 
 def main(names: list[str]) -> int:

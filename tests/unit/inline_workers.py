@@ -30,6 +30,7 @@ class _Side(Worker):
         self.config = _Config(jobs)  # type: ignore[assignment]  # all that a worker asks is `jobs`
         self.arenas = Arenas(self._announce)
         self.jobs, self.items, self.makers, self.lines, self.broken = {}, {}, {}, {}, {}
+        self.places = {}
         self.announced, self._told = {}, set()
         self.lane, self._unreported = None, 0
         self._told = set()

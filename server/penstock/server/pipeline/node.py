@@ -412,6 +412,10 @@ class Node:
         if not any(room.values()):
             return
         logs = [one for one in self.logs.values() if not one.deciding]
+        sharing = [worker.number for worker in self.workers if worker.takes_part]
+        for one in logs:
+            if one.homes is not None:
+                one.homes.settle(sharing)
         wanted = sorted((one for log in logs for one in log.candidates()), key=_RANK)
         progress = True
         while progress and not self.draining:
@@ -450,16 +454,23 @@ class Node:
         """Tell whether this worker can go on with a batch; start looking where nobody can."""
         _, _, one, entry, lane = candidate
         name, offset = one.job.name, entry.key.offset
+        home = one.home(lane.lane)
+        at_home = home in (None, worker.number)
         if entry.state is not State.WANTED:
             return False  # it was wanted twice, and is given out
         if offset in lane.plans:
-            return True
+            return at_home
         if lane.planning:
             return False
-        line = self._line(name, one, lane, offset)
-        if line is not None:
-            return line.worker == worker.number
+        while (line := self._line(name, one, lane, offset)) is not None:
+            if home in (None, line.worker):
+                return line.worker == worker.number
+            if line.busy:
+                return False
+            self._close_line(lane, line)  # its group was handed on
         if offset in lane.starts:
+            if home is not None:
+                return at_home
             # Lanes are shared evenly: the one on the busiest worker sets the pace of all.
             sharing = [other for other in self.workers if other.takes_part]
             share = -(-one.job.lanes // max(1, len(sharing)))
@@ -485,6 +496,8 @@ class Node:
                 snapshot = await self._nearest(job, lane.lane, offset)
             base = snapshot.offset if snapshot is not None else 0
             line = one.find_line(lane, offset, offset + 1)
+            if line is not None and one.home(lane.lane) not in (None, line.worker):
+                line = None  # its group was handed on
             if line is not None and line.next >= base:
                 base = line.next
             if offset - base > job.max_replay and not self._seekable[name]:
@@ -596,6 +609,7 @@ class Node:
     def _message(self, worker: WorkerProcess, message: Message) -> None:
         try:
             if "cost" in message:
+                self.logs[message["cost"]["job"]].note_read(message["cost"]["read_bytes"])
                 self.observer.worked(**message["cost"])
             if "counted" in message:
                 counted = message["counted"]
@@ -682,6 +696,8 @@ class Node:
     def _verify(self, maker: WorkerProcess, ticket: Ticket, header: bytes, plan: bytes) -> None:
         """Have a batch made once more: purity is what everything here stands on."""
         others = [one for one in self.workers if one is not maker and one.takes_part]
+        if not ticket.log.may_read_elsewhere():
+            others = []
         worker = others[ticket.number % len(others)] if others else maker
         while len(self._checks) >= MAX_CHECKS:  # their workers died
             del self._checks[next(iter(self._checks))]

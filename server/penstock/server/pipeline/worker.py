@@ -35,6 +35,7 @@ from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Made, Maker
 from penstock.server.pipeline.messages import STAGES
+from penstock.server.pipeline.places import Places
 from penstock.wire.errors import ERRORS, Internal, JobChanged, PenstockError, clean_text
 from penstock.wire.malloc import keep_memory
 
@@ -142,6 +143,7 @@ class Worker:
         self.jobs: dict[str, Job] = {}
         self.items: dict[str, Items] = {}
         self.makers: dict[str, Maker] = {}
+        self.places: dict[str, Places] = {}  # of the jobs that read storage blocks
         self.lines: dict[int, Line] = {}
         self.broken: dict[int, Exception] = {}  # lines whose planner failed, until they are closed
         self.lane: int | None = None
@@ -222,6 +224,8 @@ class Worker:
             )
             self.items[name] = items
             self.makers[name] = Maker(job, items)
+            if (reading := job.distributor.reading()) is not None:
+                self.places[name] = Places(reading)
         for message in waiting:
             self.items[name].verdicts.learn(map(Verdict.from_json, message["verdicts"]))
         waiting.clear()
@@ -246,6 +250,9 @@ class Worker:
         """Forget a line."""
         self.lines.pop(message["line"], None)
         self.broken.pop(message["line"], None)
+        for name, places in self.places.items():
+            if places.close(message["line"]):
+                self._keep_blocks(places, self.jobs[name])
 
     def _on_produce(self, message: Message) -> None:
         """Plan and make the batch at an offset of a line."""
@@ -318,6 +325,9 @@ class Worker:
         if number in self.broken:
             raise self.broken[number]
         line = self.lines[number]
+        places = self.places.get(line.job.name)
+        if places is not None and places.use(number, line.lane):
+            self._keep_blocks(places, line.job)
         try:
             snapshots = self._skip(line, offset)
             return line, self._advance(line, offset), snapshots
@@ -325,6 +335,12 @@ class Worker:
             del self.lines[number]
             self.broken[number] = error
             raise
+
+    def _keep_blocks(self, places: Places, job: Job) -> None:
+        """Let the source keep what the lines here read from, and no more."""
+        count = places.blocks()
+        if count is not None:
+            job.sources[places.reading.source].keep_blocks(count)
 
     def _advance(self, line: Line, offset: int) -> BatchPlan:
         """Return the plan at an offset: the line must stand there, whatever happened before."""

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -200,6 +200,28 @@ def _same(default: Any, value: Any) -> bool:
 # --- the source -----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """The storage blocks of a source: what is read and decoded as one, such as a row group.
+
+    Attributes:
+        items: How many items each block holds, in index order; blocks of none are allowed.
+        nbytes: About how many bytes each takes in memory when it is decoded. From content alone,
+            never measured: default windows are chosen by it, and they are part of the log id.
+            None = not known.
+        stored: How many bytes of each lie in storage, of the columns that are read; None = not
+            known.
+    """
+
+    items: Sequence[int]
+    nbytes: Sequence[int] | None = None
+    stored: Sequence[int] | None = None
+
+    def __len__(self) -> int:
+        """Return how many blocks there are."""
+        return len(self.items)
+
+
 class Source(Role, ABC):
     """Raw records by index. Its data is immutable for as long as a job lives.
 
@@ -228,9 +250,16 @@ class Source(Role, ABC):
             SourceChanged: A file is not the one that was opened.
         """
 
-    def blocks(self) -> Sequence[int] | None:
-        """Return each storage block's item count, in index order; None = random access is cheap."""
+    def blocks(self) -> Blocks | None:
+        """Return the storage blocks; None = random access is cheap."""
         return None
+
+    def keep_blocks(self, count: int) -> None:  # optional
+        """Keep so many decoded blocks, those used last: what is read from at a time.
+
+        Called by the process that fetches, at first and whenever it reads from more places or from
+        fewer.
+        """
 
     def fingerprint(self) -> Any:
         """Return what identifies the content, as JSON: names, sizes, hashes; no times or places."""
@@ -273,6 +302,29 @@ def unseen_sentence(name: str) -> str:
 # --- the distributor ------------------------------------------------------------------------------
 
 
+class Reading(NamedTuple):
+    """How the draws of a job read a source of storage blocks: it decides where lanes are placed.
+
+    Attributes:
+        source: The name of the source.
+        groups: Lane l draws from the blocks of reading group `l mod groups`; lanes of one group
+            belong into one worker, which then decodes their blocks alone. None = all lanes draw
+            from the same blocks, and any worker may have any lane.
+        blocks: How many decoded blocks a group draws from at a time, or all lanes where there are
+            no groups; None = not known.
+        block_bytes: About how many bytes a decoded block takes; 0 = not known.
+        stored_bytes: Bytes of a block in storage, in the mean; 0 = not known.
+        item_bytes: Bytes of an item in storage, in the mean; 0 = not known.
+    """
+
+    source: str
+    groups: int | None
+    blocks: int | None
+    block_bytes: float
+    stored_bytes: float
+    item_bytes: float
+
+
 class DataDistributor(Role, ABC):
     """Decides the draws of every lane: which item comes next."""
 
@@ -280,9 +332,15 @@ class DataDistributor(Role, ABC):
     seed: int
     epochs: int | None
 
-    def bind(self, sources: Mapping[str, Source], seed: int, epochs: int | None) -> None:
-        """Take the job's sources and seed; called once when the job is built."""
+    def bind(
+        self, sources: Mapping[str, Source], seed: int, epochs: int | None, lanes: int
+    ) -> None:
+        """Take the job's sources, seed and lanes; called once when the job is built."""
         self.sources, self.seed, self.epochs = sources, seed, epochs
+
+    def reading(self) -> Reading | None:
+        """Return how a source of storage blocks is read; None = there is none, or by chance."""
+        return None
 
     @abstractmethod
     def draw(self, lane: int, lanes: int, k: int) -> ItemRef | None:
@@ -623,6 +681,7 @@ class KeySpec:
 
 __all__ = [
     "BatchCollator",
+    "Blocks",
     "CollateContext",
     "DataDistributor",
     "Group",
@@ -632,6 +691,7 @@ __all__ = [
     "ProcessContext",
     "RawItem",
     "RawItemProcessor",
+    "Reading",
     "Role",
     "Row",
     "Sample",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -14,7 +15,7 @@ from typing import Any, ClassVar
 
 from penstock.server.core.frames import error_line
 from penstock.server.core.transient import is_transient
-from penstock.server.roles.base import Source
+from penstock.server.roles.base import Blocks, Source
 from penstock.server.sources.access import check_columns, check_indices, require
 from penstock.server.sources.arrow import ArrowRows
 from penstock.server.sources.cache import BlockCache
@@ -24,7 +25,7 @@ from penstock.server.sources.pieces import Pieces
 from penstock.wire.errors import BadItem, InvalidJob, SourceChanged, SourceUnavailable
 
 CACHE_BYTES = 512 << 20
-"""Decoded row groups kept by one process: a window of 16 groups of 32 MiB."""
+"""Decoded row groups kept by one process where nobody says how many are needed."""
 
 _TAIL_BYTES = 64 << 10  # one read brings most footers whole
 _CHUNK_SLACK = (
@@ -40,6 +41,7 @@ class _Footer:
     types: dict[str, str]  # Arrow's name of each column's type
     rows: tuple[int, ...]
     group_bytes: tuple[tuple[int, ...], ...]  # per row group, per leaf column, compressed
+    group_decoded: tuple[tuple[int, ...], ...]  # the same before compression
     leaves: tuple[str, ...]  # the top-level column of each leaf
     sha256: str
 
@@ -48,13 +50,15 @@ class ParquetSource(Source):
     """The rows of Parquet files, in the order of the files' logical names.
 
     A row group is a block: it is read and decoded once for all rows that a fetch wants of it, and
-    decoded groups are kept up to `cache_bytes`. Items are dicts as `ArrowRows` gives them. `fetch`
-    may be called from several threads, one at a time goes on.
+    as many decoded groups are kept as the job's reading groups draw from at a time. Items are dicts
+    as `ArrowRows` gives them. `fetch` may be called from several threads, one at a time goes on.
 
     Args:
         files: Paths, globs, folders or URLs (`s3://...`, `memory://...`); one or a list.
         columns: Which columns to read, in this order; None = all.
-        cache_bytes: Bound of the decoded row groups in memory; decides no bytes of a batch.
+        cache_bytes: Bound of the decoded row groups in memory of one worker; with less than its
+            reading groups draw from, row groups are read again and again. Decides no bytes of a
+            batch. None = what is needed.
         storage_options: For the fsspec filesystem: endpoint, credentials; decides no bytes.
 
     Raises:
@@ -73,7 +77,7 @@ class ParquetSource(Source):
         files: str | Sequence[str],
         columns: Sequence[str] | None = None,
         *,
-        cache_bytes: int = CACHE_BYTES,
+        cache_bytes: int | None = None,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         self._pq = require("pyarrow.parquet")
@@ -105,7 +109,10 @@ class ParquetSource(Source):
                 key="source.files",
             )
         self._lock = threading.Lock()
-        self._cache: BlockCache[ArrowRows] = BlockCache(cache_bytes)
+        self._cache_bytes = cache_bytes
+        self._cache: BlockCache[ArrowRows] = BlockCache(
+            CACHE_BYTES if cache_bytes is None else cache_bytes
+        )
         self._open: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
         self._damaged: dict[int, BadItem] = {}  # by block: it is read for one item and not for each
         self._read_bytes = 0
@@ -113,9 +120,20 @@ class ParquetSource(Source):
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def blocks(self) -> Sequence[int]:
-        """Return the rows of each row group, in index order; empty groups are left out."""
-        return self._sizes
+    def blocks(self) -> Blocks:
+        """Return the row groups, in index order; empty ones are left out.
+
+        What a decoded one takes is what its footer says of the columns that are read, before
+        compression. Columns with a dictionary may take more.
+        """
+        return Blocks(self._sizes, self._sums("group_decoded"), self._sums("group_bytes"))
+
+    def keep_blocks(self, count: int) -> None:
+        """Keep so many decoded row groups, and no more bytes of them than `cache_bytes`."""
+        with self._lock:
+            if self._cache_bytes is None:
+                self._cache.max_bytes = sys.maxsize
+            self._cache.bound(count)
 
     def fetch(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return the rows at `indices`, in that order; each row group is decoded at most once.
@@ -198,6 +216,8 @@ class ParquetSource(Source):
         number, group = self._groups[block]
         file, footer = self._set.files[number], self._footers[number]
         table = None
+        # Before and not after: else a worker would hold one block more than it may.
+        self._cache.make_room()
         try:
             self._set.check(file)
             if block in self._damaged:
@@ -220,14 +240,19 @@ class ParquetSource(Source):
         if table is None:
             # Reading and decoding were one call, and fail alike: now one after the other.
             table = self._decoded(block, self._read_pieces(number, group, index))
-        self._read_bytes += sum(
-            nbytes
-            for leaf, nbytes in zip(footer.leaves, footer.group_bytes[group], strict=True)
-            if leaf in self.columns
-        )
+        self._read_bytes += self._sum(number, group, "group_bytes")
         rows = ArrowRows(table.select(self.columns))
         self._cache.put(block, rows, table.nbytes)
         return rows
+
+    def _sums(self, what: str) -> list[int]:
+        return [self._sum(number, group, what) for number, group in self._groups]
+
+    def _sum(self, number: int, group: int, what: str) -> int:
+        """Return the bytes of a row group in the columns that are read."""
+        footer = self._footers[number]
+        leaves = zip(footer.leaves, getattr(footer, what)[group], strict=True)
+        return sum(nbytes for leaf, nbytes in leaves if leaf in self.columns)
 
     def _read_pieces(self, number: int, group: int, index: int) -> Pieces:
         """Return one row group's columns as they lie, read whole into memory.
@@ -317,7 +342,10 @@ class ParquetSource(Source):
         if self._set.is_local:
             stream = None
             # Where pages carry checksums they are compared: damage may decode to other values.
-            reader = self._pq.ParquetFile(file.path, page_checksum_verification=True)
+            # A reader that buffers ahead keeps the row group's bytes for as long as it is open.
+            reader = self._pq.ParquetFile(
+                file.path, page_checksum_verification=True, pre_buffer=False
+            )
         else:
             stream = self._set.open(file)
             # pre_buffer joins the reads of a row group's column chunks into few requests.
@@ -366,6 +394,10 @@ class ParquetSource(Source):
             rows=tuple(group.num_rows for group in groups),
             group_bytes=tuple(
                 tuple(group.column(leaf).total_compressed_size for leaf in range(len(leaves)))
+                for group in groups
+            ),
+            group_decoded=tuple(
+                tuple(group.column(leaf).total_uncompressed_size for leaf in range(len(leaves)))
                 for group in groups
             ),
             leaves=tuple(leaves),
