@@ -220,6 +220,28 @@ class Node:
         """Take a job whose order is known into the books."""
         self.logs[job.name] = Log(job, self.bound_bytes)
         self._seekable[job.name] = Planner(job, 0, Items(job)).can_seek()
+        self._say_how_it_reads(job)
+
+    def _say_how_it_reads(self, job: Job) -> None:
+        """Log a job's reading groups, and if there are more workers than groups."""
+        reading = job.distributor.reading()
+        if reading is None or reading.groups is None or reading.blocks is None:
+            return
+        held = reading.groups * reading.blocks
+        log.info(
+            "a job reads by groups",
+            job=job.name,
+            groups=reading.groups,
+            blocks_in_memory=held,
+            about_mib=round(held * reading.block_bytes / 2**20),
+        )
+        if reading.groups < len(self.workers):
+            log.warning(
+                "some workers have no work for a job; more reading_groups give them some",
+                job=job.name,
+                groups=reading.groups,
+                workers=len(self.workers),
+            )
 
     async def _count(self, job: Job) -> None:
         """Find out where a job's lanes end, once for all nodes; until then nobody can open it."""
