@@ -7,10 +7,11 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constrain
 PROTOS := .venv-protos
 # Most tests wait for processes of their own, so two at a time keep two cores busy.
 PROCESSES ?= 2
+APT := DEBIAN_FRONTEND=noninteractive apt-get -qq --no-install-recommends
 WIRE := proto/penstock/wire/v1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev check test test-all bench protos wheel clean
+.PHONY: help demo dev check test test-all bench protos wheel clean promtool
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -26,8 +27,8 @@ check: $(VENV)/.installed-dev  ## ruff, mypy --strict, import-linter.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: $(VENV)/.installed-dev  ## Run the tests.
-	$(BIN)/python -m pytest -q -m "not bench" -n $(PROCESSES) --dist loadfile
+test: $(VENV)/.installed-dev promtool  ## Run the tests.
+	$(BIN)/python -m pytest -q -rs -m "not bench" -n $(PROCESSES) --dist loadfile
 
 test-all: check test wheel  ## check, test and wheel.
 
@@ -68,6 +69,12 @@ $(VENV)/.installed-dev: $(BIN)/python pyproject.toml constraints.txt
 	@$(PIP) torch
 	@$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.installed-demo
+
+# The tests of deploy/prometheus need it; without it they say that they were not run.
+promtool:
+	@command -v promtool >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+		{ $(APT) install -y prometheus || { $(APT) update && $(APT) install -y prometheus; }; } >/dev/null 2>&1; } || \
+		echo "promtool is missing, so the tests of deploy/prometheus are not run: install Debian's package prometheus"
 
 $(PROTOS)/.installed:
 	$(PYTHON) -m venv $(PROTOS)

@@ -75,6 +75,6 @@ def test_the_whole_shutdown_fits_the_time_to_drain(tmp_path: Path, hang: str) ->
         hung.cancel()
 
     assert code == 0
-    assert stopped["took_s"] < DRAIN_S - 0.5, stopped["stages_s"]
+    assert stopped["took_s"] < DRAIN_S - 0.7, stopped["stages_s"]
     assert took_s < DRAIN_S + SLACK_S, stopped["stages_s"]
     assert set(stopped["stages_s"]) == {"drain", "port", "metrics", "workers", "store"}

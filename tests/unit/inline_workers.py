@@ -127,7 +127,7 @@ class InlineWorker(WorkerProcess):
                 del self.arenas[number]
                 reader.close()
 
-    def close(self, grace_s: float = 0.0) -> None:
+    def close(self) -> None:
         """Let go of the arenas."""
         if not self.dead:
             self._gone()

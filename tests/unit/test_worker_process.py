@@ -27,9 +27,9 @@ class Wired(WorkerProcess):
         self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         self.theirs = theirs.dup()
 
-    def close(self, grace_s: float = 0.0) -> None:
+    def close(self) -> None:
         """End the process."""
-        super().close(grace_s)
+        super().close()
         self.theirs.close()
 
 

@@ -136,6 +136,9 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
 ENDING_S, ENDING_SHARE = 3.0, 0.4
 """What is kept of the time to end in for what follows the drain: seconds, at most this share."""
 
+EXIT_S, EXIT_SHARE = 1.0, 0.2
+"""What the interpreter gets to end in, once everything here has ended: 0.2 s, more under load."""
+
 WORKERS_SHARE, STORE_SHARE = 0.7, 0.4
 """Of that, what is left when the port is closed, and when the workers have ended."""
 
@@ -160,6 +163,7 @@ class Ending:
     def begin(self, grace_s: float) -> None:
         """Start the clock."""
         self._begun = time.monotonic()
+        grace_s -= min(EXIT_S, EXIT_SHARE * grace_s)
         self._deadline = self._begun + grace_s
         self._kept_s = min(ENDING_S, ENDING_SHARE * grace_s)
 

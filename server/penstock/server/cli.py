@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from penstock.server.environment import fix_this_process
 
@@ -15,7 +18,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit: 0 when it did what was asked, 2 when something is wrong."""
     if arguments is None and COMPUTING.intersection(sys.argv[1:2]):
         fix_this_process()
-    sys.exit(run(arguments))
+    status = run(arguments)
+    if arguments is None and sys.argv[1:2] == ["serve"]:
+        _end_at_once(status)
+    sys.exit(status)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -58,6 +64,19 @@ def run(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     return result if isinstance(result, int) else 0
+
+
+def _end_at_once(status: int) -> NoReturn:
+    """End this process without taking the interpreter down.
+
+    A node has closed all that lasts by now, and its end was promised within `drain_seconds`; taking
+    down the interpreter frees memory that the kernel frees anyway, and takes 0.2 s, or 2 s on a
+    busy machine.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            stream.flush()
+    os._exit(status)
 
 
 __all__ = ["main", "run"]

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.server.commands.measure import Measured, examine
+from penstock.server.commands.progress import Progress
 from penstock.server.commands.purity import gather_elsewhere
 from penstock.server.commands.report import report
 from penstock.server.config import Config, load
@@ -89,16 +90,19 @@ def _naming(name: str, error: PenstockError) -> PenstockError:
 
 
 def _examine(config: Config, name: str, items: int, batches: int) -> Measured:
-    job = config.job(name)
-    try:
-        return examine(
-            job,
-            partial(gather_elsewhere, config.target, name, items, batches),
-            item_count=items,
-            batch_count=batches,
-        )
-    finally:
-        job.close()
+    with Progress() as progress:
+        progress.say(f"job {name}: opening its source")
+        job = config.job(name)
+        try:
+            return examine(
+                job,
+                partial(gather_elsewhere, config.target, name, items, batches),
+                item_count=items,
+                batch_count=batches,
+                say=progress.say,
+            )
+        finally:
+            job.close()
 
 
 class Output(Console):

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from penstock.server.commands import purity
+from penstock.server.commands.progress import Say, silent
 from penstock.server.commands.text import decoder, documents, render, summary
 from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_traceback
@@ -26,11 +27,22 @@ POOLS_PER_LANE = 4
 
 
 class Stopwatch:
-    """Adds up seconds by stage: the `progress` of `Items`, told before each stage begins."""
+    """Adds up seconds by stage: the `progress` of `Items`, told before each stage begins.
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    Args:
+        say: Told of each stage, too.
+        what: What the stages belong to, for `say`.
+        clock: Seconds.
+    """
+
+    def __init__(
+        self,
+        say: Say = silent,
+        what: str = "",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._clock = clock
+        self._say, self._what, self._clock = say, what, clock
         self._stage, self._since = "", clock()
 
     def __call__(self, stage: str, item: ItemRef | None = None) -> None:
@@ -38,6 +50,8 @@ class Stopwatch:
         now = self._clock()
         self.seconds[self._stage] += now - self._since
         self._stage, self._since = stage, now
+        if stage:
+            self._say(f"{self._what}: {stage}" + (f" of item {item}" if item else ""))
 
 
 @dataclass
@@ -93,6 +107,7 @@ def examine(
     *,
     item_count: int = 32,
     batch_count: int = 4,
+    say: Say = silent,
 ) -> Measured:
     """Run items and batches of a job here and elsewhere, compare, and measure.
 
@@ -101,12 +116,14 @@ def examine(
         elsewhere: Gives what `purity.gather_backwards` gives of the same job elsewhere.
         item_count: How many items.
         batch_count: How many batches of one lane.
+        say: Told what is being done.
 
     Raises:
         LogDiverged: Something is not pure; names the first item or batch, and key.
         BadItem: An item fails and the job's policy is to stop; carries the user's traceback.
         PenstockError: Anything else that a server would stop with.
     """
+    say(f"job {job.name}: hashing its source and roles")
     order = purity.order_of(job)
     found = Measured(
         job=job.name,
@@ -116,7 +133,7 @@ def examine(
         batches=order.batches,
         epochs=job.epochs,
     )
-    watch = Stopwatch()
+    watch = Stopwatch(say, f"job {job.name}, {item_count} items")
     items = Items(job, progress=watch)
     refs = purity.first_items(job, item_count)
     outcomes = items.samples(refs, "draw")
@@ -131,7 +148,7 @@ def examine(
     raws = purity.raw_facts(items, refs, outcomes)
     found.sample = _sample_text(job, outcomes)
 
-    watch = Stopwatch()
+    watch = Stopwatch(say, f"job {job.name}, {batch_count} batches")
     line = Line(job, purity.first_lane(job), Items(job, progress=watch))
     batches = purity.first_batches(line, 1)
     watch("")
@@ -155,7 +172,12 @@ def examine(
         "raws": raws,
         "batches": [purity.batch_facts(batch) for batch in batches],
     }
-    found.warnings += purity.find_dependences(job, ours, elsewhere)
+
+    def gather(where: purity.Surroundings) -> dict[str, Any]:
+        say(f"job {job.name}: all of it again with {where.name}")
+        return elsewhere(where)
+
+    found.warnings += purity.find_dependences(job, ours, gather)
     return found
 
 

@@ -298,7 +298,11 @@ class Node:
             worker.hang_up()
         deadline = time.monotonic() + grace_s  # of all together: they end at the same time
         for worker in started:
-            worker.close(max(0.0, deadline - time.monotonic()))
+            worker.await_end(max(0.0, deadline - time.monotonic()))
+        for worker in started:
+            worker.kill()
+        for worker in started:
+            worker.close()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(coroutine)

@@ -254,14 +254,16 @@ class WorkerProcess:
         """Close the socket, at which the process ends when it has done what it is at."""
         self._gone()
 
-    def close(self, grace_s: float = 2.0) -> None:
-        """End the process: it has a moment to end by itself."""
+    def await_end(self, most_s: float) -> None:
+        """Wait for the process to end by itself, at most so long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=most_s)
+
+    def close(self) -> None:
+        """Close the socket, and end the process where it has not ended yet."""
         self.hang_up()
-        try:
-            self.process.wait(timeout=grace_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.kill()
+        self.process.wait()
 
     def _flush(self) -> None:
         self._flush_scheduled = False

@@ -1,0 +1,81 @@
+"""The operator's commands on a real terminal: what is drawn there, and not into a pipe."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+JOB = """
+jobs:
+  main:
+    lanes: 2
+    source: {type: items, items: [{input_ids: [1, 2, 3]}, {input_ids: [4, 5]}]}
+    batcher: {type: best_fit, max_tokens: 8, pool_size: 2}
+    collator: {type: packed}
+"""
+
+
+def on_a_terminal(folder: Path, *arguments: str, columns: int = 80) -> tuple[int, str]:
+    """Run `penstockd` with a terminal as its output; return its status and all that it wrote."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock.server.cli", *arguments],
+        cwd=folder,
+        env={**os.environ, "TERM": "xterm-256color"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    written = b""
+    while True:
+        try:
+            piece = os.read(ours, 65536)
+        except OSError:  # EIO: the process has ended, and its side is closed
+            break
+        if not piece:
+            break
+        written += piece
+    os.close(ours)
+    return process.wait(60), written.decode()
+
+
+def test_check_says_on_a_terminal_what_it_is_doing(tmp_path: Path) -> None:
+    """A line that is taken away before the results; the cursor is shown again."""
+    (tmp_path / "job.yaml").write_text(JOB)
+
+    status, written = on_a_terminal(tmp_path, "check", "job.yaml")
+
+    assert status == 0
+    told, _, results = written.rpartition("log id")
+    assert "all of it again with other surroundings" in told
+    assert "all of it again" not in results
+    assert written.rfind("\x1b[?25h") > written.rfind("\x1b[?25l"), "the cursor is back"
+
+
+@pytest.mark.parametrize("forced", [False, True], ids=["plain", "colours forced"])
+def test_check_says_nothing_beside_its_results_into_a_pipe(tmp_path: Path, forced: bool) -> None:
+    """Neither stdout nor stderr holds a line of progress, even where colours are asked for."""
+    (tmp_path / "job.yaml").write_text(JOB)
+    environment = os.environ | ({"FORCE_COLOR": "1"} if forced else {})
+
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.server.cli", "check", "job.yaml"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stderr == ""
+    assert "again with" not in done.stdout
+    assert "log id" in done.stdout
