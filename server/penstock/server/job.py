@@ -137,7 +137,7 @@ class Job:
         reading = self.distributor.reading()
         if reading is not None and reading.blocks is not None:
             # A process that reads for a few groups alone says so: a worker does.
-            self.sources[reading.source].keep_blocks((reading.groups or 1) * reading.blocks)
+            self.sources[reading.source].keep_blocks(reading.held)
 
     def _check_columns(self, source: Source) -> None:
         """Refuse what the data's schema tells: that every item would fail."""

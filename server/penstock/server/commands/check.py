@@ -132,11 +132,16 @@ def render(measured: Measured, console: Console) -> None:
     table.add_row("bytes per batch", f"{measured.bytes_per_batch:,}")
     if measured.efficiency is not None:
         table.add_row("packing efficiency", f"{measured.efficiency:.4f}")
-    if measured.read_amplification is not None:
-        # Blocks that the first items share with later ones are charged to the first.
+    if (reading := measured.reading) is not None:
+        table.add_row("reading groups", f"{reading.groups}")
+        each = " by each worker" if reading.groups == 1 else ""
         table.add_row(
-            f"read amplification of {measured.items_run} items",
-            f"{measured.read_amplification:.1f}",
+            f"blocks in memory{each}",
+            f"{reading.blocks_in_memory}, about {reading.mib_in_memory:,.1f} MiB",
+        )
+        table.add_row(
+            "read amplification of a window",
+            f"{reading.amplification:.2f} ({reading.blocks_read} blocks)",
         )
     for name, value in measured.counts.items():
         table.add_row(f"{escape(name)} in {measured.batches_run} batches", f"{value:,}")

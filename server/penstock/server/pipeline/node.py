@@ -225,15 +225,14 @@ class Node:
     def _say_how_it_reads(self, job: Job) -> None:
         """Log a job's reading groups, and if there are more workers than groups."""
         reading = job.distributor.reading()
-        if reading is None or reading.groups is None or reading.blocks is None:
+        if reading is None or reading.groups is None:
             return
-        held = reading.groups * reading.blocks
         log.info(
             "a job reads by groups",
             job=job.name,
             groups=reading.groups,
-            blocks_in_memory=held,
-            about_mib=round(held * reading.block_bytes / 2**20),
+            blocks_in_memory=reading.held,
+            about_mib=round(reading.held * reading.block_bytes / 2**20),
         )
         if reading.groups < len(self.workers):
             log.warning(

@@ -255,7 +255,7 @@ class Source(Role, ABC):
         return None
 
     def keep_blocks(self, count: int) -> None:  # optional
-        """Keep so many decoded blocks, those used last: what is read from at a time.
+        """Keep so many decoded blocks, those used last: all that is read from; 0 = forget all.
 
         Called by the process that fetches, at first and whenever it reads from more places or from
         fewer.
@@ -312,6 +312,7 @@ class Reading(NamedTuple):
             from the same blocks, and any worker may have any lane.
         blocks: How many decoded blocks a group draws from at a time, or all lanes where there are
             no groups; None = not known.
+        all_blocks: How many blocks the source has.
         block_bytes: About how many bytes a decoded block takes; 0 = not known.
         stored_bytes: Bytes of a block in storage, in the mean; 0 = not known.
         item_bytes: Bytes of an item in storage, in the mean; 0 = not known.
@@ -320,9 +321,17 @@ class Reading(NamedTuple):
     source: str
     groups: int | None
     blocks: int | None
+    all_blocks: int
     block_bytes: float
     stored_bytes: float
     item_bytes: float
+
+    @property
+    def held(self) -> int:
+        """Return how many decoded blocks all lanes together draw from at a time."""
+        if self.blocks is None:
+            return self.all_blocks
+        return min(self.all_blocks, (self.groups or 1) * self.blocks)
 
 
 class DataDistributor(Role, ABC):

@@ -38,9 +38,11 @@ class BlockCache(Generic[Value]):
         return kept[0]
 
     def bound(self, max_blocks: int) -> None:
-        """Set the bound in blocks, and let go of the oldest ones above it."""
+        """Set the bound in blocks, and let go of the oldest ones above it; 0 = of all."""
         self.max_blocks = max_blocks
         self._shrink(max_blocks)
+        if max_blocks == 0:
+            self.clear()
 
     def make_room(self) -> None:
         """Let go of the oldest block if there is no room for one more: before that is read."""

@@ -164,7 +164,7 @@ class MapDistributor(DataDistributor):
         total = 0 if stored is None else sum(stored)
         held = sum(items > 0 for items in self._blocks.items)
         block_bytes = 0.0 if self._blocks.nbytes is None else self._block_bytes
-        means = (block_bytes, total / held, total / self.items)
+        means = (held, block_bytes, total / held, total / self.items)
         if self._settled != "blocks":
             return Reading(self.source, None, None, *means)
         if self._whole:
