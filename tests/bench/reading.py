@@ -1,6 +1,6 @@
 """Reading an epoch of real Parquet: what workers read of it, what they hold, how well it is mixed.
 
-The corpus lies in a temporary folder: 256 MiB in row groups of 512 KiB, of bytes that do not
+The corpus lies in a temporary folder: 512 MiB in row groups of 4 MiB, of bytes that do not
 compress. One table counts what the workers of a node have read in an epoch, by their own count and
 by the kernel's; one compares the order with a single window of 16 blocks that all lanes draw from,
 as it was before reading groups.
@@ -25,11 +25,12 @@ import pyarrow.parquet as pq
 from support import free_port, serving, table, write_job
 
 from penstock.client import Loader
+from penstock.server.config import load
 from penstock.server.core.permutation import Permutation
 from penstock.server.roles import SimpleBatcher
 from penstock.server.roles.distributors.blocks import BlockOrder
 
-FILES, GROUPS, ROWS, ROW_BYTES = 16, 8, 256, 8192
+FILES, GROUPS, ROWS, ROW_BYTES = 8, 16, 256, 16384
 LANES, BATCH = 48, 8
 RUNS = [
     *((f"{workers} workers", workers, {}) for workers in (1, 2, 4, 16)),
@@ -119,7 +120,7 @@ def epoch(folder: Path, nbytes: int, workers: int, parameters: dict[str, int]) -
         text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
     sums = re.findall(r'^penstock_source_(\w+)_bytes_total\{.*"job"\} (\S+)$', text, re.M)
     found = {name: float(value) for name, value in sums}
-    stated = stated_bytes(nbytes, workers, parameters)
+    stated = stated_bytes(file, workers)
     return (
         f"{found['read'] / found['drawn']:.3f}",
         f"{kernel / nbytes:.3f}",
@@ -129,11 +130,11 @@ def epoch(folder: Path, nbytes: int, workers: int, parameters: dict[str, int]) -
     )
 
 
-def stated_bytes(nbytes: int, workers: int, parameters: dict[str, int]) -> float:
-    """Return what docs/operate.md says that a node holds of decoded blocks."""
-    groups = parameters.get("reading_groups", 48)
-    window = parameters.get("window_blocks", 16)
-    return min(groups * (window + 1) / (FILES * GROUPS), 1) * nbytes
+def stated_bytes(file: Path, workers: int) -> float:
+    """Return what docs/operate.md says that the workers of a node hold of decoded blocks."""
+    reading = load(str(file)).job("job").distributor.reading()
+    assert reading is not None
+    return (reading.held + 2 * workers) * reading.block_bytes
 
 
 class Looking(SimpleBatcher):
