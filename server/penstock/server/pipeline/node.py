@@ -439,7 +439,8 @@ class Node:
         logs = [one for one in self.logs.values() if not one.deciding]
         sharing = [worker.number for worker in self.workers if worker.takes_part]
         for one in logs:
-            if one.homes is not None:
+            # Not before somebody reads: as workers start one by one, groups would move about.
+            if one.homes is not None and one.readers:
                 one.homes.settle(sharing)
         wanted = sorted((one for log in logs for one in log.candidates()), key=_RANK)
         progress = True

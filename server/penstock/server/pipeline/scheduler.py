@@ -580,13 +580,14 @@ class Log:
     def may_read_elsewhere(self) -> bool:
         """Tell whether a worker may make a batch of another one's group: it reads its blocks.
 
-        Where that adds no more than `ELSEWHERE_SHARE` to what is read; then it counts from here.
+        Where that adds no more than `ELSEWHERE_SHARE` to what is read, as far as that is known; then
+        it counts from here.
         """
         if self.homes is None:
             return True
         assert self.reading is not None
-        blocks = self.reading.blocks or 0
-        if self._read_bytes * ELSEWHERE_SHARE < blocks * self.reading.stored_bytes:
+        needed = (self.reading.blocks or 0) * self.reading.stored_bytes
+        if not needed or self._read_bytes * ELSEWHERE_SHARE < needed:
             return False
         self._read_bytes = 0
         return True
