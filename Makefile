@@ -32,8 +32,8 @@ test: $(VENV)/.installed-dev promtool  ## Run the tests.
 
 test-all: check test wheel  ## check, test and wheel.
 
-bench: $(VENV)/.installed-dev  ## Print the benchmark table; it decides nothing.
-	$(BIN)/python tests/bench/run.py
+bench: $(VENV)/.installed-dev  ## Print the benchmark tables, or one: NAMES=transfer. They decide nothing.
+	$(BIN)/python tests/bench/run.py $(NAMES)
 
 # grpcio-tools 1.78 writes code that runs on every protobuf that we allow; a newer one would evict
 # trainers' pins. It has a venv of its own because it needs an older protobuf than the tests use.

@@ -237,6 +237,7 @@ class StubReader:
         self.waiting: list[feed_pb2.Waiting] = []
         self.draining: feed_pb2.Draining | None = None
         self.end: feed_pb2.End | None = None
+        self.bundles: list[int] = []  # how many replies each held
 
     def extend(self, horizon: int, finished_step: int = 0) -> None:
         """Accept positions below `horizon`."""
@@ -262,7 +263,7 @@ class StubReader:
         header: feed_pb2.BatchHeader | None = None
         body = bytearray()
         try:
-            for reply in self._call:
+            for reply in self._replies():
                 if reply.HasField("opened"):
                     self.opened = reply.opened
                 if reply.HasField("waiting"):
@@ -285,6 +286,14 @@ class StubReader:
                     header = None
         except grpc.RpcError as error:
             raise as_penstock(error) from error
+
+    def _replies(self) -> Iterator[feed_pb2.ReadReply]:
+        for message in self._call:
+            if message.more:
+                self.bundles.append(len(message.more))
+                yield from message.more
+            else:
+                yield message
 
     def take(self, count: int) -> list[Delivered]:
         """Return the next `count` batches."""

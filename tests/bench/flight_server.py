@@ -13,12 +13,11 @@ class Server(pyarrow.flight.FlightServerBase):  # type: ignore[misc]
     """Answers DoGet with as many copies as the ticket says.
 
     Args:
-        port: Where to listen.
         size: Bytes of one record batch.
     """
 
-    def __init__(self, port: int, size: int) -> None:
-        super().__init__(f"grpc://127.0.0.1:{port}")
+    def __init__(self, size: int) -> None:
+        super().__init__("grpc://127.0.0.1:0")
         array = pa.array(np.arange(size, dtype=np.int64).astype(np.uint8))
         self.batch = pa.record_batch([array], names=["data"])
 
@@ -30,6 +29,6 @@ class Server(pyarrow.flight.FlightServerBase):  # type: ignore[misc]
 
 
 if __name__ == "__main__":
-    server = Server(int(sys.argv[1]), int(sys.argv[2]))
-    print("ready", flush=True)
+    server = Server(int(sys.argv[1]))
+    print(f"127.0.0.1:{server.port}", flush=True)
     server.serve()

@@ -1,14 +1,22 @@
-"""Packing efficiency on the standard library: tokens divided by tokens and padding, per batcher."""
+"""Packing: efficiency on the standard library per batcher, and the pure functions at 10^6 lengths.
+
+Efficiency is tokens divided by tokens and padding.
+"""
 
 from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
+import numpy as np
+import numpy.typing as npt
 from support import corpus, table, write_job
 from text import job
 
+from penstock.server import packing
 from penstock.server.config import load
 from penstock.server.pipeline.line import Line
 
@@ -19,10 +27,73 @@ BATCHERS = {
     "sequential": {"type": "sequential", "max_sequence_length": 8193, "lookahead_limit": 10},
 }
 
+SAMPLES, ROUNDS, CAPACITY = 1_000_000, 5, 8192
+FUNCTIONS: dict[str, tuple[Callable[..., list[list[int]]], str]] = {
+    "best_fit_decreasing": (packing.best_fit_decreasing, "1.0"),
+    "first_fit": (packing.first_fit, "1.0"),
+    "knapsack": (packing.knapsack, "1.2"),
+    "next_fit": (packing.next_fit, "0.3"),
+    "sequential": (packing.sequential, ""),
+    "window of 10": (lambda lengths, capacity: packing.window(lengths, capacity, 10), ""),
+    "pool of 16": (packing.pool, ""),
+}
+
 
 def run() -> None:
-    """Print the table."""
+    """Print the tables."""
     data = corpus()
+    _efficiency(data)
+    _functions(data)
+
+
+def _functions(data: Path) -> None:
+    draw = np.random.default_rng(0)
+    lengths = {
+        "tokens of source files": draw.choice(_tokens(data), SAMPLES),
+        "uniform, 1 to 8,192": draw.integers(1, CAPACITY + 1, SAMPLES),
+        "8 distinct": draw.choice(draw.integers(1, CAPACITY // 2, 8), SAMPLES),
+    }
+    took: dict[tuple[str, str], list[float]] = {}
+    for _ in range(ROUNDS):
+        for name, (function, _goal) in FUNCTIONS.items():
+            for kind, given in lengths.items():
+                start = time.process_time()
+                function(given, CAPACITY)
+                took.setdefault((name, kind), []).append(time.process_time() - start)
+    rows = [
+        (
+            name,
+            goal,
+            *(
+                f"{median(times):.2f} ({min(times):.2f} to {max(times):.2f})"
+                for times in (took[name, kind] for kind in lengths)
+            ),
+        )
+        for name, (_, goal) in FUNCTIONS.items()
+    ]
+    table(
+        f"Packing functions on {SAMPLES:,} lengths in rows of {CAPACITY:,}, CPU seconds: medians "
+        f"and ranges of {ROUNDS} rounds",
+        ("function", "goal", *lengths),
+        rows,
+    )
+
+
+def _tokens(data: Path) -> npt.NDArray[np.int64]:
+    """Return the tokens of each document, int64 (documents,)."""
+    import pyarrow.parquet as pq
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(data / "tokenizer.json"))
+    texts = (
+        text
+        for file in sorted((data / "corpus").glob("*.parquet"))
+        for text in pq.read_table(file, columns=["text"])["text"].to_pylist()
+    )
+    return np.array([len(tokenizer.encode_batch_fast([text])[0].ids) + 1 for text in texts])
+
+
+def _efficiency(data: Path) -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         jobs = {}

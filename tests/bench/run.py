@@ -1,7 +1,22 @@
-"""All benchmarks: `make bench`, or `python tests/bench/run.py [NAME...]`.
+"""All benchmarks: `make bench`, or one: `make bench NAMES=transfer`.
 
 They print tables of figures that stand side by side in one run, and decide nothing: machines are
-noisy.
+noisy. How to read them:
+
+* Ways of doing the same are run in turn, at least 6 rounds (`BENCH_ROUNDS`), in an order
+  that is shuffled by the seed that the first line prints; `BENCH_SEED` repeats it.
+* A figure is the median of its rounds, and the range beside it goes from the worst to the best.
+  `1.20x of` another way is the median of the ratios of both within one round. Where ranges
+  overlap, two medians say little.
+* Everything is started as its users start it: `prefetch` is 4, no allocator is tuned, a DataLoader
+  has its own depth. A row or a title that changes such a setting says so, for all ways alike.
+* `trainer` is the CPU time of the process that trains: it is taken from the training loop.
+  `others` is the CPU time of all that serves it: the server and its workers, or a DataLoader's
+  workers. One GB is 10^9 bytes.
+* tf.data service is measured where `BENCH_TF_PYTHON` names an interpreter that has
+  TensorFlow, or where this one has it; else its row says that it is not installed:
+  `python -m venv /tmp/tf && /tmp/tf/bin/pip install tensorflow-cpu`, then
+  `BENCH_TF_PYTHON=/tmp/tf/bin/python make bench NAMES=transfer`.
 """
 
 from __future__ import annotations
@@ -12,9 +27,20 @@ import platform
 import sys
 import time
 
+from support import ROUNDS, SEED
+
 from penstock.server.resources import usable_cpus
 
-NAMES = ("packing", "text", "transfer", "resume", "memory", "reading")
+NAMES = (
+    "packing",
+    "text",
+    "transfer",
+    "small_batches",
+    "batch_sizes",
+    "resume",
+    "memory",
+    "reading",
+)
 
 
 def main(names: list[str]) -> int:
@@ -27,7 +53,8 @@ def main(names: list[str]) -> int:
         return 2
     print(
         f"penstock benchmarks: {usable_cpus()} cores, Python {platform.python_version()}, "
-        f"load {os.getloadavg()[0]:.1f} at the start, {time.strftime('%Y-%m-%d')}"
+        f"load {os.getloadavg()[0]:.1f} at the start, {time.strftime('%Y-%m-%d')}, "
+        f"{ROUNDS} rounds, seed {SEED}"
     )
     for name in names or NAMES:
         importlib.import_module(name).run()

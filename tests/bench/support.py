@@ -1,23 +1,40 @@
-"""What the benchmarks share: a served job file, a free port, tables, interleaved rounds."""
+"""What the benchmarks share: a served job file, children, interleaved rounds, tables."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import resource
+import random
 import signal
 import socket
+import statistics
 import subprocess
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 
 HERE = Path(__file__).resolve().parent
+
+SEED = int(os.environ.get("BENCH_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
+"""Orders the rounds; `run.py` prints it."""
+
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "6"))
+"""How often each way is run; fewer than 6 say little on a busy machine."""
+
+WIDTH = 100
+"""Columns of the widest table."""
+
+Rounds: TypeAlias = "list[Mapping[str, float]]"
+"""What one way has found, a mapping for each round."""
+
+Results: TypeAlias = "dict[str, Rounds]"
+"""Way -> its rounds, in the order in which they were run."""
 
 
 def free_port() -> int:
@@ -71,20 +88,20 @@ def corpus() -> Path:
     return Path(json.loads(done.stdout.strip().splitlines()[-1])["folder"])
 
 
-def cpu_s() -> float:
-    """Return the CPU seconds that this process has used."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
+def in_child(module: str, *arguments: str, python: str = sys.executable) -> dict[str, Any]:
+    """Run a bench module's `main` in a fresh process and return the JSON that it prints last.
 
-
-def in_child(module: str, *arguments: str) -> dict[str, Any]:
-    """Run a bench module's `main` in a fresh process and return the JSON that it prints last."""
-    path = os.pathsep.join([str(HERE.parent.parent), *filter(None, sys.path)])
+    Args:
+        module: Its name.
+        arguments: What it is called with.
+        python: Another interpreter than this one; it gets none of our packages.
+    """
+    ours = [str(HERE.parent.parent), *filter(None, sys.path)] if python == sys.executable else []
     done = subprocess.run(
-        [sys.executable, str(HERE / f"{module}.py"), *arguments],
+        [python, str(HERE / f"{module}.py"), *arguments],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(ours)},
         check=False,
     )
     if done.returncode:
@@ -93,33 +110,61 @@ def in_child(module: str, *arguments: str) -> dict[str, Any]:
     return result
 
 
+# --- rounds and what is said of them ------------------------------------------------------------
+
+
 def interleaved(
-    rounds: int, ways: dict[str, Callable[[], dict[str, float]]]
-) -> dict[str, list[dict[str, float]]]:
-    """Run every way `rounds` times, in turn: a noisy neighbour disturbs all of them alike."""
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+    ways: Mapping[str, Callable[[], Mapping[str, float]]], rounds: int = ROUNDS
+) -> Results:
+    """Run every way `rounds` times, in turn: a noisy neighbour disturbs all of them alike.
+
+    Each round has an order of its own, from `SEED`: what one way leaves behind, such as a warm
+    cache or a busy disk, does not always meet the same other one.
+    """
+    results: Results = {name: [] for name in ways}
+    shuffler = random.Random(SEED)
     for _ in range(rounds):
-        for name, way in ways.items():
-            results[name].append(way())
+        order = list(ways)
+        shuffler.shuffle(order)
+        for name in order:
+            results[name].append(ways[name]())
     return results
 
 
-def best(results: list[dict[str, float]], key: str) -> dict[str, float]:
-    """Return the round with the highest value of `key`."""
-    return max(results, key=lambda one: one[key])
+def median(rounds: Rounds, key: str) -> float:
+    """Return the median of a figure over its rounds."""
+    return statistics.median(found[key] for found in rounds)
+
+
+def spread(rounds: Rounds, key: str, form: str) -> str:
+    """Return the least and the greatest value of a figure, such as `1.10-1.32`."""
+    values = [found[key] for found in rounds]
+    return f"{min(values):{form}}-{max(values):{form}}"
+
+
+def ratio(results: Results, way: str, other: str, key: str) -> str:
+    """Return the median over the rounds of one way's figure by another's of the same round."""
+    if other not in results:
+        return "-"
+    pairs = zip(results[way], results[other], strict=True)
+    return f"{statistics.median(ours[key] / theirs[key] for ours, theirs in pairs):.2f}x"
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table."""
+    """Print a table of at most `WIDTH` columns.
+
+    Raises:
+        ValueError: Its rows are wider.
+    """
     cells = [list(map(str, header)), *(list(map(str, row)) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    print(f"\n{title}\n")
+    if 2 * len(widths) + sum(widths) > WIDTH:
+        raise ValueError(f"a table is {2 * len(widths) + sum(widths)} columns wide: {title}")
+    print("", *textwrap.wrap(title, WIDTH), "", sep="\n")
     for number, row in enumerate(cells):
         left = row[0].ljust(widths[0])
-        print(
-            "  "
-            + "  ".join([left, *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-        )
+        rest = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        print("  " + "  ".join([left, *rest]).rstrip())
         if number == 0:
             print("  " + "  ".join("-" * width for width in widths))
     sys.stdout.flush()

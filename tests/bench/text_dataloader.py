@@ -1,12 +1,14 @@
 """The text job the usual way: an IterableDataset that tokenizes and packs, behind a DataLoader.
 
 The same Parquet through `datasets`, the same tokenizer, the same best-fit packing into rows of
-8,192 tokens with the same keys, in 2 workers.
+8,192 tokens with the same keys, in 2 workers. The same fast call of the tokenizer, given 16 texts
+at once, as its documentation does; its own threads are off, since the workers have all cores.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import time
@@ -15,9 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rates import rates
 
-def main(folder: str, tokens: int, warm: int) -> None:
-    """Read until `tokens` tokens have come; print the rate."""
+TEXTS = 16
+"""Given to the tokenizer at once."""
+
+
+def main(folder: str) -> None:
+    """Read; print the rates."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import datasets
     import numpy as np
     import torch
@@ -39,15 +47,17 @@ def main(folder: str, tokens: int, warm: int) -> None:
             for epoch in range(1_000_000):
                 order = list(range(len(data)))
                 random.Random(epoch).shuffle(order)
-                for index in order[worker.id :: worker.num_workers]:
-                    [encoding] = tokenizer.encode_batch_fast([data[index]["text"]])
-                    ids = [*encoding.ids, eos]
-                    for start in range(0, len(ids), rows):
-                        piece = np.array(ids[start : start + rows], dtype=np.int32)
-                        insort(pool, (len(piece), number, piece))
-                        number += 1
-                    while len(pool) >= 64:
-                        yield self.row(pool)
+                mine = order[worker.id :: worker.num_workers]
+                for place in range(0, len(mine), TEXTS):
+                    texts = data[mine[place : place + TEXTS]]["text"]
+                    for encoding in tokenizer.encode_batch_fast(list(texts)):
+                        ids = [*encoding.ids, eos]
+                        for start in range(0, len(ids), rows):
+                            piece = np.array(ids[start : start + rows], dtype=np.int32)
+                            insort(pool, (len(piece), number, piece))
+                            number += 1
+                        while len(pool) >= 64:
+                            yield self.row(pool)
 
         @staticmethod
         def row(pool: list[tuple[int, int, Any]]) -> dict[str, Any]:
@@ -90,15 +100,10 @@ def main(folder: str, tokens: int, warm: int) -> None:
                 "tokens": place,
             }
 
-    loader = DataLoader(Packed(), batch_size=None, num_workers=2, prefetch_factor=16)
-    batches = iter(loader)
-    for _ in range(warm):
-        next(batches)
-    seen, start = 0, time.perf_counter()
-    while seen < tokens:
-        seen += next(batches)["tokens"]
-    print(json.dumps({"tokens_per_s": seen / (time.perf_counter() - start)}))
+    loader = DataLoader(Packed(), batch_size=None, num_workers=2)
+    began = time.perf_counter()
+    print(json.dumps(rates((batch["tokens"] for batch in loader), began, 0)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1])

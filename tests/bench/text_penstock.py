@@ -6,21 +6,17 @@ import json
 import sys
 import time
 
+from rates import rates
 
-def main(address: str, tokens: int, warm: int) -> None:
-    """Read until `tokens` tokens have come; print the rate."""
+
+def main(address: str, pid: int) -> None:
+    """Read with the Loader's defaults; print the rates."""
     from penstock.client import Loader
 
-    with Loader(address, "text", rank=0, world_size=1, batches_per_step=1, prefetch=32) as loader:
-        batches = iter(loader)
-        for _ in range(warm):
-            next(batches)
-        seen, start = 0, time.perf_counter()
-        while seen < tokens:
-            seen += next(batches).counts["tokens"]
-        wall = time.perf_counter() - start
-    print(json.dumps({"tokens_per_s": seen / wall}))
+    began = time.perf_counter()
+    with Loader(address, "text", rank=0, world_size=1) as loader:
+        print(json.dumps(rates((batch.counts["tokens"] for batch in loader), began, pid)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]))

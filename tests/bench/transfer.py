@@ -1,99 +1,158 @@
 """Ready batches from the server to arrays in the client, over TCP on one machine.
 
 A penstock worker copies a ready array into shared memory, the server streams it, the client has
-it as a tensor. Beside it: a torch DataLoader's worker that hands its parent what it has ready, as
-whole batches or as eight samples to stack, each with the same depth of prefetching; and Arrow
-Flight's DoGet of the same bytes, which is C++ on both sides and produces nothing: the ceiling.
+it as a tensor. Beside it: one worker of a torch DataLoader, which hands its parent what it has
+ready, as whole batches or as eight samples to stack; tf.data service with one worker, which holds
+the batch in its cache; and Arrow Flight's DoGet of the same bytes, which is C++ on both sides and
+produces nothing: the ceiling.
+
+Each is started as its users start it, with its own depth of prefetching. The last table gives all
+that have such a setting a deep one, the same for each.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
-from support import HERE, best, free_port, in_child, interleaved, serving, table, write_job
+from support import (
+    HERE,
+    Results,
+    in_child,
+    interleaved,
+    median,
+    ratio,
+    serving,
+    spread,
+    table,
+    write_job,
+)
 
-SIZES = {"8 MB": (8_000_000, 600, 100, 32), "200 KB": (200_000, 6_000, 1_000, 128)}
-"""Label -> bytes, batches, batches to warm up with, batches that both sides may prefetch.
+SIZES = {
+    "8 MB, depths as they come": (8_000_000, 400, 60, 0),
+    "200 KB, depths as they come": (200_000, 5_000, 1_000, 0),
+    "200 KB, 64 batches deep": (200_000, 5_000, 1_000, 64),
+}
+"""Title -> bytes, batches, batches to warm up with, depth (0 = each its own).
 
-Warming up goes through every buffer of both sides once: the first write to a page is dear."""
+Warming up goes through every buffer of both sides once: the first write to a page is costly."""
 
-WAYS = {
+NAMES = {
     "penstock": "penstock",
-    "stacked": "DataLoader, 8 samples stacked",
-    "ready": "DataLoader, ready batches",
+    "stacked": "DataLoader, stacks 8",
+    "ready": "DataLoader, ready",
+    "tfdata": "tf.data service",
     "flight": "Arrow Flight",
 }
-ROUNDS = 6
+
+TF_PYTHON = "BENCH_TF_PYTHON"
 
 
 def run() -> None:
-    """Print the table."""
-    rows = []
-    for label, (size, count, warm, prefetch) in SIZES.items():
-        results = measure(size, count, warm, prefetch)
-        found = {way: best(rounds, "gb_per_s") for way, rounds in results.items()}
-        for way, one in found.items():
-            ratios = [
-                f"{one['gb_per_s'] / found[other]['gb_per_s']:.2f}x"
-                for other in ("stacked", "ready")
-            ]
-            rows.append(
-                (
-                    f"{label}  {WAYS[way]}",
-                    f"{one['batches_per_s']:,.0f}",
-                    f"{one['gb_per_s']:.2f}",
-                    *ratios,
-                    f"{one['cpu_s_per_gb']:.2f}",
-                )
-            )
-    table(
-        f"Ready batches over TCP, best of {ROUNDS} interleaved rounds (goal, against a DataLoader: "
-        "8 MB at least 1.2x, 200 KB at least 2.5x; client CPU at 8 MB at most 0.5 s/GB)",
-        ("batch", "batches/s", "GB/s", "of stacked", "of ready", "client CPU s/GB"),
-        rows,
+    """Print the tables."""
+    for title, (size, count, warm, depth) in SIZES.items():
+        results = measure(size, count, warm, depth)
+        table(
+            f"Ready batches over TCP: {title}. Goals: 8 MB at least 1.15x of tf.data service "
+            "(without it 0.8x of DataLoader, ready), 200 KB at least 1.3x of DataLoader, ready.",
+            (
+                "way",
+                "GB/s",
+                "range",
+                "of stacks",
+                "of ready",
+                "of tf.data",
+                "trainer CPU s/GB",
+                "others",
+            ),
+            [_row(way, results) for way in NAMES],
+        )
+
+
+def _row(way: str, results: Results) -> tuple[str, ...]:
+    if way not in results:
+        return (NAMES[way], "not installed", *[""] * 6)
+    rounds = results[way]
+    return (
+        NAMES[way],
+        f"{median(rounds, 'gb_per_s'):.2f}",
+        spread(rounds, "gb_per_s", ".2f"),
+        *(ratio(results, way, other, "gb_per_s") for other in ("stacked", "ready", "tfdata")),
+        f"{median(rounds, 'trainer_s_per_gb'):.2f}",
+        f"{median(rounds, 'server_s_per_gb'):.2f}",
     )
 
 
-def measure(size: int, count: int, warm: int, prefetch: int) -> dict[str, list[dict[str, float]]]:
+def measure(size: int, count: int, warm: int, depth: int) -> Results:
     """Return each way's rounds."""
-    with tempfile.TemporaryDirectory() as folder:
-        job = {
-            "lanes": 8,
-            "source": {"type": "items", "items": [{"x": 1}] * 8},
-            "batcher": {"type": "simple", "batch_size": 1},
-            "collator": {"type": f"{HERE / 'roles.py'}:Constant", "nbytes": size},
-        }
-        job_file = write_job(Path(folder), {"data": job})
-        port = free_port()
-        flight = subprocess.Popen(
-            [sys.executable, str(HERE / "flight_server.py"), str(port), str(size)],
-            stdout=subprocess.PIPE,
+    numbers = (str(count), str(warm))
+    with contextlib.ExitStack() as stack:
+        address, pid = stack.enter_context(_penstock(size))
+        place, flight = stack.enter_context(
+            _peer([sys.executable, str(HERE / "flight_server.py"), str(size)])
         )
-        assert flight.stdout is not None
-        flight.stdout.readline()
-        numbers = (str(count), str(warm), str(prefetch))
+        deep = (*numbers, str(depth))
+        client = partial(in_child, "transfer_client")
+        ways: dict[str, Callable[[], Mapping[str, float]]] = {
+            "penstock": partial(client, "penstock", address, str(pid), *deep),
+            "stacked": partial(client, "stacked", str(size), *deep),
+            "ready": partial(client, "ready", str(size), *deep),
+            "flight": partial(client, "flight", place, str(flight), *numbers),
+        }
+        python = tensorflow_python()
+        if python:
+            target, service = stack.enter_context(_peer([python, str(HERE / "tfdata.py"), "serve"]))
+            ways["tfdata"] = partial(
+                in_child,
+                "tfdata",
+                *("read", target, str(size), *numbers, str(service)),
+                python=python,
+            )
+        return interleaved(ways)
+
+
+def tensorflow_python() -> str:
+    """Return an interpreter that has TensorFlow, or nothing."""
+    named = os.environ.get(TF_PYTHON, "")
+    return named or (sys.executable if find_spec("tensorflow") else "")
+
+
+@contextlib.contextmanager
+def _penstock(size: int) -> Iterator[tuple[str, int]]:
+    """Serve the batch; yield address and process id."""
+    job = {
+        "lanes": 8,
+        "source": {"type": "items", "items": [{"x": 1}] * 8},
+        "batcher": {"type": "simple", "batch_size": 1},
+        "collator": {"type": f"{HERE / 'roles.py'}:Constant", "nbytes": size},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        job_file = write_job(Path(folder), {"data": job})
+        with serving(job_file, "--workers", "1") as (address, process):
+            yield address, process.pid
+
+
+@contextlib.contextmanager
+def _peer(command: list[str]) -> Iterator[tuple[str, int]]:
+    """Run another server; yield the address that it prints first, and its process id."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         try:
-            with serving(job_file, "--workers", "1") as (address, _):
-                places = {
-                    "penstock": address,
-                    "stacked": str(size),
-                    "ready": str(size),
-                    "flight": f"127.0.0.1:{port}",
-                }
-                return interleaved(
-                    ROUNDS,
-                    {
-                        way: partial(in_child, "transfer_client", way, place, *numbers)
-                        for way, place in places.items()
-                    },
-                )
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            if not address:
+                raise RuntimeError(f"{' '.join(command)} did not start")
+            yield address, process.pid
         finally:
-            flight.kill()
-            flight.wait()
+            process.kill()
 
 
 if __name__ == "__main__":

@@ -1,63 +1,55 @@
-"""One reader of the transfer benchmark, in a process of its own."""
+"""One reader of the transfer benchmark, in a process of its own.
+
+Nothing is tuned but what a row says: `depth` 0 leaves each side the depth of prefetching that it
+has by itself.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from typing import Any
 
-from support import cpu_s
+from clock import Stopwatch
 
 
-def penstock(address: str, count: int, warm: int, prefetch: int) -> dict[str, float]:
+def penstock(address: str, pid: int, count: int, warm: int, depth: int) -> dict[str, float]:
     """Read `count` batches through the Loader."""
     from penstock.client import Loader
-    from penstock.wire.malloc import keep_memory
 
-    keep_memory()
     nbytes = 0
-    with Loader(
-        address, "data", rank=0, world_size=1, batches_per_step=8, prefetch=prefetch
-    ) as loader:
+    given = {"prefetch": depth} if depth else {}
+    with Loader(address, "data", rank=0, world_size=1, **given) as loader:
         batches = iter(loader)
         for _ in range(warm):
             next(batches)
-        start, cpu = time.perf_counter(), cpu_s()
+        watch = Stopwatch(pid)
         for _ in range(count):
             nbytes += next(batches)["data"].nbytes
-        return result(start, cpu, count, nbytes)
+        return watch.per_gb(nbytes)
 
 
-def stacked(size: int, count: int, warm: int, prefetch: int) -> dict[str, float]:
+def stacked(size: int, count: int, warm: int, depth: int) -> dict[str, float]:
     """Read `count` batches from one worker of a torch DataLoader, which stacks ready samples.
 
     Eight samples go by the default collator straight into shared memory: one copy.
     """
     import torch
-    from torch.utils.data import DataLoader
 
     sample = torch.arange(size // 8, dtype=torch.int64).to(torch.uint8)
-    loader = DataLoader(
-        _ready(sample, 8 * (warm + count)), batch_size=8, num_workers=1, prefetch_factor=prefetch
-    )
-    return _drain(loader, count, warm)
+    return _drain(_ready(sample, 8 * (warm + count)), 8, count, warm, depth)
 
 
-def ready(size: int, count: int, warm: int, prefetch: int) -> dict[str, float]:
+def ready(size: int, count: int, warm: int, depth: int) -> dict[str, float]:
     """Read `count` batches from one worker of a torch DataLoader, which has them as ready arrays.
 
     An array and not a tensor: one tensor that is handed over again and again is in shared memory
     from the second time on, and nothing would be copied. This way, too, costs one copy.
     """
     import numpy as np
-    from torch.utils.data import DataLoader
 
     batch = np.arange(size, dtype=np.int64).astype(np.uint8)
-    loader = DataLoader(
-        _ready(batch, warm + count), batch_size=None, num_workers=1, prefetch_factor=prefetch
-    )
-    return _drain(loader, count, warm)
+    return _drain(_ready(batch, warm + count), None, count, warm, depth)
 
 
 def _ready(item: Any, count: int) -> Any:
@@ -73,20 +65,26 @@ def _ready(item: Any, count: int) -> Any:
     return Ready()
 
 
-def _drain(loader: Any, count: int, warm: int) -> dict[str, float]:
+def _drain(
+    data: Any, batch_size: int | None, count: int, warm: int, depth: int
+) -> dict[str, float]:
+    from torch.utils.data import DataLoader
+
+    loader: Any = DataLoader(
+        data, batch_size=batch_size, num_workers=1, prefetch_factor=depth or None
+    )
     nbytes = 0
     batches = iter(loader)
     for _ in range(warm):
         next(batches)
-    start, cpu = time.perf_counter(), cpu_s()
+    watch = Stopwatch(0)
     for _ in range(count):
         nbytes += next(batches)["data"].nbytes
-    return result(start, cpu, count, nbytes)
+    return watch.per_gb(nbytes)
 
 
-def flight(address: str, count: int, warm: int, prefetch: int) -> dict[str, float]:
+def flight(address: str, pid: int, count: int, warm: int) -> dict[str, float]:
     """Read `count` record batches from an Arrow Flight server: nothing is produced."""
-    del prefetch  # a stream of HTTP/2 has a window instead
     import pyarrow.flight
 
     client = pyarrow.flight.connect(f"grpc://{address}")
@@ -94,28 +92,18 @@ def flight(address: str, count: int, warm: int, prefetch: int) -> dict[str, floa
     nbytes = 0
     for _ in range(warm):
         reader.read_chunk()
-    start, cpu = time.perf_counter(), cpu_s()
+    watch = Stopwatch(pid)
     for _ in range(count):
         nbytes += reader.read_chunk().data.nbytes
-    return result(start, cpu, count, nbytes)
-
-
-def result(start: float, cpu: float, count: int, nbytes: int) -> dict[str, float]:
-    """Return rates and CPU seconds per GB."""
-    wall = time.perf_counter() - start
-    return {
-        "batches_per_s": count / wall,
-        "gb_per_s": nbytes / wall / 1e9,
-        "cpu_s_per_gb": (cpu_s() - cpu) / (nbytes / 1e9),
-    }
+    return watch.per_gb(nbytes)
 
 
 if __name__ == "__main__":
-    way, where, *numbers = sys.argv[1:]
-    count, warm, prefetch = map(int, numbers)
+    way, *rest = sys.argv[1:]
     if way in ("stacked", "ready"):
-        reader = {"stacked": stacked, "ready": ready}[way]
-        print(json.dumps(reader(int(where), count, warm, prefetch)))
+        local = {"stacked": stacked, "ready": ready}[way]
+        print(json.dumps(local(*map(int, rest))))
+    elif way == "flight":
+        print(json.dumps(flight(rest[0], *map(int, rest[1:]))))
     else:
-        remote = {"penstock": penstock, "flight": flight}[way]
-        print(json.dumps(remote(where, count, warm, prefetch)))
+        print(json.dumps(penstock(rest[0], *map(int, rest[1:]))))

@@ -237,6 +237,25 @@ def test_items_come_by_index_in_the_order_asked(case: Case, folder: Path) -> Non
     source.close()
 
 
+def test_heads_are_the_columns_asked_for_or_whole_items(case: Case, folder: Path) -> None:
+    """Also of rows whose whole form was read before, and the other way round."""
+    source = case.open(folder)
+    places = [len(case.items) - 1, 0, 0, 2]
+    whole = [case.items[place] for place in places]
+
+    assert source.heads(places) == whole
+    assert source.heads([], ["text"]) == []
+    if source.has_heads(["text"]):
+        assert source.heads(places, ["text"]) == [{"text": item["text"]} for item in whole]
+        assert source.fetch(places) == whole
+        assert source.heads(places, ["text"]) == [{"text": item["text"]} for item in whole]
+    assert not source.has_heads(None)
+    everything = list(case.items[0])
+    assert not source.has_heads(everything)
+    assert source.heads(places, everything) == whole
+    source.close()
+
+
 def test_fetching_nothing_gives_nothing(case: Case, folder: Path) -> None:
     """An empty request is no special case for the caller."""
     assert case.open(folder).fetch([]) == []

@@ -436,6 +436,22 @@ def test_check_passes_seeded_randomness(home: Path) -> None:
     assert "twice, in another order and process: the same" in done.stdout
 
 
+def test_check_names_a_function_that_draws_against_its_word(home: Path) -> None:
+    """It says that it draws nothing, so nobody seeds for it; what it draws would differ."""
+    (home / "draws.py").write_text(
+        "import random\n"
+        "def to_sample(raw):\n"
+        "    return {'x': raw['x'], 'r': random.random()}\n"
+        "to_sample.uses_global_rng = False\n"
+    )
+
+    done = check_role(home, "batch_size: 2\n    function: ./draws.py:to_sample")
+
+    assert done.returncode == 2
+    assert "to_sample of job 'job' says uses_global_rng = False, and draws" in done.stderr
+    assert "[invalid_job]" in done.stderr
+
+
 SURROUNDINGS = """\
 import os, time
 from pathlib import Path

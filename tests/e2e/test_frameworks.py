@@ -67,6 +67,7 @@ def rank_main(told, rank):
         if training and [rank, count] == told["ending"]:
             os.kill(os.getpid(), signal.SIGKILL)
         found = real(self, *args, **kwargs)
+        assert found.past_key_values is None, "with a cache, documents of a row see each other"
         ids = kwargs["input_ids"].contiguous().numpy().tobytes()
         loss = found.loss.item().hex()
         print(json.dumps([training, hashlib.sha256(ids).hexdigest(), loss]), file=record)

@@ -45,6 +45,13 @@ def augment(raw):
     return {"x": np.array([raw["x"], random.random(), np.random.rand()])}
 
 
+def augment_slowly(raw):
+    """The same, with time for others to draw between one draw and the next."""
+    first = random.random()
+    time.sleep(0.001)
+    return {"x": np.array([raw["x"], first, random.random(), np.random.rand()])}
+
+
 def announce(raw):
     print("item", raw["x"])
     return raw
@@ -114,7 +121,8 @@ ITEMS = [{"x": number} for number in range(12)]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "roles.py").write_text(ROLES)
+    # Its own text for each test: a module that a process has imported is not imported again.
+    (tmp_path / "roles.py").write_text(f"{ROLES}\n# {tmp_path}\n")
     (tmp_path / "exits.py").write_text("import sys\nsys.exit()\n")
     return tmp_path
 
@@ -144,7 +152,7 @@ def looking(target: str, **options: Any) -> Loader:
 def test_a_loops_own_generators_are_not_disturbed(folder: Path) -> None:
     """Bytes are those of the log while the loop draws, and its own draws are its seeded ones."""
     torch = pytest.importorskip("torch")
-    file = one_job(folder, function="./roles.py:augment")
+    file = one_job(folder, function="./roles.py:augment_slowly")
     truth = Purity(load(file).job("one"))
     random.seed(7)
     np.random.seed(7)
@@ -344,6 +352,26 @@ def test_no_command_ends_in_silence(keys: dict[str, Any], command: list[str], fo
     assert ended.returncode == 2
     assert "SystemExit" in ended.stderr.splitlines()[-1]
     assert "[invalid_job]" in ended.stderr
+
+
+@pytest.mark.parametrize("command", [["check"], ["show"], ["serve"]])
+def test_no_command_ends_at_once_and_in_silence(command: list[str], folder: Path) -> None:
+    """`os._exit(0)` at import, which no `except` sees; a child that the role forks ends by it."""
+    (folder / "exits.py").write_text(
+        "import os\nif not (pid := os.fork()):\n    os._exit(3)\n"
+        "print('child', os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)\n"
+        "os._exit(0)\n"
+    )
+    more = {"show": ["one", "--position", "0"]}.get(command[0], [])
+
+    ended = run_command(
+        ["penstock.server.cli", *command, one_job(folder, processor="./exits.py:Any"), *more]
+    )
+
+    assert ended.returncode == 2, ended
+    assert "cannot be imported: ProcessExit: os._exit(0)" in ended.stderr.splitlines()[-1]
+    assert "exits.py, line 5" in ended.stderr
+    assert "child 3" in ended.stdout
 
 
 def test_a_python_job_file_that_exits_is_an_error(folder: Path) -> None:

@@ -60,8 +60,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_a_busy_store_is_named_and_not_taken_for_a_missing_node(tmp_path: Path) -> None:
     """The node waits for its store, and the caller's deadline ends while it waits once more."""
     file = write_job_file(
-        tmp_path / "jobs.yaml", {"simple": JOBS["simple"]}, store="sqlite:///p.db"
+        tmp_path / "jobs.yaml",
+        {"simple": JOBS["simple"]},
+        store="sqlite:///p.db",
+        metrics="127.0.0.1:0",
     )
+    failures = 'penstock_store_errors_total{reason="store_unavailable"}'
     with (
         serving(file) as server,
         contextlib.closing(open_transport(server.address)) as transport,
@@ -69,12 +73,14 @@ def test_a_busy_store_is_named_and_not_taken_for_a_missing_node(tmp_path: Path) 
         control = Control(transport, "simple", server.address, BUSY_TIMEOUT_S + 1)
         control.begin("g", "t", 0, 1, batches_per_step=None, start_step=None, store="")
         other = sqlite3.connect(tmp_path / "p.db", isolation_level=None)
+        assert scrape(server)[failures] == 0
         other.execute("BEGIN IMMEDIATE")
 
         with pytest.raises(StoreUnavailable, match="database is locked"):
             control.commit("g", "t", 1, 0, 3, all_rows=True)
         other.close()
 
+        assert scrape(server)[failures] >= 1
         assert control.commit("g", "t", 1, 0, 3, all_rows=True).cursor == 3
 
 

@@ -21,7 +21,16 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from harness import Server, StubReader, as_penstock, refused, run_command, serving, write_job_file
+from harness import (
+    Delivered,
+    Server,
+    StubReader,
+    as_penstock,
+    refused,
+    run_command,
+    serving,
+    write_job_file,
+)
 from invariants import Purity, eventually
 from penstock.server.config import load
 from penstock.server.job import Job
@@ -105,6 +114,28 @@ def test_generated_stubs_alone_read_the_stream(server: Server) -> None:
     for lane in range(4):
         offsets = [one.header.offset for one in got if one.header.lane == lane]
         assert offsets == sorted(offsets)
+
+
+def test_a_reader_of_bundles_gets_the_same_batches_in_fewer_messages(server: Server) -> None:
+    """Small batches that come fast share messages, whole and in the order of each lane."""
+    bundled = server.read("packed", horizon=200, bundles=True)
+    alone = server.read("packed", horizon=200)
+
+    together = bundled.take(200)
+    one_by_one = alone.take(200)
+    bundled.cancel()
+    alone.cancel()
+
+    assert sorted(together, key=_position) == sorted(one_by_one, key=_position)
+    for lane in range(4):
+        offsets = [one.header.offset for one in together if one.header.lane == lane]
+        assert offsets == sorted(offsets)
+    assert bundled.bundles
+    assert not alone.bundles
+
+
+def _position(delivered: Delivered) -> int:
+    return delivered.header.position
 
 
 def test_nothing_is_sent_beyond_the_horizon(server: Server) -> None:

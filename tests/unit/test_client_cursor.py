@@ -437,7 +437,7 @@ def test_a_seek_that_is_refused_leaves_the_loader_where_it_stood() -> None:
                 assert positions(loader, 2) == [3, 4]
 
 
-def test_what_no_reader_could_be_given_is_refused_by_seek_and_restore(tmp_path: Path) -> None:
+def test_what_no_reader_could_be_given_is_refused_wherever_a_step_is_named(tmp_path: Path) -> None:
     """Else the group's cursor would stay there, and every start of the run fail."""
     job = {
         "lanes": 2,
@@ -447,14 +447,22 @@ def test_what_no_reader_could_be_given_is_refused_by_seek_and_restore(tmp_path: 
         "max_replay": 10,
         "snapshot_every": 4,
     }
-    file = write_job_file(tmp_path / "jobs.yaml", {"main": job})
+    far = {**job, "max_replay": 100}
+    file = write_job_file(tmp_path / "jobs.yaml", {"main": far})
     options: dict[str, Any] = {"rank": 0, "world_size": 1, "batches_per_step": 4, "group": "run"}
+    with Loader(f"local:{file}", "main", **options) as loader:
+        assert positions(loader, 1) == [0]
+        assert loader.checkpoint("far", step=6) == 6
+    write_job_file(tmp_path / "jobs.yaml", {"main": job})
     with Loader(f"local:{file}", "main", **options) as loader:
         first = positions(loader, 4)
         with pytest.raises(PositionFar, match="max_replay = 10"):
             loader.seek(step=6)
         assert positions(loader, 4) == [4, 5, 6, 7]
-        assert loader.checkpoint("far", step=6) == 6
+        with pytest.raises(PositionFar, match="max_replay = 10"):
+            loader.checkpoint("further", step=60)
+        with pytest.raises(PositionFar, match="max_replay = 10"):
+            loader.commit(step=60)
         control = loader._opener.control
         with pytest.raises(PositionFar, match="max_replay = 10"):
             control.restore("run", "far", "")
@@ -463,6 +471,10 @@ def test_what_no_reader_could_be_given_is_refused_by_seek_and_restore(tmp_path: 
         assert loader.commit() == 2
         loader.seek(step=4)
         assert positions(loader, 1) == [16]
+        assert positions(loader, 15) == list(range(17, 32))
+        # What was read here is within reach, though `local:` stores no snapshot of it.
+        assert loader.commit(step=8) == 8
+        assert loader.checkpoint("near", step=9) == 9
 
     assert first == [0, 1, 2, 3]
 

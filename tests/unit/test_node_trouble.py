@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
@@ -225,9 +227,16 @@ async def test_a_worker_that_cannot_be_started_now_is_started_later(store: Sqlit
         await node.close()
 
 
+class Choosy(IdentityProcessor):
+    """Might leave an item out, for all that anybody knows."""
+
+    version: ClassVar[int | str | None] = 1
+    one_to_one: ClassVar[bool] = False
+
+
 async def test_one_refused_snapshot_costs_the_other_lanes_nothing(store: SqliteStore) -> None:
     """A lane whose role is impure is refused by name; snapshots of the others are written."""
-    job = make_job(3)
+    job = make_job(3, processor=Choosy())  # else its lanes go anywhere by arithmetic
     node = make_node(job, store)
     await node.start()
     await store.put_snapshots([SnapshotRecord(job.log_id, 1, 16, b"what another node found")])
@@ -394,6 +403,50 @@ async def test_a_cancelled_stream_lets_its_batch_go(store: SqliteStore) -> None:
         assert not one.entries
         assert (one.ready_bytes, one.kept_bytes, one.making) == (0, 0, 0)
         assert all(arena.spans == 0 for hand in node.hands for arena in hand.arenas.values())
+    finally:
+        await node.close()
+
+
+class Broken(Call):
+    """A gRPC call whose connection breaks before gRPC knows that the call is over."""
+
+    def __init__(self, requests: list[bytes], breaks: str) -> None:
+        super().__init__(requests)
+        self.breaks, self.aborted = breaks, False
+
+    async def read(self) -> Any:
+        """Return the next message, or break."""
+        if self.breaks == "read":
+            raise grpc.aio.InternalError("Failed ExecuteBatch")
+        return await super().read()
+
+    async def write(self, data: bytes) -> None:
+        """Break."""
+        raise grpc.aio.InternalError("Failed ExecuteBatch")
+
+    async def abort(self, *args: Any) -> None:
+        """Note that somebody was to be told."""
+        self.aborted = True
+
+    def done(self) -> bool:
+        """Tell that the call goes on."""
+        return False
+
+
+@pytest.mark.parametrize("breaks", ["read", "write"])
+async def test_a_connection_that_breaks_is_no_bug(store: SqliteStore, breaks: str) -> None:
+    """Nobody is left to tell, and nothing went wrong here: no line at ERROR, and no abort."""
+    node = make_node(make_job(2), store)
+    await node.start()
+    service = Service(node, store, Metrics("test"))
+    call = Broken([opening(4)], breaks)
+    try:
+        with capture_logs() as said:
+            await asyncio.wait_for(service._read(None, call), 30)  # type: ignore[arg-type]
+
+        assert not [line for line in said if line["log_level"] in ("warning", "error")]
+        assert not call.aborted
+        assert not service.streams
     finally:
         await node.close()
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import random
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -18,6 +23,8 @@ from penstock.server.packing import (
     sequential,
     window,
 )
+from penstock.server.packing.first_fit import LEAVES
+from penstock.server.packing.lengths import no_collections
 
 Packs = list[list[int]]
 
@@ -288,6 +295,167 @@ def test_pool_equals_its_obvious_form(
     assert batches == slow_pool(
         lengths, kinds, capacity, pool_size, most, long_threshold, strategy, halve
     )
+
+
+# --- many samples ------------------------------------------------------------------------------
+
+
+def scanned(sizes: Sequence[int], capacity: int, best: bool) -> Packs:
+    """First fit, or best fit in the given order, by a scan over the rooms of all packs."""
+    rooms: list[int] = []
+    packs: Packs = []
+    for index, length in enumerate(sizes):
+        fitting = (pack for pack, room in enumerate(rooms) if room >= length)
+        pack = min(fitting, key=rooms.__getitem__, default=None) if best else next(fitting, None)
+        if pack is None:
+            packs.append([index])
+            rooms.append(capacity - length)
+        else:
+            packs[pack].append(index)
+            rooms[pack] -= length
+    return packs
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_first_fit_finds_the_first_pack_among_many_blocks_of_them(seed: int) -> None:
+    """1,100 to 1,900 packs, in three or four blocks, in phases: large ones leave rooms behind."""
+    draw = random.Random(seed)
+    tops = [draw.choice([40, 400, 700, 1000]) for _ in range(12)]
+    sizes = [draw.randint(1, top) for top in tops for _ in range(200)]
+    sizes += sorted(draw.randint(500, 1000) for _ in range(700)) + [300, 1, 2, 1000, 40] * 100
+
+    packs = first_fit(sizes, 1000)
+
+    assert len(packs) > 2 * LEAVES
+    assert packs == scanned(sizes, 1000, best=False)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    sizes=st.lists(st.integers(0, 70), min_size=1, max_size=4),
+    counts=st.lists(st.integers(1, 60), min_size=4, max_size=4),
+    capacity=st.integers(1, 64),
+    seed=st.integers(0, 9),
+)
+def test_runs_of_equal_lengths_are_packed_one_by_one(
+    sizes: list[int], counts: list[int], capacity: int, seed: int
+) -> None:
+    """Of few distinct lengths, most packs are equally good: the oldest is taken, as ever."""
+    lengths = [size for size, count in zip(sizes, counts, strict=False) for _ in range(count)]
+    random.Random(seed).shuffle(lengths)
+
+    assert best_fit_decreasing(lengths, capacity) == slow_best_fit_decreasing(lengths, capacity)
+    assert knapsack(lengths, capacity) == slow_knapsack(lengths, capacity)
+
+
+def test_best_fit_of_many_distinct_lengths_is_that_of_a_scan() -> None:
+    """3,000 samples whose runs are short and whose packs are many."""
+    draw = random.Random(3)
+    lengths = [draw.randint(1, 5000) for _ in range(3000)]
+    order = sorted(range(3000), key=lambda index: -lengths[index])
+
+    packs = scanned([lengths[index] for index in order], 8192, best=True)
+
+    assert best_fit_decreasing(lengths, 8192) == [[order[i] for i in pack] for pack in packs]
+
+
+# --- what lengths may be -------------------------------------------------------------------------
+
+EVERY_PACKING: list[Callable[..., Packs]] = [
+    next_fit,
+    first_fit,
+    best_fit_decreasing,
+    knapsack,
+    sequential,
+    pool,
+    lambda lengths, capacity: window(lengths, capacity, 3),
+    lambda lengths, capacity: window(lengths, capacity, 3, sort=True),
+]
+
+
+@pytest.mark.parametrize("packing", EVERY_PACKING)
+def test_arrays_of_any_integers_are_packed_as_lists_are(packing: Callable[..., Packs]) -> None:
+    """NumPy of every integer dtype and any stride, array.array, tuples, ranges, tensors, none."""
+    lengths = [7, 3, 9, 12, 0, 5, 5, 1]
+    expected = packing(lengths, 10)
+    assert all(type(index) is int for pack in expected for index in pack)
+
+    for code in np.typecodes["AllInteger"]:
+        given = np.array(lengths, dtype=code)
+        assert packing(given, 10) == expected
+        assert given.tolist() == lengths
+    assert packing(np.repeat(lengths, 2)[::2], 10) == expected
+    assert packing(tuple(lengths), np.int64(10)) == expected
+    assert packing(array("i", lengths), 10) == expected
+    assert packing([np.int32(length) for length in lengths], 10) == expected
+    assert packing(range(1, 9), 10) == packing(list(range(1, 9)), 10)
+    for none in ([], (), np.array([], dtype=np.uint8), range(0)):
+        assert packing(none, 10) == []
+
+
+@pytest.mark.parametrize("packing", EVERY_PACKING)
+def test_tensors_are_packed_as_lists_are(packing: Callable[..., Packs]) -> None:
+    """Where torch is installed, of all its integer types."""
+    torch = pytest.importorskip("torch")
+    lengths = [7, 3, 9, 12, 0, 5, 5, 1]
+
+    for dtype in (torch.int64, torch.int32, torch.int16, torch.uint8):
+        assert packing(torch.tensor(lengths, dtype=dtype), 10) == packing(lengths, 10)
+
+
+@pytest.mark.parametrize("packing", EVERY_PACKING)
+@pytest.mark.parametrize(
+    ("lengths", "sentence"),
+    [
+        ([1, -3], r"lengths\[1\] is -3: a length is 0 or more"),
+        (np.array([1, -3], dtype=np.int8), r"lengths\[1\] is -3: a length is 0 or more"),
+        ([1, 2.5], r"lengths\[1\] is 2.5: give a whole number"),
+        (np.array([4.0, 5.0]), r"lengths\[0\] is .*4.0.*: give a whole number"),
+        ([1, "2"], r"lengths\[1\] is '2': give a whole number"),
+        ([1, None], r"lengths\[1\] is None: give a whole number"),
+        ([1, 2**70], r"lengths\[1\] is 1180591620717411303424: a length is at most"),
+        (
+            np.array([1, 2**63], dtype=np.uint64),
+            r"lengths\[1\] is 9223372036854775808: a length is",
+        ),
+        (np.ones((2, 3), dtype=int), "lengths has 2 dimensions"),
+        ([[1], [1, 2]], "lengths holds lists"),
+        (5, "lengths has 0 dimensions"),
+    ],
+)
+def test_what_is_no_length_is_refused_by_its_place(
+    packing: Callable[..., Packs], lengths: Any, sentence: str
+) -> None:
+    """In lists and in arrays alike."""
+    with pytest.raises(ValueError, match=sentence):
+        packing(lengths, 10)
+
+
+@pytest.mark.parametrize("packing", EVERY_PACKING)
+def test_a_capacity_is_a_whole_number(packing: Callable[..., Packs]) -> None:
+    """Also where there is nothing to pack."""
+    with pytest.raises(ValueError, match=r"capacity is 8\.5: give a whole number"):
+        packing([], 8.5)
+    with pytest.raises(ValueError, match="capacity is -1: a pack holds at least 1"):
+        packing([], -1)
+    with pytest.raises(ValueError, match="it is at most"):
+        packing([1], 2**80)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_left_as_it_was(enabled: bool) -> None:
+    """Packing pauses it while it makes its lists; after an error, too, it is as before."""
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        for packing in EVERY_PACKING:
+            packing([1, 2, 3], 4)
+            assert gc.isenabled() is enabled
+        with pytest.raises(KeyboardInterrupt), no_collections():
+            raise KeyboardInterrupt
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 # --- what the sources of the algorithms say of them ----------------------------------------------

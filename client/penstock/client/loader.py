@@ -284,6 +284,8 @@ class Loader:
 
         Raises:
             NoGroup: The Loader is ephemeral.
+            CommitOutOfRange: The log has no such step.
+            PositionFar: `step` lies further ahead than a reader can be taken.
             StaleGeneration: A newer attempt of the group has taken over; nothing was written.
             Unreachable: No answer within the deadline; committing again is safe.
         """
@@ -306,6 +308,7 @@ class Loader:
 
         Raises:
             NoGroup: The Loader is ephemeral.
+            PastEnd, PositionFar: No reader could be taken to `step`.
             CheckpointExists: The name stands at another step.
         """
         group = self._need_group("checkpoint")

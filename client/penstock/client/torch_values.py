@@ -1,7 +1,7 @@
 """Torch tensors out of a body: views on the host, or one copy to the device and views there.
 
-Imported only where torch is installed. NumPy has no bfloat16, so tensors are not made from arrays
-of their dtype but from the bytes of the body: one uint8 tensor, sliced, viewed as a dtype and a
+Imported only where torch is installed. NumPy has no bfloat16, and a device has no arrays: such
+tensors are made from the bytes of the body, one uint8 tensor, sliced, viewed as a dtype and a
 shape.
 """
 
@@ -9,12 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from penstock.client.feed import Delivery
 from penstock.client.values import host_starts, unsupported_dtype, widen_labels
 from penstock.wire import frame
 from penstock.wire.errors import InvalidRequest
+from penstock.wire.values import BFLOAT16, STORAGE
+
+BY_ARRAY = frozenset(STORAGE) - {BFLOAT16, "uint16", "uint32", "uint64"}
+"""Dtypes that every torch takes from an array as they are."""
 
 
 class TorchDecoder:
@@ -44,20 +50,35 @@ class TorchDecoder:
         return widen_labels(self._decode(delivery), lambda tensor: tensor.to(torch.int64))
 
     def _decode(self, delivery: Delivery) -> dict[str, Any]:
-        header = delivery.header
-        on_host = torch.from_numpy(delivery.body)
+        header, views = delivery.header, HostViews(delivery.body)
         if self._mover is None:
-            return frame.decode_values(header, delivery.body, TensorViews(on_host))
-        on_device = TensorViews(self._mover(on_host))
+            return frame.decode_values(header, delivery.body, views)
+        on_device = TensorViews(self._mover(torch.from_numpy(delivery.body)))
         host = host_starts(header)
         if not host:
             return frame.decode_values(header, delivery.body, on_device)
-        views = TensorViews(on_host)
 
         def place(dtype: str, shape: tuple[int, ...], start: int, nbytes: int) -> Any:
             return (views if nbytes and start in host else on_device)(dtype, shape, start, nbytes)
 
         return frame.decode_values(header, delivery.body, place)
+
+
+class HostViews:
+    """Makes tensors over a body on the host: a `frame.TensorMaker`.
+
+    By way of an array, in one call of torch that keeps the interpreter: slicing and viewing are
+    three, each of which lets another thread have it and then waits to get it back.
+    """
+
+    def __init__(self, body: NDArray[np.uint8]) -> None:
+        self._body = body
+
+    def __call__(self, dtype: str, shape: tuple[int, ...], start: int, nbytes: int) -> Any:
+        """Return the tensor at `start`."""
+        if dtype in BY_ARRAY and nbytes:
+            return torch.from_numpy(np.ndarray(shape, STORAGE[dtype], self._body, start))
+        return TensorViews(torch.from_numpy(self._body))(dtype, shape, start, nbytes)
 
 
 class TensorViews:
@@ -120,4 +141,4 @@ class PinnedMover:
         return moved
 
 
-__all__ = ["PinnedMover", "TensorViews", "TorchDecoder", "make_mover"]
+__all__ = ["HostViews", "PinnedMover", "TensorViews", "TorchDecoder", "make_mover"]

@@ -1,8 +1,7 @@
 """glibc's malloc, told to keep its memory: for the process at either end of the wire.
 
 Messages of 1 MiB are allocated and freed all the time. With glibc's defaults each comes from mmap,
-or from a heap that is trimmed at once, and page faults take most of the time of large batches
-(`python tests/bench/run.py transfer` runs with these settings on both sides).
+or from a heap that is trimmed at once, and page faults take most of the time of large batches.
 A server does this always. In a trainer it is the trainer's allocator, so a Loader never does it
 unasked: call `keep_memory()` before the first batch, or set MALLOC_TOP_PAD_,
 MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ in the environment.

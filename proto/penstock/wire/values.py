@@ -88,6 +88,11 @@ def to_plain(value: Any, name: str) -> Plain:
 
 
 def _plain(value: Any, where: str, depth: int) -> Plain:
+    kind = type(value)  # first what nearly every value of a batch is
+    if kind is np.ndarray:
+        return _array(value, where)
+    if kind is str:
+        return _text(value, where)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, np.generic):

@@ -18,7 +18,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit: 0 when it did what was asked, 2 when something is wrong."""
     if arguments is None and COMPUTING.intersection(sys.argv[1:2]):
         fix_this_process()
-    status = run(arguments)
+        # Here and not above, as in `run`.
+        from penstock.server.core.contained import exits_are_errors
+
+        with exits_are_errors():
+            status = run(arguments)
+    else:
+        status = run(arguments)
     if arguments is None and sys.argv[1:2] == ["serve"]:
         _end_at_once(status)
     sys.exit(status)

@@ -126,6 +126,7 @@ class LocalNode:
         self._runner: asyncio.Runner | None = None
         self._store: Store | None = None
         self._compared: set[bytes] = set()  # logs whose libraries were compared
+        self._computed: dict[str, int] = {}  # by job: offsets of any lane below this
         self._marks: dict[bytes, Marks] = {}
         self._books: dict[bytes, VerdictBook] = {}
         self._lock = threading.Lock()  # guards the runner, the store and both of these
@@ -178,6 +179,9 @@ class LocalNode:
             self._page.note("plan", loader.job.name, lane)
             try:
                 computed = loader.batch(position, opening)
+                name = loader.job.name
+                offset = loader.job.order.address(_source(opening, position)).offset
+                self._computed[name] = max(self._computed.get(name, 0), offset + 1)
                 self._compare_versions(loader.job)
                 return computed
             finally:
@@ -260,7 +264,12 @@ class LocalNode:
             self._turns.take(lambda: self._jobs(job))
         with self._lock:
             jobs, store = self._config().jobs, self._open_store()
-            return self._run(Cursors(jobs, store, release=self._release).call(name, request))
+            cursors = Cursors(jobs, store, release=self._release, asked=self._asked)
+            return self._run(cursors.call(name, request))
+
+    def _asked(self, job: Job) -> int:
+        """Return below which offset some lane of a job was computed here."""
+        return self._computed.get(job.name, 0)
 
     def _verdicts(self, job: Job) -> tuple[VerdictBook, Marks]:
         """Return the verdicts of a log that the store holds; new ones are inserted there."""

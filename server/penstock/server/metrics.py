@@ -272,13 +272,20 @@ class Metrics(Observer):
             self._of(self._fill, job).observe(tokens / (tokens + padding))
 
     def worked(
-        self, job: str, batches: int, stages_s: Mapping[str, float], read_bytes: int
+        self,
+        job: str,
+        batches: int,
+        stages_s: Mapping[str, float],
+        read_bytes: int,
+        drawn: int,
     ) -> None:
-        """What some batches cost: a worker's seconds by stage, and bytes read from storage."""
+        """What some batches cost: a worker's seconds by stage, bytes read from storage, draws."""
         for stage, seconds in stages_s.items():
             self._stages.add(seconds, job, stage, count=batches)
         if read_bytes:
             self._read.add(read_bytes, job)
+        if drawn and job in self._item_bytes:
+            self._drawn.add(drawn * self._item_bytes[job], job)
 
     def counted(
         self, job: str, lane: int, counters: Mapping[str, int], before: Mapping[str, int]
@@ -290,8 +297,6 @@ class Metrics(Observer):
             # A line that restarts from a snapshot counts from there again: only growth is new.
             new = count - before.get(name, 0)
             kind, _, rest = name.partition(":")
-            if new > 0 and kind == "drawn" and job in self._item_bytes:
-                self._drawn.add(new * self._item_bytes[job], job)
             if new <= 0 or kind == "drawn":
                 continue
             # What is split or cut is delivered, and cut tokens are not samples.

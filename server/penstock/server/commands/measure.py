@@ -163,6 +163,10 @@ def examine(
     for stage in ("collate", "encode"):
         found.ms[f"{stage} per batch"] = 1000 * seconds[stage] / max(1, timed)
     _count_batches(found, batches)
+    good = [
+        ref for ref, out in zip(refs, outcomes, strict=True) if not isinstance(out, Quarantined)
+    ]
+    purity.check_promises(job, items, good, line)
     found.warnings = _warnings(job, found)
 
     ours = {

@@ -21,11 +21,13 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from penstock.server.core.refs import ItemRef
+from penstock.server.core.seeding import drawn_since, purpose_key, seeded_globals
 from penstock.server.environment import FIXED, THREAD_VARIABLES, worker_environment
 from penstock.server.job import Job
 from penstock.server.pipeline.items import (
@@ -37,9 +39,12 @@ from penstock.server.pipeline.items import (
     content_hash,
 )
 from penstock.server.pipeline.line import Computed, Line
+from penstock.server.roles.base import BatchCollator, RawItemProcessor, Role, Source
+from penstock.server.roles.processors import FunctionProcessor
 from penstock.wire import frame
 from penstock.wire.errors import (
     BadSnapshot,
+    InvalidJob,
     LogDiverged,
     PastEnd,
     PenstockError,
@@ -150,6 +155,59 @@ def raw_facts(items: Items, refs: Sequence[ItemRef], outcomes: Sequence[Outcome]
     ]
     raws = zip(kept, items.raws(kept), strict=True)
     return {str(item): content_hash(raw) for item, raw in raws}
+
+
+def check_promises(job: Job, items: Items, refs: Sequence[ItemRef], line: Line) -> None:
+    """Refuse a role that says `uses_global_rng = False` and draws from these generators.
+
+    Call it when all of it has run once: libraries may draw as they are imported.
+
+    Args:
+        job: The job.
+        items: Has processed the items before.
+        refs: Items that can be processed.
+        line: A line, for its next batch.
+
+    Raises:
+        InvalidJob: Names the role.
+    """
+    for name, source in job.sources.items():
+        own = [item for item in refs if item.source == name]
+        if _promises(source) and _draws(partial(items.raws, own)):
+            raise _broken_promise(job, source, "source")
+    # Where a source draws and says so, the generators are put back behind each of its items.
+    if _promises(job.processor) and _draws(partial(items.samples, refs, "draw")):
+        raise _broken_promise(job, job.processor, "processor")
+    if _promises(job.collator):
+        with suppress(PastEnd):
+            plan = line.advance()
+            if _draws(partial(line.make, plan)):
+                raise _broken_promise(job, job.collator, "collator")
+
+
+def _promises(role: Source | RawItemProcessor | BatchCollator) -> bool:
+    """Tell whether code of a user says that it leaves the global generators alone."""
+    ours = type(role).__module__.startswith("penstock.server.")
+    return not role.uses_global_rng and (isinstance(role, FunctionProcessor) or not ours)
+
+
+def _draws(call: Callable[[], object]) -> bool:
+    key = purpose_key("penstock check")
+    with seeded_globals(key):
+        call()
+        return drawn_since(key)
+
+
+def _broken_promise(job: Job, role: Role, key: str) -> InvalidJob:
+    name = type(role).__name__
+    if isinstance(role, FunctionProcessor):
+        name = role.parameters()["function"]
+    return InvalidJob(
+        f"{name} of job {job.name!r} says uses_global_rng = False, and draws from the generators "
+        "of random, numpy or torch all the same; take the random numbers from context.rng, or let "
+        "it say nothing, so that they are seeded for it",
+        key=key,
+    )
 
 
 def batch_facts(computed: Computed) -> Facts:
@@ -483,6 +541,7 @@ __all__ = [
     "Gather",
     "Surroundings",
     "batch_facts",
+    "check_promises",
     "compare",
     "find_dependences",
     "first_batches",

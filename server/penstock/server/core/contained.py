@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn, TypeVar
 
 from penstock.server.core.frames import error_text
 
@@ -16,6 +18,32 @@ class Escaped(Exception):
 
     Its traceback is the one of what was raised, which is its cause.
     """
+
+
+class ProcessExit(SystemExit):
+    """Code of a user called `os._exit()` in a process of ours."""
+
+
+@contextmanager
+def exits_are_errors() -> Iterator[None]:
+    """Make `os._exit()` raise in this process, within the block.
+
+    It ends a process at once, with nothing said and with any status: a command whose job file names
+    a module that calls it would look as if all were well. For processes that are penstock's own;
+    children that a role forks end as they like.
+    """
+    own, end = os.getpid(), os._exit
+
+    def raise_here(status: int) -> NoReturn:
+        if os.getpid() != own:
+            end(status)
+        raise ProcessExit(f"os._exit({status})")
+
+    os._exit = raise_here
+    try:
+        yield
+    finally:
+        os._exit = end
 
 
 def contained(call: Callable[[], T]) -> T:
@@ -53,4 +81,11 @@ def is_ctrl_c(error: BaseException) -> bool:
     return signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
-__all__ = ["Escaped", "contained", "escaped", "is_ctrl_c"]
+__all__ = [
+    "Escaped",
+    "ProcessExit",
+    "contained",
+    "escaped",
+    "exits_are_errors",
+    "is_ctrl_c",
+]

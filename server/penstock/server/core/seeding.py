@@ -1,4 +1,4 @@
-"""The global generators, seeded for a moment and put back: foreign code becomes a pure function."""
+"""The global generators, seeded for a while and put back: foreign code becomes a pure function."""
 
 from __future__ import annotations
 
@@ -15,54 +15,94 @@ from typing import Any
 
 import numpy as np
 
+_numpy_random: Any = np.random  # its type stubs leave out get_bit_generator and set_bit_generator
+
+
+class BorrowedGlobals:
+    """The global generators of random, numpy and torch, for a run of items or batches.
+
+    Entered once for the run, seeded before each of them, and put back behind it: to save and
+    restore the state of NumPy's alone costs 70 us, and to seed all three costs 9 us. So NumPy's
+    state is not copied at all: it draws from another bit generator meanwhile.
+
+    Torch's is touched only where somebody has imported torch, or imports it meanwhile. A thread
+    that draws from the same generators meanwhile would see the seeding: borrow them where one
+    thread loads data. One object may be entered again behind its end, not inside.
+    """
+
+    def __init__(self) -> None:
+        self._bits = np.random.MT19937(0)
+        self._torch: Any = None
+
+    def __enter__(self) -> BorrowedGlobals:
+        """Take the generators; the caller seeds them before anything draws."""
+        self._python_state = random.getstate()
+        self._numpy_bits = _numpy_random.get_bit_generator()
+        _numpy_random.set_bit_generator(self._bits)
+        self._torch, self._arrival = _torch(), None
+        if self._torch is not None:
+            self._torch_state = self._torch.get_rng_state()
+        else:
+            self._arrival = _Arrival()
+            sys.meta_path.insert(0, self._arrival)
+        return self
+
+    def seed(self, key: int) -> None:
+        """Seed all of them: what is drawn from now on follows from `key`."""
+        random.seed(key)
+        np.random.seed(key & 0xFFFFFFFF)
+        if self._arrival is not None:
+            self._arrival.key = key
+            torch = self._arrival.torch
+        else:
+            torch = self._torch
+        if torch is not None:
+            torch.default_generator.manual_seed(key & 0x7FFFFFFFFFFFFFFF)
+
+    def __exit__(self, *_: object) -> None:
+        """Put them back as they were; NumPy's forgets the second half of a pair of normals."""
+        random.setstate(self._python_state)
+        _numpy_random.set_bit_generator(self._numpy_bits)
+        torch, state = self._torch, None
+        if self._arrival is not None:
+            with suppress(ValueError):  # it has gone where torch has come
+                sys.meta_path.remove(self._arrival)
+            torch, state = self._arrival.torch, self._arrival.state
+        elif torch is not None:
+            state = self._torch_state
+        if torch is not None:
+            torch.set_rng_state(state)
+
 
 @contextmanager
 def seeded_globals(key: int) -> Iterator[None]:
     """Seed the global generators of random, numpy and torch from `key`; put them back after.
 
-    Torch's is touched only where somebody has imported torch, or imports it meanwhile. A thread
-    that draws from the same generators meanwhile would see the seeding: call it where one thread
-    loads data.
+    As `BorrowedGlobals`, for once, in a process whose own numbers must go on to the last bit.
     """
-    torch = _torch()
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    torch_state = torch.get_rng_state() if torch is not None else None
-    arrival = _Arrival(key)
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)
-    if torch is not None:
-        torch.default_generator.manual_seed(key & 0x7FFFFFFFFFFFFFFF)
-    else:
-        sys.meta_path.insert(0, arrival)
+    numpy_state = np.random.get_state()
     try:
-        yield
+        with BorrowedGlobals() as borrowed:
+            borrowed.seed(key)
+            yield
     finally:
-        with suppress(ValueError):  # it has gone where torch has come
-            sys.meta_path.remove(arrival)
-        random.setstate(python_state)
         np.random.set_state(numpy_state)
-        if torch is None:
-            torch, torch_state = arrival.torch, arrival.state
-        if torch is not None:
-            torch.set_rng_state(torch_state)
 
 
 class _Arrival(MetaPathFinder):
-    """Seeds torch as soon as code that runs under `seeded_globals` has imported it.
+    """Seeds torch as soon as code that runs with borrowed generators has imported it.
 
     Code that imports torch where it needs it draws from it at once: unseeded, the first item of
     every process would have other bytes than the same item anywhere else.
 
-    Args:
-        key: What to seed it with.
-
     Attributes:
+        key: What to seed it with.
         torch: The module, once it was imported.
         state: Its generator's state before the seeding.
     """
 
-    def __init__(self, key: int) -> None:
-        self._key = key
+    def __init__(self) -> None:
+        self.key = 0
         self.torch: Any = None
         self.state: Any = None
 
@@ -84,14 +124,14 @@ class _Arrival(MetaPathFinder):
             run(module)
             torch: Any = module
             self.torch, self.state = torch, torch.get_rng_state()
-            torch.default_generator.manual_seed(self._key & 0x7FFFFFFFFFFFFFFF)
+            torch.default_generator.manual_seed(self.key & 0x7FFFFFFFFFFFFFFF)
 
         loader.exec_module = run_and_seed
         return spec
 
 
 def drawn_since(key: int) -> bool:
-    """Tell, inside of `seeded_globals(key)`, whether somebody has drawn; seeds them again."""
+    """Tell whether somebody has drawn since the generators were seeded; seeds them again."""
     before = _drawn_states()
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)
@@ -124,4 +164,4 @@ def _torch() -> Any:
     )
 
 
-__all__ = ["drawn_since", "purpose_key", "seeded_globals"]
+__all__ = ["BorrowedGlobals", "drawn_since", "purpose_key", "seeded_globals"]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+import numpy as np
 
-from penstock.server.packing.lengths import check_lengths, longest_first
+from penstock.server.packing.lengths import Lengths, checked, longest_first, packs_of, runs
 
 _BITS = 6  # a word of the tree below is 64 bits: one machine word in CPython's integers
 
 
-def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+def best_fit_decreasing(lengths: Lengths, capacity: int) -> list[list[int]]:
     """Return packs where each sample, longest first, went where the least room was left over.
 
     The packing of "Fewer Truncations Improve Language Modeling" (Ding et al., 2024), which finds
     the tightest pack in a tree over the rooms. Packs of equal room: the oldest one.
+
+    Samples of equal length are packed together: the tightest room that holds one is still the
+    tightest after it, as long as it holds another, so its pack takes as many as fit at once, and
+    then the other packs of that room do.
 
     Args:
         lengths: The length of each sample, 0 or more.
@@ -25,28 +28,73 @@ def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]
         one sample that is longer.
 
     Raises:
-        ValueError: The capacity is below 1, or a length is negative.
+        ValueError: The capacity is below 1, or a length is negative or not a whole number.
     """
-    check_lengths(lengths, capacity)
-    packs: list[list[int]] = []
-    rooms = _Rooms(capacity)
-    by_room: dict[int, list[int]] = {}  # room -> heap of the packs that have exactly this room
-    for index in longest_first(lengths):
-        length = lengths[index]
-        room = rooms.at_least(length)
-        if room is None:
-            pack, room = len(packs), capacity
-            packs.append([])
+    sizes, capacity = checked(lengths, capacity)
+    order = longest_first(sizes)
+    state = _Packs(capacity)
+    for length, count in runs(np.asarray(sizes, dtype=np.int64)[order]):
+        state.add(length, count)
+    return packs_of(order, state.taken_by, state.packs)
+
+
+class _Packs:
+    """The open packs by their room, and which pack took each sample, in the order of packing."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.packs = 0
+        self.taken_by: list[int] = []
+        self._rooms = _Rooms(capacity)
+        self._by_room: dict[int, list[int]] = {}  # packs of a room; sorted when they are taken
+
+    def add(self, length: int, count: int) -> None:
+        """Pack `count` samples of one length, none shorter than any before."""
+        if length > self.capacity:  # alone, and open to nothing, not even to length 0
+            self.taken_by += self._new(count)
+            return
+        while count and (room := self._rooms.at_least(length)) is not None:
+            count = self._into(self._take(room), room, length, count)
+        if count:
+            each = self.capacity // length if length else count
+            packs = self._new(-(-count // each))
+            self._into(packs, self.capacity, length, count)
+
+    def _into(self, packs: list[int], room: int, length: int, count: int) -> int:
+        """Fill packs of equal room, oldest first; return how many samples are left."""
+        each = min(count, room // length) if length else count
+        full = min(len(packs), count // each)
+        if each == 1:
+            self.taken_by += packs[:full]
         else:
-            pack = heapq.heappop(by_room[room])
-            if not by_room[room]:
-                rooms.remove(room)
-        packs[pack].append(index)
-        room -= length
-        if room >= 0:  # a sample longer than the capacity leaves a pack that takes nothing more
-            heapq.heappush(by_room.setdefault(room, []), pack)
-            rooms.add(room)
-    return packs
+            self.taken_by += [pack for pack in packs[:full] for _ in range(each)]
+        self._put(room - each * length, packs[:full])
+        count -= full * each
+        if count and full < len(packs):  # the last samples do not fill the next pack
+            self.taken_by += [packs[full]] * count
+            self._put(room - count * length, packs[full : full + 1])
+            full, count = full + 1, 0
+        self._put(room, packs[full:])
+        return count
+
+    def _new(self, count: int) -> list[int]:
+        self.packs += count
+        return list(range(self.packs - count, self.packs))
+
+    def _take(self, room: int) -> list[int]:
+        self._rooms.remove(room)
+        packs = self._by_room.pop(room)
+        packs.sort()
+        return packs
+
+    def _put(self, room: int, packs: list[int]) -> None:
+        if not packs:
+            return
+        if (there := self._by_room.get(room)) is not None:
+            there += packs
+        else:
+            self._by_room[room] = packs
+            self._rooms.add(room)
 
 
 class _Rooms:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
 
-from penstock.server.packing.lengths import check_lengths, longest_first
+import numpy as np
+
+from penstock.server.packing.lengths import Lengths, checked, longest_first, packs_of, runs
 
 
-def knapsack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+def knapsack(lengths: Lengths, capacity: int) -> list[list[int]]:
     """Return packs that are filled evenly: each sample, longest first, joins the emptiest pack.
 
     NeMo Automodel's `greedy_knapsack` (neat packing). Its name there says first-fit decreasing, its
     code is worst-fit decreasing, and the results of the code are kept. If the emptiest pack has no
-    room no other has, so a heap decides in O(log n). Packs of equal fill: the oldest one.
+    room no other has. Packs of equal fill: the oldest one.
+
+    Samples of equal length are packed together: each of the packs of the least fill takes one, and
+    then they are as full as each other again. A heap holds the fills that there are.
 
     Args:
         lengths: The length of each sample, 0 or more.
@@ -24,23 +28,46 @@ def knapsack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
         longer than `capacity` are left out.
 
     Raises:
-        ValueError: The capacity is below 1, or a length is negative.
+        ValueError: The capacity is below 1, or a length is negative or not a whole number.
     """
-    check_lengths(lengths, capacity)
-    packs: list[list[int]] = []
-    emptiest: list[tuple[int, int]] = []  # heap of (fill, pack)
-    for index in longest_first(lengths):
-        length = lengths[index]
-        if length > capacity:
-            continue
-        if emptiest and emptiest[0][0] + length <= capacity:
-            fill, pack = emptiest[0]
-            packs[pack].append(index)
-            heapq.heapreplace(emptiest, (fill + length, pack))
+    sizes, capacity = checked(lengths, capacity)
+    order = longest_first(sizes)
+    falling = np.asarray(sizes, dtype=np.int64)[order]
+    overlong = int(np.count_nonzero(falling > capacity))
+    order, falling = order[overlong:], falling[overlong:]
+    taken_by: list[int] = []
+    by_fill: dict[int, list[int]] = {}  # packs of a fill; sorted when they are taken
+    fills: list[int] = []  # heap of its keys
+    packs = 0
+
+    def put(fill: int, some: list[int]) -> None:
+        if (there := by_fill.get(fill)) is not None:
+            there += some
         else:
-            heapq.heappush(emptiest, (length, len(packs)))
-            packs.append([index])
-    return packs
+            by_fill[fill] = some
+            heapq.heappush(fills, fill)
+
+    for length, count in runs(falling):
+        while count:
+            if not fills or fills[0] + length > capacity:
+                # Where two samples do not fit into a pack, each of these needs a new one.
+                new = count if 2 * length > capacity else 1
+                fill, some = 0, list(range(packs, packs + new))
+                packs += new
+            else:
+                fill = heapq.heappop(fills)
+                some = by_fill.pop(fill)
+                some.sort()
+            if not length:  # it stays the emptiest
+                taken_by += [some[0]] * count
+                put(fill, some)
+                break
+            taken_by += some[:count]
+            put(fill + length, some[:count])
+            if count < len(some):
+                put(fill, some[count:])
+            count -= min(count, len(some))
+    return packs_of(order, taken_by, packs)
 
 
 __all__ = ["knapsack"]

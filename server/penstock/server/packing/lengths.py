@@ -2,25 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import gc
+import operator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Lengths = Sequence[int] | npt.NDArray[np.integer[Any]]
+"""Lists, tuples, ranges, `array.array`, and NumPy arrays and torch tensors of one dimension."""
+
+LARGEST = 2**62
+"""Of a length or a capacity: their sums stay far from where 64 bits end."""
 
 
-def check_lengths(lengths: Sequence[int], capacity: int) -> None:
-    """Refuse arguments that no packing can answer.
+def checked(lengths: Lengths, capacity: int) -> tuple[list[int], int]:
+    """Return lengths and capacity as plain integers.
+
+    Args:
+        lengths: The length of each sample, in one dimension.
+        capacity: What one pack holds.
 
     Raises:
-        ValueError: The capacity is below 1, or a length is negative.
+        ValueError: The capacity is below 1, a length is negative, one of both is not a whole number
+            or above `LARGEST`, or there is more than one dimension.
     """
+    try:
+        capacity = operator.index(capacity)
+    except TypeError:
+        raise ValueError(f"capacity is {capacity!r}: give a whole number") from None
     if capacity < 1:
         raise ValueError(f"capacity is {capacity}: a pack holds at least 1")
-    for index, length in enumerate(lengths):
-        if length < 0:
-            raise ValueError(f"lengths[{index}] is {length}: a length is 0 or more")
+    if capacity > LARGEST:
+        raise ValueError(f"capacity is {capacity}: it is at most {LARGEST}")
+    try:
+        array = np.asarray(lengths)
+    except ValueError:  # lists of unequal lists
+        raise ValueError("lengths holds lists: give one whole number for each sample") from None
+    if array.ndim != 1:
+        raise ValueError(
+            f"lengths has {array.ndim} dimensions: give one whole number for each sample"
+        )
+    if array.size and (array.dtype.kind not in "iub" or array.min() < 0 or array.max() > LARGEST):
+        for index, length in enumerate(array.tolist() if array.dtype.kind in "iu" else lengths):
+            _check(index, length)
+    return array.astype(np.int64, copy=False).tolist(), capacity
 
 
-def longest_first(lengths: Sequence[int]) -> list[int]:
-    """Return the indices by falling length; equal lengths keep their order."""
-    return sorted(range(len(lengths)), key=lambda index: -lengths[index])
+def _check(index: int, length: Any) -> None:
+    try:
+        whole = operator.index(length)
+    except TypeError:
+        raise ValueError(f"lengths[{index}] is {length!r}: give a whole number") from None
+    if whole < 0:
+        raise ValueError(f"lengths[{index}] is {whole}: a length is 0 or more")
+    if whole > LARGEST:
+        raise ValueError(f"lengths[{index}] is {whole}: a length is at most {LARGEST}")
 
 
-__all__ = ["check_lengths", "longest_first"]
+def longest_first(lengths: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return the indices by falling length, int64 (n,); equal lengths keep their order."""
+    return np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
+
+
+def runs(sorted_lengths: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return (length, how often) for each stretch of equal lengths, in order.
+
+    Args:
+        sorted_lengths: Equal ones side by side, int64 (n,).
+    """
+    starts = np.flatnonzero(np.diff(sorted_lengths, prepend=-1))
+    counts = np.diff(starts, append=len(sorted_lengths))
+    return list(zip(sorted_lengths[starts].tolist(), counts.tolist(), strict=True))
+
+
+def packs_of(order: npt.NDArray[np.int64], pack: Sequence[int], packs: int) -> list[list[int]]:
+    """Return the packs as lists of indices.
+
+    Args:
+        order: Indices in the order in which they were packed, int64 (n,).
+        pack: Which pack each of them went to, n numbers from 0 to `packs` - 1.
+        packs: How many packs there are.
+    """
+    where = np.asarray(pack, dtype=np.int64)
+    flat: list[int] = order[np.argsort(where, kind="stable")].tolist()
+    ends: list[int] = np.cumsum(np.bincount(where, minlength=packs)).tolist()
+    return cut(flat, [0, *ends])
+
+
+def cut(flat: list[int], bounds: Sequence[int]) -> list[list[int]]:
+    """Return what lies between each two bounds that follow each other."""
+    with no_collections():
+        return [flat[start:end] for start, end in pairwise(bounds)]
+
+
+@contextlib.contextmanager
+def no_collections() -> Iterator[None]:
+    """Make many lists of integers without the collector of cycles looking through them.
+
+    They have no cycles, and to look through those that there are, again and again as they become
+    more, took two thirds of the time of `next_fit` for 10^6 samples.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+__all__ = [
+    "LARGEST",
+    "Lengths",
+    "checked",
+    "cut",
+    "longest_first",
+    "no_collections",
+    "packs_of",
+    "runs",
+]

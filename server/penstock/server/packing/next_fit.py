@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from penstock.server.packing.lengths import check_lengths
+from penstock.server.packing.lengths import Lengths, checked, cut
 
 
-def next_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+def next_fit(lengths: Lengths, capacity: int) -> list[list[int]]:
     """Return packs of consecutive samples; a sample that does not fit starts the next pack.
 
     LMMS-Engine's streaming datasets pack so, and its strategy named `first_fit` does too.
@@ -21,18 +19,17 @@ def next_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
         one sample that is longer.
 
     Raises:
-        ValueError: The capacity is below 1, or a length is negative.
+        ValueError: The capacity is below 1, or a length is negative or not a whole number.
     """
-    check_lengths(lengths, capacity)
-    packs: list[list[int]] = []
+    sizes, capacity = checked(lengths, capacity)
+    starts: list[int] = []
     room = -1  # nothing fits before the first pack is open
-    for index, length in enumerate(lengths):
-        if length > room:
-            packs.append([])
-            room = capacity
-        packs[-1].append(index)
+    for index, length in enumerate(sizes):
         room -= length
-    return packs
+        if room < 0:  # also after a sample that is longer than the capacity: it stays alone
+            starts.append(index)
+            room = capacity - length
+    return cut(list(range(len(sizes))), [*starts, len(sizes)])
 
 
 __all__ = ["next_fit"]

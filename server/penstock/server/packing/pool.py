@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from penstock.server.packing.lengths import check_lengths
+from penstock.server.packing.lengths import Lengths, checked
 
 STRATEGIES = ("prefer_closest", "prefer_first")
 LONG_SAMPLE_THRESHOLD = 1000
@@ -13,7 +13,7 @@ LONG_SAMPLE_THRESHOLD = 1000
 
 
 def pool(
-    lengths: Sequence[int],
+    lengths: Lengths,
     capacity: int,
     *,
     pool_size: int = 16,
@@ -41,22 +41,22 @@ def pool(
         Batches of indices, each index once; see `choose` for what a batch may cost.
 
     Raises:
-        ValueError: The capacity or the pool size is below 1, a length is negative, the strategy is
-            unknown, or there are not as many kinds as lengths.
+        ValueError: The capacity or the pool size is below 1, a length is negative or not a whole
+            number, the strategy is unknown, or there are not as many kinds as lengths.
     """
-    check_lengths(lengths, capacity)
+    sizes, capacity = checked(lengths, capacity)
     if pool_size < 1:
         raise ValueError(f"pool_size is {pool_size}: a pool holds at least 1 sample")
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy is {strategy!r}: choose one of {', '.join(STRATEGIES)}")
-    if kinds is not None and len(kinds) != len(lengths):
-        raise ValueError(f"there are {len(kinds)} kinds for {len(lengths)} lengths: give one each")
+    if kinds is not None and len(kinds) != len(sizes):
+        raise ValueError(f"there are {len(kinds)} kinds for {len(sizes)} lengths: give one each")
     batches: list[list[int]] = []
-    coming = iter(range(len(lengths)))
+    coming = iter(range(len(sizes)))
     pending = list(islice(coming, pool_size))
     while pending:
         chosen = choose(
-            [lengths[index] for index in pending],
+            [sizes[index] for index in pending],
             [""] * len(pending) if kinds is None else [kinds[index] for index in pending],
             capacity,
             max_batch_size=max_batch_size,
@@ -108,7 +108,7 @@ def choose(
 
     longest = lengths[0]
     chosen = [0]
-    if longest >= long_threshold or longest >= cap(longest):
+    if max_batch_size == 1 or longest >= long_threshold or longest >= cap(longest):
         return chosen
     candidates = [place for place in range(1, len(lengths)) if kinds[place] == kinds[0]]
     while candidates and (not max_batch_size or len(chosen) < max_batch_size):

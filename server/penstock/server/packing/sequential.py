@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 
-from penstock.server.packing.lengths import check_lengths
+from penstock.server.packing.lengths import Lengths, checked
 
 
-def sequential(
-    lengths: Sequence[int], capacity: int, *, lookahead_limit: int = 10
-) -> list[list[int]]:
+def sequential(lengths: Lengths, capacity: int, *, lookahead_limit: int = 10) -> list[list[int]]:
     """Return packs in the given order, where up to `lookahead_limit` samples may be overtaken.
 
     The budget mode of cosmos-framework's `SequentialPackingBatcher`. A sample that does not fit is
@@ -27,22 +24,24 @@ def sequential(
         strictly). A sample of `capacity` or more is left out when it leads an empty pack.
 
     Raises:
-        ValueError: The capacity is below 1, the limit or a length is negative.
+        ValueError: The capacity is below 1, the limit is negative, or a length is negative or not a
+            whole number.
     """
-    check_lengths(lengths, capacity)
+    sizes, capacity = checked(lengths, capacity)
     if lookahead_limit < 0:
         raise ValueError(f"lookahead_limit is {lookahead_limit}: it is 0 or more")
     packs: list[list[int]] = []
-    queue = deque(range(len(lengths)))
+    queue = deque(range(len(sizes)))
     while queue:
         pack: list[int] = []
         skipped: list[int] = []
         total = 0
         while queue and not (pack and len(skipped) >= lookahead_limit):
             index = queue.popleft()
-            if total + lengths[index] < capacity:
+            length = sizes[index]
+            if total + length < capacity:
                 pack.append(index)
-                total += lengths[index]
+                total += length
             elif pack:
                 skipped.append(index)
         queue.extendleft(reversed(skipped))

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from penstock.server.packing.lengths import check_lengths, longest_first
+from penstock.server.packing.lengths import Lengths, checked, longest_first
 
 
-def window(
-    lengths: Sequence[int], capacity: int, size: int, *, sort: bool = False
-) -> list[list[int]]:
+def window(lengths: Lengths, capacity: int, size: int, *, sort: bool = False) -> list[list[int]]:
     """Return packs that are each filled by one scan over a window of `size` samples.
 
     LMMS-Engine's `window_XX`, in both its forms. Unsorted, as its code does it, the window rolls:
@@ -33,34 +31,33 @@ def window(
         one sample that is longer.
 
     Raises:
-        ValueError: The capacity or the size is below 1, or a length is negative.
+        ValueError: The capacity or the size is below 1, or a length is negative or not a whole
+            number.
     """
-    check_lengths(lengths, capacity)
+    sizes, capacity = checked(lengths, capacity)
     if size < 1:
         raise ValueError(f"size is {size}: a window shows at least 1 sample")
     if not sort:
-        return _roll(lengths, capacity, size, range(len(lengths)))
-    order = longest_first(lengths)
+        return _roll(sizes, capacity, size, range(len(sizes)))
+    order: list[int] = longest_first(sizes).tolist()
     packs: list[list[int]] = []
     for start in range(0, len(order), size):
-        packs += _roll(lengths, capacity, size, order[start : start + size])
+        packs += _roll(sizes, capacity, size, order[start : start + size])
     return packs
 
 
-def _roll(
-    lengths: Sequence[int], capacity: int, size: int, order: Sequence[int]
-) -> list[list[int]]:
+def _roll(sizes: Sequence[int], capacity: int, size: int, order: Sequence[int]) -> list[list[int]]:
     packs: list[list[int]] = []
     coming = iter(order)
     shown = list(islice(coming, size))
     while shown:
         pack = [shown[0]]
-        room = capacity - lengths[shown[0]]
+        room = capacity - sizes[shown[0]]
         left: list[int] = []
         for index in shown[1:]:
-            if lengths[index] <= room:
+            if sizes[index] <= room:
                 pack.append(index)
-                room -= lengths[index]
+                room -= sizes[index]
             else:
                 left.append(index)
         packs.append(pack)

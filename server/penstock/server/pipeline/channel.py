@@ -1,7 +1,9 @@
 """How the server process and a worker talk: a socket pair, and JSON with byte strings behind.
 
 Nothing is pickled. A message is two lengths (uint32, little-endian), JSON, and the byte strings
-whose lengths the JSON's key `blobs` gives. File descriptors ride along where an arena is passed.
+whose lengths the JSON's key `blobs` gives. Messages with the same keys that go together travel as
+one: `keys`, and for each of them a row of values in `rows` and `each` byte strings. File
+descriptors ride along where an arena is passed.
 """
 
 from __future__ import annotations
@@ -35,6 +37,33 @@ def pack(message: Message, blobs: Sequence[bytes] = ()) -> bytes:
     return b"".join((_HEAD.pack(len(text), sum(map(len, blobs))), text, *blobs))
 
 
+def pack_all(entries: Sequence[tuple[Message, Sequence[bytes]]]) -> bytes:
+    """Return the bytes of messages with their byte strings, in order; what is alike goes as one.
+
+    Tickets and answers come several at a time and differ in their values alone: 20 of them as one
+    message cost a third of 20 messages, on both sides.
+    """
+    parts: list[bytes] = []
+    start = 0
+    while start < len(entries):
+        first, blobs = entries[start]
+        keys, each, stop = first.keys(), len(blobs), start + 1
+        while (
+            stop < len(entries)
+            and len(entries[stop][1]) == each
+            and entries[stop][0].keys() == keys
+        ):
+            stop += 1
+        if stop == start + 1:
+            parts.append(pack(first, blobs))
+        else:
+            rows = [[message[key] for key in keys] for message, _ in entries[start:stop]]
+            together = [blob for _, blobs in entries[start:stop] for blob in blobs]
+            parts.append(pack({"keys": list(keys), "rows": rows, "each": each}, together))
+        start = stop
+    return b"".join(parts)
+
+
 class Unpacker:
     """Cuts a byte stream into messages.
 
@@ -56,7 +85,10 @@ class Unpacker:
         try:
             while (cut := self._cut(start)) is not None:
                 message, start = cut
-                messages.append(message)
+                if "rows" in message:
+                    messages += _apart(message)
+                else:
+                    messages.append(message)
         except Misspoken as error:
             self.broken = error
             start = len(self._buffer)
@@ -90,6 +122,25 @@ class Unpacker:
         return message, end
 
 
+def _apart(message: Message) -> list[Message]:
+    """Return the messages that travelled as one."""
+    keys, rows, each = (message.get(key) for key in ("keys", "rows", "each"))
+    blobs: list[bytes] = message["blobs"]
+    if not (
+        isinstance(keys, list)
+        and all(isinstance(key, str) for key in keys)
+        and isinstance(rows, list)
+        and all(isinstance(row, list) and len(row) == len(keys) for row in rows)
+        and type(each) is int
+        and each * len(rows) == len(blobs)
+    ):
+        raise Misspoken("several messages in one that do not fit their keys or byte strings")
+    return [
+        {**dict(zip(keys, row, strict=True)), "blobs": blobs[at * each : (at + 1) * each]}
+        for at, row in enumerate(rows)
+    ]
+
+
 def _decode(text: bytearray) -> Message:
     try:
         message = _DECODE(text.decode())
@@ -121,4 +172,4 @@ def send_with_fd(sock: socket.socket, data: bytes, fd: int) -> None:
         sock.sendall(data[sent:])
 
 
-__all__ = ["Message", "Misspoken", "Unpacker", "pack", "receive", "send_with_fd"]
+__all__ = ["Message", "Misspoken", "Unpacker", "pack", "pack_all", "receive", "send_with_fd"]

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,10 +24,11 @@ from penstock.server.core.contained import contained
 from penstock.server.core.copies import own_copy
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef, Verdict, budget_spent
-from penstock.server.core.seeding import drawn_since, seeded_globals
+from penstock.server.core.seeding import BorrowedGlobals, drawn_since
 from penstock.server.core.transient import is_transient
 from penstock.server.job import Job
-from penstock.server.roles.base import ProcessContext, RawItem, Sample, item_key
+from penstock.server.pipeline.kept import KeptItems
+from penstock.server.roles.base import ProcessContext, RawItem, Sample, Source, item_key
 from penstock.wire.errors import (
     BadBatch,
     BadItem,
@@ -43,6 +46,10 @@ T = TypeVar("T")
 
 RETRY_DEADLINE_S = 60.0
 """How long a source may be unavailable before this node gives up on an item."""
+
+READ_AHEAD_S = 0.001
+"""Where a source takes longer than this for a call, what comes next is read meanwhile by a thread;
+below it a thread costs more than it saves."""
 
 MAX_KIND_CHARACTERS = 40
 
@@ -221,15 +228,79 @@ class Items:
         self._told: set[tuple[str, type[Exception]]] = set()
         self.processed = 0
         self.careful = False
+        self._globals = BorrowedGlobals()
+        self._may_read_ahead = all(source.may_read_ahead for source in job.sources.values())
+        self._reading = threading.Lock()  # a source is called by one thread at a time
+        self._read_s = 0.0  # how long a call of fetch() usually takes
+        self._kept: KeptItems | None = None
+        columns = job.processor.size_columns
+        self._heads = all(source.has_heads(columns) for source in job.sources.values())
         self._ready = False
 
+    # --- raw items ---
+
     def raws(self, items: Sequence[ItemRef]) -> list[RawItem]:
-        """Return the raw items.
+        """Return the raw items: read here, unless they were read before.
 
         Raises:
             SourceUnavailable: After retries to the deadline; names the item.
             BadItem: The source's own code fails twice on the same item.
         """
+        if self._kept is None or not items:
+            return self._read(items)
+        self.progress("fetch", items[0])
+        kept = self._kept.take(items)
+        if not kept:
+            return self._read(items)
+        missing = [item for item in items if item not in kept]
+        if missing:
+            kept.update(zip(missing, self._read(missing), strict=True))
+        return [kept[item] for item in items]
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Tell whether it is worth while to say what will be needed next."""
+        return self._may_read_ahead and self._read_s > READ_AHEAD_S and not self.careful
+
+    def read_ahead(self, items: Sequence[ItemRef]) -> None:
+        """Have items read by another thread while this one goes on; only where `reads_ahead`."""
+        if items:
+            self._keeper().ask(items)
+
+    def _keeper(self) -> KeptItems:
+        if self._kept is None:
+            self._kept = KeptItems(self._read_aside)
+        return self._kept
+
+    def _read_aside(self, items: Sequence[ItemRef]) -> list[RawItem]:
+        """Read items in another thread: once, for whoever needs them tries again."""
+        found: dict[ItemRef, RawItem] = {}
+        for name, source in self.job.sources.items():
+            own = [item for item in items if item.source == name]
+            if own:
+                raws = contained(partial(self._of_source, source, own))
+                found.update(zip(own, raws, strict=True))
+        return [found[item] for item in items]
+
+    def _of_source(
+        self, source: Source, items: Sequence[ItemRef], heads: bool = False
+    ) -> list[RawItem]:
+        indices = [item.index for item in items]
+        began_s = time.perf_counter()
+        with self._reading:
+            if heads:
+                raws = source.heads(indices, self.job.processor.size_columns)
+            else:
+                raws = source.fetch(indices)
+        self._read_s += 0.1 * (time.perf_counter() - began_s - self._read_s)
+        # A processor may write into what it is given: that must not be the source's own.
+        return raws if source.gives_fresh_items else [own_copy(raw) for raw in raws]
+
+    def _read(self, items: Sequence[ItemRef], *, heads: bool = False) -> list[RawItem]:
+        if items and len(self.job.sources) == 1:
+            [name] = self.job.sources
+            if not self.job.sources[name].uses_global_rng:
+                return self._fetch(name, items, heads)
         found: list[RawItem] = [None] * len(items)
         by_source: dict[str, list[int]] = {}
         for place, item in enumerate(items):
@@ -238,30 +309,28 @@ class Items:
             source = self.job.sources[name]
             if source.uses_global_rng:
                 # A torch Dataset augments in __getitem__: every item is seeded on its own.
-                for place in places:
-                    found[place] = self._fetch(name, [items[place]])[0]
+                with self._globals:
+                    for place in places:
+                        found[place] = self._fetch(name, [items[place]], heads)[0]
             else:
                 for place, raw in zip(
-                    places, self._fetch(name, [items[place] for place in places]), strict=True
+                    places,
+                    self._fetch(name, [items[place] for place in places], heads),
+                    strict=True,
                 ):
                     found[place] = raw
         return found
 
-    def _fetch(self, name: str, items: list[ItemRef]) -> list[RawItem]:
+    def _fetch(self, name: str, items: Sequence[ItemRef], heads: bool = False) -> list[RawItem]:
         source = self.job.sources[name]
         # A torch Dataset decodes what it reads: an error of its own is like one of process().
         what = Call(f"{type(source).__name__}.fetch()", reading=not source.uses_global_rng)
         self.progress("fetch", items[0])
 
         def fetch() -> list[RawItem]:
-            indices = [item.index for item in items]
             if source.uses_global_rng:
-                with seeded_globals(item_key(self.job.seed, items[0])):
-                    raws = source.fetch(indices)
-            else:
-                raws = source.fetch(indices)
-            # A processor may write into what it is given: that must not be the source's own.
-            return raws if source.gives_fresh_items else [own_copy(raw) for raw in raws]
+                self._globals.seed(item_key(self.job.seed, items[0]))
+            return self._of_source(source, items, heads)
 
         if len(items) > 1:
             try:
@@ -270,7 +339,7 @@ class Items:
                 raise
             except Exception as error:
                 # One of them fails, and is named when it is alone.
-                found = [self._fetch(name, [item])[0] for item in items]
+                found = [self._fetch(name, [item], heads)[0] for item in items]
                 self._tell_of(what._replace(role=f"{what.role} of several items"), error)
                 return found
         try:
@@ -283,7 +352,12 @@ class Items:
             raise self._bad("draw", what, items[0], error) from error
 
     def samples(
-        self, items: Sequence[ItemRef], stage: str, lane: int = 0, offset: int = 0
+        self,
+        items: Sequence[ItemRef],
+        stage: str,
+        lane: int = 0,
+        offset: int = 0,
+        coming: Sequence[ItemRef] = (),
     ) -> list[Outcome]:
         """Return what processing gives for each item, judged.
 
@@ -292,6 +366,7 @@ class Items:
             stage: `draw` where the planner asks, `exit` where a maker does.
             lane: The lane of the batch that they are for.
             offset: Its offset.
+            coming: Items that will be needed next.
 
         Raises:
             SourceUnavailable: A read failed to the deadline.
@@ -305,15 +380,22 @@ class Items:
                 wanted.append(item)
             else:
                 outcomes[item] = Quarantined(verdict)
-        for item, outcome in zip(wanted, self.outcomes(wanted, stage), strict=True):
+        for item, outcome in zip(wanted, self.outcomes(wanted, stage, coming), strict=True):
             if isinstance(outcome, Bad):
                 outcomes[item] = self.judge(stage, item, outcome, lane, offset)
             else:
                 outcomes[item] = outcome
         return [outcomes[item] for item in items]
 
-    def outcomes(self, items: Sequence[ItemRef], stage: str) -> list[list[Sample] | Filtered | Bad]:
+    def outcomes(
+        self, items: Sequence[ItemRef], stage: str, coming: Sequence[ItemRef] = ()
+    ) -> list[list[Sample] | Filtered | Bad]:
         """Return what processing gives for each item; nobody is judged, no verdict looked up.
+
+        Args:
+            items: The items, each once.
+            stage: `draw` where the planner asks, `exit` where a maker does.
+            coming: Items that will be needed next: they are read while these are processed.
 
         Raises:
             SourceUnavailable: A read failed to the deadline.
@@ -325,22 +407,29 @@ class Items:
             raws = self.raws(items)
         except BadItem:
             return [self._alone(item, stage) for item in items]
+        self.read_ahead(coming)
         return self._process(items, raws, stage)
 
     def sizes(self, items: Sequence[ItemRef]) -> list[int | Bad]:
         """Return the sizes of items as the processor knows them without processing.
+
+        Where a source has no heads of items the whole items are read, and kept for who makes the
+        batch: most often it is this worker.
 
         Raises:
             SourceUnavailable: A read failed to the deadline.
         """
         self._prepare()
         try:
-            raws = self.raws(items)
+            raws = self._read(items, heads=True) if self._heads else self.raws(items)
         except BadItem as error:
             if len(items) > 1:
                 return [self.sizes([item])[0] for item in items]
             return [Bad(error, content_hash(None), self._fetch_is_pure(items[0]))]
-        return [self._size(item, raw) for item, raw in zip(items, raws, strict=True)]
+        found = [self._size(item, raw) for item, raw in zip(items, raws, strict=True)]
+        if not self._heads:
+            self._keeper().keep(items, raws)
+        return found
 
     def _size(self, item: ItemRef, raw: RawItem) -> int | Bad:
         processor = self.job.processor
@@ -378,7 +467,8 @@ class Items:
             return True
         key = item_key(self.job.seed, item)
         what = Call(f"{type(source).__name__}.fetch()")
-        with seeded_globals(key):
+        with self._globals as borrowed:
+            borrowed.seed(key)
             try:
                 self.retried(lambda: source.fetch([item.index]), what, item)
             except SourceUnavailable:
@@ -394,12 +484,13 @@ class Items:
         [raw] = self.raws([item])
         context = ProcessContext(item, self.job.seed)
         what = Call(f"{type(self.job.processor).__name__}.process()")
-        with self._seeded(item):
+        with self._borrowed():
+            self._seed(item)
             self.retried(lambda: self.job.processor.process(raw, context), what, item)
             return self._drew(context, item_key(self.job.seed, item))
 
     def _drew(self, context: ProcessContext, key: int) -> bool:
-        """Tell, inside of `_seeded`, whether anything random was drawn."""
+        """Tell, inside of `_borrowed`, whether anything random was drawn."""
         return context.drew or (self.job.processor.uses_global_rng and drawn_since(key))
 
     def _process(
@@ -427,7 +518,10 @@ class Items:
     def _one_by_one(
         self, items: Sequence[ItemRef], raws: Sequence[RawItem], stage: str
     ) -> list[list[Sample] | Filtered | Bad]:
-        return [self._process_one(item, raw, stage) for item, raw in zip(items, raws, strict=True)]
+        with self._borrowed():
+            return [
+                self._process_one(item, raw, stage) for item, raw in zip(items, raws, strict=True)
+            ]
 
     def _process_one(
         self, item: ItemRef, raw: RawItem, stage: str
@@ -438,15 +532,15 @@ class Items:
             nonlocal chance
             context = ProcessContext(item, self.job.seed)
             self.processed += 1
-            with self._seeded(item):
-                failed = True
-                try:
-                    outcome = outcome_of(self.job.processor.process(raw, context), context)
-                    failed = False
-                finally:
-                    if failed:
-                        chance = self._drew(context, item_key(self.job.seed, item))
-                return outcome
+            self._seed(item)
+            failed = True
+            try:
+                outcome = outcome_of(self.job.processor.process(raw, context), context)
+                failed = False
+            finally:
+                if failed:
+                    chance = self._drew(context, item_key(self.job.seed, item))
+            return outcome
 
         what = Call(f"{type(self.job.processor).__name__}.process()")
         self.progress("process", item)
@@ -458,10 +552,13 @@ class Items:
             bad = self._bad(stage, what, item, error)
             return Bad(bad, content_hash(raw), every_epoch=not chance)
 
-    def _seeded(self, item: ItemRef) -> AbstractContextManager[None]:
+    def _borrowed(self) -> AbstractContextManager[Any]:
+        """Borrow the global generators for a run of items, where the processor may draw."""
+        return self._globals if self.job.processor.uses_global_rng else nullcontext()
+
+    def _seed(self, item: ItemRef) -> None:
         if self.job.processor.uses_global_rng:
-            return seeded_globals(item_key(self.job.seed, item))
-        return nullcontext()
+            self._globals.seed(item_key(self.job.seed, item))
 
     def judge(self, stage: str, item: ItemRef, bad: Bad, lane: int, offset: int) -> Quarantined:
         """Apply the job's policy to an item that failed: a durable verdict, or the error.

@@ -25,6 +25,7 @@ class Line:
 
     Attributes:
         counters_before: What was counted up to there.
+        counters_told: What was counted when it was last told to whoever adds it up.
         emptied: How many of the last batches, in a row, quarantine has emptied.
     """
 
@@ -37,7 +38,7 @@ class Line:
         self.maker = Maker(job, self.items)
         if snapshot is not None:
             self.planner.restore(snapshot)
-        self.counters_before = self.counters()
+        self.counters_before = self.counters_told = self.counters()
         self.emptied = 0
 
     def counters(self) -> dict[str, int]:
@@ -77,7 +78,8 @@ class Line:
 
     def make(self, plan: BatchPlan, *, blank: bool = False) -> Made:
         """Return the batch of a plan, from the samples at hand where they are."""
-        made = self.maker.make(plan, self.planner.samples, blank=blank)
+        coming = self.planner.coming(plan)
+        made = self.maker.make(plan, self.planner.samples, coming, blank=blank)
         self.planner.forget()
         return made
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
-from penstock.server.core.seeding import seeded_globals
+from penstock.server.core.seeding import BorrowedGlobals
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Call, Filtered, Items, Quarantined
 from penstock.server.pipeline.standin import StandIns
@@ -70,13 +70,14 @@ class Maker:
 
     def __init__(self, job: Job, items: Items) -> None:
         self.job, self.items = job, items
-        self._stand_ins = StandIns(items)
+        self._stand_ins, self._globals = StandIns(items), BorrowedGlobals()
         self._host = [spec.name for spec in job.collator.specs() if spec.place == "host"]
 
     def make(
         self,
         plan: BatchPlan,
         at_hand: Mapping[tuple[ItemRef, int], Sample] | None = None,
+        coming: Sequence[ItemRef] = (),
         *,
         blank: bool = False,
     ) -> Made:
@@ -85,6 +86,7 @@ class Maker:
         Args:
             plan: What it is made of.
             at_hand: Samples that the planner has processed already, by (item, part).
+            coming: Items of the next batch, to be read while those of this one are processed.
             blank: Make the padding batch of these shapes.
 
         Raises:
@@ -92,15 +94,10 @@ class Maker:
             BadBatch: The collator fails on these samples.
             SourceUnavailable: A read failed to the deadline.
         """
-        found = self._samples(plan, at_hand or {})
-        kept = BatchPlan(
-            plan.lane,
-            plan.offset,
-            [[ref for ref in row if (ref.item, ref.part) in found] for row in plan.rows],
-        )
-        rows = [
-            [self._piece(ref, found[ref.item, ref.part], plan) for ref in row] for row in kept.rows
-        ]
+        found = self._samples(plan, at_hand or {}, coming)
+        left = [[ref for ref in row if (ref.item, ref.part) in found] for row in plan.rows]
+        kept = BatchPlan(plan.lane, plan.offset, left)
+        rows = [[self._piece(ref, found[ref[:2]], plan) for ref in row] for row in left]
         emptied = not any(rows)
         if emptied and not self.job.collator.pads_empty:
             rows = self._stand_ins.rows(plan)
@@ -118,10 +115,13 @@ class Maker:
         return Made(self.job.log_id, kept, layout, counts, padding, emptied, epoch)
 
     def _samples(
-        self, plan: BatchPlan, at_hand: Mapping[tuple[ItemRef, int], Sample]
+        self,
+        plan: BatchPlan,
+        at_hand: Mapping[tuple[ItemRef, int], Sample],
+        coming: Sequence[ItemRef],
     ) -> dict[tuple[ItemRef, int], Sample]:
         found: dict[tuple[ItemRef, int], Sample] = {}
-        missing: dict[ItemRef, None] = {}
+        missing: dict[ItemRef, list[SampleRef]] = {}
         left_out = self.items.verdicts.find
         for row in plan.rows:
             for ref in row:
@@ -131,17 +131,14 @@ class Maker:
                 if key in at_hand:
                     found[key] = at_hand[key]
                 else:
-                    missing[ref.item] = None
-        outcomes = self.items.samples(list(missing), "exit", plan.lane, plan.offset)
-        for item, outcome in zip(missing, outcomes, strict=True):
+                    missing.setdefault(ref.item, []).append(ref)
+        outcomes = self.items.samples(list(missing), "exit", plan.lane, plan.offset, coming)
+        for refs, outcome in zip(missing.values(), outcomes, strict=True):
             if isinstance(outcome, Quarantined):
                 continue  # removed from its own group only: no other item moves
-            if isinstance(outcome, Filtered):
-                outcome = []
-            for row in plan.rows:
-                for ref in row:
-                    if ref.item == item:
-                        self._take(ref, outcome, found, plan)
+            samples = [] if isinstance(outcome, Filtered) else outcome
+            for ref in refs:
+                self._take(ref, samples, found, plan)
         return found
 
     def _take(
@@ -220,7 +217,8 @@ class Maker:
         def collate() -> tuple[dict[str, Any], dict[str, int]]:
             context = CollateContext(self.job.seed, plan.lane, plan.offset)
             if collator.uses_global_rng:
-                with seeded_globals(batch_key(self.job.seed, plan.lane, plan.offset)):
+                with self._globals as borrowed:
+                    borrowed.seed(batch_key(self.job.seed, plan.lane, plan.offset))
                     values = collator.collate(rows, context)
             else:
                 values = collator.collate(rows, context)

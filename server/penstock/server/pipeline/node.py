@@ -82,6 +82,10 @@ STORE_RETRY_S, STORE_DEADLINE_S = 0.5, 60.0
 VERIFY_EVERY = 1000
 """One batch in so many is made twice, by another worker where there is one, and compared."""
 
+CHEAP_S = 0.001
+"""Tickets of a job that take less are given whole, planning and making, to one worker: to send a
+plan to another one, and to wake it up, costs as much as it would save."""
+
 MAX_CHECKS = 16
 
 _RANK = operator.attrgetter("rank")
@@ -94,9 +98,14 @@ class Observer:
         """A batch was made."""
 
     def worked(
-        self, job: str, batches: int, stages_s: Mapping[str, float], read_bytes: int
+        self,
+        job: str,
+        batches: int,
+        stages_s: Mapping[str, float],
+        read_bytes: int,
+        drawn: int,
     ) -> None:
-        """What some batches cost: a worker's seconds by stage, and bytes read from storage."""
+        """What some batches cost: a worker's seconds by stage, bytes read from storage, draws."""
 
     def counted(
         self, job: str, lane: int, counters: Mapping[str, int], before: Mapping[str, int]
@@ -485,7 +494,11 @@ class Node:
         if entry.state is not State.WANTED:
             return False  # it was wanted twice, and is given out
         if offset in lane.plans:
-            return at_home
+            if home is not None:
+                return at_home
+            # Who has planned it to know its size has its items, and makes it unless it is busy.
+            keeper = lane.planned_by
+            return keeper in (None, worker.number) or not self.workers[keeper].room()
         if lane.planning:
             return False
         while (line := self._line(name, one, lane, offset)) is not None:
@@ -589,7 +602,7 @@ class Node:
         line = line or self._open(one, lane, worker, lane.starts.pop(offset))
         line.used, line.busy = number, line.busy + 1
         head["line"] = line.number
-        if job.plans_from_refs:
+        if not self._goes_whole(one):
             lane.planning = True
             count = 1 if careful else PLANS_AHEAD
             ticket = Ticket(number, one, lane, entry, line, offset, plans=True, suspect=careful)
@@ -602,6 +615,14 @@ class Node:
             worker.give(ticket, {"op": "produce", **head, "blank": blank})
             line.next = offset + 1
             lane.asked = max(lane.asked, line.next)
+
+    def _goes_whole(self, one: Log) -> bool:
+        """Tell whether who plans a batch makes it, too, and no other worker can.
+
+        So it must be where planning needs processing; and where a batch is made sooner than its
+        plan has gone to another worker.
+        """
+        return not one.job.plans_from_refs or 0.0 < one.ticket_s < CHEAP_S
 
     def _open(self, one: Log, lane: LaneState, worker: WorkerProcess, start: Start) -> LineState:
         idle = sorted(
@@ -693,12 +714,14 @@ class Node:
             return
         if plan:
             ticket.log.remember_plan(ticket.lane, ticket.offset, plan)
+        elif ticket.line is not None:  # whoever wants it again plans it by arithmetic
+            ticket.lane.note_planned(ticket.offset)
         else:  # it was made from this very plan
             plan = ticket.lane.plans.get(ticket.offset, b"")
         ticket.log.ready(ticket.entry, header, body, nbytes, release)
         name = ticket.log.job.name
         self.observer.produced(name, nbytes, message["counts"])
-        if plan and ticket.log.produced % VERIFY_EVERY == 0:
+        if (plan or self._seekable[name]) and ticket.log.produced % VERIFY_EVERY == 0:
             self._verify(worker, ticket, header, plan)
         if "libraries" in message:
             self._note_libraries(name, message["libraries"])
@@ -732,7 +755,8 @@ class Node:
         self._introduce(worker, ticket.log.job)
         key = ticket.entry.key
         head = {"check": number, "job": ticket.log.job.name, "lane": key.lane, "blank": key.blank}
-        worker.send({"op": "verify", **head}, [plan])
+        head["offset"] = key.offset
+        worker.send({"op": "verify", **head}, [plan] if plan else [])
 
     def _on_verified(self, worker: WorkerProcess, message: Message) -> None:
         ticket, header = self._checks.pop(message["check"], (None, b""))
@@ -768,6 +792,8 @@ class Node:
         if ticket.stale:
             return
         ticket.line.next = ticket.offset + len(plans)
+        if ticket.log.job.batcher.needs_sizes:
+            ticket.lane.planned_by = worker.number
         if message["broken"]:  # the next one failed: whoever wants it starts from a clean state
             self._close_line(ticket.lane, ticket.line)
         for ahead, plan in enumerate(plans):
@@ -983,6 +1009,11 @@ class Node:
         """Return every job of the same log, this one among them."""
         return [other for other in self.logs.values() if other.job.log_id == one.job.log_id]
 
+    def asked(self, job: Job) -> int:
+        """Return below which offset lanes of a job's log were planned here, or are being."""
+        logs = [one for one in self.logs.values() if one.job.log_id == job.log_id]
+        return max((lane.asked for each in logs for lane in each.lanes), default=0)
+
     @contextlib.contextmanager
     def _deciding(self, one: Log) -> Iterator[Seen]:
         """Let nothing new of a log be planned while its verdicts change; say what was asked for."""
@@ -990,7 +1021,7 @@ class Node:
         for each in logs:
             each.deciding += 1
         try:
-            yield Seen(one.order, asked=max(lane.asked for each in logs for lane in each.lanes))
+            yield Seen(one.order, asked=self.asked(one.job))
         finally:
             for each in logs:
                 each.deciding -= 1

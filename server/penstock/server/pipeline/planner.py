@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from penstock.server.core.contained import contained
@@ -17,7 +18,7 @@ from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef, Verd
 from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Bad, Filtered, Items
-from penstock.server.roles.base import LaneDraws, Role, Sample
+from penstock.server.roles.base import LaneDraws, Role, Sample, SampleBatcher
 from penstock.wire.errors import (
     BadBatch,
     BadItem,
@@ -62,13 +63,23 @@ class Planner:
         self.ended = False
         self.counters: Counter[str] = Counter()
         self.draws: LaneDraws = job.distributor.open(lane, job.lanes)
-        self.batcher = job.batcher.clone()
+        self._take_batcher(job.batcher.clone())
+        self._can_seek = (
+            job.plans_from_refs
+            and type(self.draws) is LaneDraws
+            and self.batcher.draws_before(0) is not None
+        )
         self.ready: deque[Group] = deque()
         self.samples: dict[tuple[ItemRef, int], Sample] = {}
         self._ahead: dict[ItemRef, list[Sample] | Filtered | Bad | int] = {}
         self._verdicts = 0  # the highest number of a verdict that removed a draw
         self._without_sample = 0
         self._without_group = 0
+
+    def _take_batcher(self, batcher: SampleBatcher) -> None:
+        """Go on with a batcher: a fresh one, or one that was restored."""
+        self.batcher = batcher
+        self._dropped = sum(batcher.dropped().values())
 
     # --- planning ---
 
@@ -162,7 +173,8 @@ class Planner:
         Returns:
             The finished groups, and whether a sample was kept.
         """
-        before = self.batcher.state() if len(refs) > 1 else None
+        copies = len(refs) > 1 and self.batcher.may_refuse
+        before = self.batcher.state() if copies else None
         groups: list[Group] = []
         accepted = False
         try:
@@ -174,8 +186,7 @@ class Planner:
             if before is not None:
                 # A verdict is about the item: a replay, which knows it, adds no part of it either.
                 # And before the store is asked, which may fail: then the item is drawn again.
-                self.batcher = self.job.batcher.clone()
-                self.batcher.restore(before)
+                self._take_batcher(self._restored(before))
             for ref in refs:
                 self.samples.pop((ref.item, ref.part), None)
             if not isinstance(error, BadItem):
@@ -187,7 +198,6 @@ class Planner:
 
     def _add(self, ref: SampleRef, sample: Sample | None) -> tuple[list[Group], bool]:
         """Give a sample to the batcher; return the finished groups and whether it was kept."""
-        dropped = sum(self.batcher.dropped().values())
         try:
             content = sample if self.batcher.needs_content else None
             groups = contained(lambda: self.batcher.add(ref, content))
@@ -196,7 +206,8 @@ class Planner:
         except Exception as error:
             doing = f"sample {ref.part} of item {ref.item}"
             raise self._failure(error, self.batcher, doing) from error
-        kept = sum(self.batcher.dropped().values()) == dropped
+        before, self._dropped = self._dropped, sum(self.batcher.dropped().values())
+        kept = self._dropped == before
         if kept and sample is not None:
             self.samples[ref.item, ref.part] = sample
         return groups, kept
@@ -261,6 +272,11 @@ class Planner:
     def _watch_starvation(self, accepted: bool, finished: bool) -> None:
         self._without_sample = 0 if accepted else self._without_sample + 1
         self._without_group = 0 if finished else self._without_group + 1
+        if (
+            self._without_sample <= MIN_DRAWS_WITHOUT_SAMPLE
+            and self._without_group <= MIN_DRAWS_WITHOUT_GROUP
+        ):
+            return  # whatever an epoch has
         if self.job.epochs is not None:
             return  # a finite lane ends by itself
         epoch = self.job.distributor.epoch_draws(1)
@@ -287,7 +303,10 @@ class Planner:
             return None
         if item not in self._ahead:
             items = [item, *self._coming(item)]
-            self._ahead.update(zip(items, self.items.outcomes(items, "draw"), strict=True))
+            # What follows these is read while they are processed; this draw is one of them.
+            later = self._peek(LOOK_AHEAD - 1, LOOK_AHEAD) if self.items.reads_ahead else []
+            outcomes = self.items.outcomes(items, "draw", later)
+            self._ahead.update(zip(items, outcomes, strict=True))
         outcome = self._ahead.pop(item)
         if isinstance(outcome, Bad):
             self._leave_out(item, outcome)
@@ -313,12 +332,7 @@ class Planner:
         """Return the items to fetch together with this one: distinct, and not known to be bad."""
         if self.items.careful:
             return []
-        try:
-            coming = dict.fromkeys(self.draws.peek(LOOK_AHEAD - 1))
-        except Exception as error:  # of a user's distributor
-            # It stops the lane, by name, when that draw is the next one.
-            logger.debug("lane %d looks no further ahead: %s", self.lane, error_line(error))
-            return []
+        coming = dict.fromkeys(self._peek(0, LOOK_AHEAD - 1))
         coming.pop(item, None)
         find = self.items.verdicts.find
         return [
@@ -326,6 +340,24 @@ class Planner:
             for one in coming
             if one not in self._ahead and find("draw", one, self.lane, self.offset) is None
         ]
+
+    def _peek(self, past: int, count: int) -> list[ItemRef]:
+        """Return up to `count` coming draws, those after the next `past`."""
+        try:
+            return self.draws.peek(past + count)[past:]
+        except Exception as error:  # of a user's distributor
+            # It stops the lane, by name, when that draw is the next one.
+            logger.debug("lane %d looks no further ahead: %s", self.lane, error_line(error))
+            return []
+
+    def coming(self, plan: BatchPlan) -> list[ItemRef]:
+        """Return what the batch after the latest plan is likely to be made of, if that is of use.
+
+        Only where batches are planned from draws alone: else the planner itself reads ahead.
+        """
+        if not (self._can_seek and self.items.reads_ahead):
+            return []
+        return self._peek(0, sum(map(len, plan.rows)))
 
     def forget(self) -> None:
         """Let go of every sample that nothing pending needs: of past batches, and left out ones."""
@@ -340,11 +372,7 @@ class Planner:
 
     def can_seek(self) -> bool:
         """Tell whether any offset is reached by arithmetic."""
-        return (
-            self.job.plans_from_refs
-            and type(self.draws) is LaneDraws
-            and self.batcher.draws_before(0) is not None
-        )
+        return self._can_seek
 
     def seek(self, offset: int) -> None:
         """Go to `offset` by arithmetic; only where `can_seek`."""
@@ -353,7 +381,7 @@ class Planner:
         total = self.job.distributor.draws(self.lane, self.job.lanes)
         drawn = before if total is None else min(before, total)
         self.draws.restore({"k": drawn})
-        self.batcher = self.job.batcher.clone()
+        self._take_batcher(self.job.batcher.clone())
         self.ready.clear()
         self._ahead.clear()
         self.ended = total is not None and before >= total and drawn < before
@@ -392,10 +420,14 @@ class Planner:
                 offset=offset,
             ) from error
 
+    def _restored(self, state: Any) -> SampleBatcher:
+        batcher: SampleBatcher = self.job.batcher.clone()
+        batcher.restore(state)
+        return batcher
+
     def _restore(self, offset: int, state: dict[str, Any]) -> None:
         self.draws.restore(state["draws"])
-        self.batcher = self.job.batcher.clone()
-        self.batcher.restore(state["batcher"])
+        self._take_batcher(self._restored(state["batcher"]))
         self.ready = deque(
             [[SampleRef.from_json(ref) for ref in row] for row in group] for group in state["ready"]
         )
@@ -408,6 +440,7 @@ class Planner:
         self.offset = offset
 
 
+@lru_cache(1024)  # the same few words at every batch
 def _cut(reason: str) -> str:
     return clean_text(reason[:MAX_REASON_CHARACTERS], MAX_REASON_CHARACTERS)
 

@@ -18,7 +18,7 @@ import structlog
 from penstock.server.core.frames import error_line
 from penstock.server.environment import worker_environment
 from penstock.server.pipeline.arena import ArenaReader, sealed_memory
-from penstock.server.pipeline.channel import Message, Misspoken, Unpacker, pack, receive
+from penstock.server.pipeline.channel import Message, Misspoken, Unpacker, pack_all, receive
 from penstock.server.pipeline.messages import check, check_arena
 from penstock.server.pipeline.scheduler import Entry, LaneState, LineState, Log
 from penstock.server.pipeline.worker import PAGE_BYTES, Note, Page
@@ -126,6 +126,7 @@ class WorkerProcess:
         self._sock, self._loop = ours, loop
         self._unpacker = Unpacker()
         self._fds: list[int] = []
+        self._unsent: list[tuple[Message, Sequence[bytes]]] = []
         self._outgoing = bytearray()
         self._flush_scheduled = False
         self._frees: list[tuple[int, int]] = []
@@ -145,7 +146,7 @@ class WorkerProcess:
         if self._frees:
             message = {**message, "frees": self._frees}
             self._frees = []
-        self._outgoing += pack(message, blobs)
+        self._unsent.append((message, blobs))
         if not self._flush_scheduled:
             # One write for all tickets of this turn of the loop: a wake-up costs more than one.
             self._flush_scheduled = True
@@ -269,6 +270,8 @@ class WorkerProcess:
         self._flush_scheduled = False
         if self.dead:
             return
+        self._outgoing += pack_all(self._unsent)
+        self._unsent.clear()
         try:
             while self._outgoing:
                 sent = self._sock.send(self._outgoing)

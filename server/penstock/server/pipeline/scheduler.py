@@ -174,12 +174,18 @@ class LaneState:
     planning: bool = False
     plans: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
     error: PenstockError | None = None  # stopped for good
+    planned_by: int | None = None  # the worker that has read the items of the latest plans
     planned: int = 0  # offsets below were planned, by whatever line, or given by another node
     asked: int = 0  # offsets below were planned, or a worker was told to
     emptied: set[int] = field(default_factory=set)  # latest offsets whose every item was left out
     # What was being done when a worker died, by the offset that it was working for.
     deaths: dict[int, list[str]] = field(default_factory=dict)
     gives_way: bool = False  # for a while after a death other lanes' batches go first
+
+    def note_planned(self, offset: int) -> None:
+        """Note that a batch was planned: nobody looks for where to start for it any more."""
+        self.starts.pop(offset, None)
+        self.planned = max(self.planned, offset + 1)
 
     def note_emptied(self, offset: int, at_most: int) -> bool:
         """Note a batch without an item; tell whether there are `at_most` of them in a row."""
@@ -504,8 +510,7 @@ class Log:
 
     def remember_plan(self, lane: LaneState, offset: int, plan: bytes) -> None:
         """Keep a plan for a while: whoever wants this batch again has it made without a replay."""
-        lane.starts.pop(offset, None)
-        lane.planned = max(lane.planned, offset + 1)
+        lane.note_planned(offset)
         lane.plans[offset] = plan
         lane.plans.move_to_end(offset)
         while len(lane.plans) > KEPT_PLANS:
@@ -580,8 +585,8 @@ class Log:
     def may_read_elsewhere(self) -> bool:
         """Tell whether a worker may make a batch of another one's group: it reads its blocks.
 
-        Where that adds no more than `ELSEWHERE_SHARE` to what is read, as far as that is known; then
-        it counts from here.
+        Where that adds no more than `ELSEWHERE_SHARE` to what is read, as far as that is known;
+        then it counts from here.
         """
         if self.homes is None:
             return True

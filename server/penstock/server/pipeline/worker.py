@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from penstock.server.core.frames import error_line
 from penstock.server.core.refs import BatchPlan, ItemRef, Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline.arena import Arenas, ArenaWriter
-from penstock.server.pipeline.channel import Message, Unpacker, pack, send_with_fd
+from penstock.server.pipeline.channel import Message, Unpacker, pack, pack_all, send_with_fd
 from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Made, Maker
@@ -52,6 +52,8 @@ LATE_S = 0.02
 """Behind this it goes without the next one, which takes longer than the ones before it."""
 
 _PAGE_HEAD = struct.Struct("<QI")  # a number that grows with every note, and the note's length
+
+MAX_NOTE_BYTES = PAGE_BYTES - _PAGE_HEAD.size
 
 
 class Note(NamedTuple):
@@ -81,7 +83,7 @@ class Page:
         )
         self._serial = 0
         self._stage, self._since_s = "idle", time.perf_counter()
-        self._spent_s: dict[str, float] = {}
+        self._spent_s: defaultdict[str, float] = defaultdict(float)
 
     def note(
         self,
@@ -92,9 +94,9 @@ class Page:
     ) -> None:
         """Write what comes next; the time since the last note counts for its stage."""
         now = time.perf_counter()
-        self._spent_s[self._stage] = self._spent_s.get(self._stage, 0.0) + now - self._since_s
+        self._spent_s[self._stage] += now - self._since_s
         self._stage, self._since_s = stage, now
-        text = _note(stage, job, lane, item)[: PAGE_BYTES - _PAGE_HEAD.size]
+        text = _note_head(stage, job, lane) if item is None else _note(stage, job, lane, item)
         self._serial += 1
         data = _PAGE_HEAD.pack(self._serial, len(text)) + text
         self._map[: len(data)] = data
@@ -102,7 +104,7 @@ class Page:
     def take_spent(self) -> dict[str, float]:
         """Return the seconds spent at each stage since the last call, without those of waiting."""
         self.note(self._stage)
-        spent, self._spent_s = self._spent_s, {}
+        spent, self._spent_s = dict(self._spent_s), defaultdict(float)
         spent.pop("idle", None)
         return spent
 
@@ -149,11 +151,12 @@ class Worker:
         self.lane: int | None = None
         self.line: int | None = None
         self._sending = threading.Lock()  # guards the socket and what is held
-        self._held: list[bytes] = []
+        self._held: list[tuple[Message, Sequence[bytes]]] = []
         self._holding = threading.Event()
         self._held_until = self._last_s = 0.0
         self._ticket_s = 1.0
         self._unreported = 0  # batches whose cost was not told yet
+        self._drawn: defaultdict[str, int] = defaultdict(int)  # by job, draws not told yet
         self._told: set[str] = set()  # jobs whose libraries the server process knows
         self.job: str | None = None
         self.careful = False
@@ -162,7 +165,12 @@ class Worker:
         """Answer until the server process closes the socket."""
         self._send({"op": "ready", "pid": os.getpid()})
         threading.Thread(target=self._flush_late, name="penstock-late", daemon=True).start()
-        while (message := self._next()) is not None:
+        while True:
+            if not self.inbox:
+                self.page.note("idle")
+            message = self._next()
+            if message is None:
+                return
             self.handle(message)
 
     def handle(self, message: Message) -> None:
@@ -182,7 +190,6 @@ class Worker:
         except BaseException as error:  # whatever a role raises, the worker is there for others
             text = "".join(traceback.format_tb(error.__traceback__)) + error_line(error)
             self._fail(message, Internal(f"a bug in penstock: {error_line(error)}", traceback=text))
-        self.page.note("idle")
 
     # --- what the server asks ---
 
@@ -259,7 +266,9 @@ class Worker:
         line, plan, snapshots = self._plan_at(message["line"], message["offset"])
         made = line.make(plan, blank=message["blank"])
         snapshots += self._snapshot_if_due(line)
-        self._done(message, made, plan, snapshots, line)
+        # Where arithmetic leads to any plan, nobody needs this one.
+        told = None if line.planner.can_seek() else plan
+        self._done(message, made, told, snapshots, line)
 
     def _on_plan(self, message: Message) -> None:
         """Plan some batches ahead, for any worker to make."""
@@ -267,6 +276,7 @@ class Worker:
         plans = [_plan_bytes(first)]
         snapshots += self._snapshot_if_due(line)
         broken = False
+        before = line.planner.counters["drawn"]
         while len(plans) < message["count"]:
             try:
                 plan = line.planner.next()
@@ -278,6 +288,7 @@ class Worker:
                 break
             plans.append(_plan_bytes(plan))
             snapshots += self._snapshot_if_due(line)
+        self._drawn[line.job.name] += line.planner.counters["drawn"] - before
         answer: Message = {
             "op": "planned",
             "ticket": message["ticket"],
@@ -293,14 +304,21 @@ class Worker:
         """Make a batch from its plan."""
         self._require(message["job"])
         plan = BatchPlan.from_json(json.loads(message["blobs"][0]))
-        made = self.makers[message["job"]].make(plan, blank=message["blank"])
+        coming = self._coming(message["job"])
+        made = self.makers[message["job"]].make(plan, None, coming, blank=message["blank"])
         self._done(message, made, None, [], None)
 
     def _on_verify(self, message: Message) -> None:
         """Make a batch once more and answer its header: it holds the checksum of the body."""
-        self._require(message["job"])
-        plan = BatchPlan.from_json(json.loads(message["blobs"][0]))
-        made = self.makers[message["job"]].make(plan, blank=message["blank"])
+        name = message["job"]
+        self._require(name)
+        if message["blobs"]:
+            plan = BatchPlan.from_json(json.loads(message["blobs"][0]))
+        else:
+            line = Line(self.jobs[name], message["lane"], self.items[name])
+            line.skip_to(message["offset"])
+            plan = line.advance()
+        made = self.makers[name].make(plan, blank=message["blank"])
         header = made.write(memoryview(bytearray(made.nbytes)))
         answer: Message = {"op": "verified", "check": message["check"]}
         self._tell_cost(answer)
@@ -315,6 +333,16 @@ class Worker:
         self._send({"op": "snapshots", "lines": offsets}, blobs)
 
     # --- helpers ---
+
+    def _coming(self, job: str) -> list[ItemRef]:
+        """Return the items of the next batch of a job to be made here, where that is of use."""
+        if not self.items[job].reads_ahead:
+            return []
+        for later in self.inbox:
+            if later["op"] == "make" and later["job"] == job:
+                plan = BatchPlan.from_json(json.loads(later["blobs"][0]))
+                return list(dict.fromkeys(ref.item for row in plan.rows for ref in row))
+        return []
 
     def _plan_at(self, number: int, offset: int) -> tuple[Line, BatchPlan, list[tuple[int, bytes]]]:
         """Return a line, its plan at an offset, and the snapshots of the way there.
@@ -344,7 +372,9 @@ class Worker:
 
     def _advance(self, line: Line, offset: int) -> BatchPlan:
         """Return the plan at an offset: the line must stand there, whatever happened before."""
+        before = line.planner.counters["drawn"]
         plan = line.advance()
+        self._drawn[line.job.name] += line.planner.counters["drawn"] - before
         if plan.offset != offset:
             raise Internal(
                 f"a line of lane {line.lane} stood at offset {plan.offset} in place of {offset}"
@@ -362,7 +392,7 @@ class Worker:
         return snapshots
 
     def _snapshot_if_due(self, line: Line) -> list[tuple[int, bytes]]:
-        if line.offset % line.job.snapshot_every:
+        if line.offset % line.job.snapshot_every or line.planner.can_seek():
             return []
         return [(line.offset, line.planner.snapshot())]
 
@@ -387,7 +417,7 @@ class Worker:
             "ticket": message["ticket"],
             "where": where,
             "nbytes": made.nbytes,
-            "counts": dict(made.counts),
+            "counts": {str(name): value for name, value in made.counts.items()},
             "emptied": made.emptied,
             "snapshots": [offset for offset, _ in snapshots],
         }
@@ -419,6 +449,7 @@ class Worker:
             "read_bytes": sum(
                 source.read_bytes() for source in self.jobs[self.job].sources.values()
             ),
+            "drawn": self._drawn.pop(self.job, 0),
         }
         self._unreported = 0
 
@@ -453,7 +484,7 @@ class Worker:
 
         It shares the socket and the arenas: a second answer, or a batch written over another.
         """
-        if os.getpid() != self.pid:
+        if _is_forked(self.pid):
             job = f" of job {self.job!r}" if self.job else ""
             text = f"penstock: a process that a role{job} forked came back; it is ended\n"
             os.write(2, text.encode("utf-8", "backslashreplace"))
@@ -471,9 +502,8 @@ class Worker:
 
     def _send(self, message: Message, blobs: Sequence[bytes] = (), *, hold: bool = False) -> None:
         self._end_fork()
-        data = pack(message, blobs)
         with self._sending:
-            self._held.append(data)
+            self._held.append((message, blobs))
             if not hold:
                 self._flush()
         if hold and not self._holding.is_set():
@@ -515,8 +545,9 @@ class Worker:
 
     def _flush(self) -> None:
         if self._held:
-            self.sock.sendall(b"".join(self._held))
+            data = pack_all(self._held)
             self._held.clear()
+            self.sock.sendall(data)
 
     def _may_wait(self) -> bool:
         """Tell whether a retry harms nobody: no other job waits for this worker.
@@ -552,17 +583,43 @@ class Worker:
         return bool(data)
 
 
-def _note(stage: str, job: str | None, lane: int | None, item: ItemRef | None) -> bytes:
+def _mark() -> mmap.mmap | None:
+    """Return memory that holds a 1, and a 0 in every process that is forked from this one.
+
+    None where the system has no such memory (Linux has it from 4.14 on).
+    """
+    page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        page.madvise(_WIPE_ON_FORK)
+    except OSError:
+        return None
+    page[0] = 1
+    return page
+
+
+_WIPE_ON_FORK = 18  # MADV_WIPEONFORK, which Python's mmap does not name
+_MARK = _mark()
+
+
+def _is_forked(pid: int) -> bool:
+    """Tell whether this process is a fork of the one that had a process id; asked all the time.
+
+    However it was forked, by Python or by native code.
+    """
+    return os.getpid() != pid if _MARK is None else not _MARK[0]
+
+
+def _note(stage: str, job: str | None, lane: int | None, item: ItemRef) -> bytes:
     """Return the JSON of a note; put together by hand, since every batch writes several."""
-    head = _note_head(stage, job, lane)
-    if item is None:
-        return head + b"null]"
-    return head + f"[{_quoted(item.source)},{item.index},{item.epoch}]]".encode()
+    head = _note_head(stage, job, lane).removesuffix(b"null]")
+    text = head + f"[{_quoted(item.source)},{item.index},{item.epoch}]]".encode()
+    return text[:MAX_NOTE_BYTES]
 
 
 @cache
 def _note_head(stage: str, job: str | None, lane: int | None) -> bytes:
-    return json.dumps([stage, job, lane, None]).encode().removesuffix(b"null]")
+    """Return the JSON of a note without an item."""
+    return json.dumps([stage, job, lane, None]).encode()[:MAX_NOTE_BYTES]
 
 
 @cache
@@ -593,13 +650,19 @@ def _clean(value: Any) -> Any:
 
 
 def _tell_counts(answer: Message, line: Line) -> None:
-    """Put into an answer what a line's planner has counted: by whatever ticket it went on."""
-    answer["counted"] = {
-        "job": line.job.name,
-        "lane": line.lane,
-        "counters": line.counters(),
-        "before": line.counters_before,
-    }
+    """Put into an answer what a line's planner has counted, if that is news.
+
+    Draws alone are not: every batch has some.
+    """
+    counters = line.counters()
+    if any(line.counters_told.get(name) != n for name, n in counters.items() if name != "drawn"):
+        line.counters_told = counters
+        answer["counted"] = {
+            "job": line.job.name,
+            "lane": line.lane,
+            "counters": counters,
+            "before": line.counters_before,
+        }
 
 
 def _plan_bytes(plan: BatchPlan) -> bytes:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,28 +29,42 @@ _Seen = dict[int, str]
 
 def _attributes(role: Any) -> list[tuple[str, Any]]:
     """Return the attributes that are state: those that are no parameter of the constructor."""
-    given = {"arguments", _FRESH, *_parameters(role)}
+    given = {"arguments", _FRESH, *_parameters(type(role))}
     return sorted(
         ((name, value) for name, value in _held(role).items() if name not in given),
         key=lambda pair: pair[0],
     )
 
 
-def _parameters(role: Any) -> list[str]:
-    return list(inspect.signature(type(role).__init__).parameters)
+_signature = cache(inspect.signature)  # asked for at every batch
+
+
+def _parameters(cls: type[Any]) -> tuple[str, ...]:
+    return tuple(_signature(cls.__init__).parameters)
 
 
 def _held(role: Any) -> dict[str, Any]:
     """Return all attributes of an instance, those in `__slots__` included."""
     held = dict(getattr(role, "__dict__", {}))
-    for cls in type(role).__mro__:
-        slots = vars(cls).get("__slots__", ())
+    cls: Any = type(role)
+    for stored in _slots(cls):
+        if hasattr(role, stored):
+            held[stored] = getattr(role, stored)
+    return held
+
+
+@cache
+def _slots(cls: Any) -> tuple[str, ...]:
+    """Return the names under which the classes of an object keep what is in their `__slots__`."""
+    found: list[str] = []
+    for base in cls.__mro__:
+        slots = vars(base).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             hidden = name.startswith("__") and not name.endswith("__")
-            stored = f"_{cls.__name__.lstrip('_')}{name}" if hidden else name
-            if stored not in ("__dict__", "__weakref__") and hasattr(role, stored):
-                held[stored] = getattr(role, stored)
-    return held
+            stored = f"_{base.__name__.lstrip('_')}{name}" if hidden else name
+            if stored not in ("__dict__", "__weakref__"):
+                found.append(stored)
+    return tuple(found)
 
 
 def capture(role: Any) -> dict[str, Any]:
@@ -74,9 +89,9 @@ def _check_parameters(role: Any) -> None:
     fresh = held.get(_FRESH)
     if fresh is None:
         made = _held(role.clone())
-        fresh = {name: made[name] for name in _parameters(role) if name in made}
+        fresh = {name: made[name] for name in _parameters(type(role)) if name in made}
         object.__setattr__(role, _FRESH, fresh)
-    for name in _parameters(role):
+    for name in _parameters(type(role)):
         if (name in held) != (name in fresh) or (
             name in held and not _same(held[name], fresh[name])
         ):

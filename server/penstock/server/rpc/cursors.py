@@ -61,6 +61,8 @@ class Cursors:
         release: Releases an item of a job, where somebody plans here.
         computes_here: This process makes the batches, too, as that of `local:` does: a new attempt
             compares its libraries with the recorded ones. A node asks its workers.
+        asked: Tells below which offset a job's lanes were planned here: a step that was read is
+            within reach, also where no snapshot of it is stored yet.
     """
 
     METHODS = (
@@ -82,10 +84,12 @@ class Cursors:
         release: Release | None = None,
         *,
         computes_here: bool = True,
+        asked: Callable[[Job], int] | None = None,
     ) -> None:
         self._computes_here = computes_here
         self._jobs, self._store = jobs, store
         self._seekable: dict[str, bool] = {}  # by job: arithmetic leads anywhere
+        self._asked = asked or (lambda job: 0)
         self._on_move = on_move or (lambda job, group, generation, reason: None)
         quarantine = Quarantine(jobs, store, release or self._release)
         self._methods: dict[str, tuple[Any, Callable[[Any], Awaitable[Any]]]] = {
@@ -175,11 +179,13 @@ class Cursors:
 
     async def _commit(self, request: pb.CommitRequest) -> pb.CommitReply:
         job = self._job(request.job, request.group)
-        if job.order.batches is not None:
+        if request.step > MAX_POSITION:
+            raise CommitOutOfRange(f"step {request.step} is no step", step=request.step)
+        if job.order.batches is not None or request.all_rows:
             size = await self._store.batches_per_step(request.job, request.group)
             self._check_step(job, request.step, size, CommitOutOfRange)
-        elif request.step > MAX_POSITION:
-            raise CommitOutOfRange(f"step {request.step} is no step", step=request.step)
+            if request.all_rows:  # a step that somebody names; a rank's own is one that it has read
+                await self._check_reach(job, request.step, size, self._asked(job))
         committed = await self._store.commit(
             request.job,
             request.group,
@@ -197,7 +203,7 @@ class Cursors:
         step = request.step if request.HasField("step") else None
         if step is not None:
             size = await self._store.batches_per_step(request.job, request.group)
-            self._check_step(job, step, size, PastEnd)
+            await self._check_reach(job, step, size, self._asked(job))
         made = await self._store.checkpoint(request.job, request.group, request.name, step)
         return pb.CheckpointReply(name=made.name, step=made.step, log_id=made.log_id)
 
@@ -263,8 +269,14 @@ class Cursors:
             asked = request.batches_per_step or job.batches_per_step
             return int(asked or max(1, request.world_size))
 
-    async def _check_reach(self, job: Job, step: int, size: int) -> None:
+    async def _check_reach(self, job: Job, step: int, size: int, asked: int = 0) -> None:
         """Refuse a step that no reader could be given: the group's cursor would stay there.
+
+        Args:
+            job: The job.
+            step: The step.
+            size: Batches of a step.
+            asked: Offsets of any lane below this are within reach.
 
         Raises:
             PastEnd: The log has no such step.
@@ -273,7 +285,7 @@ class Cursors:
         self._check_step(job, step, size, PastEnd)
         order, first = job.order, step * size
         last = first + order.lanes if order.batches is None else min(first + size, order.batches)
-        if first >= last or order.address(last - 1).offset <= job.max_replay:
+        if first >= last or order.address(last - 1).offset <= asked + job.max_replay:
             return
         if job.name not in self._seekable:
             self._seekable[job.name] = Planner(job, 0, Items(job)).can_seek()
@@ -287,7 +299,7 @@ class Cursors:
                 continue
             lanes.add(lane)
             snapshot = await self._store.nearest_snapshot(job.log_id, lane, offset)
-            nearest = 0 if snapshot is None else snapshot.offset
+            nearest = max(asked, 0 if snapshot is None else snapshot.offset)
             if offset - nearest > job.max_replay:
                 raise far(job, lane, offset, nearest)
 

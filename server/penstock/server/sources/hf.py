@@ -56,6 +56,7 @@ class HfSource(Source):
     version: ClassVar[int | str | None] = 1
     path_params: ClassVar[tuple[str, ...]] = ("path", "data_files")
     gives_fresh_items: ClassVar[bool] = True
+    may_read_ahead: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -106,6 +107,7 @@ class HfSource(Source):
         ]
         self._dataset = dataset.select_columns(self.columns).with_format("arrow")
         self._mapped = {file["filename"]: _stamp(file["filename"]) for file in dataset.cache_files}
+        self._heads: tuple[list[str], Any] | None = None
         self._read_bytes = 0
 
     def __len__(self) -> int:
@@ -120,12 +122,34 @@ class HfSource(Source):
             SourceChanged: A mapped file is not the one that was opened.
             BadItem: What is mapped there cannot be decoded.
         """
+        return self._rows(self._dataset, indices)
+
+    def heads(
+        self, indices: Sequence[int], columns: Sequence[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return only some columns of the rows at `indices`; only these are copied from the map.
+
+        Raises:
+            IndexError, SourceUnavailable, SourceChanged, BadItem: As `fetch`.
+        """
+        if columns is None or not self.has_heads(columns):
+            return self.fetch(indices)
+        chosen = [name for name in self.columns if name in columns]
+        if self._heads is None or self._heads[0] != chosen:
+            self._heads = chosen, self._dataset.select_columns(chosen)
+        return self._rows(self._heads[1], indices)
+
+    def has_heads(self, columns: Sequence[str] | None) -> bool:
+        """Tell whether these are some of the columns that are read, and not all."""
+        return columns is not None and set(columns) < set(self.columns)
+
+    def _rows(self, dataset: Any, indices: Sequence[int]) -> list[dict[str, Any]]:
         check_indices(indices, len(self))
         if not indices:
             return []
         try:
             self._check_mapped()
-            table = self._dataset[[int(index) for index in indices]]
+            table = dataset[[int(index) for index in indices]]
             items = ArrowRows(table).items(range(len(indices)))
             for item in items:
                 self._settle(item)
@@ -192,7 +216,7 @@ class HfSource(Source):
     def _settle(self, item: dict[str, Any]) -> None:
         """Take the place of files out of an item: media get their bytes, paths become names."""
         for column in self._media:
-            media = item[column]
+            media = item.get(column)
             if media is None or not media.get("path"):
                 continue
             if media["bytes"] is None:

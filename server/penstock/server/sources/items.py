@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import struct
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from penstock.server.core.copies import own_copy
 from penstock.server.roles.base import RawItem, Source
 from penstock.server.sources.access import check_indices
 from penstock.wire.errors import InvalidJob
@@ -45,7 +45,7 @@ class ItemsSource(Source):
             IndexError: An index is negative or not below the length.
         """
         check_indices(indices, len(self))
-        return [copy.deepcopy(self._items[index]) for index in indices]
+        return [own_copy(self._items[index]) for index in indices]
 
     def columns_of_items(self) -> dict[str, str] | None:
         """Return the keys of all items, where all are dicts."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -24,8 +25,13 @@ from penstock.server.sources.files import DataFile, FileSet
 from penstock.server.sources.pieces import Pieces
 from penstock.wire.errors import BadItem, InvalidJob, SourceChanged, SourceUnavailable
 
+logger = logging.getLogger("penstock")
+
 CACHE_BYTES = 512 << 20
 """Decoded row groups kept by one process where nobody says how many are needed."""
+
+HEAD_BYTES = 64 << 20
+"""The same of the few columns that sizes are known from."""
 
 _TAIL_BYTES = 64 << 10  # one read brings most footers whole
 _CHUNK_SLACK = (
@@ -71,6 +77,7 @@ class ParquetSource(Source):
     version: ClassVar[int | str | None] = 1
     path_params: ClassVar[tuple[str, ...]] = ("files",)
     gives_fresh_items: ClassVar[bool] = True
+    may_read_ahead: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -115,7 +122,11 @@ class ParquetSource(Source):
         )
         self._open: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
         self._damaged: dict[int, BadItem] = {}  # by block: it is read for one item and not for each
+        self._heads: BlockCache[ArrowRows] = BlockCache(HEAD_BYTES)
+        self._head_columns: list[str] = []
         self._read_bytes = 0
+        # Of its own: who asks what was read must not wait for what is being read.
+        self._counting = threading.Lock()
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -144,18 +155,46 @@ class ParquetSource(Source):
             SourceChanged: A file is not the one that was opened.
             BadItem: A row group was read whole, and cannot be decoded: names file and row group.
         """
+        with self._lock:
+            return self._items(indices, self._block)
+
+    def heads(
+        self, indices: Sequence[int], columns: Sequence[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return only some columns of the rows at `indices`; only these are read and decoded.
+
+        Raises:
+            IndexError, SourceUnavailable, SourceChanged, BadItem: As `fetch`.
+        """
+        if columns is None or not self.has_heads(columns):
+            return self.fetch(indices)
+        chosen = [name for name in self.columns if name in columns]
+        with self._lock:
+            if chosen != self._head_columns:
+                self._heads.clear()
+                self._head_columns = chosen
+            items = self._items(indices, self._head_block)
+        return [{name: item[name] for name in chosen} for item in items]
+
+    def has_heads(self, columns: Sequence[str] | None) -> bool:
+        """Tell whether these are some of the columns that are read, and not all."""
+        return columns is not None and set(columns) < set(self.columns)
+
+    def _items(
+        self, indices: Sequence[int], rows_of: Callable[[int, int], ArrowRows]
+    ) -> list[dict[str, Any]]:
+        """Return the rows at `indices`, from blocks that `rows_of(block, an index)` gives."""
         check_indices(indices, len(self))
         wanted: dict[int, list[int]] = {}
         for place, index in enumerate(indices):
             wanted.setdefault(bisect_right(self._starts, index) - 1, []).append(place)
         items: list[Any] = [None] * len(indices)
-        with self._lock:
-            for block in sorted(wanted):
-                places, start = wanted[block], self._starts[block]
-                rows = self._block(block, indices[places[0]])
-                found = rows.items([indices[place] - start for place in places])
-                for place, item in zip(places, found, strict=True):
-                    items[place] = item
+        for block in sorted(wanted):
+            places, start = wanted[block], self._starts[block]
+            rows = rows_of(block, indices[places[0]])
+            found = rows.items([indices[place] - start for place in places])
+            for place, item in zip(places, found, strict=True):
+                items[place] = item
         return items
 
     def columns_of_items(self) -> dict[str, str]:
@@ -199,7 +238,7 @@ class ParquetSource(Source):
 
     def read_bytes(self) -> int:
         """Return the compressed bytes of the column chunks that were read since the last call."""
-        with self._lock:
+        with self._counting:
             count, self._read_bytes = self._read_bytes, 0
         return count
 
@@ -207,6 +246,7 @@ class ParquetSource(Source):
         """Close all files and let go of decoded row groups."""
         with self._lock:
             self._cache.clear()
+            self._heads.clear()
             while self._open:
                 self._close_one()
 
@@ -240,19 +280,46 @@ class ParquetSource(Source):
         if table is None:
             # Reading and decoding were one call, and fail alike: now one after the other.
             table = self._decoded(block, self._read_pieces(number, group, index))
-        self._read_bytes += self._sum(number, group, "group_bytes")
+        self._count_read(block, self.columns)
         rows = ArrowRows(table.select(self.columns))
         self._cache.put(block, rows, table.nbytes)
         return rows
 
     def _sums(self, what: str) -> list[int]:
-        return [self._sum(number, group, what) for number, group in self._groups]
+        return [self._sum(number, group, what, self.columns) for number, group in self._groups]
 
-    def _sum(self, number: int, group: int, what: str) -> int:
-        """Return the bytes of a row group in the columns that are read."""
+    def _sum(self, number: int, group: int, what: str, columns: Sequence[str]) -> int:
+        """Return the bytes of some columns of a row group."""
         footer = self._footers[number]
         leaves = zip(footer.leaves, getattr(footer, what)[group], strict=True)
-        return sum(nbytes for leaf, nbytes in leaves if leaf in self.columns)
+        return sum(nbytes for leaf, nbytes in leaves if leaf in columns)
+
+    def _head_block(self, block: int, index: int) -> ArrowRows:
+        """Return a row group with the columns of heads; the whole one where they cannot be read."""
+        if (kept := self._heads.get(block)) is not None:
+            return kept
+        number, group = self._groups[block]
+        file, rows = self._set.files[number], self._sizes[block]
+        try:
+            self._set.check(file)
+            table = self._reader(number).read_row_group(
+                group, columns=self._head_columns, use_threads=False
+            )
+            if table.num_rows != rows:
+                raise ValueError(f"{table.num_rows} rows where the footer says {rows}")
+        except Exception as error:
+            # What is wrong with it is found, and said, where whole rows are read.
+            logger.debug("%s: no heads of row group %d: %s", file.path, group, error_line(error))
+            return self._block(block, index)
+        self._count_read(block, self._head_columns)
+        found = ArrowRows(table)
+        self._heads.put(block, found, table.nbytes)
+        return found
+
+    def _count_read(self, block: int, columns: Sequence[str]) -> None:
+        number, group = self._groups[block]
+        with self._counting:
+            self._read_bytes += self._sum(number, group, "group_bytes", columns)
 
     def _read_pieces(self, number: int, group: int, index: int) -> Pieces:
         """Return one row group's columns as they lie, read whole into memory.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from penstock.server.core.refs import Group, Row, SampleRef, Span
@@ -98,6 +99,18 @@ class BestFitPackingBatcher(PackingBatcher):
             )
             raise BadItem(f"{ref.item}: {reason}", item=list(ref.item), stage="draw", reason=reason)
         return self._groups(self.rows)
+
+    @property
+    def pending(self) -> Sequence[SampleRef]:
+        """Return the pool, and the rows that wait for others of their group."""
+        if type(self) is not BestFitPackingBatcher:  # a subclass may hold more
+            return super().pending
+        return [*self._pool.values(), *(ref for row in self._finished for ref in row)]
+
+    @property
+    def may_refuse(self) -> bool:
+        """Tell whether `add` may raise: with `overlong: error`, as far as this class decides."""
+        return self.overlong == "error" or type(self) is not BestFitPackingBatcher
 
     def flush(self) -> list[Group]:
         """Return rows of what is left in the pool; the last group may have fewer rows."""

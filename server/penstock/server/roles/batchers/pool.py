@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from penstock.server.core.refs import Group, SampleRef
@@ -89,6 +90,18 @@ class PoolPackingBatcher(PackingBatcher):
             return []
         self._pool.append((ref, modality(sample)))
         return [self._take()] if len(self._pool) >= self.pool_size else []
+
+    @property
+    def pending(self) -> Sequence[SampleRef]:
+        """Return the pool."""
+        if type(self) is not PoolPackingBatcher:  # a subclass may hold more
+            return super().pending
+        return [ref for ref, _ in self._pool]
+
+    @property
+    def may_refuse(self) -> bool:
+        """Tell whether `add` may raise: never, as far as this class decides."""
+        return type(self) is not PoolPackingBatcher
 
     def flush(self) -> list[Group]:
         """Return groups of what is left in the pool."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import ClassVar
 
 from penstock.server.core.refs import Group, SampleRef
@@ -81,6 +82,18 @@ class SequentialPackingBatcher(PackingBatcher):
             return []
         self._dropped["overlong"] += 1
         return self._offer(deque([None]))
+
+    @property
+    def pending(self) -> Sequence[SampleRef]:
+        """Return the row and what was set aside."""
+        if type(self) is not SequentialPackingBatcher:  # a subclass may hold more
+            return super().pending
+        return [*self._row, *(ref for ref in self._skipped if ref is not None)]
+
+    @property
+    def may_refuse(self) -> bool:
+        """Tell whether `add` may raise: never, as far as this class decides."""
+        return type(self) is not SequentialPackingBatcher
 
     def flush(self) -> list[Group]:
         """Return rows of what is left, in order."""

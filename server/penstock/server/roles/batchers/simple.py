@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from penstock.server.core.refs import Group, SampleRef
@@ -38,6 +39,18 @@ class SimpleBatcher(SampleBatcher):
         """Take one sample; return the group that it completed, if it did."""
         self._held.append(ref)
         return [self._group()] if len(self._held) == self.batch_size else []
+
+    @property
+    def pending(self) -> Sequence[SampleRef]:
+        """Return the samples of the group that is not full."""
+        if type(self) is not SimpleBatcher:  # a subclass may hold more
+            return super().pending
+        return self._held
+
+    @property
+    def may_refuse(self) -> bool:
+        """Tell whether `add` may raise: never, as far as this class decides."""
+        return type(self) is not SimpleBatcher
 
     def flush(self) -> list[Group]:
         """Return the shorter last group, or drop it."""

@@ -1,0 +1,141 @@
+"""Raw items that were read before they are needed: kept up to a bound in bytes, or read ahead.
+
+It only accelerates. What is not here, or could not be read ahead, is read when it is needed, and
+that reading alone says what is wrong: so errors and verdicts come in the same order as without.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.server.core.frames import error_line
+from penstock.server.core.refs import ItemRef
+from penstock.server.roles.base import RawItem
+
+logger = logging.getLogger("penstock")
+
+KEPT_BYTES = 64 << 20
+"""Raw items that a worker keeps for a job: some seconds of text, a pool of a few hundred images."""
+
+MAX_ASKED = 64
+"""Requests that wait for the thread; where it does not follow, what is needed is read at once."""
+
+
+class KeptItems:
+    """Raw items by their refs, the oldest out first, and a thread that brings more.
+
+    Args:
+        read: Reads items of one request, in a thread of this object; what it raises is forgotten.
+        max_bytes: The bound of what is kept.
+    """
+
+    def __init__(
+        self, read: Callable[[Sequence[ItemRef]], list[RawItem]], max_bytes: int = KEPT_BYTES
+    ) -> None:
+        self._read, self.max_bytes = read, max_bytes
+        self.nbytes = 0
+        self._kept: OrderedDict[ItemRef, tuple[RawItem, int]] = OrderedDict()
+        self._asked: deque[list[ItemRef]] = deque()
+        self._in_flight: frozenset[ItemRef] = frozenset()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._item_bytes = 0.0  # of an item, in the mean
+
+    def keep(self, items: Sequence[ItemRef], raws: Sequence[RawItem]) -> None:
+        """Keep items that were read and will be needed once more."""
+        with self._changed:
+            for item, raw in zip(items, raws, strict=True):
+                self._put(item, raw)
+
+    def ask(self, items: Sequence[ItemRef]) -> None:
+        """Have items read by the thread, if there is room for them."""
+        with self._changed:
+            waiting = sum(map(len, self._asked)) + len(self._in_flight)
+            expected = self.nbytes + (waiting + len(items)) * self._item_bytes
+            if len(self._asked) >= MAX_ASKED or expected > self.max_bytes:
+                return
+            known = {item for request in self._asked for item in request} | self._in_flight
+            new = [item for item in items if item not in self._kept and item not in known]
+            if not new:
+                return
+            self._asked.append(new)
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._bring, name="penstock-reading", daemon=True
+                )
+                self._thread.start()
+
+    def take(self, items: Sequence[ItemRef]) -> dict[ItemRef, RawItem]:
+        """Return those of some items that are here, and forget them; wait for what is being read.
+
+        What the thread was asked for and has not begun is not read by it any more.
+        """
+        with self._changed:
+            if self._asked:
+                wanted = set(items)
+                left = ([one for one in asked if one not in wanted] for asked in self._asked)
+                self._asked = deque(request for request in left if request)
+            if not self._in_flight.isdisjoint(items):
+                begun = self._in_flight
+                self._changed.wait_for(lambda: self._in_flight is not begun)
+            found: dict[ItemRef, RawItem] = {}
+            for item in items:
+                kept = self._kept.pop(item, None)
+                if kept is not None:
+                    found[item], nbytes = kept
+                    self.nbytes -= nbytes
+            return found
+
+    def _put(self, item: ItemRef, raw: RawItem) -> None:
+        nbytes = held_bytes(raw)
+        self._item_bytes += 0.1 * (nbytes - self._item_bytes)
+        if nbytes > self.max_bytes:
+            return
+        before = self._kept.pop(item, None)
+        if before is not None:
+            self.nbytes -= before[1]
+        self._kept[item] = raw, nbytes
+        self.nbytes += nbytes
+        while self.nbytes > self.max_bytes:
+            _, (_, freed) = self._kept.popitem(last=False)
+            self.nbytes -= freed
+
+    def _bring(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked)
+                request = self._asked.popleft()
+                self._in_flight = frozenset(request)
+            raws: list[RawItem] | None = None
+            try:
+                raws = self._read(request)
+            except Exception as error:
+                # Whoever needs them reads them again, and says what is wrong.
+                logger.debug("%s was not read ahead: %s", request[0], error_line(error))
+            with self._changed:
+                for item, raw in zip(request, raws or (), strict=False):
+                    self._put(item, raw)
+                del raws
+                self._in_flight = frozenset()
+                self._changed.notify_all()
+
+
+def held_bytes(value: Any) -> int:
+    """Return about how many bytes of memory a raw item takes."""
+    if isinstance(value, str | bytes | bytearray):
+        return 64 + len(value)
+    if isinstance(value, dict):
+        return 256 + sum(held_bytes(key) + held_bytes(inner) for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return 64 + sum(map(held_bytes, value))
+    nbytes = getattr(value, "nbytes", None)
+    return 128 + nbytes if isinstance(nbytes, int) else sys.getsizeof(value, 1024)
+
+
+__all__ = ["KEPT_BYTES", "KeptItems", "held_bytes"]
