@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from penstock.server.sources.catalog import VARIABLE
 
 
 @pytest.fixture
@@ -15,3 +18,16 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="pst-") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         yield Path(folder)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hash_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of this run for hashes of data files: tests neither find nor leave any."""
+    folder = tmp_path_factory.mktemp("hashes")
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ[VARIABLE]
+    else:
+        os.environ[VARIABLE] = before

@@ -224,12 +224,12 @@ class StubReader:
 
     Args:
         channel: An open channel.
-        fields: Fields of `Open`; `protocol` and `lineage` are set unless given.
+        fields: Fields of `Open`; `protocol` is set unless given.
     """
 
     def __init__(self, channel: grpc.Channel, **fields: Any) -> None:
         self._requests: queue.SimpleQueue[feed_pb2.ReadRequest | None] = queue.SimpleQueue()
-        opening = feed_pb2.Open(**{"protocol": PROTOCOL, "lineage": True, **fields})
+        opening = feed_pb2.Open(**{"protocol": PROTOCOL, **fields})
         self._requests.put(feed_pb2.ReadRequest(open=opening))
         stub = feed_pb2_grpc.FeedStub(channel)  # type: ignore[no-untyped-call]
         self._call = stub.Read(iter(self._requests.get, None), timeout=READ_DEADLINE_S)

@@ -35,6 +35,11 @@ def tree_cpu_s(pid: int) -> float:
     return total
 
 
+def free_block(nbytes: int) -> None:
+    """Allocate and free a block without writing to it, as a process does that loads weights."""
+    bytearray(nbytes)
+
+
 class Stopwatch:
     """Measures from its making on.
 

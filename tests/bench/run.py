@@ -37,6 +37,7 @@ NAMES = (
     "transfer",
     "small_batches",
     "batch_sizes",
+    "start",
     "resume",
     "memory",
     "reading",

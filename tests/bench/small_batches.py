@@ -7,18 +7,27 @@ the CPU time of each process for a batch: on a busy machine that figure stays.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from support import HERE, cpu_s, in_child, interleaved, serving, table, write_job
+from clock import cpu_s, tree_cpu_s
+from support import (
+    HERE,
+    ROUNDS,
+    in_child,
+    interleaved,
+    median,
+    serving,
+    spread,
+    table,
+    write_job,
+)
 
-NBYTES, PREFETCH, COUNT, WARM, ROUNDS = 1000, 64, 20_000, 2_000, 6
+NBYTES, PREFETCH, COUNT, WARM = 1000, 64, 10_000, 2_000
 
 JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "ready": ("a ready array, items as they are", {}),
@@ -42,28 +51,27 @@ def run() -> None:
         }
         with serving(write_job(Path(folder), jobs), "--workers", "1") as (address, process):
             results = interleaved(
-                ROUNDS, {name: partial(_read, address, process.pid, name) for name in JOBS}
+                {name: partial(_read, address, process.pid, name) for name in JOBS}
             )
     rows = []
     for name, (label, _) in JOBS.items():
-        rates = sorted(one["batches_per_s"] for one in results[name])
         rows.append(
             (
                 label,
-                f"{median(rates):,.0f}",
-                f"{rates[0]:,.0f} to {rates[-1]:,.0f}",
-                *(f"{median(one[who] for one in results[name]):.0f}" for who in CPU),
+                f"{median(results[name], 'batches_per_s'):,.0f}",
+                spread(results[name], "batches_per_s", ",.0f"),
+                *(f"{median(results[name], who):.0f}" for who in CPU),
             )
         )
     table(
         f"Batches of {NBYTES:,} bytes with prefetch {PREFETCH}: median of {ROUNDS} interleaved "
         "rounds (goal: at least 5,000 a second on 2 cores)",
-        ("batch", "batches/s", "range", *(f"{who} us" for who in CPU)),
+        ("CPU us for a batch", "batches/s", "range", *CPU),
         rows,
     )
 
 
-CPU = ("worker", "server", "client")
+CPU = ("worker", "server", "trainer")
 """Whose CPU time is shown, in microseconds a batch."""
 
 
@@ -74,9 +82,7 @@ def _read(address: str, server: int, job: str) -> dict[str, float]:
 def main(address: str, server: int, job: str) -> dict[str, float]:
     """Read the batches in this process, and look at the CPU time of all three."""
     from penstock.client import Loader
-    from penstock.wire.malloc import keep_memory
 
-    keep_memory()
     worker = _worker_of(server)
     with Loader(
         address, job, rank=0, world_size=1, batches_per_step=8, prefetch=PREFETCH
@@ -84,12 +90,12 @@ def main(address: str, server: int, job: str) -> dict[str, float]:
         batches = iter(loader)
         for _ in range(WARM):
             next(batches)
-        before = _cpu_s(worker), _cpu_s(server), cpu_s()
+        before = _cpu_s(worker, server)
         start = time.perf_counter()
         for _ in range(COUNT):
             next(batches)
         wall = time.perf_counter() - start
-        after = _cpu_s(worker), _cpu_s(server), cpu_s()
+        after = _cpu_s(worker, server)
     spent = {
         who: (end - begin) / COUNT * 1e6 for who, begin, end in zip(CPU, before, after, strict=True)
     }
@@ -105,10 +111,10 @@ def _worker_of(server: int) -> int:
     raise RuntimeError("the server has no worker")
 
 
-def _cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def _cpu_s(worker: int, server: int) -> tuple[float, float, float]:
+    """Return the CPU seconds of the worker, of the server without it, and of this process."""
+    works = tree_cpu_s(worker)
+    return works, tree_cpu_s(server) - works, cpu_s()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """tf.data service, both ends: run by an interpreter that has TensorFlow, and maybe not penstock.
 
 `tfdata.py serve` starts a dispatcher and one worker in one process and prints its address;
-`tfdata.py read ADDRESS SIZE COUNT WARM PID` reads ready batches from it. Bytes travel as they are:
-a service that compresses would be measured by how well constant batches compress.
+`tfdata.py read ADDRESS PID SIZE FREED COUNT WARM` reads ready batches from it. Bytes travel as they
+are: a service that compresses would be measured by how well constant batches compress.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
-from clock import Stopwatch
+from clock import Stopwatch, free_block
 
 
 def serve() -> None:
@@ -27,7 +27,7 @@ def serve() -> None:
     worker.join()
 
 
-def read(address: str, size: int, count: int, warm: int, pid: int) -> dict[str, float]:
+def read(address: str, pid: int, size: int, count: int, warm: int) -> dict[str, float]:
     """Read `count` batches of `size` bytes, which the worker holds in its cache."""
     service = tf.data.experimental.service
 
@@ -53,5 +53,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":
         serve()
     else:
-        address, *numbers = sys.argv[2:]
-        print(json.dumps(read(address, *map(int, numbers))))
+        pid, size, freed, count, warm = map(int, sys.argv[3:])
+        free_block(freed)
+        print(json.dumps(read(sys.argv[2], pid, size, count, warm)))

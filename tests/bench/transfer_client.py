@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Any
 
-from clock import Stopwatch
+from clock import Stopwatch, free_block
 
 
 def penstock(address: str, pid: int, count: int, warm: int, depth: int) -> dict[str, float]:
@@ -100,10 +100,12 @@ def flight(address: str, pid: int, count: int, warm: int) -> dict[str, float]:
 
 if __name__ == "__main__":
     way, *rest = sys.argv[1:]
+    place = rest[:1] if way in ("stacked", "ready") else rest[:2]
+    freed, *numbers = map(int, rest[len(place) :])
+    free_block(freed)
     if way in ("stacked", "ready"):
         local = {"stacked": stacked, "ready": ready}[way]
-        print(json.dumps(local(*map(int, rest))))
-    elif way == "flight":
-        print(json.dumps(flight(rest[0], *map(int, rest[1:]))))
+        print(json.dumps(local(int(place[0]), *numbers)))
     else:
-        print(json.dumps(penstock(rest[0], *map(int, rest[1:]))))
+        remote: Any = {"penstock": penstock, "flight": flight}[way]
+        print(json.dumps(remote(place[0], int(place[1]), *numbers)))

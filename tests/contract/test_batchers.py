@@ -111,12 +111,16 @@ def simple(size: int, **options: Any) -> Case:
     )
 
 
-def sequential(limit: int, **options: Any) -> Case:
+def sequential(limit: int, rows: int = 1, **options: Any) -> Case:
     return Case(
-        f"sequential-{limit}-{options}",
-        lambda: SequentialPackingBatcher(limit, **options),
-        lambda group: len(group) == 1 and 0 < sum(ref.size for ref in group[0]) < limit,
-        limit - 1 + options.get("lookahead_limit", 10),
+        f"sequential-{limit}-{rows}-{options}",
+        lambda: SequentialPackingBatcher(limit, rows=rows, **options),
+        lambda group: (
+            1 <= len(group) <= rows
+            and all(0 < sum(ref.size for ref in row) < limit for row in group)
+        ),
+        # The finished rows of a group that lacks some, too.
+        rows * (limit - 1) + options.get("lookahead_limit", 10),
         options.get("lookahead_limit", 10) + 1,
     )
 
@@ -169,6 +173,7 @@ CASES = [
     sequential(20),
     sequential(20, lookahead_limit=0),
     sequential(33, lookahead_limit=2),
+    sequential(33, rows=3, lookahead_limit=4),
     counted(1),
     counted(3),
     pool(40, 1, None),
@@ -178,6 +183,7 @@ CASES = [
     best_fit(16, 1),
     best_fit(16, 4),
     best_fit(40, 7, rows=3),
+    best_fit(16, 24),
     best_fit(16, 4, overlong="truncate"),
     best_fit(16, 4, rows=2, overlong="drop"),
     best_fit(16, 4, overlong="error"),
@@ -397,4 +403,4 @@ def test_a_built_in_batcher_is_named_and_versioned(name: str) -> None:
     batcher = BUILTIN_BATCHERS[name]
 
     assert batcher.type_name == name
-    assert vars(batcher)["version"] == 1
+    assert isinstance(vars(batcher)["version"], int)

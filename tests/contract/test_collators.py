@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from penstock.server.roles.base import BatchCollator, CollateContext, Sample
 from penstock.server.roles.collators import (
     BUILTIN_COLLATORS,
     DefaultBatchCollator,
+    FunctionCollator,
     PackedCollator,
     PaddedCollator,
 )
@@ -45,7 +48,28 @@ PACKED: Rows = [
 ]
 PACKED_LATER: Rows = [[tokens(1)], [tokens(2, 3)]]
 
-CASES = {
+
+def stacked(samples: list[Sample]) -> dict[str, Any]:
+    """As a `collate_fn` of a trainer: it takes its labels out of the samples."""
+    labels = [sample.pop("label") for sample in samples]
+    images = np.stack([sample["image"] for sample in samples])
+    return {"image": images, "labels": np.array(labels), "names": [s["name"] for s in samples]}
+
+
+def ragged(samples: list[Sample], context: CollateContext) -> dict[str, Any]:
+    """Pad to the longest, hide a random token, count what the loss is taken of."""
+    width = max(len(sample["input_ids"]) for sample in samples)
+    ids = np.zeros((len(samples), width), np.int64)
+    mask = np.zeros_like(ids)
+    for number, sample in enumerate(samples):
+        ids[number, : len(sample["input_ids"])] = sample["input_ids"]
+        mask[number, : len(sample["input_ids"])] = 1
+    labels = np.where(mask, ids, -100)
+    labels[0, context.rng.integers(len(samples[0]["input_ids"]))] = -100
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+CASES: dict[str, tuple[BatchCollator, Rows, Rows]] = {
     "default": (DefaultBatchCollator(), STACKED, STACKED_LATER),
     "padded": (PaddedCollator(), RAGGED, RAGGED_LATER),
     "padded to": (PaddedCollator(pad_to=8, pad_value=99), RAGGED, RAGGED_LATER),
@@ -56,9 +80,16 @@ CASES = {
     "packed for cp": (PackedCollator(document_multiple=4), PACKED, PACKED_LATER),
     "packed shifted": (PackedCollator(labels="shifted"), PACKED, PACKED_LATER),
     "packed int32": (PackedCollator(ids_dtype="int32"), PACKED, PACKED_LATER),
+    "function": (FunctionCollator(stacked), STACKED, STACKED_LATER),
+    "function told the context": (FunctionCollator(ragged), RAGGED, RAGGED_LATER),
+    "function of packed rows": (FunctionCollator(ragged), PACKED, PACKED_LATER),
 }
 every_collator = pytest.mark.parametrize(
     ("collator", "rows", "later"), CASES.values(), ids=CASES.keys()
+)
+BUILT_IN = {name: case for name, case in CASES.items() if not name.startswith("function")}
+every_built_in = pytest.mark.parametrize(
+    ("collator", "rows", "later"), BUILT_IN.values(), ids=BUILT_IN.keys()
 )
 
 
@@ -78,7 +109,8 @@ def as_bytes(values: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 def test_the_suite_covers_every_built_in() -> None:
     """No built-in collator is without this contract."""
-    assert {type(collator) for collator, _, _ in CASES.values()} == set(BUILTIN_COLLATORS.values())
+    covered = {type(collator) for collator, _, _ in CASES.values()}
+    assert covered == {*BUILTIN_COLLATORS.values(), FunctionCollator}
     assert all(cls.type_name == name for name, cls in BUILTIN_COLLATORS.items())
 
 
@@ -154,7 +186,7 @@ def test_specs_say_what_the_values_are(collator: BatchCollator, rows: Rows, late
 def test_blank_keeps_the_shapes_and_changes_only_labels(
     collator: BatchCollator, rows: Rows, later: Rows
 ) -> None:
-    """Every known key is there, of the dtype, kind and fixed dimensions that were announced."""
+    """A padding batch has every key, dtype and shape; its integer labels train nothing."""
     values = collator.collate(rows, context())
     before = as_bytes(values)
 
@@ -193,7 +225,7 @@ def test_counts_are_plain_and_true(collator: BatchCollator, rows: Rows, later: R
         assert told.counts["loss_tokens"] == np.count_nonzero(values["labels"] != -100)
 
 
-@every_collator
+@every_built_in
 def test_emptied_rows_make_a_batch_of_padding(
     collator: BatchCollator, rows: Rows, later: Rows
 ) -> None:
@@ -224,7 +256,12 @@ def test_the_identity_is_json_and_tells_parameters(
 
     assert identity["type"] == type(collator).type_name
     assert identity["version"] == 1
-    assert identity.get("parameters", {}) == json.loads(json.dumps(collator.arguments))
+    parameters = {
+        name: value.__name__ if callable(value) else value
+        for name, value in collator.arguments.items()
+    }
+    assert identity.get("parameters", {}) == json.loads(json.dumps(parameters))
+    assert ("source" in identity) == isinstance(collator, FunctionCollator)
 
 
 # --- DefaultBatchCollator ---
@@ -434,3 +471,106 @@ def test_padded_refuses_parameters_that_cannot_be(parameters: dict[str, Any], ke
         PaddedCollator(**parameters)
 
     assert caught.value.fields["key"] == key
+
+
+# --- FunctionCollator ---
+
+
+def test_a_function_gets_samples_as_torch_gives_them_to_a_collate_fn() -> None:
+    """The default_collate of torch, unedited: one list of samples, a dict of tensors back."""
+    torch = pytest.importorskip("torch")
+    rows: Rows = [[{"x": torch.ones(2) * n, "label": n}] for n in range(3)]
+
+    values = FunctionCollator("torch.utils.data:default_collate").collate(rows, context())
+
+    assert values["x"].tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert to_plain(values["label"], "label") is not None
+
+
+def test_a_function_gets_the_rows_of_a_packer_one_after_another() -> None:
+    """Order is what a list of samples has; where the rows begin is for collators of one's own."""
+    seen: list[list[int]] = []
+
+    def collate(samples: list[Sample]) -> dict[str, Any]:
+        seen.append([len(sample["input_ids"]) for sample in samples])
+        return {"n": len(samples)}
+
+    values = FunctionCollator(collate).collate(PACKED, context())
+
+    assert values == {"n": 5}
+    assert seen == [[3, 2, 1, 2, 1]]
+
+
+def test_what_a_function_counts_itself_stays() -> None:
+    """Tokens are counted for it where it gives arrays of them and has not counted itself."""
+
+    def collate(samples: list[Sample], context: CollateContext) -> dict[str, Any]:
+        context.count("tokens", 77)
+        context.count("cats", 2)
+        return ragged(samples, context)
+
+    told = context()
+    FunctionCollator(collate).collate(RAGGED, told)
+
+    assert told.counts == {
+        "tokens": 77,
+        "cats": 2,
+        "samples": 3,
+        "padding_tokens": 3,
+        "loss_tokens": 5,
+    }
+
+
+def test_blank_labels_of_a_function_may_be_tensors() -> None:
+    """What a data collator of transformers gives is a mapping of tensors, and no dict."""
+    torch = pytest.importorskip("torch")
+    encoding = pytest.importorskip("transformers").BatchEncoding
+
+    def collate(samples: list[Sample]) -> Any:
+        return encoding({"labels": torch.tensor([1, 2]), "input_ids": torch.tensor([1, 2])})
+
+    collator = FunctionCollator(collate)
+    values = collator.collate(RAGGED, context())
+
+    assert type(values) is dict
+    assert collator.blank(values)["labels"].tolist() == [-100, -100]
+    assert values["labels"].tolist() == [1, 2]
+    assert collator.blank({"labels": ["a"], "x": 1}) == {"labels": ["a"], "x": 1}
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        (None, "returned None"),
+        ((1, 2), "returned a tuple of 2"),
+        (np.zeros(2), "returned a ndarray"),
+        ("text", "returned a str"),
+    ],
+)
+def test_a_function_that_returns_no_dict_is_named(result: Any, words: str) -> None:
+    """A `collate_fn` may return a tuple to torch; here every value has a name."""
+
+    def wrong(samples: list[Sample]) -> Any:
+        return result
+
+    with pytest.raises(TypeError, match=f"wrong {words}; return a dict of named values"):
+        FunctionCollator(wrong).collate(STACKED, context())
+
+
+def test_a_collators_function_is_found_by_its_file(tmp_path: Path) -> None:
+    """Its place decides nothing, its source does; a collator class is not one."""
+    source = "def collate(samples):\n    return {'n': len(samples)}\n"
+    for name, text in (("a.py", source), ("b.py", source), ("c.py", source.replace("'n'", "'m'"))):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "d.py").write_text("from penstock.server.roles import PaddedCollator\n")
+
+    one, same, other = (FunctionCollator(f"{tmp_path}/{name}.py:collate") for name in "abc")
+
+    assert one.identity() == same.identity()
+    assert one.identity() != other.identity()
+    assert one.clone().collate(STACKED, context()) == {"n": 2}
+    assert pickle.loads(pickle.dumps(one)).collate(STACKED, context()) == {"n": 2}
+    with pytest.raises(InvalidJob, match="is a collator class; write it as type:"):
+        FunctionCollator(f"{tmp_path}/d.py:PaddedCollator").identity()
+    with pytest.raises(InvalidJob, match=r"such as './data.py:collate'"):
+        FunctionCollator(5)  # type: ignore[arg-type]

@@ -850,6 +850,126 @@ class StoreContract(ABC):
             await again.begin(ask("t2", job=changed({**PLAN, "seed": 8})))
         await again.close()
 
+    # --- deleting a group ---
+
+    async def test_a_deleted_group_is_gone_and_its_name_is_free(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        """Cursor, generations and checkpoints go with it; others stay; also after a restart."""
+        for group in ("run", "other"):
+            await store.begin(ask(group=group, world_size=1))
+            await store.commit("code", group, "t1", 1, 0, 5)
+            await store.checkpoint("code", group, "best", 3)
+        [before] = await store.groups("code", "run")
+        [other] = await store.groups("code", "other")
+
+        gone = await store.delete_group("code", "run")
+        await store.close()
+        again = self.make(tmp_path)
+        await again.open()
+
+        assert gone == before
+        assert (gone.cursor, [one.name for one in gone.checkpoints]) == (5, ["best"])
+        assert await again.groups("code") == [other]
+        for call in (
+            again.delete_group("code", "run"),
+            again.checkpoint("code", "run", "best", None),
+            again.restore("code", "run", "best", "", "ada"),
+            again.batches_per_step("code", "run"),
+        ):
+            with pytest.raises(errors.UnknownGroup, match="it has 'other'"):
+                await call
+        begun = await again.begin(ask("t2", world_size=2, batches_per_step=8))
+        assert (begun.generation, begun.start_step, begun.batches_per_step) == (1, 0, 8)
+        assert (await again.groups("code", "run"))[0].checkpoints == ()
+        assert await again.groups("code", "other") == [other]
+        await again.close()
+
+    async def test_a_run_whose_group_was_deleted_is_told_what_happened(self, store: Store) -> None:
+        """Its commits and reads get one sentence; under a new group of the name it is fenced."""
+        await store.begin(ask(world_size=1))
+        await store.begin(ask("t2", world_size=1))
+        await store.delete_group("code", "run")
+
+        for call in (
+            store.commit("code", "run", "t2", 2, 0, 5),
+            store.check_token("code", "run", "t2", 2),
+        ):
+            with pytest.raises(
+                errors.UnknownGroup, match=r"generation 2, is not in the store any more: it was de"
+            ):
+                await call
+        await store.begin(ask("t3", world_size=1))
+        with pytest.raises(errors.StaleGeneration):
+            await store.commit("code", "run", "t2", 2, 0, 5)
+        assert (await store.groups("code", "run"))[0].cursor == 0
+
+    async def test_only_the_generation_that_was_looked_at_is_deleted(self, store: Store) -> None:
+        """Somebody who begins between a look and a deletion keeps the group."""
+        await store.begin(ask(world_size=1))
+        await store.begin(ask("t2", world_size=1))
+
+        with pytest.raises(errors.StaleGeneration, match="at generation 2 now, begun by host-t2"):
+            await store.delete_group("code", "run", 1)
+
+        assert len(await store.groups("code")) == 1
+        assert (await store.delete_group("code", "run", 2)).generation == 2
+
+    async def test_snapshots_that_a_deleted_group_alone_needed_are_collected(
+        self, store: Store
+    ) -> None:
+        """Those at its checkpoints go at once, as far as the archive does not want them."""
+        await store.register_job(JOB)
+        for group, step in (("run", 0), ("other", 701)):
+            await store.begin(ask(group=group, world_size=2, start_step=step))
+        named = range(1, 800, 2)
+        await asyncio.gather(
+            *(store.checkpoint("code", "run", f"at {step}", step) for step in named)
+        )
+        records = [SnapshotRecord(LOG, 0, offset, b"%d" % offset) for offset in range(1, 1200)]
+        await store.put_snapshots(records)
+
+        async def kept() -> set[int]:
+            looks = (store.nearest_snapshot(LOG, 0, offset) for offset in range(1, 1200))
+            return {found.offset for found in await asyncio.gather(*looks) if found is not None}
+
+        before = await kept()
+        await store.delete_group("code", "run")
+        after = await kept()
+
+        assert before >= set(named)
+        assert len(after) <= 256 + 4 + 4, "the archive, the newest, those at the other cursor"
+        assert after >= {698, 699, 700, 701, 1196, 1197, 1198, 1199}
+        assert max(b - a for a, b in itertools.pairwise(sorted(after))) <= 8
+
+    async def test_who_committed_last_is_known_after_others_began(self, store: Store) -> None:
+        """A generation that has not committed yet is not its author."""
+        await store.begin(ask(world_size=1))
+        [fresh] = await store.groups("code", "run")
+        await store.commit("code", "run", "t1", 1, 0, 5)
+        await store.begin(ask("t2", world_size=1))
+
+        [group] = await store.groups("code", "run")
+
+        assert (fresh.committed_by, fresh.committed_owner) == (0, "")
+        assert (group.generation, group.owner) == (2, "host-t2")
+        assert (group.committed_by, group.committed_owner) == (1, "host-t1")
+
+    async def test_a_probe_tells_whether_the_store_takes_writes(self, store: Store) -> None:
+        """It changes nothing; what it fails with is told to its caller alone."""
+        told: list[errors.PenstockError] = []
+        store.watch(told.append)
+        await store.begin(ask())
+        before = await everything(store)
+
+        await store.probe()
+
+        assert await everything(store) == before
+        await store.close()
+        with pytest.raises(errors.StoreUnavailable):
+            await store.probe()
+        assert told == []
+
     async def test_two_stores_are_told_apart(self, tmp_path: Path) -> None:
         """Each has an identity of its own, from its creation on."""
         uuids = set()

@@ -5,21 +5,26 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from penstock.client.cli import main as penstock
 from penstock.server.cli import run
 from penstock.server.commands.group import cli
+from penstock.server.commands.pace import MAX_BATCHES, POOLS_PASSED
 from penstock.server.commands.show import computed_batches
 from penstock.server.config import load
+from penstock.server.pipeline.line import Line
 from penstock.wire import frame
 from penstock.wire.v1.feed_pb2 import BatchHeader
 
@@ -137,6 +142,86 @@ def test_what_init_writes_passes_check(
         assert job["efficiency"] > 0.5
     if kind == "tokenized":
         assert job["efficiency"] is not None
+
+
+def job_of_init(home: Path, *arguments: str) -> dict[str, Any]:
+    assert run(["init", *arguments, "--force"]) == 0
+    job: dict[str, Any] = yaml.safe_load((home / "penstock.yaml").read_text())["jobs"]["main"]
+    return job
+
+
+def test_init_takes_the_column_and_the_sizes_that_it_is_told(home: Path) -> None:
+    """Another column than the longest, rows of another length, or padded batches of items."""
+    write_tokenizer(home / "tokenizer.json")
+    rows = [{"long": text, "short": text[:9], "n": number} for number, text in enumerate(TEXTS)]
+    (home / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    packed = job_of_init(home, "rows.jsonl", "--column", "short", "--max-tokens", "77")
+    padded = job_of_init(home, "rows.jsonl", "--batch-size", "5")
+
+    assert packed["processor"]["column"] == "short"
+    assert packed["source"]["columns"] == ["short"]
+    assert (packed["batcher"]["max_tokens"], packed["collator"]["pad_to"]) == (77, 77)
+    assert padded["processor"]["column"] == "long"
+    assert (padded["batch_size"], padded["collator"]) == (5, "padded")
+    assert "batcher" not in padded
+    assert len(load("penstock.yaml").job("main").log_id) == 32
+
+
+def test_init_of_conversations_without_a_template_points_at_the_example(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Items as they are, and the way to packed tokens."""
+    turns = [{"from": "human", "value": "?"}, {"from": "gpt", "value": "!"}]
+    (home / "chats.jsonl").write_text("\n".join([json.dumps({"c": turns})] * 60))
+    write_tokenizer(home / "tokenizer.json")  # without a template: no use for conversations
+
+    job = job_of_init(home, "chats.jsonl", "--batch-size", "3")
+
+    said = " ".join(capsys.readouterr().out.split())
+    assert "column c holds conversations" in said
+    assert "(the example: penstock.server.examples.chat)" in said
+    assert job["batch_size"] == 3
+    assert "processor" not in job
+    assert 'type: "./chat.py:Chat", tokenizer: FOLDER, column: c' in (
+        (home / "penstock.yaml").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--max-tokens", "8", "--batch-size", "8"], "give one of them"),
+        (
+            ["--max-tokens", "8"],
+            "--max-tokens 8 packs tokens, and these items give none: add --tok",
+        ),
+        (["--column", "bdy"], "--column bdy: did you mean body?"),
+        (["--column", "id"], "--column id holds a int, such as 0: name one of texts or conversa"),
+        (
+            ["--column", "c", "--tokenizer", "tokenizer.json"],
+            "has no chat template: give the folder",
+        ),
+        (["--max-tokens", "1"], "1 is not in the range x>=2"),
+    ],
+)
+def test_init_refuses_what_does_not_go_with_the_data(
+    arguments: list[str], sentence: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is one sentence with the way on, and nothing is written."""
+    (home / "data").mkdir()
+    chat = [{"role": "user", "content": "?"}]
+    rows = [{"id": n, "body": text, "c": chat} for n, text in enumerate(TEXTS)]
+    if "c" not in arguments:
+        rows = [{"id": row["id"], "body": row["body"]} for row in rows]
+    (home / "data" / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_tokenizer(home / "tokenizer.json" if "c" in arguments else home / "elsewhere.json")
+
+    status = run(["init", "data/rows.jsonl", *arguments])
+
+    assert status == 2
+    assert sentence in capsys.readouterr().err
+    assert not (home / "penstock.yaml").exists()
 
 
 def test_job_files_of_one_folder_have_stores_of_their_own(home: Path) -> None:
@@ -266,6 +351,12 @@ class Dies(RawItemProcessor):
 class Stamped(BatchCollator):
     def collate(self, rows, context):
         return {"pid": np.array([os.getpid()])}
+
+def stamped(samples):
+    return {"pid": np.array([os.getpid()] * len(samples))}
+
+def stacked(samples):
+    return {"labels": np.array([sample.pop("x") for sample in samples]), "n": np.random.rand(2)}
 """
 
 
@@ -300,6 +391,37 @@ def test_check_names_an_impure_collator(home: Path) -> None:
     assert "Stamped" in done.stderr
 
 
+def test_check_names_an_impure_collate_function(home: Path) -> None:
+    """A function's batches are compared as a class's are."""
+    done = check_role(home, 'batch_size: 2\n    collator: {function: "./roles.py:stamped"}')
+
+    assert done.returncode == 2
+    assert "another 'pid'" in done.stderr
+    assert "FunctionCollator" in done.stderr
+
+
+def test_a_collate_function_serves_a_finite_job_to_its_last_step(home: Path) -> None:
+    """With batch_size and a pure function: check passes, the tail is padding of the same shapes."""
+    done = check_role(
+        home,
+        'batch_size: 1\n    collator: {function: "./roles.py:stacked"}\n'
+        "    epochs: 1\n    batches_per_step: 3",
+    )
+
+    assert done.returncode == 0, done.stderr
+    batches = list(computed_batches(load("job.yaml").job("job"), range(6), 3, by_step=True))
+    headers = [BatchHeader.FromString(batch.header) for batch in batches]
+    values = [
+        frame.decode_values(header, batch.body)
+        for header, batch in zip(headers, batches, strict=True)
+    ]
+    assert [header.padding for header in headers] == [False] * 4 + [True] * 2
+    assert all(list(batch) == ["labels", "n"] for batch in values)
+    assert all(batch["n"].shape == (2,) for batch in values)
+    assert sorted(int(batch["labels"][0]) for batch in values) == [-100, -100, 1, 2, 3, 4]
+    assert len({batch["n"].tobytes() for batch in values[:4]}) == 4, "each batch has its own draws"
+
+
 def test_check_names_an_impure_source(home: Path) -> None:
     """A Dataset that counts its calls is told from its processor."""
     (home / "data.py").write_text(
@@ -317,7 +439,7 @@ def test_check_names_an_impure_source(home: Path) -> None:
     done = command("check", "job.yaml")
 
     assert done.returncode == 2
-    assert "TorchDatasetSource gives another raw item main[" in done.stderr
+    assert "Counted (data.py) gives another raw item main[" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -624,6 +746,54 @@ def test_check_warns_of_few_items_per_lane(home: Path, capsys: pytest.CaptureFix
     assert job["efficiency"] == pytest.approx(6 / 8)
 
 
+@pytest.mark.parametrize("pool_size", [1, 200])
+def test_check_measures_packing_past_the_first_fill_of_the_pool(
+    pool_size: int, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first rows are chosen from a fresh pool: the best of 200 samples fill them best."""
+    rng = np.random.default_rng(3)
+    items = [{"input_ids": [1] * int(size)} for size in rng.integers(20, 60, 1000)]
+    (home / "ids.json").write_text(json.dumps(items))
+    (home / "ids.py").write_text(
+        "import json, pathlib\n"
+        "def items(): return json.loads(pathlib.Path(__file__).with_name('ids.json').read_text())\n"
+    )
+    (home / "ids.yaml").write_text(
+        "server: {workers: 3}\njobs:\n  job:\n    lanes: 1\n"
+        "    source: {type: torch, factory: ./ids.py:items}\n"
+        f"    batcher: {{type: best_fit, max_tokens: 64, pool_size: {pool_size}}}\n"
+        "    collator: {type: packed, pad_to: 64}\n"
+    )
+    line = Line(load("ids.yaml").job("job"), 0)
+
+    assert run(["check", "ids.yaml", "--json", "--batches", "2"]) == 0
+
+    [job] = json.loads(capsys.readouterr().out)["jobs"]
+    while line.offset < 2 or line.planner.counters["drawn"] < POOLS_PASSED * pool_size:
+        line.advance()
+    tokens = sum(ref.size for _ in range(MAX_BATCHES) for row in line.advance().rows for ref in row)
+    assert job["efficiency"] == pytest.approx(tokens / (64 * MAX_BATCHES))
+    assert (job["paced_batches"], job["pool_filled"], job["workers"]) == (MAX_BATCHES, True, 3)
+    assert job["per_second"].keys() == {"tokens", "samples"}
+    assert all(rate > 0 for rate in job["per_second"].values())
+
+
+def test_check_measures_a_lane_that_ends_by_its_first_batches(home: Path) -> None:
+    """A finite lane with nothing past its start has no rates, and says of what it speaks."""
+    (home / "few.yaml").write_text(
+        "jobs:\n  job:\n    lanes: 1\n    epochs: 1\n    batch_size: 2\n    collator: padded\n"
+        "    source: {type: items, items: [{input_ids: [1, 2]}, {input_ids: [1]}]}\n"
+    )
+
+    done = command("check", "few.yaml")
+
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "2 items in 1 lane, 1 batch" in said
+    assert "packing efficiency 0.7500 (1 batch, its lane has no more)" in said
+    assert "per second" not in done.stdout
+
+
 def records(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
     assert run(["show", *arguments, "--json"]) == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -731,8 +901,6 @@ def test_schema_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def doc_files(page: str) -> dict[str, str]:
-    import re
-
     found = re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", (DOCS / page).read_text(), re.S)
     return dict(found)
 
@@ -756,6 +924,10 @@ def test_from_a_dataset_class_to_batches_in_8_lines(home: Path) -> None:
     assert values["image"].shape == (32, 28, 28)
     assert values["label"].shape == (32,)
     assert command("check", "penstock.yaml").returncode == 0
+    read = subprocess.run(
+        [sys.executable, "train.py"], capture_output=True, text=True, check=True, cwd=home
+    )
+    assert [line.split()[0] for line in read.stdout.splitlines()] == [*map(str, range(10))]
 
 
 def test_the_pages_own_roles_pass_check(home: Path) -> None:
@@ -768,11 +940,20 @@ def test_the_pages_own_roles_pass_check(home: Path) -> None:
         "    function: ./augment.py:to_sample\n"
         "    batcher: {type: ./my_roles.py:Pairs, labels: 10}\n"
         "    collator: ./my_roles.py:Stack\n"
+        "  called:\n    lanes: 2\n"
+        "    source: {type: torch, factory: ./data.py:Digits}\n"
+        "    batch_size: 32\n"
+        "    collator: {function: ./collate.py:collate}\n"
     )
+
+    fragments = re.findall(r"^```yaml\n((?:    .*\n)+)```", (DOCS / "roles.md").read_text(), re.M)
+    assert len(fragments) == 3
+    written = (home / "roles.yaml").read_text().replace('"', "")
+    assert all(fragment.replace('"', "") in written for fragment in fragments)
 
     done = command("check", "roles.yaml", "--json")
 
     assert done.returncode == 0, done.stderr
-    [job] = json.loads(done.stdout)["jobs"]
+    job, called = json.loads(done.stdout)["jobs"]
     assert job["filtered"].keys() <= {"no sevens"}
-    assert os.path.basename(job["job"]) == "job"
+    assert (job["job"], called["job"]) == ("job", "called")

@@ -1,4 +1,4 @@
-"""The job files in deploy/examples pass `check` on data of the kind that they describe."""
+"""The job files to begin with pass `check` on data of the kind that they describe, and train."""
 
 from __future__ import annotations
 
@@ -19,27 +19,62 @@ import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from penstock.client import Loader
+from penstock.server.core.imports import load_attribute
+from penstock.server.core.refs import ItemRef
+from penstock.server.roles import ProcessContext
 
-EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "deploy" / "examples"
+CHAT = ROOT / "server" / "penstock" / "server" / "examples"
+
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] + eos_token }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+MARKED = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+FORGETFUL = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
+    "{{ message['content'] if loop.last else '...' }}{% endfor %}"
+)
+"""As templates that leave the reasoning of earlier turns out."""
+
+
+def write_chat_tokenizer(tokenizer: Tokenizer, folder: Path, template: str = TEMPLATE) -> None:
+    """Write the tokenizer as transformers does for a model, with a chat template."""
+    from transformers import PreTrainedTokenizerFast
+
+    whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+    whole.chat_template = template
+    whole.save_pretrained(str(folder))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A copy of the examples with data and a tokenizer beside the job files."""
     folder = Path(shutil.copytree(EXAMPLES, tmp_path / "examples"))
+    (folder / "chat").mkdir()
+    for name in ("chat.yaml", "chat.py"):
+        shutil.copyfile(CHAT / name, folder / "chat" / name)
     texts = [f"the answer to question {n} is {n * n}. " * (1 + n % 5) for n in range(200)]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=400,
-        special_tokens=["<eos>"],
+        special_tokens=["<eos>", "<|user|>", "<|assistant|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    for place in (folder, folder / "chat"):
-        tokenizer.save(str(place / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    write_chat_tokenizer(tokenizer, folder / "chat" / "tokenizer")
     for name in ("train", "val"):
         (folder / name).mkdir()
         pq.write_table(pa.table({"text": texts}), folder / name / "0.parquet", row_group_size=50)
@@ -54,7 +89,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("file", "jobs"), [("packed-text.yaml", ["train", "val"]), ("chat/penstock.yaml", ["chat"])]
+    ("file", "jobs"), [("packed-text.yaml", ["train", "val"]), ("chat/chat.yaml", ["chat"])]
 )
 def test_an_example_passes_check(file: str, jobs: list[str], folder: Path) -> None:
     """Every role builds, is pure, and gives batches."""
@@ -77,17 +112,18 @@ ROW_TOKENS = 256
 TRAINED = [
     ("packed-text.yaml", "train"),
     ("packed-text.yaml", "val"),
-    ("chat/penstock.yaml", "chat"),
+    ("chat/chat.yaml", "chat"),
 ]
 
 
 def test_every_job_of_every_example_is_trained_below() -> None:
-    files = {str(file.relative_to(EXAMPLES)) for file in EXAMPLES.rglob("*.yaml")}
+    files = {str(file.relative_to(EXAMPLES)): file for file in EXAMPLES.rglob("*.yaml")}
+    files["chat/chat.yaml"] = CHAT / "chat.yaml"
 
     jobs = {
-        (file, job)
-        for file in files
-        for job in yaml.safe_load((EXAMPLES / file).read_text())["jobs"]
+        (name, job)
+        for name, file in files.items()
+        for job in yaml.safe_load(file.read_text())["jobs"]
     }
 
     assert jobs == set(TRAINED)
@@ -152,12 +188,151 @@ def test_only_answers_carry_loss(folder: Path) -> None:
     """Labels of the `chat` job are the tokens of assistants, and -100 everywhere else."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
-    with Loader(f"local:{folder / 'chat' / 'penstock.yaml'}", "chat", as_numpy=True) as loader:
+    with Loader(f"local:{folder / 'chat' / 'chat.yaml'}", "chat", as_numpy=True) as loader:
         batch = next(iter(loader))
 
     labels, ids = np.asarray(batch["labels"]), np.asarray(batch["input_ids"])
-    learned = tokenizer.decode(labels[labels != -100].tolist())
+    learned = tokenizer.decode(labels[labels != -100].tolist(), skip_special_tokens=False)
     assert "the answer to question" in learned
-    assert "user:" not in learned
-    assert "user:" in tokenizer.decode(ids.ravel().tolist())
+    assert "<eos>" in learned
+    assert "<|user|>" not in learned
+    assert "<|assistant|>" not in learned
+    shown = tokenizer.decode(ids.ravel().tolist(), skip_special_tokens=False)
+    assert "?<eos><|assistant|>the answer" in shown
     assert np.array_equal(labels[labels != -100], ids[labels != -100])
+
+
+def chat(tokenizer: Path, column: str = "messages") -> Any:
+    return load_attribute(f"{CHAT / 'chat.py'}:Chat")(str(tokenizer), column=column)
+
+
+OPENAI = [
+    {"role": "user", "content": "3?"},
+    {"role": "assistant", "content": "the answer", "tool_calls": None},
+    {"role": "user", "content": "4?"},
+    {"role": "assistant", "content": "is 4"},
+]
+SHAREGPT = [
+    {"from": {"user": "human", "assistant": "gpt"}[turn["role"]], "value": turn["content"]}  # type: ignore[index]
+    for turn in OPENAI
+]
+
+
+def processed(role: Any, item: dict[str, Any]) -> dict[str, Any]:
+    context = ProcessContext(ItemRef("main", 0, 0), seed=1)
+    sample: dict[str, Any] = role.process(item, context)
+    return sample
+
+
+def test_both_shapes_of_conversations_give_the_same_tokens(folder: Path) -> None:
+    """OpenAI's and ShareGPT's, by a template with marks of its answers and by one without."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    write_chat_tokenizer(tokenizer, folder / "marked", MARKED)
+    plain, share, marked = (
+        chat(folder / "chat" / "tokenizer"),
+        chat(folder / "chat" / "tokenizer", column="conversations"),
+        chat(folder / "marked"),
+    )
+    for role in (plain, share, marked):
+        role.setup()
+
+    samples = [
+        processed(plain, {"messages": OPENAI}),
+        processed(share, {"conversations": SHAREGPT}),
+        processed(marked, {"messages": OPENAI}),
+    ]
+
+    ids, labels = samples[0]["input_ids"], samples[0]["labels"]
+    assert plain.decode(ids.tolist()) == (
+        "<|user|>3?<eos><|assistant|>the answer<eos><|user|>4?<eos><|assistant|>is 4<eos>"
+    )
+    assert plain.decode(labels[labels != -100].tolist()) == "the answer<eos>is 4<eos>"
+    for sample in samples[1:]:
+        assert np.array_equal(sample["input_ids"], ids)
+        assert np.array_equal(sample["labels"], labels)
+    assert plain.identity()["content"] != marked.identity()["content"], "templates decide bytes"
+
+
+def test_conversations_that_cannot_be_learned_from_are_told(folder: Path) -> None:
+    """Without an answer it is left out; a template that rewrites earlier turns is an error."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    write_chat_tokenizer(tokenizer, folder / "forgetful", FORGETFUL)
+    plain, forgetful, bare = (
+        chat(folder / "chat" / "tokenizer"),
+        chat(folder / "forgetful"),
+        chat(folder),
+    )
+    plain.setup()
+    forgetful.setup()
+    context = ProcessContext(ItemRef("main", 0, 0), seed=1)
+
+    assert plain.process({"messages": OPENAI[:1]}, context) is None
+    assert context.skipped == "no answer"
+    with pytest.raises(ValueError, match="writes turn 1 otherwise once there are later ones"):
+        processed(forgetful, {"messages": OPENAI})
+    with pytest.raises(ValueError, match="has no chat template"):
+        bare.setup()
+
+
+@pytest.mark.parametrize(
+    ("turns", "arguments", "said"),
+    [
+        (OPENAI, ["--max-tokens", "64"], "packed into rows of 64"),
+        (SHAREGPT, ["--batch-size", "4"], "4 to a batch, padded"),
+    ],
+)
+def test_init_of_conversations_is_the_chat_example(
+    turns: list[dict[str, Any]], arguments: list[str], said: str, folder: Path
+) -> None:
+    """It finds the column, copies the processor, and what it writes passes check."""
+    from transformers import AutoTokenizer
+
+    column = "messages" if turns is OPENAI else "conversations"
+    lines = [json.dumps({"id": str(n), column: turns[: 2 + n % 3]}) for n in range(60)]
+    (folder / "mine.jsonl").write_text("\n".join(lines))
+    command = [sys.executable, "-m", "penstock.server.cli"]
+
+    made = subprocess.run(
+        [*command, "init", "mine.jsonl", "--tokenizer", "chat/tokenizer", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    checked = subprocess.run(
+        [*command, "check", "penstock.yaml", "--json", "--items", "8", "--batches", "2"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert made.returncode == 0, made.stderr
+    assert f"conversations of column {column}" in made.stdout
+    assert said in made.stdout
+    assert (folder / "chat.py").read_bytes() == (CHAT / "chat.py").read_bytes()
+    assert checked.returncode == 0, checked.stderr
+    [job] = json.loads(checked.stdout)["jobs"]
+    assert 0 < job["counts"]["loss_tokens"] < job["counts"]["tokens"]
+    assert job["sample"].startswith("<|user|>3?<eos><|assistant|>the answer")
+    assert AutoTokenizer.from_pretrained(folder / "chat" / "tokenizer").chat_template == TEMPLATE
+
+
+def test_init_does_not_replace_a_chat_py_that_is_there(folder: Path) -> None:
+    """It may be the user's own by now: nothing is written."""
+    (folder / "mine.jsonl").write_text(json.dumps({"messages": OPENAI}))
+    (folder / "chat.py").write_text("mine = True\n")
+    command = [sys.executable, "-m", "penstock.server.cli", "init", "mine.jsonl"]
+
+    done = subprocess.run(
+        [*command, "--tokenizer", "chat/tokenizer"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert "chat.py is there already" in done.stderr
+    assert (folder / "chat.py").read_text() == "mine = True\n"
+    assert not (folder / "penstock.yaml").exists()

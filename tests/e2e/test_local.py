@@ -163,7 +163,7 @@ def test_a_loops_own_generators_are_not_disturbed(folder: Path) -> None:
     torch.manual_seed(7)
 
     drawn, batches = [], []
-    with looking(f"local:{file}", lineage=True) as loader:
+    with looking(f"local:{file}") as loader:
         for batch in loader:
             batches.append((batch.header, bytes(batch.body)))
             drawn += [draw(torch) for _ in range(30)]

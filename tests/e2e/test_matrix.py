@@ -185,7 +185,6 @@ def read(target: str | Transport) -> Records:
                 world_size=1,
                 batches_per_step=COUNT,
                 as_numpy=True,
-                lineage=True,
                 prefetch=1,
             )
             open_loaders.enter_context(loader)

@@ -291,7 +291,6 @@ def test_loaders_are_given_the_same_log(server: Server, world_size: int) -> None
             world_size=world_size,
             batches_per_step=12,
             start=2,
-            lineage=True,
             as_numpy=True,
         )
         share, positions = Share(12, rank, world_size), []

@@ -41,7 +41,7 @@ def test_a_killed_node_is_started_again(runtime: Path, tmp_path: Path) -> None:
     """SIGKILL while two Loaders read: both go on at the exact position, on one new node."""
     file = write_job_file(tmp_path / "jobs.yaml", {"one": JOB})
     truth = Purity(load(str(file)).job("one"))
-    options: dict[str, Any] = {"rank": 0, "world_size": 1, "as_numpy": True, "lineage": True}
+    options: dict[str, Any] = {"rank": 0, "world_size": 1, "as_numpy": True}
     kills = {40, 80}
 
     with (

@@ -63,7 +63,7 @@ BATCHERS: dict[str, dict[str, Any]] = {
     "simple": {"batch_size": 3},
     "sequential": {"max_sequence_length": 30},
     "pool": {"max_tokens": 24, "pool_size": 6},
-    "best_fit": {"max_tokens": 24, "pool_size": 8},
+    "best_fit": {"max_tokens": 24, "pool_size": 12},
 }
 COLLATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "default": ("simple", {}),

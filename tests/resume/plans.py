@@ -77,10 +77,11 @@ class ChoosyProcessor(RawItemProcessor):
 BATCHERS: dict[str, SampleBatcher] = {
     "simple": SimpleBatcher(3),
     "sequential": SequentialPackingBatcher(max_sequence_length=33, lookahead_limit=3),
+    "sequential_rows": SequentialPackingBatcher(33, lookahead_limit=3, rows=3),
     "sequential_count": SequentialPackingBatcher(max_samples_per_batch=4, lookahead_limit=2),
     "pool": PoolPackingBatcher(max_tokens=64, pool_size=5, max_batch_size=3),
     "best_fit_split": BestFitPackingBatcher(32, pool_size=6, rows=2, overlong="split"),
-    "best_fit_truncate": BestFitPackingBatcher(32, pool_size=6, overlong="truncate"),
+    "best_fit_truncate": BestFitPackingBatcher(32, pool_size=11, overlong="truncate"),
     "best_fit_drop": BestFitPackingBatcher(32, pool_size=4, rows=2, overlong="drop"),
 }
 

@@ -298,7 +298,7 @@ class FakeNode(feed_pb2_grpc.FeedServicer, cursors_pb2_grpc.CursorsServicer):
                 _abort(context, error)
             with self._lock:
                 self.sent.append(position)
-            messages = self.messages(position, tail, lineage=first.lineage)
+            messages = self.messages(position, tail)
             if position in self.faults.cut_at:
                 self.faults.cut_at.remove(position)
                 yield messages[0]
@@ -315,7 +315,7 @@ class FakeNode(feed_pb2_grpc.FeedServicer, cursors_pb2_grpc.CursorsServicer):
                 )
             )
 
-    def messages(self, position: int, tail: Tail | None, lineage: bool) -> list[Any]:
+    def messages(self, position: int, tail: Tail | None) -> list[Any]:
         """The messages of one batch, made by the wire's own maker."""
         source = position
         if tail is not None and (blanked := tail.blanked(position)) is not None:
@@ -329,7 +329,7 @@ class FakeNode(feed_pb2_grpc.FeedServicer, cursors_pb2_grpc.CursorsServicer):
         body = bytearray(layout.nbytes)
         crc = layout.write(memoryview(body))
         counts = {"tokens": 0 if padding else 10 + source, "samples": 0 if padding else 2}
-        samples = [(0, "corpus", source, 0, 0, None)] if lineage else []
+        samples = [(0, "corpus", source, 0, 0, None)]
         header = layout.header(
             self.log_id, address.lane, address.offset, crc, counts, samples, padding
         )

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
 import pty
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +22,7 @@ import numpy as np
 import pytest
 
 from penstock.client import cli
-from penstock.client.commands import text, top
+from penstock.client.commands import layout, text, top
 from penstock.wire.errors import CheckpointExists
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 from unit import fake_feed
@@ -132,11 +136,13 @@ def test_cat_commits_no_step_that_a_count_has_cut(
 def test_cat_for_people_has_a_line_per_batch(
     node: FakeNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, out, _ = run(capsys, "cat", node.address, "code", "--count", "2")
+    status, out, err = run(capsys, "cat", node.address, "code", "--count", "2")
 
     assert status == 0
     assert len(out.splitlines()) == 2
     assert "step 0  lane 1:0" in out.splitlines()[1]
+    assert err.startswith("# input_ids int64[1, 8], mask bool[2], ")
+    assert len(err.splitlines()) == 1, "what the batches have in common is said once"
 
 
 def test_documents_are_shown_with_their_seams() -> None:
@@ -256,7 +262,7 @@ class EvilNode(FakeNode):
         (["ping", "@"], 2),
         (["top", "@", "--once"], 5),
         (["cursors", "@", "code", "list"], 2),
-        (["cursors", "@", "code", "--group", "g", "show"], 8),
+        (["cursors", "@", "code", "--group", "g", "show"], 9),
         (["cursors", "@", "code", "--group", "g", "checkpoint", "c"], None),
         (["cat", "@", "code", "--count", "1"], 1),
         (["cat", "@", "code", "--count", "1", "--text"], None),
@@ -321,7 +327,7 @@ def test_top_prints_readers_once_or_as_json(
 
 
 def test_top_goes_on_when_its_node_comes_back(node: FakeNode) -> None:
-    """On a terminal: what the node said last stays in sight while it is away."""
+    """On a terminal: what the node said last stays in sight while it is away, dimmed."""
     terminal, end = pty.openpty()
     command = [sys.executable, "-m", "penstock.client.cli", "top", node.address]
     process = subprocess.Popen(
@@ -346,6 +352,9 @@ def test_top_goes_on_when_its_node_comes_back(node: FakeNode) -> None:
             shown.clear()
             sign = b"s ago:" if away else b"1 of 1 workers busy"
             wait_until(lambda sign=sign: sign in b"".join(shown), f"{sign!r} is shown", 60.0)
+            if away:
+                dimmed = b"\x1b[2m" + node.address.encode()
+                wait_until(lambda sign=dimmed: sign in b"".join(shown), "it is dimmed", 60.0)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
     finally:
@@ -355,16 +364,132 @@ def test_top_goes_on_when_its_node_comes_back(node: FakeNode) -> None:
         os.close(terminal)
 
 
+@pytest.mark.parametrize("size", [(24, 80), (24, 120), (8, 40)])
+def test_a_picture_of_top_is_no_larger_than_its_terminal(size: tuple[int, int]) -> None:
+    """A line that is too long, or one too many, would scroll the picture away."""
+    status = busy_node(jobs=3, ranks=9)
+
+    class BusyNode(FakeNode):
+        def Status(self, request: Any, context: Any) -> Any:  # noqa: N802
+            return feed_pb2.StatusReply(json=json.dumps(status))
+
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    with BusyNode() as node:
+        command = [sys.executable, "-m", "penstock.client.cli", "top", node.address]
+        # os.environ, not the process's own: readline, which pytest imports, puts COLUMNS there.
+        process = subprocess.Popen(
+            [*command, "--interval", "0.1"], stdout=end, stderr=end, env=dict(os.environ)
+        )
+        os.close(end)
+        shown = b""
+        try:
+            while shown.count(b"\x1b[J") < 3:
+                shown += os.read(terminal, 1 << 16)
+        finally:
+            process.kill()
+            process.wait()
+            os.close(terminal)
+
+    picture = shown.split(b"\x1b[H")[-2].decode()
+    lines = [line.removesuffix("\x1b[K") for line in picture.split("\r\n")]
+    assert lines.pop() == "\x1b[J"
+    assert len(lines) == size[0] - 1
+    assert size[1] // 2 < max(map(layout.width_of, lines)) <= size[1]
+    assert re.fullmatch(r"\.\.\. and \d+ lines more", lines[-1])
+
+
 def test_rates_of_top_are_those_since_the_last_refresh() -> None:
-    def status(batches: int) -> dict[str, Any]:
+    def status(batches: int, node: str = "a") -> dict[str, Any]:
         reader = {"group": "run", "rank": 0, "world_size": 1, "sent_batches": batches}
         reader |= {"sent_bytes": batches * 1024, "next": batches, "horizon": batches + 4}
-        return {"jobs": [{"name": "code", "groups": [reader]}]}
+        reader |= {"sent_tokens": batches * 8000, "batches_per_step": 5}
+        job = {"name": "code", "groups": [reader], "cursors": {"run": 3}}
+        return {"node": node, "jobs": [job]}
 
-    shown = top.render("node", status(30), status(10), 2.0).splitlines()[-1]
+    samples = top.Samples(status(10), 0.0)
+    first = top.render("node", samples).splitlines()[-1]
+    samples.add(status(30), 2.0)
+    second = top.render("node", samples).splitlines()
+    samples.add(status(2, node="b"), 3.0)
+    restarted = top.render("node", samples).splitlines()[-1]
 
-    assert shown.split() == ["run", "0/1", "30", "4", "30", "10.0", "10.0", "KiB/s"]
-    assert "/s" not in top.render("node", status(30), None, 0.0).splitlines()[-1]
+    names = "group rank step cursor tokens/s batches/s waited rate ahead next batches"
+    assert second[-2].split() == names.split()
+    row = "run 0/1 6 3 80.0k 10.0 10.0 KiB/s 4 30 30"
+    assert second[-1].split() == row.split()
+    assert "80.0k tokens/s" in second[2]
+    assert "/s" not in first
+    assert "/s" not in restarted
+
+
+def busy_node(jobs: int = 2, groups: int = 2, ranks: int = 3, name: str = "run") -> dict[str, Any]:
+    """Return a status with many readers, in no order, whose numbers are large."""
+    readers = [
+        {
+            **{"id": 100 * group + rank, "group": f"{name}-{group}", "rank": rank},
+            **{"world_size": ranks, "batches_per_step": 64, "next": 98_765_432 + rank},
+            **{"horizon": 98_765_440, "sent_batches": 1_234_567, "sent_bytes": 10**12},
+            **{"sent_tokens": 10**10, "waiting_s": 4000.5},
+        }
+        for rank in reversed(range(ranks))
+        for group in range(groups)
+    ]
+    cursors = {f"{name}-{group}": 1_543_209 for group in range(groups)}
+    return {
+        **{"version": "0.1.0", "node": "f00dfeed0123", "uptime_s": 123456.7},
+        "workers": [{"busy": True}] * 16,
+        "jobs": [
+            {
+                **{"name": f"job-{number}", "log_id": "ab" * 32, "lanes": 48},
+                **{"ready_batches": 120, "ready_bytes": 10**9, "produced": 10**7},
+                **{"groups": readers, "cursors": cursors},
+            }
+            for number in reversed(range(jobs))
+        ],
+    }
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+@pytest.mark.parametrize(
+    "name", ["run", "a-group-whose-name-is-as-long-as-they-get" * 3, "組" * 30]
+)
+def test_top_fits_its_terminal(width: int, name: str) -> None:
+    """No line is wider, wide characters count twice; what is needed most stays."""
+    samples = top.Samples(busy_node(name=name), 0.0)
+    samples.add(busy_node(name=name), 1.0)
+
+    shown = top.render("dns:///penstock.training.svc.cluster.local:50051", samples, width)
+
+    lines = shown.splitlines()
+    assert max(map(layout.width_of, lines)) <= width
+    [head, *_] = [line.split() for line in lines if line.startswith("  group")]
+    assert head[:2] == ["group", "rank"]
+    assert "cursor" in head
+    assert ("tokens/s" in head) == (width >= 60)
+    assert ("batches" in head) == (width >= 120)
+
+
+def test_top_sorts_by_job_group_and_rank() -> None:
+    shown = top.render("node", top.Samples(busy_node(), 0.0))
+
+    readers = [line.split()[:2] for line in shown.splitlines() if line.startswith("  run-")]
+    one = [[f"run-{group}", f"{rank}/3"] for group in range(2) for rank in range(3)]
+    jobs = [line.split()[1] for line in shown.splitlines() if line.startswith("job ")]
+    assert readers == one + one
+    assert jobs == ["job-0", "job-1"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        *((0, "0.0"), (99.94, "99.9"), (100, "100"), (9999, "9999"), (12_345, "12.3k")),
+        *((84_000, "84.0k"), (999_499, "999k"), (999_500, "1.00M"), (8_400_000, "8.40M")),
+        *((3e15, "3000T"),),
+    ],
+)
+def test_numbers_of_top_are_short(value: float, shown: str) -> None:
+    assert layout.short_number(value) == shown
 
 
 # --- failures ---

@@ -91,6 +91,28 @@ def test_where_reading_resumes_is_logged_with_who_committed(
     )
 
 
+def test_every_rank_of_a_fresh_start_says_that_it_starts(
+    node: FakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that join rank 0 resume nothing; one that comes back to its own row does."""
+    common: dict[str, Any] = {"world_size": 2, "batches_per_step": 4, "attempt": "a"}
+    with caplog.at_level(logging.INFO, "penstock"):
+        for rank in range(2):
+            with reader(node, rank=rank, **common) as loader:
+                positions(loader, 2)
+        first = caplog.text
+        with reader(node, rank=1, **common) as loader:
+            positions(loader, 2)
+            loader.commit()
+        caplog.clear()
+        with reader(node, rank=1, **common) as loader:
+            positions(loader, 1)
+
+    assert first.count("starting at step 0, nothing committed yet") == 2
+    assert "resuming at step 0" not in first
+    assert "resuming at step 1, committed" in caplog.text
+
+
 def test_an_older_attempt_is_fenced(node: FakeNode) -> None:
     with reader(node) as old, reader(node) as new:
         positions(old, 2)

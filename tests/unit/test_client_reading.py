@@ -188,7 +188,7 @@ def test_a_batch_of_no_tensors_arrives(node: FakeNode) -> None:
 
 def test_metadata_survives_a_rebuilt_dict(node: FakeNode) -> None:
     """`loader.last` and `meta=True` know the position when a framework has rebuilt the mapping."""
-    with alone(node, meta=True, lineage=True) as loader:
+    with alone(node, meta=True) as loader:
         for batch in itertools.islice(loader, 2):
             rebuilt = type(batch)({key: value for key, value in batch.items()})  # noqa: C416
 
@@ -298,7 +298,7 @@ def test_a_batch_says_of_which_epoch_it_is(tmp_path: Path) -> None:
     job = {"lanes": 2, "epochs": 3, "source": {"type": "items", "items": items}, "batch_size": 2}
     file = write_job_file(tmp_path / "jobs.yaml", {"main": job})
 
-    with Loader(f"local:{file}", "main", rank=0, world_size=1, lineage=True) as loader:
+    with Loader(f"local:{file}", "main", rank=0, world_size=1) as loader:
         batches = list(loader)
 
     assert [b.epoch for b in batches if not b.is_padding] == [

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,34 @@ def test_addresses_are_opened_without_contact(target: Any) -> None:
     transport.close()
 
     assert isinstance(transport, GrpcTransport)
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("127.0.0.1:{port}", "Connection refused"),
+        ("unix:{folder}/none.sock", "No such file or directory"),
+        ("dns:///no-such-host.invalid:5", "(Domain name not found|.*lookup.*)"),
+    ],
+)
+def test_no_connection_is_told_once(target: str, why: str, tmp_path: Path) -> None:
+    """The target, the reason, the remedy; gRPC's own sentence has status and address twice."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    target = target.format(port=port, folder=tmp_path)
+    transport = open_transport(target)
+
+    with pytest.raises(Unreachable) as caught:
+        transport.unary("Feed/Status", b"", 20)
+
+    transport.close()
+    said = caught.value.message
+    assert re.fullmatch(
+        rf"no answer from {re.escape(target)} \({why}( at \S+)?\); "
+        "check the address and that penstockd runs there",
+        said,
+    ), said
 
 
 class Entry:

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.server.config import load
 from penstock.server.reference import argument_docs, json_schema, markdown, parameter_rows
-from penstock.server.registry import KINDS
+from penstock.server.registry import FUNCTIONS, KINDS
 from penstock.server.settings import JobSettings, ServerSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -33,10 +33,10 @@ def test_every_key_and_parameter_has_a_meaning() -> None:
     for model in (ServerSettings, JobSettings):
         for name, field in model.model_fields.items():
             assert field.description, name
-    for kind in KINDS.values():
-        for cls in kind.builtins.values():
-            for row in parameter_rows(cls):
-                assert row.meaning, f"{cls.__name__}.{row.name}"
+    roles = [cls for kind in KINDS.values() for cls in kind.builtins.values()]
+    for cls in [*roles, *FUNCTIONS.values()]:
+        for row in parameter_rows(cls):
+            assert row.meaning, f"{cls.__name__}.{row.name}"
 
 
 def test_the_example_of_the_page_is_a_valid_job_file(tmp_path: Path) -> None:
@@ -84,9 +84,17 @@ def test_the_schema_knows_the_parameters_of_builtins(kind: str) -> None:
     schema = json_schema()
     role = resolve(schema, schema["$defs"]["JobSettings"]["properties"][kind])
     cases = role["anyOf"][2]["allOf"]
-    known = {case["if"]["properties"]["type"]["const"]: case["then"] for case in cases}
+    known = {
+        case["if"]["properties"]["type"]["const"]: case["then"]
+        for case in cases
+        if "properties" in case["if"]
+    }
+    called = [case["then"] for case in cases if case["if"] == {"not": {"required": ["type"]}}]
 
     assert set(known) == set(KINDS[kind].builtins)
+    assert [set(then["properties"]) for then in called] == [
+        {row.name for row in parameter_rows(cls)} for cls in FUNCTIONS.values() if cls.kind == kind
+    ]
     for name, cls in KINDS[kind].builtins.items():
         rows = list(parameter_rows(cls))
         assert set(known[name]["properties"]) == {"type", *(row.name for row in rows)}

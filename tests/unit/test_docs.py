@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
 import pytest
 
+from penstock import client
 from penstock.server.job import DEFAULT_LANES
 from penstock.server.pipeline.scheduler import KEPT_PLANS
 from penstock.server.pipeline.worker import HOLD_S
@@ -41,6 +43,16 @@ def test_every_error_says_when_and_what_to_do() -> None:
     for code, _, when, do in error_rows():
         assert when.endswith("."), code
         assert do.rstrip(" |").endswith("."), code
+
+
+def test_a_client_imports_the_errors_by_the_pages_name() -> None:
+    """`penstock.client.errors` is a module, with every error of the table."""
+    assert "`penstock.client.errors`" in (DOCS / "errors.md").read_text()
+    module = importlib.import_module("penstock.client.errors")
+
+    assert client.errors is module
+    assert {cls.__name__ for cls in errors.ERRORS.values()} <= set(module.__all__)
+    assert all(getattr(module, cls.__name__) is cls for cls in errors.ERRORS.values())
 
 
 def test_other_pages_name_codes_that_exist() -> None:

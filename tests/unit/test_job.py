@@ -121,11 +121,6 @@ def test_what_a_users_processor_makes_is_not_guessed() -> None:
     [
         ({}, "batcher", "neither batcher nor batch_size is given"),
         ({"batch_size": 1, "batcher": SimpleBatcher(1)}, "batch_size", "batcher are both given"),
-        (
-            {"batch_size": 1, "collator": DefaultBatchCollator()},
-            "batch_size",
-            "collator are both given",
-        ),
         ({"batch_size": 1, "lanes": 0}, "lanes", "lanes is 0"),
         ({"batch_size": 1, "epochs": 0}, "epochs", "epochs is 0"),
         ({"batch_size": 1, "on_item_error": "skip"}, "on_item_error", "stop or quarantine"),

@@ -18,6 +18,7 @@ from penstock.server.roles import (
     BestFitPackingBatcher,
     CollateContext,
     DefaultBatchCollator,
+    FunctionCollator,
     MapDistributor,
     PackedCollator,
     ProcessContext,
@@ -174,7 +175,39 @@ class Wide(BatchCollator):
         return {"wide": np.concatenate([row[0]["pixels"] for row in rows], axis=1)}
 
 
-@pytest.mark.parametrize("collator", [DefaultBatchCollator(), Wide()])
+def taking(samples: list[Sample]) -> dict[str, Any]:
+    """Take the pictures out of the samples, which a `collate_fn` may."""
+    return {"pixels": np.stack([sample.pop("pixels") for sample in samples])}
+
+
+def writing(samples: list[Sample]) -> dict[str, Any]:
+    """Write into the samples."""
+    for sample in samples:
+        sample["pixels"] += 1
+    return taking(samples)
+
+
+def test_a_function_that_writes_into_samples_makes_the_same_padding_each_time() -> None:
+    """What stands in for the samples of an emptied batch is as it was for the one before."""
+    job = Job(
+        ItemsSource([0, 1, 2, 3]),
+        processor=Pictures(),
+        batch_size=3,
+        collator=FunctionCollator(writing),
+        lanes=1,
+        on_item_error="quarantine",
+    )
+    maker = Maker(job, Items(job))
+    rows = [[SampleRef(ItemRef("main", index, 0))] for index in (1, 2, 3)]
+
+    first, second = (written(maker.make(BatchPlan(0, 5, rows))) for _ in range(2))
+
+    assert first == second
+    assert first[0].padding
+    assert frame.decode_values(*first)["pixels"].max() == 1
+
+
+@pytest.mark.parametrize("collator", [DefaultBatchCollator(), Wide(), FunctionCollator(taking)])
 def test_an_emptied_batch_has_the_keys_and_shapes_of_a_real_one(collator: BatchCollator) -> None:
     """Whoever makes it first: nothing of it comes from what this process has seen."""
     job = Job(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,18 @@ PAGES = sorted(
 
 NAMED = re.compile(r"`((?:docs|proto|server|client|tests|deploy|\.ci)/[\w./*-]*)`")
 LINKED = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+
+
+def test_every_extra_brings_what_some_code_asks_for() -> None:
+    """No extra without code, and no sentence that names one that there is not."""
+    extras = tomllib.loads((HOME / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    code = "\n".join(path.read_text() for room in ROOMS for path in (HOME / room).rglob("*.py"))
+
+    named = set(re.findall(r"^.*\bextra(?:: str)? ?= ?\"(\w+)\"(?! *, *frozen)", code, re.M))
+
+    assert named == set(extras) - {"dev"}
 
 
 @pytest.mark.parametrize("room", ROOMS)

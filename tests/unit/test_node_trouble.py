@@ -282,6 +282,10 @@ class Call:
             self.blocked.set()
             await asyncio.Event().wait()
 
+    def peer(self) -> str:
+        """Return where the consumer is."""
+        return "ipv6:%5B::1%5D:50051"
+
     def done(self) -> bool:
         """Tell that the call is over."""
         return True

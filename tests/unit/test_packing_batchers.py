@@ -25,6 +25,9 @@ from penstock.server.roles.batchers import (
 from penstock.wire.errors import BadItem, InvalidJob
 
 SIZES = st.lists(st.one_of(st.integers(1, 12), st.integers(1, 60)), max_size=60)
+MANY_SIZES = st.integers(0, 10**6).map(
+    lambda seed: random.Random(seed).choices(range(1, 30), k=seed % 300)
+)
 
 
 def refs_of(sizes: Sequence[int], items: int = 1_000_000) -> list[SampleRef]:
@@ -74,16 +77,21 @@ def test_simple_arithmetic_is_what_adding_gives() -> None:
 
 
 @settings(deadline=None)
-@given(sizes=SIZES, limit=st.integers(2, 50), lookahead=st.integers(0, 12))
+@given(sizes=SIZES, limit=st.integers(2, 50), lookahead=st.integers(0, 12), rows=st.integers(1, 4))
 def test_sequential_fed_one_by_one_packs_as_the_function_on_the_whole_list(
-    sizes: list[int], limit: int, lookahead: int
+    sizes: list[int], limit: int, lookahead: int, rows: int
 ) -> None:
-    """Overlong samples are left out, and keep their places in the look ahead."""
-    batcher = SequentialPackingBatcher(limit, lookahead_limit=lookahead)
+    """Overlong samples are left out, and keep their places in the look ahead.
+
+    Groups are that many of these rows, in order; only the last one may have fewer.
+    """
+    batcher = SequentialPackingBatcher(limit, lookahead_limit=lookahead, rows=rows)
 
     groups = run(batcher, refs_of(sizes))
 
-    assert indices(groups) == packing.sequential(sizes, limit, lookahead_limit=lookahead)
+    assert all(len(group) == rows for group in groups[:-1])
+    packed = [[ref.item.index for ref in row] for group in groups for row in group]
+    assert packed == packing.sequential(sizes, limit, lookahead_limit=lookahead)
     assert batcher.dropped()["overlong"] == sum(size >= limit for size in sizes)
 
 
@@ -155,6 +163,7 @@ def test_pool_refuses_to_guess_a_modality() -> None:
 def slow_best_fit(refs: Sequence[SampleRef], limit: int, pool_size: int) -> Iterator[list[Any]]:
     """The rows of a best-fit packer that splits, by loops over a plain list."""
     waiting: list[SampleRef] = []
+    from_pool = 0
 
     def fill() -> list[SampleRef]:
         row = [waiting.pop(0)]
@@ -181,17 +190,20 @@ def slow_best_fit(refs: Sequence[SampleRef], limit: int, pool_size: int) -> Iter
                 yield [piece]
             else:
                 waiting.append(piece)
-                if len(waiting) == pool_size:
+                enough = len(waiting) >= 8 + from_pool // 4
+                full_row = sum(ref.size for ref in waiting) >= limit
+                if len(waiting) == pool_size or (enough and full_row):
                     yield fill()
+                    from_pool += 1
     while waiting:
         yield fill()
 
 
 @settings(deadline=None, max_examples=300)
 @given(
-    sizes=SIZES,
+    sizes=st.one_of(SIZES, MANY_SIZES),
     limit=st.integers(1, 50),
-    pool_size=st.integers(1, 12),
+    pool_size=st.one_of(st.integers(1, 12), st.just(64)),
     rows=st.integers(1, 4),
     items=st.sampled_from([1, 3, 7, 1000]),
 )
@@ -210,7 +222,11 @@ def test_best_fit_makes_the_rows_of_its_obvious_form(
 
 
 @settings(deadline=None, max_examples=200)
-@given(sizes=SIZES, pool_size=st.integers(1, 12), items=st.sampled_from([1, 3, 1000]))
+@given(
+    sizes=st.one_of(SIZES, MANY_SIZES),
+    pool_size=st.one_of(st.integers(1, 12), st.just(16)),
+    items=st.sampled_from([1, 3, 1000]),
+)
 def test_no_sample_waits_for_more_rows_than_the_pool_holds(
     sizes: list[int], pool_size: int, items: int
 ) -> None:
@@ -236,6 +252,56 @@ def test_rows_come_steadily(sizes: list[int], pool_size: int) -> None:
 
     for ref in refs_of(sizes):
         assert len(batcher.add(ref)) <= 1
+
+
+def test_the_pool_grows_by_a_sample_after_every_four_rows() -> None:
+    """From 8 samples to the whole pool: what is held before each row, through a restored state."""
+    batcher = BestFitPackingBatcher(16, pool_size=20)
+    before_rows: list[int] = []
+
+    for ref in refs_of([15] * 200):  # each row holds one of them
+        held = len(batcher.pending)
+        if batcher.add(ref):
+            before_rows.append(held + 1)
+        if len(before_rows) == 18:
+            state = batcher.state()
+            batcher = batcher.clone()
+            batcher.restore(state)
+
+    assert before_rows[:52] == [8 + row // 4 for row in range(52)]
+    assert set(before_rows[48:]) == {20}
+
+
+def test_a_young_pool_waits_for_the_tokens_of_a_row() -> None:
+    """Eight short samples make no row: short ones gather until they fill one, or the pool."""
+    sizes = [100] * 400
+
+    rows = run(BestFitPackingBatcher(5000), refs_of(sizes))
+    short = run(BestFitPackingBatcher(5000, pool_size=32), refs_of(sizes))
+
+    assert [len(row) for [row] in rows] == [50] * 8
+    assert [len(row) for [row] in short] == [32] * 12 + [16]
+
+
+def test_the_first_rows_of_many_lanes_come_after_few_samples() -> None:
+    """48 lanes over 1,000 documents: less than an epoch for the first rows, and no lone ones.
+
+    Full rows of documents above the limit are not counted: they pass beside the pool.
+    """
+    sizes = [min(9000, 40 + int(1200 * x * x)) for x in np.random.default_rng(1).normal(0, 1, 1000)]
+    drawn = 0
+    alone = []
+    for lane in range(48):
+        batcher = BestFitPackingBatcher(8192)
+        for index in np.random.default_rng(0).permutation(1000)[lane::48].tolist():
+            drawn += 1
+            if groups := batcher.add(SampleRef(ItemRef("a", index, 0), size=sizes[index])):
+                alone += [len(row) == 1 and row[0].size < 7000 for [row] in groups]
+                break
+
+    assert drawn < 48 * 16
+    assert len(alone) >= 48
+    assert not any(alone)
 
 
 def test_a_row_never_holds_a_sample_twice_while_there_are_other_rows() -> None:

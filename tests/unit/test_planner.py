@@ -379,3 +379,61 @@ def test_plans_travel_as_json() -> None:
         plan = planner.next()
         assert plan is not None
         assert BatchPlan.from_json(plan.to_json()) == plan
+
+
+# --- how much is processed at once ---------------------------------------------------------------
+
+
+class Batches(Does):
+    """Notes how many items it is given at once."""
+
+    uses_global_rng: ClassVar[bool] = False
+
+    def __init__(self, call: Call, given: list[int]) -> None:
+        super().__init__(call)
+        self.given = given
+
+    def process_batch(self, raws: Any, contexts: Any) -> Any:
+        """Process some items."""
+        self.given.append(len(raws))
+        return super().process_batch(raws, contexts)
+
+
+def of_sizes(size: int, given: list[int]) -> Job:
+    return Job(
+        ItemsSource([size] * 5000),
+        processor=Batches(tokens, given),
+        batcher=BestFitPackingBatcher(100),
+        collator=PackedCollator(),
+        lanes=1,
+    )
+
+
+def test_the_first_batch_waits_for_little_that_it_does_not_need() -> None:
+    """Of items half as long as a row: the pool's first eight, and no more than a third beyond."""
+    items = Items(of_sizes(50, []))
+    planner = Planner(items.job, 0, items)
+
+    planner.next()
+
+    assert planner.counters["drawn"] == 8
+    assert items.processed <= 10
+
+
+def test_a_lane_that_goes_on_processes_as_many_at_once_as_its_batches_take() -> None:
+    """Many small items go 16 at a time from the first batch on; large ones once many were made."""
+    for size, batches in ((1, 4), (50, 16 * LOOK_AHEAD + 1)):
+        given: list[int] = []
+        items = Items(of_sizes(size, given))
+        planner = Planner(items.job, 0, items)
+        for _ in range(batches):
+            planner.next()
+            planner.forget()
+
+        given.clear()
+        before = planner.counters["drawn"]
+        while planner.counters["drawn"] < before + 200:
+            planner.next()
+
+        assert max(given) == LOOK_AHEAD
+        assert sum(given) / len(given) > LOOK_AHEAD / 2

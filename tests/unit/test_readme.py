@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -292,7 +293,10 @@ def test_the_script_of_the_quick_start_is_short() -> None:
 
 
 def test_the_page_for_small_steps_runs_too(folder: Path, environ: dict[str, str]) -> None:
-    """Its commands that need no running node, and its look at a batch with `local:`."""
+    """Its commands that need no running node, and its look at a batch with `local:`.
+
+    The page of the Loader begins with such a look, too.
+    """
     page = HOME / "docs" / "quick-start.md"
     commands = [
         line
@@ -308,6 +312,11 @@ def test_the_page_for_small_steps_runs_too(folder: Path, environ: dict[str, str]
     (folder / "look.py").write_text(look)
 
     assert run([sys.executable, "look.py"], folder, environ).startswith("0 {'input_ids': ")
+    [other] = re.findall(
+        r"^```python\n(.*?)^```", (HOME / "docs" / "loader.md").read_text(), re.M | re.S
+    )
+    (folder / "look.py").write_text(other)
+    assert run([sys.executable, "look.py"], folder, environ).startswith("0 {'")
 
 
 def test_the_page_names_the_codes_that_exist() -> None:
@@ -356,6 +365,21 @@ def test_pages_name_make_targets_and_commands_that_exist(page: Path) -> None:
     )
     assert words_after("penstockd", typed) <= set(server_cli.commands)
     assert words_after("penstock", typed) <= set(client_cli.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "page", [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))], ids=lambda page: page.name
+)
+def test_every_command_line_of_a_page_is_understood(page: Path) -> None:
+    """Whole lines of a block, with their options and arguments, as the commands parse them."""
+    fenced = "".join(re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.M | re.S))
+    for line in re.findall(r"^(penstockd? .*)$", fenced, re.M):
+        program, name, *arguments = shlex.split(line.partition(" > ")[0])
+
+        if program == "penstockd":
+            server_cli.commands[name].make_context(name, arguments).close()
+        else:
+            client_cli.build_parser().parse_args([name, *arguments])
 
 
 def words_after(command: str, typed: str) -> set[str]:

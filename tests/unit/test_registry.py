@@ -13,7 +13,12 @@ import pytest
 from penstock.server import roles
 from penstock.server.place import Place
 from penstock.server.registry import KINDS, absolute, build, describe_type, resolve_path
-from penstock.server.roles import BestFitPackingBatcher, FunctionProcessor, MapDistributor
+from penstock.server.roles import (
+    BestFitPackingBatcher,
+    FunctionCollator,
+    FunctionProcessor,
+    MapDistributor,
+)
 from penstock.server.roles.base import Role
 from penstock.wire.errors import InvalidJob, PenstockError
 
@@ -215,6 +220,14 @@ def test_an_entry_point_that_fails_to_import_is_told(
             "processor.type",
             "write function: ./my_roles.py:to_sample in place of processor:",
         ),
+        (
+            "collator",
+            {"type": "./my_roles.py:to_sample"},
+            "collator.type",
+            "write collator: {function: ./my_roles.py:to_sample}",
+        ),
+        ("collator", {"function": "./my_roles.py:no"}, "collator.function", "has no 'no'"),
+        ("collator", {"function": "./my_roles.py:NoRole", "x": 1}, "collator.x", "no parameter of"),
         ("source", {"type": "./my_roles.py:NoRole"}, "source.type", "{type: torch, factory: "),
         ("batcher", {"type": "./my_roles.py:Doubled"}, "batcher.type", "no batcher"),
         (
@@ -267,6 +280,9 @@ def test_function_makes_a_processor_of_a_function(place: Place) -> None:
     role = make("processor", {"function": "./my_roles.py:to_sample"}, place)
 
     assert isinstance(role, FunctionProcessor)
+    assert isinstance(
+        make("collator", {"function": "./my_roles.py:to_sample"}, place), FunctionCollator
+    )
 
 
 def test_path_parameters_become_absolute(place: Place) -> None:

@@ -437,3 +437,82 @@ def test_whatever_happens_every_reader_gets_its_positions(seed: int) -> None:
     assert not any(entry.state is State.READY for entry in model.log.entries.values())
     model.log.shed()
     assert model.lives == 0, f"seed {seed}: bytes were never let go"
+
+
+@dataclass
+class Rank:
+    """A consumer as a client behaves: a bound in bytes, and one stream to each node."""
+
+    readers: list[Reader]
+    share: Share
+    bound: int
+    prefetch: int
+    next: int = 0
+    ready: dict[int, int] = field(default_factory=dict)  # by position, its size
+    received: list[int] = field(default_factory=list)  # by stream
+    most: int = 0
+
+    def tell(self, stream: int) -> None:
+        """Tell one node where it is, and what that node's stream may have sent."""
+        held = sum(size for at, size in self.ready.items() if at >= self.next)
+        self.readers[stream].grant(self.next, max(1, self.received[stream] + self.bound - held))
+        self.readers[stream].extend(self.share.nth_after(self.next, self.prefetch))
+
+    def take(self) -> bool:
+        """Take the next batch, if it is there."""
+        if self.next not in self.ready:
+            return False
+        self.ready.pop(self.next)
+        self.next = self.share.nth_after(self.next, 1)
+        return True
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_bound_in_bytes_never_leaves_anybody_waiting(seed: int) -> None:
+    """Whatever the sizes, the order of making and the messages that come late: all is delivered.
+
+    Three ranks, lanes far apart in size and a batch larger than the bound, on one node or split
+    over two that know nothing of each other. What lies at a rank stays within its bound for each
+    stream, and one batch more.
+    """
+    rng = random.Random(seed)
+    nodes, lanes, bound, end = 1 + seed % 2, 4, 1000, 60
+    logs = [Log(make_job(lanes), bound_bytes=10**9) for _ in range(nodes)]
+    sizes = [(1, 10, 300, 900)[position % lanes] for position in range(end)]
+    sizes[rng.randrange(end)] = 5000
+    ranks = []
+    for number in range(3):
+        share = Share(3, number, 3)
+        readers = [
+            log.open(share, None, number, frozenset(range(node, lanes, nodes)), lambda: None)
+            for node, log in enumerate(logs)
+        ]
+        ranks.append(Rank(readers, share, bound, prefetch=30, next=number))
+        ranks[-1].received = [0] * nodes
+        for stream in range(nodes):
+            ranks[-1].tell(stream)
+
+    for _ in range(20_000):
+        if all(rank.next >= end for rank in ranks):
+            break
+        log = rng.choice(logs)
+        wanted = [one.entry for one in log.candidates() if one.entry.key.position < end]
+        if wanted:
+            entry = rng.choice(wanted)
+            finish(log, entry, sizes[entry.key.position])
+        rank, stream = rng.choice(ranks), rng.randrange(nodes)
+        reader = rank.readers[stream]
+        if (taken := reader.take()) is not None:
+            assert taken.key.position not in rank.ready
+            rank.received[stream] += taken.nbytes
+            rank.ready[taken.key.position] = taken.nbytes
+            reader.sent(taken)
+            held = sum(size for at, size in rank.ready.items() if at >= rank.next)
+            beside = held - max(rank.ready.values())
+            assert beside <= nodes * bound
+        for _ in range(rng.randrange(3)):
+            rank.take()
+        if rng.random() < 0.5:
+            rank.tell(rng.randrange(nodes))
+
+    assert [rank.next >= end for rank in ranks] == [True] * 3

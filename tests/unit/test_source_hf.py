@@ -55,6 +55,24 @@ def test_splits_are_chosen_by_name_or_slice(tmp_path: Path) -> None:
         HfSource("json", data_files=files, split="tst")
 
 
+def test_json_that_is_stored_as_text_is_values_again(tmp_path: Path) -> None:
+    """Objects of several shapes, as turns of which some call tools, are what `datasets` gives."""
+    rows = [
+        {"turns": [{"role": "user"}, {"role": "tool", "calls": [{"x": 1}]}], "a": {"b": [1]}},
+        {"turns": [{"role": "user", "calls": "none"}], "a": None},
+        {"turns": [], "a": {"b": [{"c": 1}, 2]}},
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    source = HfSource("json", data_files=str(tmp_path / "rows.jsonl"))
+
+    import datasets
+
+    theirs = datasets.load_dataset("json", data_files=str(tmp_path / "rows.jsonl"), split="train")
+    assert source.fetch(range(3)) == [*theirs]
+    assert source.fetch([0])[0]["turns"][0]["role"] == "user"
+
+
 def test_the_files_of_other_splits_are_not_in_the_identity(tmp_path: Path) -> None:
     """A split is its own files: the test set may change without changing the training run."""
     files = {

@@ -21,9 +21,9 @@ it is installed. The path of a batch: `feed` (the stream, in a background thread
 `penstock.wire.frame` -> `values` -> `loader` -> `steps`.
 """
 
+from penstock.client import errors
 from penstock.client.loader import Loader
 from penstock.client.steps import Batch, BatchInfo, Step
-from penstock.wire import errors
 from penstock.wire.malloc import keep_memory
 
 __all__ = ["Batch", "BatchInfo", "Loader", "Step", "errors", "keep_memory"]

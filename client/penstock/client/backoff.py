@@ -6,7 +6,7 @@ import random
 
 
 class Backoff:
-    """Waits that double up to a bound, each with full jitter.
+    """Waits that double up to a bound, half of each at random.
 
     The first wait is short: most breaks are a server that restarts or a connection that was moved.
     The jitter keeps thousands of ranks, which all notice the same break, from coming back in one

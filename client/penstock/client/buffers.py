@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import sys
 import threading
 import weakref
 from collections import deque
@@ -56,10 +57,11 @@ class BufferPool:
 
     Args:
         keep: How many bodies of the largest size may lie free.
+        keep_bytes: And no more bytes of them than this, but for two.
     """
 
-    def __init__(self, keep: int) -> None:
-        self._keep = keep
+    def __init__(self, keep: int, keep_bytes: int = sys.maxsize) -> None:
+        self._keep, self._keep_bytes = keep, keep_bytes
         self._lock = threading.Lock()
         self._free: dict[int, list[mmap.mmap]] = {}
         self._free_bytes = 0
@@ -106,7 +108,8 @@ class BufferPool:
         }
 
     def _limit(self) -> int:
-        return max(MIN_FREE_BYTES, self._keep * self._largest)
+        most = max(2 * self._largest, self._keep_bytes)
+        return max(MIN_FREE_BYTES, min(self._keep * self._largest, most))
 
     def _sort_in(self) -> None:
         limit = self._limit()

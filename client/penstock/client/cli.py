@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from penstock.wire.errors import PenstockError
 from penstock.wire.malloc import keep_memory
-from penstock.wire.terminal import plain, plain_lines
+from penstock.wire.terminal import columns_of, folded, plain, plain_lines
 
 COMMANDS = ("ping", "cat", "cursors", "quarantine", "top", "demo", "bench")
 """In the order of the help; each is a module of `penstock.client.commands`."""
@@ -46,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except PenstockError as error:
         for frames in getattr(error, "__notes__", ()):  # those of the user's own code
-            print(plain_lines(frames.rstrip("\n")), file=sys.stderr)
-        print(f"penstock: error: {_one_line(error.message)} [{plain(error.code)}]", file=sys.stderr)
+            _complain(plain_lines(frames.rstrip("\n")))
+        _complain(f"penstock: error: {_one_line(error.message)} [{plain(error.code)}]")
         return EXIT_USAGE if error.status == "INVALID_ARGUMENT" else EXIT_FAILED
     except KeyboardInterrupt:
         print("penstock: stopped", file=sys.stderr)
@@ -58,6 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+def _complain(text: str) -> None:
+    print(folded(text, columns_of(sys.stderr)), file=sys.stderr)
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser whose mistakes end as all others do: one sentence, and a code."""
 
@@ -65,7 +69,8 @@ class _Parser(argparse.ArgumentParser):
         """Print a mistake in the call and exit."""
         self.exit(
             EXIT_USAGE,
-            f"penstock: error: {_one_line(message)} [usage]\n  for help: {self.prog} --help\n",
+            folded(f"penstock: error: {_one_line(message)} [usage]", columns_of(sys.stderr))
+            + f"\n  for help: {self.prog} --help\n",
         )
 
 

@@ -167,6 +167,23 @@ class Control:
                 raise BadFrame(f"{self._target} gives the same page of groups again and again")
             request.page_token = page.next_page_token
 
+    def delete(self, group: str, generation: int, *, fence: bool) -> cursors_pb2.DeleteReply:
+        """Forget a group; return what there was. Its next start begins anew.
+
+        Args:
+            group: Its name.
+            generation: The one that it had when it was looked at; another one is refused.
+            fence: End its readers; else they are a reason to refuse.
+
+        Raises:
+            GroupInUse: It has readers.
+            StaleGeneration: It has a newer generation.
+        """
+        request = cursors_pb2.DeleteRequest(
+            job=self.job, group=group, generation=generation, fence=fence, owner=owner()
+        )
+        return self.call("Cursors/Delete", request, cursors_pb2.DeleteReply)
+
     def verdicts(self) -> list[cursors_pb2.Verdict]:
         """Return every verdict about the job's items, released ones too, by number."""
         found: list[cursors_pb2.Verdict] = []

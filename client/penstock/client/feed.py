@@ -2,7 +2,8 @@
 
 The thread reads `Feed/Read`; the consumer takes from it. Between them stand **slots by position**:
 the horizon ("I accept my positions below H") is the consumer's next position plus `prefetch` own
-positions, so memory is bounded, and a late position always has its slot. When a stream breaks, the
+positions, and beside it goes how many bytes the stream may have sent in all: so memory is bounded
+in both, and a late position always has its slot. When a stream breaks, the
 next one opens at the first position that is missing; later ones that have arrived are kept.
 """
 
@@ -39,6 +40,10 @@ logger = logging.getLogger("penstock")
 LOG_EVERY_S = 30.0
 """A waiting consumer says so, with the reason, this often."""
 
+TELL_S = 0.005
+"""A consumer that waits longer tells the server where it is, in case that holds a batch back. What
+is made as fast as it is read comes sooner, and a message for each would cost both sides."""
+
 MAX_REREADS = 2
 """How often one position is read again after its checksum was wrong."""
 
@@ -55,7 +60,6 @@ class Opening:
         token: The attempt; empty = look only.
         generation: What Begin gave.
         tail_pad: Fill the last step, or leave it out.
-        lineage: Ask for sample refs.
         steps: How many steps the job has, as it was described; None = endless.
         given_from: Own positions from here to where a stream opens were given before; None = none.
     """
@@ -67,7 +71,6 @@ class Opening:
     token: str = ""
     generation: int = 0
     tail_pad: bool = True
-    lineage: bool = False
     steps: int | None = None
     given_from: int | None = None
 
@@ -102,11 +105,15 @@ class _Stream:
         call: The call.
         allowed: The horizon up to which positions may come: set before it is sent.
         sent: The horizon that the server was told: set after it was sent.
+        told: The next position that the server was told.
+        received_bytes: The bodies of all batches that came whole, copies of known ones, too.
     """
 
     call: ReadCall
     allowed: int
     sent: int
+    told: int
+    received_bytes: int = 0
 
 
 class Feed:
@@ -125,6 +132,7 @@ class Feed:
         start: The first position that is wanted.
         stop: No position from here on is wanted; None = until the log ends.
         prefetch: How many own positions may be ready beyond the next to be taken.
+        prefetch_bytes: How many bytes of them; the next one comes whatever its size.
         max_body_bytes: A batch that announces more is refused before anything is allocated.
         pool: Where bodies land.
     """
@@ -138,10 +146,12 @@ class Feed:
         *,
         stop: int | None,
         prefetch: int,
+        prefetch_bytes: int,
         max_body_bytes: int,
         pool: BufferPool,
     ) -> None:
         self._transport, self._opening, self._share = transport, opening, share
+        self._prefetch_bytes, self._untold_bytes = prefetch_bytes, 0
         self._prefetch, self._max_body_bytes, self._pool = prefetch, max_body_bytes, pool
         first = share.at_or_after(start)
         # Both threads put in and take out; one call of a dict is whole or has not happened.
@@ -186,6 +196,8 @@ class Feed:
             Unreachable: No server could be reached within `deadline_s`.
             PenstockError: What the server says is wrong.
         """
+        if position > self._next:
+            self._next = position  # what was skipped takes no room any more
         delivery = self._ready.get(position)
         if delivery is None:
             delivery = self._wait(position, deadline_s)
@@ -193,6 +205,7 @@ class Feed:
                 return None
         if position >= self._next:
             self._next = self._share.nth_after(position, 1)
+            self._untold_bytes += delivery.body.nbytes
         # A message for every batch may cost more than the batch: half of the room at once.
         self._extend(at_least=max(1, self._prefetch // 2))
         return delivery
@@ -262,11 +275,16 @@ class Feed:
                     raise _again(error)
                 if ended:
                     raise PenstockError("the Loader was closed while a batch was waited for")
-                if (stream := self._stream) is not None and position >= stream.sent:
+                waited = time.monotonic() - began
+                stream = self._stream
+                is_told = stream is None or stream.told >= position
+                if stream is not None and position >= stream.sent:
                     # Nobody moves the horizon while the only consumer waits: send what was held
                     # back. Below it the server is at work already, and a message would cost both.
                     self._extend(at_least=1)
-                waited = time.monotonic() - began
+                elif not is_told and waited >= TELL_S:
+                    # Or it holds this batch back, for want of room that is there by now.
+                    self._extend(at_least=0)
                 if waited >= deadline_s:
                     raise self._timeout(position, waited)
                 if waited >= log_at:
@@ -280,7 +298,8 @@ class Feed:
                         self._why(),
                     )
                 # Short, so that a signal handler of the trainer runs soon on every platform.
-                self._changed.acquire(timeout=max(0.0, min(0.5, deadline_s - waited)))
+                pause_s = 0.5 if is_told or waited >= TELL_S else TELL_S
+                self._changed.acquire(timeout=max(0.0, min(pause_s, deadline_s - waited)))
             return delivery
         finally:
             self.wait_s += time.monotonic() - began
@@ -310,19 +329,43 @@ class Feed:
         )
 
     def _extend(self, at_least: int) -> None:
-        """Tell the server how far we accept, if that has moved by `at_least` own positions."""
+        """Tell the server how far we accept, if that has moved by `at_least` own positions.
+
+        Or if half of the room for bytes is free again.
+        """
         stream = self._stream
         if stream is None:
             return  # the next one opens with it
         horizon = self._horizon()
         moved = horizon - stream.sent
         # At the end the horizon stops short: its last move may be less than one own position.
-        if moved <= 0 or (horizon != self._end and moved < at_least * self._share.world_size):
+        is_far = moved >= at_least * self._share.world_size or (moved > 0 and horizon == self._end)
+        if not is_far and self._untold_bytes <= self._prefetch_bytes // 2:
             return
-        message = feed_pb2.Horizon(horizon=horizon, finished_step=self.finished_step)
-        stream.allowed = horizon
+        self._untold_bytes = 0
+        position, limit = self._room(stream.received_bytes)
+        message = feed_pb2.Horizon(
+            horizon=horizon, finished_step=self.finished_step, next=position, bytes_limit=limit
+        )
+        stream.allowed = max(stream.allowed, horizon)
         stream.call.send(feed_pb2.ReadRequest(horizon=message).SerializeToString())
-        stream.sent = horizon
+        stream.sent, stream.told = max(stream.sent, horizon), position
+
+    def _room(self, received_bytes: int) -> tuple[int, int]:
+        """Return the next position, and how many bytes a stream may have sent from its start on.
+
+        That is what has come of it and what may come: the bound without what lies here. What is on
+        its way is part of what may come, so the bound holds whatever the server knows. Both threads
+        call it.
+
+        Args:
+            received_bytes: What has come of it; looked at before what lies here, so that a batch
+                that lands in between counts twice and not never.
+        """
+        position = self._next
+        ready = list(self._ready.items())
+        held = sum(found.body.nbytes for at, found in ready if at >= position)
+        return position, max(1, received_bytes + self._prefetch_bytes - held)
 
     def _horizon(self) -> int:
         horizon = self._share.nth_after(self._next, self._prefetch)
@@ -381,10 +424,11 @@ class Feed:
         """Read one stream until it ends; return when nothing more is to come."""
         self._assembling.clear()
         horizon = self._horizon()
-        call = self._transport.read(self._open_message(self._missing, horizon))
+        position, limit = self._room(0)
+        call = self._transport.read(self._open_message(self._missing, horizon, position, limit))
         with self._guard:
             self._call = call
-        self._stream = _Stream(call, horizon, horizon)
+        self._stream = _Stream(call, horizon, horizon, position)
         self._wake()  # who waits beyond the horizon may move it now
         try:
             if self._closed.is_set():
@@ -407,7 +451,7 @@ class Feed:
                 f"{self._opening.target} closed the stream", target=self._opening.target
             )
 
-    def _open_message(self, start: int, horizon: int) -> bytes:
+    def _open_message(self, start: int, horizon: int, position: int, limit: int) -> bytes:
         opening, share = self._opening, self._share
         message = feed_pb2.Open(
             protocol=PROTOCOL,
@@ -421,8 +465,9 @@ class Feed:
             batches_per_step=share.batches_per_step,
             start=start,
             tail=feed_pb2.TAIL_PAD if opening.tail_pad else feed_pb2.TAIL_DROP,
-            lineage=opening.lineage,
             horizon=horizon,
+            next=position,
+            bytes_limit=limit,
             bundles=True,
         )
         if opening.given_from is not None and opening.given_from < start:
@@ -551,12 +596,16 @@ class Feed:
     def _finish(self, assembly: _Assembly) -> bool:
         header, body = assembly.header, assembly.body
         del self._assembling[header.lane, header.offset]
+        stream = self._stream
+        assert stream is not None  # it is what we read
         if body is None:
+            stream.received_bytes += header.body_bytes
             return False
         frame.check_crc(header, body, assembly.crc)
         self._backoff.reset()
         self._reason, self._cause = "the server has sent nothing since the last batch", ""
         self._ready[header.position] = Delivery(header, body)
+        stream.received_bytes += header.body_bytes  # after it lies here: see `_room`
         self._landed.add(header.position)
         while self._missing in self._landed:
             self._landed.remove(self._missing)
@@ -569,10 +618,9 @@ class Feed:
 
 def _describe_waiting(message: feed_pb2.Waiting) -> str:
     item = f", item {message.item}" if message.item else ""
-    detail = f" ({message.detail})" if message.detail else ""
     return (
         f"lane {message.lane}, offset {message.offset} is {message.stage} "
-        f"for {message.since_s:.0f} s{item}{detail}"
+        f"for {message.since_s:.0f} s{item}"
     )
 
 

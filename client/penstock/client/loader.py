@@ -30,6 +30,9 @@ DEADLINE_S = 540.0
 
 MAX_BODY_BYTES = 4 << 30
 
+PREFETCH_BYTES = 512 << 20
+"""Four batches of 128 MB; who asks for thousands of small ones gets them up to here."""
+
 
 class _At(NamedTuple):
     """Where a Loader stands. It is replaced as a whole, by one assignment, never changed.
@@ -91,10 +94,10 @@ class Loader:
         attempt: A token that all ranks of this start of the run share and no other start has;
             default: drawn and shared by torch.distributed, or made of the launcher's variables.
         prefetch: How many batches may be ready beyond the one in use.
+        prefetch_bytes: How many bytes they may have; the next batch comes whatever its size.
         deadline_s: How long to wait for a batch, or for a server, before an error says why.
         tail: The last step of a finite job: `"pad"` fills it with blanked batches, `"drop"` leaves
             a step that is not full out.
-        lineage: Ask for sample refs: `batch.samples`.
         meta: Put `penstock_position` (int64, no dimensions) among the values.
         max_steps: With `mode="eval"`: a pass ends after this many steps.
         as_numpy: True = NumPy arrays, False = tensors; default: tensors where torch is installed.
@@ -123,9 +126,9 @@ class Loader:
         device: Any = None,
         attempt: str | None = None,
         prefetch: int = 4,
+        prefetch_bytes: int = PREFETCH_BYTES,
         deadline_s: float = DEADLINE_S,
         tail: Literal["pad", "drop"] = "pad",
-        lineage: bool = False,
         meta: bool = False,
         max_steps: int | None = None,
         as_numpy: bool | None = None,
@@ -139,7 +142,8 @@ class Loader:
         self._mesh, self._dp = mesh, dp
         self._device, self._as_numpy, self._meta = device, as_numpy, meta
         self._prefetch, self._deadline_s = prefetch, deadline_s
-        self._tail_pad, self._lineage, self._max_steps = tail == "pad", lineage, max_steps
+        self._prefetch_bytes = prefetch_bytes
+        self._tail_pad, self._max_steps = tail == "pad", max_steps
         self._max_body_bytes = max_body_bytes
         ranks: dict[str, Any] = {
             "rank": rank,
@@ -170,7 +174,7 @@ class Loader:
         self._given: tuple[int, dict[int, Mapping[str, int]]] = (-1, {})
         self._decoder: Decoder | None = None
         self._waits = Waits()
-        self._pool = BufferPool(keep=prefetch + 2)
+        self._pool = BufferPool(prefetch + 2, prefetch_bytes)
         self._holds_ahead: str | None = None  # what to say of a framework that never marks
         # At interpreter exit `session` closes what is open.
         self._finalizer = weakref.finalize(self, self._resources.close, waits=False)
@@ -427,6 +431,7 @@ class Loader:
         return (
             found
             | ready
+            | {"buffer_bytes_limit": self._prefetch_bytes}
             | {f"pool_{k}": v for k, v in self._pool.statistics().items()}
             | {
                 "position": at.last.position if at.last else None,
@@ -609,7 +614,6 @@ class Loader:
             token=session.token,
             generation=session.generation,
             tail_pad=self._tail_pad,
-            lineage=self._lineage,
             steps=session.steps(self._tail_pad),
             given_from=session.given_from,
         )
@@ -620,6 +624,7 @@ class Loader:
             at.next,
             stop=stop,
             prefetch=self._prefetch,
+            prefetch_bytes=self._prefetch_bytes,
             max_body_bytes=self._max_body_bytes,
             pool=self._pool,
         )

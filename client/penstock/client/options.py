@@ -31,7 +31,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= MAX_POSITION
     ):
         refuse(f'start={start!r}: use "cursor", "state" or a step from 0 to {MAX_POSITION}')
-    for name in ("batches_per_step", "prefetch", "max_steps", "max_body_bytes"):
+    for name in ("batches_per_step", "prefetch", "prefetch_bytes", "max_steps", "max_body_bytes"):
         value = given[name]
         if value is not None and (isinstance(value, bool) or int(value) != value or value < 1):
             refuse(f"{name}={value!r}: use an integer of at least 1")

@@ -346,7 +346,8 @@ def resuming(job: str, group: str, begun: cursors_pb2.BeginReply, wish: Wish) ->
         committed = f"committed {at} by generation {begun.committed_by}"
     if wish.state is not None:
         return f"{who}: going to step {wish.state.step:,} as told; {committed}; {attempt}"
-    verb = "resuming" if begun.start_step or begun.joined else "starting"
+    # Every rank but the first joins, so to join tells nothing: at a fresh start all rows are 0.
+    verb = "resuming" if begun.start_step else "starting"
     return f"{who}: {verb} at step {begun.start_step:,}, {committed}; {attempt}"
 
 

@@ -48,7 +48,7 @@ class BatchInfo:
 
     @property
     def samples(self) -> list[tuple[str, int, int]]:
-        """Which items it was made of, with `lineage=True`: (source, index, epoch) each."""
+        """Which items it was made of, in order: (source, index, epoch) each."""
         return [(ref.source, ref.index, ref.epoch) for ref in self.header.samples]
 
 

@@ -6,9 +6,11 @@ The data path never lets protobuf touch a body: messages leave and enter as byte
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
@@ -126,9 +128,9 @@ def error_from_rpc(error: Any, target: str) -> PenstockError:
             return decode_error(value)
     code, details = error.code(), error.details() or ""
     if code in _BROKEN or _is_reset(code, details) or _is_busy(code, details):
+        reason = _reason(code, details, target)
         return Unreachable(
-            f"no answer from {target} ({code.name}: {details}); check the address and that "
-            "penstockd runs there",
+            f"no answer from {target} ({reason}); check the address and that penstockd runs there",
             target=target,
             timed_out=code is grpc.StatusCode.DEADLINE_EXCEEDED,
         )
@@ -142,6 +144,24 @@ def error_from_rpc(error: Any, target: str) -> PenstockError:
         f"{target} failed with {code.name}: {details}; the server's log has the cause",
         target=target,
     )
+
+
+_CONNECT = re.compile(
+    r"failed to connect to all addresses; last error: [A-Z_]+: (?P<where>\S+): "
+    r"(?:Failed to connect to remote host: |connect failed: addr: \S+ error: )?(?P<why>.+)",
+    re.DOTALL,
+)
+_RESOLVE = re.compile(r"errors resolving \S+: \[.*: (?P<why>[^:]+)\]", re.DOTALL)
+
+
+def _reason(code: Any, details: str, target: str) -> str:
+    """Return why there was no answer, without what gRPC says twice: status, target and address."""
+    if found := _CONNECT.fullmatch(details):
+        where = unquote(found["where"]).removeprefix("ipv4:").removeprefix("ipv6:")
+        return found["why"] + ("" if where == target else f" at {where}")
+    if found := _RESOLVE.fullmatch(details):
+        return found["why"]
+    return f"{code.name}: {details}"
 
 
 def _is_busy(code: Any, details: str) -> bool:

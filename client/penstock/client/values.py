@@ -65,7 +65,7 @@ def make_decoder(device: Any, as_numpy: bool | None) -> Decoder:
             f"{'as_numpy=False' if device is None else f'device={device!r}'} needs torch, which is "
             "not installed: install torch, or leave it out and get NumPy arrays",
             package="torch",
-            extra="torch",
+            extra="",
         )
     from penstock.client.torch_values import TorchDecoder
 

@@ -128,9 +128,15 @@ class MissingExtra(PenstockError):
 
 
 class StaleGeneration(PenstockError):
-    """A newer attempt of this run has taken over. Fields `generation`, `current`, `owner`."""
+    """A newer attempt has taken over. Fields `job`, `group`, `generation`, `current`, `owner`."""
 
     code, status = "stale_generation", "FAILED_PRECONDITION"
+
+
+class GroupInUse(PenstockError):
+    """What is asked would end readers of the group. Fields `job`, `group`, `readers`."""
+
+    code, status = "group_in_use", "FAILED_PRECONDITION"
 
 
 class WorldSizeMismatch(PenstockError):

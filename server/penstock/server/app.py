@@ -21,6 +21,8 @@ from penstock.server.pipeline.node import Node
 from penstock.server.rpc.opening import VERSION
 from penstock.server.rpc.service import Service
 from penstock.server.store import open_store
+from penstock.server.store.watch import StoreWatch
+from penstock.wire.errors import PenstockError
 from penstock.wire.malloc import keep_memory
 
 log = structlog.get_logger("penstock")
@@ -56,7 +58,13 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
     store = open_store(settings.store, config.base)
     metrics = Metrics(VERSION)
     metrics.begin(jobs)
-    store.watch(metrics.store_failed)
+    watch = StoreWatch(store)
+
+    def store_failed(error: PenstockError) -> None:
+        metrics.store_failed(error)
+        watch.failed(error)
+
+    store.watch(store_failed)
     async with contextlib.AsyncExitStack() as stack:
         users: TextIO | None = None
         if exit_when_unused is not None:
@@ -64,6 +72,7 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             users = stack.enter_context(open(exit_when_unused, "w"))  # noqa: ASYNC230, SIM115
         await store.open()
         stack.push_async_callback(ending.stage, "store", store.close)
+        stack.push_async_callback(watch.close)
         if store.created:
             # A mistyped name looks like a fresh start: runs would begin at step 0 again.
             log.info("created an empty store: no run has a cursor in it yet", store=store.created)
@@ -111,7 +120,7 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             "ready",
             address=address,
             metrics=http_address,
-            store=settings.store,
+            store=store.place,
             workers=settings.worker_count,
             jobs={name: job.log_id.hex()[:12] for name, job in jobs.items()},
             version=VERSION,

@@ -37,6 +37,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     from penstock.server.commands.group import cli
     from penstock.server.commands.report import report
+    from penstock.server.commands.say import say
     from penstock.server.core.contained import escaped
     from penstock.server.core.frames import error_line, user_place, user_traceback
     from penstock.wire.errors import InvalidJob, PenstockError
@@ -51,7 +52,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         report(error)
         return 2
     except click.ClickException as error:
-        click.echo(f"penstockd: error: {error.format_message()} [usage]", err=True)
+        say(f"penstockd: error: {error.format_message()} [usage]", error=True)
         if isinstance(error, click.UsageError) and error.ctx is not None:
             click.echo(f"  for help: {error.ctx.command_path} --help", err=True)
         return 2

@@ -23,6 +23,7 @@ from penstock.server.job import Job
 from penstock.server.place import Place
 from penstock.server.registry import KINDS, build
 from penstock.server.settings import JobFile, JobSettings, ServerSettings
+from penstock.server.sources.catalog import keep_in
 from penstock.server.validate import shown, validate
 from penstock.wire.errors import InvalidJob, InvalidRequest, PenstockError, UnknownJob
 
@@ -106,7 +107,8 @@ def load(
 ) -> Config:
     """Read a target.
 
-    The whole file is checked at once; sources and roles are built when a job is asked for.
+    The whole file is checked at once; sources and roles are built when a job is asked for, and use
+    the setting `hash_cache` of the target that this process read last.
 
     Args:
         target: A job file, or `jobs.py:name`.
@@ -147,6 +149,8 @@ def _load_file(
     data = {key: value for key, value in data.items() if not str(key).startswith("x-")}
     _check_job_names(data.get("jobs"), place)
     file = validate(JobFile, data, place)
+    server = override(file.server, overrides, environ)
+    keep_in(server.hash_cache, place.base)
     jobs = Jobs(
         {
             name: lambda name=name, job=job: build_job(name, job, place.at("jobs", name))  # type: ignore[misc]
@@ -155,7 +159,7 @@ def _load_file(
     )
     return Config(
         target=str(path.absolute()),
-        server=override(file.server, overrides, environ),
+        server=server,
         jobs=jobs,
         base=place.base,
     )
@@ -221,6 +225,9 @@ def _load_python(
     environ: Mapping[str, str],
 ) -> Config:
     spec = f"{path.expanduser().absolute()}:{name}"
+    server = override(ServerSettings(), overrides, environ)
+    # Before the file runs: it may open sources as it is imported.
+    keep_in(server.hash_cache, path.expanduser().absolute().parent)
     found = load_attribute(spec)
     if callable(found) and not isinstance(found, Job):
         found = _called(target, found)
@@ -245,7 +252,7 @@ def _load_python(
         builders[key] = _python_builder(target, key, value)
     return Config(
         target=spec,
-        server=override(ServerSettings(), overrides, environ),
+        server=server,
         jobs=Jobs(builders),
         base=path.expanduser().absolute().parent,
     )

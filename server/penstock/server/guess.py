@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from penstock.server.core.nearest import hint
 from penstock.server.job import DEFAULT_LANES
 from penstock.server.place import Place
 from penstock.server.registry import KINDS, build
 from penstock.server.roles.base import RawItem, Source
+from penstock.server.validate import shown
 from penstock.wire.errors import InvalidRequest
 
 BUILDERS = {
@@ -50,6 +53,9 @@ LOOKED_AT = 64
 
 POOL_SIZE, BATCH_SIZE = 64, 8
 
+TURNS = ({"role", "content"}, {"from", "value"})
+"""The keys of a turn of a conversation: of OpenAI, of ShareGPT."""
+
 _LANES = tuple(lanes for lanes in range(DEFAULT_LANES, 0, -1) if DEFAULT_LANES % lanes == 0)
 
 
@@ -62,12 +68,14 @@ class Guess:
         items: How many items it holds.
         text_column: The column with the longest texts, if any.
         ids_column: A column that is tokenized already, if any.
+        chat_column: A column of conversations, if any; then there is no text column.
         columns: All columns; empty where items are no dicts.
-        tokenizer: A tokenizer.json.
+        tokenizer: A tokenizer.json; for conversations the folder of one, with a chat template.
         end_token: The vocabulary's token behind a document.
         lanes: How many lanes suit that many items.
         pool_size: How large a packing pool suits them.
         max_tokens: How long rows suit the amount of text.
+        batch_size: Samples of a batch, where they are asked for in place of rows of tokens.
         notes: What was left out and why.
     """
 
@@ -75,27 +83,52 @@ class Guess:
     items: int
     text_column: str | None = None
     ids_column: str | None = None
+    chat_column: str | None = None
     columns: list[str] = field(default_factory=list)
     tokenizer: str | None = None
     end_token: str | None = None
     lanes: int = DEFAULT_LANES
     pool_size: int = POOL_SIZE
     max_tokens: int = 8192
+    batch_size: int | None = None
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def gives_tokens(self) -> bool:
+        """Tell whether samples have token ids, so that they can be packed."""
+        text = self.text_column or self.chat_column
+        return self.ids_column is not None or (self.tokenizer is not None and text is not None)
 
-def guess(paths: Sequence[str], base: Path, tokenizer: str | None = None) -> Guess:
+
+def guess(
+    paths: Sequence[str],
+    base: Path,
+    tokenizer: str | None = None,
+    *,
+    column: str | None = None,
+    max_tokens: int | None = None,
+    batch_size: int | None = None,
+) -> Guess:
     """Look at data and say how a job would read it.
 
     Args:
         paths: Files, globs or folders.
         base: The folder of the job file: what lies below it is named relative to it.
-        tokenizer: A tokenizer.json; None looks for one beside the data and beside the job file.
+        tokenizer: A tokenizer.json, or its folder; None looks for one beside the data and beside
+            the job file.
+        column: The column to read; None = the most likely one.
+        max_tokens: The length of packed rows; None = what suits the amount of text.
+        batch_size: Samples of a batch, in place of packed rows.
 
     Raises:
-        InvalidRequest: Nothing is there, or the files are of several kinds.
+        InvalidRequest: Nothing is there, the files are of several kinds, or what was asked for does
+            not go with the data.
         InvalidJob: The data cannot be opened.
     """
+    if max_tokens is not None and batch_size is not None:
+        raise InvalidRequest(
+            "--max-tokens packs rows of tokens and --batch-size stacks samples: give one of them"
+        )
     base = Path(os.path.abspath(base))
     notes: list[str] = []
     spec, folders = _source(paths, base, notes)
@@ -105,13 +138,14 @@ def guess(paths: Sequence[str], base: Path, tokenizer: str | None = None) -> Gue
         looked = source.fetch(range(min(LOOKED_AT, count)))
     finally:
         source.close()
-    found = Guess(spec, count, notes=notes)
-    _columns(found, looked)
+    found = Guess(spec, count, batch_size=batch_size, notes=notes)
+    _columns(found, looked, column)
     if count < 4 * POOL_SIZE:
         found.pool_size = max(2, count // 4)
-    lengths = [_length(item, found.text_column or found.ids_column) for item in looked]
+    read = found.chat_column or found.text_column or found.ids_column
+    lengths = [_length(item, read) for item in looked]
     # About four characters make a token.
-    tokens = count * sum(lengths) / max(1, len(lengths)) / (4 if found.text_column else 1)
+    tokens = count * sum(lengths) / max(1, len(lengths)) / (1 if found.ids_column else 4)
     if tokens < 128 * found.max_tokens:
         found.max_tokens = 1024
     if found.ids_column is None:
@@ -119,9 +153,16 @@ def guess(paths: Sequence[str], base: Path, tokenizer: str | None = None) -> Gue
         near = [*folders, *(path for path in given if path.is_dir())]
         path = _find_tokenizer(tokenizer, near, base)
         if path is not None:
-            found.tokenizer, found.end_token = _named(path, base), _end_token(path)
-    packs = found.ids_column is not None or found.tokenizer is not None
-    found.lanes = _lanes(count, 4 * (POOL_SIZE if packs else BATCH_SIZE))
+            _take_tokenizer(found, path, base, asked=tokenizer is not None)
+    if max_tokens is not None:
+        if not found.gives_tokens:
+            raise InvalidRequest(
+                f"--max-tokens {max_tokens} packs tokens, and these items give none: add "
+                "--tokenizer FILE, or leave --max-tokens out"
+            )
+        found.max_tokens = max_tokens
+    packs = found.gives_tokens and batch_size is None
+    found.lanes = _lanes(count, 4 * (POOL_SIZE if packs else batch_size or BATCH_SIZE))
     return found
 
 
@@ -242,24 +283,78 @@ def _named(path: Path, base: Path) -> str:
 # --- content ---
 
 
-def _columns(found: Guess, looked: Sequence[RawItem]) -> None:
+def _columns(found: Guess, looked: Sequence[RawItem], asked: str | None) -> None:
+    """Find out which column to read, or what the one that was asked for holds.
+
+    Raises:
+        InvalidRequest: There is no such column, or it holds what no role turns into tokens.
+    """
     if not looked or not all(isinstance(item, Mapping) for item in looked):
+        if asked is not None:
+            raise InvalidRequest(f"--column {asked}: these items have no columns: leave it out")
         return
     found.columns = [str(name) for name in looked[0]]
-    texts = {
-        name: sum(len(item[name]) for item in looked if isinstance(item.get(name), str))
-        for name in looked[0]
-        if sum(isinstance(item.get(name), str) for item in looked) * 2 > len(looked)
-    }
-    if texts:
+    if asked is not None and asked not in found.columns:
+        raise InvalidRequest(f"--column {asked}: {hint(asked, found.columns)}", column=asked)
+    columns = found.columns if asked is None else [asked]
+    found.ids_column = next((name for name in columns if _holds_ids(looked, name)), None)
+    found.chat_column = next((name for name in columns if _holds_chats(looked, name)), None)
+    texts = {name: length for name in columns if (length := _text_length(looked, name))}
+    if texts and found.chat_column is None:  # beside conversations texts are their titles and ids
         found.text_column = max(texts, key=lambda name: texts[name])
-    ids = [np.asarray(item["input_ids"]) for item in looked if "input_ids" in looked[0]]
-    if ids and all(one.ndim == 1 and one.dtype.kind in "iu" for one in ids):
-        found.ids_column = "input_ids"
+    if asked is not None and not (found.ids_column or found.chat_column or found.text_column):
+        kind = type(looked[0][asked]).__name__
+        raise InvalidRequest(
+            f"--column {asked} holds a {kind}, such as {shown(looked[0][asked])}: name one of "
+            f"texts or conversations, or of token ids that is called {_IDS}; else leave it out and "
+            "write a function, as docs/roles.md shows",
+            column=asked,
+        )
+
+
+_IDS = "input_ids"
+
+
+def _holds_ids(looked: Sequence[RawItem], name: str) -> bool:
+    """Tell whether a column holds token ids: packers and collators know them by this name."""
+    if name != _IDS:
+        return False
+    values = [np.asarray(item[name]) for item in looked if item.get(name) is not None]
+    return bool(values) and all(one.ndim == 1 and one.dtype.kind in "iu" for one in values)
+
+
+def _holds_chats(looked: Sequence[RawItem], name: str) -> bool:
+    """Tell whether a column holds conversations: lists of turns, as of OpenAI or of ShareGPT."""
+    return _most(looked, name, _is_chat)
+
+
+def _is_chat(value: Any) -> bool:
+    return (
+        isinstance(value, Sequence)
+        and len(value) > 0
+        and all(
+            isinstance(turn, Mapping) and any(keys <= turn.keys() for keys in TURNS)
+            for turn in value
+        )
+    )
+
+
+def _text_length(looked: Sequence[RawItem], name: str) -> int:
+    """Return the characters of a column of texts; 0 where it is none."""
+    if not _most(looked, name, lambda value: isinstance(value, str)):
+        return 0
+    return sum(len(item[name]) for item in looked if isinstance(item.get(name), str))
+
+
+def _most(looked: Sequence[RawItem], name: str, holds: Callable[[Any], bool]) -> bool:
+    return sum(holds(item.get(name)) for item in looked) * 2 > len(looked)
 
 
 def _length(item: RawItem, column: str | None) -> int:
+    """Return the characters of a text or a conversation, or how many ids there are."""
     value = item.get(column) if isinstance(item, Mapping) and column is not None else None
+    if value is not None and _is_chat(value):
+        return sum(len(str(turn.get("content") or turn.get("value") or "")) for turn in value)
     return len(value) if value is not None else 0
 
 
@@ -279,6 +374,37 @@ def _find_tokenizer(given: str | None, folders: Sequence[Path], base: Path) -> P
     return next((place / _TOKENIZER for place in places if (place / _TOKENIZER).is_file()), None)
 
 
+def _take_tokenizer(found: Guess, path: Path, base: Path, *, asked: bool) -> None:
+    """Note the tokenizer, where it suits what the items hold.
+
+    Raises:
+        InvalidRequest: It was asked for, and has no chat template for conversations.
+        InvalidJob: It is no tokenizer.
+    """
+    if found.chat_column is None:
+        found.tokenizer, found.end_token = _named(path, base), _end_token(path)
+    elif has_chat_template(path.parent):
+        found.tokenizer = _named(path.parent, base)
+    elif asked:
+        raise InvalidRequest(
+            f"column {found.chat_column} holds conversations, and the tokenizer in {path.parent} "
+            "has no chat template: give the folder of one that has, as save_pretrained of "
+            "transformers writes it",
+            path=str(path.parent),
+        )
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Tell whether a tokenizer's folder, as transformers writes it, has a chat template."""
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and bool(config.get("chat_template"))
+
+
 def _end_token(path: Path) -> str | None:
     """Return the vocabulary's token behind a document; a file that is no tokenizer is refused."""
     probe = {"type": "tokenize", "tokenizer": str(path)}
@@ -289,4 +415,4 @@ def _end_token(path: Path) -> str | None:
     return next((token for token in END_TOKENS if tokenizer.token_to_id(token) is not None), None)
 
 
-__all__ = ["Guess", "guess"]
+__all__ = ["Guess", "guess", "has_chat_template"]

@@ -41,9 +41,9 @@ class Job:
         source: Where raw items come from; or a mapping of names to sources.
         distributor: Decides the draws; default `MapDistributor()`.
         processor: Raw item to samples; default `IdentityProcessor()`.
-        batcher: Samples to rows. With `collator`, or neither and `batch_size`.
-        collator: Rows to values.
-        batch_size: Sugar for `SimpleBatcher(batch_size)` and `DefaultBatchCollator()`.
+        batcher: Samples to rows. This or `batch_size`.
+        collator: Rows to values; default `DefaultBatchCollator()`.
+        batch_size: Sugar for `SimpleBatcher(batch_size)`.
         seed: Decides everything random.
         lanes: Independent sequences of batches; part of the log's identity.
         epochs: How often each item is drawn; None = endlessly.
@@ -98,11 +98,10 @@ class Job:
                 f"on_item_error is {on_item_error!r}: choose {' or '.join(ON_ITEM_ERROR)}",
                 key="on_item_error",
             )
-        if batch_size is not None and (batcher is not None or collator is not None):
-            given = "batcher" if batcher is not None else "collator"
+        if batch_size is not None and batcher is not None:
             raise InvalidJob(
-                f"batch_size and {given} are both given: batch_size stands for a simple batcher "
-                "and the default collator, so remove one of them",
+                "batch_size and batcher are both given: batch_size stands for a simple batcher, so "
+                "remove one of them",
                 key="batch_size",
             )
         if batcher is None:

@@ -35,9 +35,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from penstock.server.core.refs import Verdict
 from penstock.server.environment import worker_environment
 from penstock.server.pipeline.items import Items, Progress, VerdictBook
-from penstock.server.pipeline.line import Computed, Line, compute
+from penstock.server.pipeline.line import Computed, Line, compute, nearest_line, replay_cost
 from penstock.server.pipeline.made import MadeOffsets
 from penstock.server.store.base import Seen
+from penstock.server.store.recorded import Recorded
 from penstock.server.target import absolute_target
 from penstock.wire.errors import (
     ERRORS,
@@ -107,6 +108,8 @@ class LocalLoader:
         marks: Where to note what was planned.
         progress: Told (stage, item) before anything that may take long or crash.
         careful: One item at a time, so that `progress` names the one that crashes.
+        recorded: The store that snapshots are looked for in; None = every lane is planned from its
+            beginning.
     """
 
     def __init__(
@@ -117,8 +120,9 @@ class LocalLoader:
         *,
         progress: Progress | None = None,
         careful: bool = False,
+        recorded: Recorded | None = None,
     ) -> None:
-        self.job = job
+        self.job, self._recorded, self._has_told = job, recorded, False
         self._items = Items(job, verdicts, progress)
         self._items.careful = careful
         self._lines: dict[int, Line] = {}
@@ -133,17 +137,29 @@ class LocalLoader:
         tail = opening.tail if opening is not None else None
         source = tail.blanked(position) if tail is not None else None
         lane, offset = self.job.order.address(position if source is None else source)
-        line = self._lines.get(lane)
-        if line is None or line.offset > offset:
-            # A lane whose batch failed is started again, too: its state may be half changed.
-            line = Line(self.job, lane, self._items)
-        self._lines.pop(lane, None)
+        # Taken out: a lane whose batch fails is started again, its state may be half changed.
+        line = self._lines.pop(lane, None)
+        line = nearest_line(self.job, lane, offset, self._items, line, self._nearest)
+        self._tell(line, offset)
         self._marks.asked = max(self._marks.asked, offset + 1)
         computed = compute(self.job, position, tail, line)
         self._marks.made.add(lane, offset)
         self._marks.planned[lane] = max(self._marks.planned.get(lane, 0), offset + 1)
         self._lines[lane] = line
         return computed
+
+    def _nearest(self, lane: int, offset: int) -> bytes | None:
+        if self._recorded is None:
+            return None
+        return self._recorded.snapshot(self.job.log_id, lane, offset)
+
+    def _tell(self, line: Line, offset: int) -> None:
+        """Say once why a batch takes long."""
+        if self._recorded is None or self._has_told:
+            return
+        if cost := replay_cost(line, offset, self._recorded.why_none()):
+            self._has_told = True
+            logger.warning("job %r: %s", self.job.name, cost)
 
 
 # --- how the two processes talk -------------------------------------------------------------------

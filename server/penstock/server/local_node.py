@@ -61,7 +61,7 @@ from penstock.server.rpc.opening import (
 )
 from penstock.server.store import open_store
 from penstock.server.store.base import Seen, Store
-from penstock.server.store.recorded import version_warning
+from penstock.server.store.recorded import Recorded, version_warning
 from penstock.wire import frame
 from penstock.wire.errors import BadFrame, Internal, InvalidRequest, PenstockError
 from penstock.wire.malloc import keep_memory
@@ -169,7 +169,12 @@ class LocalNode:
         book, marks = self._verdicts(job) if stored else (None, None)
         if marks is not None:
             marks.note_given(opening.given())
-        return LocalLoader(job, book, marks, progress=note, careful=self._careful)
+
+        config = self._config()
+        recorded = Recorded(config.server.store, config.base)
+        return LocalLoader(
+            job, book, marks, progress=note, careful=self._careful, recorded=recorded
+        )
 
     def compute(self, loader: LocalLoader, opening: Opening, position: int, lane: int) -> Computed:
         """Compute a batch when it is its turn."""
@@ -326,7 +331,7 @@ class Reading:
         self._node = node
         # What `send` was given; None = cancelled.
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._horizon = 0
+        self._horizon = self._next = self._bytes_limit = self._sent_bytes = 0
         self._cancelled = False
         self._messages = self._stream(opening)
 
@@ -350,7 +355,7 @@ class Reading:
         if message.WhichOneof("kind") != "open":
             raise BadFrame("the first message of a Read must be `open`")
         opening = self._node.open(message.open)
-        self._horizon = message.open.horizon
+        self._move(message.open.horizon, message.open.next, message.open.bytes_limit)
         yield opened(opening, self._node.name).SerializeToString()
         # Who reads for a group obeys its store's verdicts, as a server does: else an item that
         # fails no longer, or not here, would move every item behind it.
@@ -369,21 +374,43 @@ class Reading:
                 return
             computed = self._node.compute(loader, opening, position, lane)
             header = feed_pb2.BatchHeader.FromString(computed.header)
+            if not self._wait_for(position, header.body_bytes):
+                return
+            self._sent_bytes += header.body_bytes
             yield from frame.batch_messages(
                 computed.header, header.lane, header.offset, computed.body
             )
 
-    def _wait_for(self, position: int) -> bool:
-        """Wait until the horizon lies beyond a position; tell whether it came so far."""
-        while self._horizon <= position and not self._cancelled:
+    def _wait_for(self, position: int, nbytes: int = 0) -> bool:
+        """Wait until the reader accepts a position, of so many bytes; tell whether it came so far.
+
+        Args:
+            position: Which.
+            nbytes: Its size; 0 = it is not known yet.
+        """
+        while not self._cancelled and not self._accepts(position, nbytes):
             request = self._requests.get()
             if request is None:
                 break
             message = parse_request(request)
             if message.WhichOneof("kind") != "horizon":
                 raise BadFrame("after `open` a consumer sends only `horizon`")
-            self._horizon = max(self._horizon, message.horizon.horizon)
+            moved = message.horizon
+            self._move(moved.horizon, moved.next, moved.bytes_limit)
         return not self._cancelled
+
+    def _accepts(self, position: int, nbytes: int) -> bool:
+        has_room = (
+            not self._bytes_limit
+            or position <= self._next
+            or self._sent_bytes + nbytes <= self._bytes_limit
+        )
+        return position < self._horizon and has_room
+
+    def _move(self, horizon: int, position: int, bytes_limit: int) -> None:
+        self._horizon = max(self._horizon, horizon)
+        self._next = max(self._next, position)
+        self._bytes_limit = max(self._bytes_limit, bytes_limit)
 
 
 def _source(opening: Opening, position: int) -> int:

@@ -30,7 +30,7 @@ from prometheus_client.registry import Collector
 
 from penstock.server.job import Job
 from penstock.server.pipeline.node import Observer
-from penstock.wire.errors import clean_text
+from penstock.wire.errors import PenstockError, clean_text
 
 SLOWEST_RANKS = 8
 
@@ -323,10 +323,10 @@ class Metrics(Observer):
         """A batch could not be made."""
         self._of(self._failed, job, code).inc()
 
-    def store_failed(self, code: str) -> None:
+    def store_failed(self, error: PenstockError) -> None:
         """A call to the store has failed: counted if it is the store that failed."""
-        if code in STORE_ERRORS:
-            self._of(self._store_errors, code).inc()
+        if error.code in STORE_ERRORS:
+            self._of(self._store_errors, error.code).inc()
 
     def verified(self, job: str, pure: bool) -> None:
         """A batch was made twice, and was the same, or was not."""

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from penstock.server.registry import KINDS, Kind, constructor_parameters
+from penstock.server.registry import FUNCTIONS, KINDS, Kind, constructor_parameters
 from penstock.server.roles.base import Role
-from penstock.server.roles.processors import FunctionProcessor
 from penstock.server.settings import JobFile, JobSettings, ServerSettings
 
 
@@ -56,29 +55,37 @@ def json_schema() -> dict[str, Any]:
 def _role_schema(kind: Kind) -> dict[str, Any]:
     """A role is its bare name, or its `type` with parameters; those of built-ins are known."""
     names = sorted(kind.builtins)
-    cases = []
-    for name in names:
-        rows = list(parameter_rows(kind.builtins[name]))
-        properties = {row.name: {"description": row.meaning} for row in rows}
+    cases = [
+        {
+            "if": {"properties": {"type": {"const": name}}, "required": ["type"]},
+            "then": _parameters_schema(kind.builtins[name], {"type": True}),
+        }
+        for name in names
+    ]
+    described = {"type": {"type": "string", "examples": names}}
+    if kind.name in FUNCTIONS:
+        described["function"] = {"type": "string"}
         cases.append(
             {
-                "if": {"properties": {"type": {"const": name}}, "required": ["type"]},
-                "then": {
-                    "properties": {"type": True, **properties},
-                    "required": [row.name for row in rows if row.default == "required"],
-                    **({} if _takes_any(kind.builtins[name]) else {"additionalProperties": False}),
-                },
+                "if": {"not": {"required": ["type"]}},
+                "then": _parameters_schema(FUNCTIONS[kind.name], {}),
             }
         )
-    described = {"type": {"type": "string", "examples": names}}
-    if kind.name == "processor":
-        described["function"] = {"type": "string"}
     return {
         "anyOf": [
             {"type": "null"},
             {"type": "string", "examples": names},
             {"type": "object", "properties": described, "allOf": cases},
         ]
+    }
+
+
+def _parameters_schema(cls: type[Role], beside: dict[str, Any]) -> dict[str, Any]:
+    rows = list(parameter_rows(cls))
+    return {
+        "properties": {**beside, **{row.name: {"description": row.meaning} for row in rows}},
+        "required": [row.name for row in rows if row.default == "required"],
+        **({} if _takes_any(cls) else {"additionalProperties": False}),
     }
 
 
@@ -146,8 +153,9 @@ def markdown() -> str:
             parts += ["", f"### `{kind.name}: {{type: {name}}}`", "", _first_sentence(cls), ""]
             rows = [*parameter_rows(cls), *_further(cls)]
             parts += _table("Parameter", iter(rows)) if rows else ["It has no parameters."]
-    parts += ["", "### `processor: {function: ...}`", "", _first_sentence(FunctionProcessor), ""]
-    parts += _table("Parameter", parameter_rows(FunctionProcessor))
+    for name, called in FUNCTIONS.items():
+        parts += ["", f"### `{name}: {{function: ...}}`", "", _first_sentence(called), ""]
+        parts += _table("Parameter", parameter_rows(called))
     return "\n".join(parts) + "\n"
 
 

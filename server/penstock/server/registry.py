@@ -28,8 +28,9 @@ from penstock.server.roles.base import (
     Source,
 )
 from penstock.server.roles.batchers import BUILTIN_BATCHERS
-from penstock.server.roles.collators import BUILTIN_COLLATORS
+from penstock.server.roles.collators import BUILTIN_COLLATORS, FunctionCollator
 from penstock.server.roles.distributors import BUILTIN_DISTRIBUTORS
+from penstock.server.roles.function import FunctionRole
 from penstock.server.roles.processors import BUILTIN_PROCESSORS, FunctionProcessor
 from penstock.server.sources import BUILTIN_SOURCES
 from penstock.server.validate import shown
@@ -70,6 +71,11 @@ KINDS: dict[str, Kind] = {
         Kind("collator", BatchCollator, BUILTIN_COLLATORS),
     )
 }
+
+FUNCTIONS: dict[str, type[FunctionRole]] = {
+    cls.kind: cls for cls in (FunctionProcessor, FunctionCollator)
+}
+"""The roles that `function:` makes in the place of `type:`, by their key in a job file."""
 
 
 def resolve(kind: Kind, name: str, place: Place) -> type[Role]:
@@ -117,8 +123,12 @@ def resolve(kind: Kind, name: str, place: Place) -> type[Role]:
         if inspect.isclass(found):
             what = f"the class {found.__name__}"
         remedy = f"derive it from penstock.server.roles.{kind.base.__name__}"
-        if kind.name == "processor" and callable(found) and not inspect.isclass(found):
-            remedy = f"write function: {name} in place of processor:"
+        if kind.name in FUNCTIONS and callable(found) and not inspect.isclass(found):
+            remedy = (
+                f"write function: {name} in place of processor:"
+                if kind.name == "processor"
+                else f"write {kind.name}: {{function: {name}}}"
+            )
         if kind.name == "source" and callable(found):
             remedy = (
                 f"for a Dataset with __len__ and __getitem__ write {{type: torch, factory: "
@@ -141,8 +151,8 @@ def build(kind: Kind, spec: Mapping[str, Any], place: Place) -> Any:
     """
     parameters = dict(spec)
     name = parameters.pop("type", None)
-    if name is None and kind.name == "processor" and "function" in parameters:
-        cls: type[Role] = FunctionProcessor
+    if name is None and kind.name in FUNCTIONS and "function" in parameters:
+        cls: type[Role] = FUNCTIONS[kind.name]
     elif name is None:
         raise place.error(
             f"{place.key} has no type: give one of {', '.join(sorted(kind.builtins))}, "
@@ -152,7 +162,7 @@ def build(kind: Kind, spec: Mapping[str, Any], place: Place) -> Any:
         cls = resolve(kind, name, place)
     _check_names(cls, parameters, place)
     _check_types(cls, parameters, place)
-    for path_param in {*cls.path_params, *(["function"] if cls is FunctionProcessor else [])}:
+    for path_param in {*cls.path_params, *(["function"] if cls in FUNCTIONS.values() else [])}:
         if path_param in parameters:
             parameters[path_param] = absolute(parameters[path_param], place.base)
     try:
@@ -313,6 +323,7 @@ def absolute(value: Any, base: Path) -> Any:
 
 
 __all__ = [
+    "FUNCTIONS",
     "KINDS",
     "Kind",
     "absolute",

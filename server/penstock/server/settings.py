@@ -117,6 +117,14 @@ class ServerSettings(_Section):
         "the URL of a store: sqlite:///path",
         min_length=1,
     )
+    hash_cache: str = _key(
+        "auto",
+        "Folder for the hashes and footers of data files, so that the next start opens only files "
+        "that have changed; `auto` is `penstock/files` below the user's cache folder "
+        "(`XDG_CACHE_HOME`, else `~/.cache`), `off` reads every file at every start.",
+        "auto, off, or a folder",
+        min_length=1,
+    )
     workers: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_WORKERS)] = _key(
         "auto",
         "Processes that make batches; `auto` is one per processor that this node may use.",
@@ -192,14 +200,12 @@ class JobSettings(_Section):
         "a function as ./file.py:name or package.module:name",
     )
     batcher: RoleSpec | None = _key(
-        None, "Samples to rows. Together with `collator`, or `batch_size` alone.", _ROLE_EXPECTS
+        None, "Samples to rows. This or `batch_size` is required.", _ROLE_EXPECTS
     )
     collator: RoleSpec | None = _key(
-        None, "Rows to named values. Together with `batcher`.", _ROLE_EXPECTS
+        None, "Rows to named values; default `{type: default}`, which stacks.", _ROLE_EXPECTS
     )
-    batch_size: Count | None = _key(
-        None, "Stands for a `simple` batcher of this size and the `default` collator.", _COUNT
-    )
+    batch_size: Count | None = _key(None, "Stands for a `simple` batcher of this size.", _COUNT)
     seed: int = _key(0, "Decides everything random.", "a whole number")
     lanes: Annotated[int, Field(ge=1, le=MAX_LANES)] = _key(
         DEFAULT_LANES,

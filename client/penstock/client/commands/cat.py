@@ -20,7 +20,7 @@ from penstock.client.commands.text import load_decoder, render_text
 from penstock.client.loader import Loader
 from penstock.client.steps import Batch
 from penstock.wire.errors import InvalidRequest, JobChanged
-from penstock.wire.frame import batch_record
+from penstock.wire.frame import batch_record, describe_values
 from penstock.wire.terminal import plain
 
 Show = Callable[[Batch], None]
@@ -151,7 +151,6 @@ def _loader(args: argparse.Namespace) -> Loader:
         "batches_per_step": args.batches_per_step,
         "prefetch": args.prefetch,
         "deadline_s": args.timeout,
-        "lineage": True,
         "as_numpy": True,
     }
     start: Any = args.from_step
@@ -192,7 +191,16 @@ def _printer(args: argparse.Namespace) -> Show:
     if args.text:
         decode = None if args.tokenizer is None else load_decoder(args.tokenizer)
         return lambda batch: say(f"{plain(headline(batch))}\n{render_text(batch, decode)}")
-    return lambda batch: say(plain(headline(batch)))
+    shown = ""
+
+    def show(batch: Batch) -> None:
+        nonlocal shown
+        if (now := shapes(batch)) != shown:  # mostly once: batches are alike
+            shown = now
+            say(f"# {plain(now)}", error=True)  # stdout has one line per batch, for scripts
+        say(plain(headline(batch)))
+
+    return show
 
 
 def _show_json(batch: Batch) -> None:
@@ -202,13 +210,18 @@ def _show_json(batch: Batch) -> None:
 def headline(batch: Batch) -> str:
     """Return one line about a batch, for people."""
     record = batch_record(batch.header, batch.body, batch.step)
-    values = ", ".join(
-        f"{name} {spec['dtype']}{spec['shape']}" if spec["kind"] == "tensor" else name
-        for name, spec in record["values"].items()
-    )
     counts = ", ".join(f"{value:,} {name}" for name, value in record["counts"].items())
     padding = "  padding" if batch.is_padding else ""
     return (
         f"{record['position']}  step {record['step']}  lane {record['lane']}:{record['offset']}  "
-        f"{record['digest'][:16]}  {counts or 'no counts'}  ({values}){padding}"
+        f"{record['digest'][:16]}  {counts or 'no counts'}{padding}"
+    )
+
+
+def shapes(batch: Batch) -> str:
+    """Return the names of a batch's values, with the dtypes and shapes of tensors."""
+    values = describe_values(batch.header)
+    return ", ".join(
+        f"{name} {spec['dtype']}{spec['shape']}" if spec["kind"] == "tensor" else name
+        for name, spec in values.items()
     )

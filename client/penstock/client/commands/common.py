@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from penstock.client.control import Control
 from penstock.client.transport import open_transport
 from penstock.wire.order import MAX_POSITION
-from penstock.wire.terminal import plain, plain_lines
+from penstock.wire.terminal import columns_of, folded, plain, plain_lines
 
 TIMEOUT_S = 10.0
 
@@ -35,6 +36,62 @@ def add_timeout(parser: argparse.ArgumentParser, default_s: float = TIMEOUT_S) -
         metavar="SECONDS",
         help="give up when there is no answer for this long (default: %(default)g)",
     )
+
+
+Action = Callable[[Control, argparse.Namespace], int]
+"""Does what an action of a command is for; returns the exit status."""
+
+
+class Actions:
+    """A command about one job that has actions, such as `penstock cursors TARGET JOB list`.
+
+    Options of the command may stand before and after the action. Without one it is `list`.
+
+    Args:
+        subparsers: Of the whole command line.
+        command: The command's name.
+        help_text: Its line in the list of commands.
+        description: What its own help begins with.
+    """
+
+    def __init__(self, subparsers: Any, command: str, *, help_text: str, description: str) -> None:
+        self._parser: argparse.ArgumentParser = subparsers.add_parser(
+            command, help=help_text, description=description
+        )
+        add_target(self._parser)
+        self._parser.add_argument("job", metavar="JOB", help="the name of a job of the node")
+        self._after = argparse.ArgumentParser(add_help=False)
+        add_timeout(self._parser)
+        self._after.add_argument(
+            "--timeout", type=positive_seconds, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+        self.option("--json", action="store_true", help="print JSON")
+        self._actions = self._parser.add_subparsers(
+            title="actions", metavar="ACTION", dest="action", required=False
+        )
+        self._runs: dict[str, Action] = {}
+        self._parser.set_defaults(run=self._run)
+
+    def option(self, flag: str, **settings: Any) -> None:
+        """Add an option that may stand before the action or after it; before `add`."""
+        self._parser.add_argument(flag, **settings)
+        self._after.add_argument(flag, **{**settings, "default": argparse.SUPPRESS})
+
+    def add(self, name: str, help_text: str, run: Action) -> argparse.ArgumentParser:
+        """Add an action; return its parser, for arguments of its own."""
+        self._runs[name] = run
+        found: argparse.ArgumentParser = self._actions.add_parser(
+            name,
+            help=help_text,
+            description=help_text[:1].upper() + help_text[1:] + ".",
+            parents=[self._after],
+        )
+        return found
+
+    def _run(self, args: argparse.Namespace) -> int:
+        args.action = args.action or "list"
+        with connected(args.target, args.job, args.timeout) as control:
+            return self._runs[args.action](control, args)
 
 
 def positive_seconds(text: str) -> float:
@@ -85,9 +142,13 @@ def print_json(value: Any) -> None:
     print(json.dumps(value), flush=True)
 
 
-def say(text: str) -> None:
-    """Print lines for people, at once, without what a terminal would obey."""
-    print(plain_lines(text), flush=True)
+def say(text: str, *, error: bool = False) -> None:
+    """Print lines for people on stdout, or on stderr, at once, without what a terminal would obey.
+
+    Long lines are broken between words, where a terminal shows them.
+    """
+    stream = sys.stderr if error else sys.stdout
+    print(folded(plain_lines(text), columns_of(stream)), file=stream, flush=True)
 
 
 def table(rows: list[list[str]], right: frozenset[int] = frozenset()) -> str:

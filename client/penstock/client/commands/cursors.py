@@ -1,74 +1,61 @@
-"""`penstock cursors`: where the groups of a job stand, and moving them."""
+"""`penstock cursors`: where the groups of a job stand, moving them, and deleting them."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 import uuid
 from typing import Any
 
 from penstock.client.commands.common import (
-    add_target,
-    add_timeout,
-    connected,
+    Actions,
     counted,
     natural,
     print_json,
     say,
-    table,
 )
+from penstock.client.commands.layout import Column, fitted, screen
 from penstock.client.control import Control
-from penstock.wire.errors import InvalidRequest
+from penstock.wire.errors import GroupInUse, InvalidRequest
 from penstock.wire.terminal import plain
 from penstock.wire.v1 import cursors_pb2
 
 
 def add_parser(subparsers: Any) -> None:
     """Register the command."""
-    parser = subparsers.add_parser(
+    actions = Actions(
+        subparsers,
         "cursors",
-        help="where training runs stand; seek, checkpoint, restore",
+        help_text="where training runs stand; seek, checkpoint, restore, delete",
         description="A group is one training run that reads a job; its cursor is the first step "
         "that not all of its ranks have finished. seek and restore begin a new generation: a run "
-        "that is reading the group now is fenced off and ends with an error.",
+        "that is reading the group now is fenced off and ends with an error. Without an action "
+        "the groups are listed.",
     )
-    add_target(parser)
-    parser.add_argument("job", metavar="JOB", help="the name of a job of the node")
-    parser.add_argument("--group", metavar="G", help="the training run; list shows all without it")
-    add_timeout(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, dest="action")
-
-    def action(name: str, help_text: str) -> argparse.ArgumentParser:
-        found: argparse.ArgumentParser = actions.add_parser(
-            name, help=help_text, description=help_text[:1].upper() + help_text[1:] + "."
-        )
-        # The same options again, so that they may follow the action too.
-        found.add_argument("--group", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        found.add_argument(
-            "--json", action="store_true", default=argparse.SUPPRESS, help="print JSON"
-        )
-        return found
-
-    action("list", "one line per group")
-    action("show", "everything about one group: rows of its ranks, checkpoints")
-    seek = action("seek", "go to a step; the run that reads now is fenced off")
+    actions.option("--group", metavar="G", help="the training run; list shows all without it")
+    actions.add("list", "one line per group", _list)
+    actions.add("show", "everything about one group: rows of its ranks, checkpoints", _show)
+    seek = actions.add("seek", "go to a step; the run that reads now is fenced off", _seek)
     seek.add_argument("--to-step", type=natural, required=True, metavar="S", help="the next step")
-    checkpoint = action("checkpoint", "name a step for good")
+    checkpoint = actions.add("checkpoint", "name a step for good", _checkpoint)
     checkpoint.add_argument("name", metavar="NAME", help="the checkpoint's name")
     checkpoint.add_argument(
         "--step", type=natural, metavar="S", help="the step (default: the group's cursor)"
     )
-    restore = action("restore", "go to a named step; the run that reads now is fenced off")
+    restore = actions.add(
+        "restore", "go to a named step; the run that reads now is fenced off", _restore
+    )
     restore.add_argument("name", metavar="NAME", help="the checkpoint's name")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Do what is asked and print the outcome."""
-    if args.group is None and args.action != "list":
-        raise InvalidRequest(f"cursors {args.action} needs a group: add --group G")
-    with connected(args.target, args.job, args.timeout) as control:
-        return _ACTIONS[args.action](control, args)
+    delete = actions.add(
+        "delete",
+        "forget a group and its checkpoints; refused while it is read",
+        _delete,
+    )
+    delete.add_argument("named", nargs="?", metavar="GROUP", help="the training run")
+    delete.add_argument("--yes", action="store_true", help="do not ask")
+    delete.add_argument(
+        "--fence", action="store_true", help="end its readers with an error, in place of refusing"
+    )
 
 
 def _list(control: Control, args: argparse.Namespace) -> int:
@@ -79,25 +66,29 @@ def _list(control: Control, args: argparse.Namespace) -> int:
     if not groups:
         say(f"no group has read job {args.job!r} yet")
         return 0
-    rows = [["GROUP", "CURSOR", "STEP SIZE", "RANKS", "GENERATION", "COMMITTED", "OWNER"]]
-    rows += [
-        [
-            group.name,
-            f"{group.cursor:,}",
-            str(group.batches_per_step),
-            str(group.world_size),
-            str(group.generation),
-            _when(group.committed_at),
-            group.owner,
-        ]
-        for group in groups
+
+    def column(name: str, cells: list[str], *, keep: int = 0, least: int | None = None) -> Column:
+        right = name not in ("GROUP", "COMMITTED (UTC)", "BY")
+        return Column(name, cells, right, keep, least)
+
+    size = screen()
+    columns = [
+        column("GROUP", [group.name for group in groups], least=16),
+        column("STEP", [f"{group.cursor:,}" for group in groups]),
+        column("G", [str(group.batches_per_step) for group in groups], keep=5),
+        column("RANKS", [str(group.world_size) for group in groups], keep=6),
+        column("READERS", [str(group.readers) for group in groups], keep=7),
+        column("COMMITTED (UTC)", [_when(group.committed_at) for group in groups], keep=8),
+        column("BY", [group.committed_owner for group in groups], keep=4, least=8),
+        column("CHECKPOINTS", [str(len(group.checkpoints)) for group in groups], keep=3),
+        column("GENERATION", [str(group.generation) for group in groups], keep=2),
     ]
-    say(table(rows, frozenset((1, 2, 3, 4))))
+    say("\n".join(fitted(columns, None if size is None else size[0])))
     return 0
 
 
 def _show(control: Control, args: argparse.Namespace) -> int:
-    (group,) = control.groups(args.group)
+    (group,) = control.groups(_group(args))
     if args.json:
         print_json(to_json(group))
         return 0
@@ -106,7 +97,8 @@ def _show(control: Control, args: argparse.Namespace) -> int:
     say(f"  step size   {group.batches_per_step} batches")
     ranks = counted(group.world_size, "rank")
     say(f"  generation  {group.generation}, {ranks}, owner {plain(group.owner) or '?'}")
-    say(f"  committed   {plain(_when(group.committed_at))}")
+    say(f"  readers     {group.readers} now, at this node")
+    say(f"  committed   {plain(_committed(group))}")
     say(f"  log         {group.log_id.hex()}")
     behind = [f"rank {rank} at step {row:,}" for rank, row in enumerate(group.rows)]
     say(f"  rows        {', '.join(behind) or 'no rank has joined yet'}")
@@ -116,12 +108,12 @@ def _show(control: Control, args: argparse.Namespace) -> int:
 
 
 def _seek(control: Control, args: argparse.Namespace) -> int:
-    moved = control.seek(args.group, args.to_step, uuid.uuid4().hex)
+    moved = control.seek(_group(args), args.to_step, uuid.uuid4().hex)
     return _moved(args, moved)
 
 
 def _restore(control: Control, args: argparse.Namespace) -> int:
-    moved = control.restore(args.group, args.name, uuid.uuid4().hex)
+    moved = control.restore(_group(args), args.name, uuid.uuid4().hex)
     return _moved(args, moved)
 
 
@@ -137,7 +129,7 @@ def _moved(args: argparse.Namespace, moved: cursors_pb2.MoveReply) -> int:
 
 
 def _checkpoint(control: Control, args: argparse.Namespace) -> int:
-    made = control.checkpoint(args.group, args.name, args.step)
+    made = control.checkpoint(_group(args), args.name, args.step)
     if args.json:
         print_json({"name": made.name, "step": made.step, "log_id": made.log_id.hex()})
     else:
@@ -145,13 +137,83 @@ def _checkpoint(control: Control, args: argparse.Namespace) -> int:
     return 0
 
 
-_ACTIONS = {
-    "list": _list,
-    "show": _show,
-    "seek": _seek,
-    "checkpoint": _checkpoint,
-    "restore": _restore,
-}
+def _delete(control: Control, args: argparse.Namespace) -> int:
+    if args.named is not None and args.group not in (None, args.named):
+        raise InvalidRequest(
+            f"two groups are named, --group {args.group} and {args.named}: name one"
+        )
+    args.group = args.named if args.group is None else args.group
+    (group,) = control.groups(_group(args))
+    if group.readers and not args.fence:
+        raise _in_use(group)
+    if not (args.yes or _confirmed(group, args.fence)):
+        say(f"group {group.name!r} is as it was")
+        return 1
+    try:
+        gone = control.delete(group.name, group.generation, fence=args.fence)
+    except GroupInUse as error:  # somebody came meanwhile
+        raise _in_use(group) from error
+    if args.json:
+        print_json(
+            {
+                "group": group.name,
+                "cursor": group.cursor,
+                "generation": group.generation,
+                "checkpoints": len(group.checkpoints),
+                "fenced": gone.fenced,
+            }
+        )
+        return 0
+    fenced = f"; {counted(gone.fenced, 'reader')} ended with an error" if gone.fenced else ""
+    say(f"group {group.name!r} of job {group.job!r} is deleted{fenced}")
+    return 0
+
+
+def _in_use(group: cursors_pb2.Group) -> GroupInUse:
+    now = f"{counted(group.readers, 'reader')} now" if group.readers else "readers again"
+    return GroupInUse(
+        f"group {group.name!r} of job {group.job!r} has {now} (generation {group.generation}, "
+        f"begun by {group.owner or 'an unnamed caller'}), and nothing was deleted: stop them "
+        "first, or add --fence, which ends them with an error",
+        job=group.job,
+        group=group.name,
+        readers=group.readers,
+    )
+
+
+def _confirmed(group: cursors_pb2.Group, fence: bool) -> bool:
+    """Ask on a terminal whether a group is to be deleted.
+
+    Raises:
+        InvalidRequest: There is nobody to ask.
+    """
+    if not sys.stdin.isatty():
+        raise InvalidRequest(
+            f"nothing was deleted: add --yes to delete group {group.name!r} without being asked"
+        )
+    readers = ""
+    if fence and group.readers:
+        readers = f" {counted(group.readers, 'reader').capitalize()} will end with an error."
+    what = (
+        f"group {group.name!r} of job {group.job!r}: step {group.cursor:,}, "
+        f"{counted(len(group.checkpoints), 'checkpoint')}, committed {_committed(group)}."
+        f"{readers}\n"
+        "Its next start begins at step 0, unless it brings a state. Delete it? [y/N] "
+    )
+    print("\n".join(map(plain, what.split("\n"))), end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _group(args: argparse.Namespace) -> str:
+    """Return the group that an action is about.
+
+    Raises:
+        InvalidRequest: None is named.
+    """
+    if args.group is None:
+        how = "name it" if args.action == "delete" else "add --group G"
+        raise InvalidRequest(f"cursors {args.action} needs a group: {how}")
+    return str(args.group)
 
 
 def to_json(group: cursors_pb2.Group) -> dict[str, Any]:
@@ -168,6 +230,9 @@ def to_json(group: cursors_pb2.Group) -> dict[str, Any]:
         "world_size": group.world_size,
         "owner": group.owner,
         "committed_at": group.committed_at,
+        "committed_by": group.committed_by,
+        "committed_owner": group.committed_owner,
+        "readers": group.readers,
         "checkpoints": [
             {
                 "name": checkpoint.name,
@@ -180,5 +245,12 @@ def to_json(group: cursors_pb2.Group) -> dict[str, Any]:
     }
 
 
+def _committed(group: cursors_pb2.Group) -> str:
+    if not group.committed_at:
+        return "never"
+    by = f" by {group.committed_owner}" if group.committed_owner else ""
+    return f"{_when(group.committed_at)} UTC{by}"
+
+
 def _when(committed_at: str) -> str:
-    return committed_at.replace("T", " ")[:16] + " UTC" if committed_at else "never"
+    return committed_at.replace("T", " ")[:16] if committed_at else "never"

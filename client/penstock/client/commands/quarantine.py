@@ -7,9 +7,7 @@ import re
 from typing import Any
 
 from penstock.client.commands.common import (
-    add_target,
-    add_timeout,
-    connected,
+    Actions,
     print_json,
     say,
     table,
@@ -24,36 +22,24 @@ _ITEM = re.compile(r"(?:(?P<source>.+)\[(?P<inner>\d{1,19})\]|(?P<index>\d{1,19}
 
 def add_parser(subparsers: Any) -> None:
     """Register the command."""
-    parser = subparsers.add_parser(
+    actions = Actions(
+        subparsers,
         "quarantine",
-        help="which items a job leaves out, and why; release them",
+        help_text="which items a job leaves out, and why; release them",
         description="With `on_item_error: quarantine` an item that fails twice alike is left out, "
         "by a verdict that every node obeys. A verdict holds from a place on that nobody had been "
-        "given; so does a release.",
+        "given; so does a release. Without an action the verdicts are listed.",
     )
-    add_target(parser)
-    parser.add_argument("job", metavar="JOB", help="the name of a job of the node")
-    add_timeout(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, dest="action")
-
-    def action(name: str, help_text: str) -> argparse.ArgumentParser:
-        found: argparse.ArgumentParser = actions.add_parser(
-            name, help=help_text, description=help_text[:1].upper() + help_text[1:] + "."
-        )
-        # The same option again, so that it may follow the action too.
-        found.add_argument(
-            "--json", action="store_true", default=argparse.SUPPRESS, help="print JSON"
-        )
-        return found
-
-    action("list", "what is left out, and why")
-    release = action("release", "let an item be drawn again, above all that was planned")
+    actions.add("list", "what is left out, and why", _list)
+    release = actions.add(
+        "release", "let an item be drawn again, above all that was planned", _release
+    )
     release.add_argument(
         "item", type=item, metavar="ITEM", help="SOURCE[INDEX], or INDEX where there is one source"
     )
-    action("export", "one line per item that is left out: source, index, epoch, stage, reason")
+    actions.add(
+        "export", "one line per item that is left out: source, index, epoch, stage, reason", _export
+    )
 
 
 def item(text: str) -> tuple[str, int]:
@@ -65,12 +51,6 @@ def item(text: str) -> tuple[str, int]:
             f"{text!r} is not an item: write SOURCE[INDEX], as `list` shows it, or INDEX"
         )
     return found["source"] or "", index
-
-
-def run(args: argparse.Namespace) -> int:
-    """Do what is asked and print the outcome."""
-    with connected(args.target, args.job, args.timeout) as control:
-        return _ACTIONS[args.action](control, args)
 
 
 def _list(control: Control, args: argparse.Namespace) -> int:
@@ -142,9 +122,6 @@ def _export(control: Control, args: argparse.Namespace) -> int:
     return 0
 
 
-_ACTIONS = {"list": _list, "release": _release, "export": _export}
-
-
 def _epochs(verdict: cursors_pb2.Verdict) -> str:
     return "all" if verdict.every_epoch else f"{verdict.epoch} (random draws)"
 
@@ -167,4 +144,4 @@ def to_json(verdict: cursors_pb2.Verdict) -> dict[str, Any]:
     }
 
 
-__all__ = ["add_parser", "item", "run", "to_json"]
+__all__ = ["add_parser", "item", "to_json"]

@@ -17,22 +17,33 @@ from penstock.client.commands.common import (
     positive_seconds,
     print_json,
     say,
-    table,
 )
+from penstock.client.commands.layout import Column, cut, fitted, screen, short_number, wrapped
 from penstock.wire.errors import Unreachable
 from penstock.wire.terminal import plain
 
 DESCRIPTION = """\
 Show the jobs, readers and workers of a loader node, refreshed every second; end it with Ctrl-C.
 
-  ready     batches that are made and not yet taken by everybody who wants them
-  produced  batches made since the node started; again: those of them made more than once
-  next      the position that the reader is sent next
-  ahead     how many positions beyond it the reader accepts
-  batches   what it was sent; the rates are those of the time since the last refresh
-  waited    how long it stood with room and nothing was ready for it, all waits together"""
+  step       the step of the next batch that the reader is sent
+  cursor     the first step that not all ranks of the group have committed; - = there is none
+  tokens/s   what it was sent since the last refresh, without padding
+  batches/s  the same in batches
+  waited     how long it stood with room and nothing was ready for it, all waits together
+  rate       the same as tokens/s in bytes
+  ahead      how many positions beyond the next one the reader accepts
+  next       the position that it is sent next
+  batches    how many it was sent
+  ready      batches that are made and not yet taken by everybody who wants them
+  produced   batches made since the node started; again: those of them made more than once
 
-CLEAR = "\x1b[H\x1b[2J"
+A terminal that is too narrow for all columns of a reader leaves the last ones of this list out."""
+
+CLEAR, HOME, REST_OF_LINE, REST_OF_SCREEN = "\x1b[2J", "\x1b[H", "\x1b[K", "\x1b[J"
+DIM, NORMAL = "\x1b[2m", "\x1b[0m"
+
+GONE_AFTER_S = 2.0
+"""A node that does not answer for so long is shown as gone, and asked again and again."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -45,9 +56,13 @@ def add_parser(subparsers: Any) -> None:
     )
     add_target(parser)
     add_timeout(parser)
-    parser.add_argument("--once", action="store_true", help="print once and end")
     parser.add_argument(
-        "--json", action="store_true", help="print the node's status as a JSON object per refresh"
+        "--once", action="store_true", help="print once, after an interval to measure, and end"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the node's status as a JSON object per refresh: counters, no rates",
     )
     parser.add_argument(
         "--interval",
@@ -61,102 +76,195 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table again and again."""
-    before: Mapping[str, Any] | None = None
-    before_at = 0.0
-    live = sys.stdout.isatty() and not args.once and not args.json
-    text = ""
-    if live:
-        print(f"waiting for {args.target} ...", flush=True)
+    if args.json:
+        return _print_objects(args)
+    if sys.stdout.isatty() and not args.once:
+        return _watch(args)
     with connected(args.target, "", args.timeout) as control:
+        samples = Samples(control.status())
         while True:
-            try:
-                status = control.status()
-            except Unreachable as error:
-                if not live or before is None:
-                    raise
-                away_s = time.monotonic() - before_at
-                print(CLEAR, end="")
-                say(f"{error.message}\nfrom {away_s:.0f} s ago:\n\n{text}")
-                continue  # it has waited already
-            now = time.monotonic()
-            if args.json:
-                print_json(status)
-            else:
-                text = render(args.target, status, before, now - before_at)
-                print(CLEAR if live else "", end="")
-                say(text)
+            time.sleep(args.interval)
+            samples.add(control.status())
+            size = screen()
+            say(render(args.target, samples, None if size is None else size[0]))
             if args.once:
                 return 0
-            before, before_at = status, now
+            say("")
+
+
+def _print_objects(args: argparse.Namespace) -> int:
+    with connected(args.target, "", args.timeout) as control:
+        while True:
+            print_json(control.status())
+            if args.once:
+                return 0
             time.sleep(args.interval)
 
 
-def render(
-    target: str, status: Mapping[str, Any], before: Mapping[str, Any] | None, elapsed_s: float
-) -> str:
-    """Return the table of one status.
+def _watch(args: argparse.Namespace) -> int:
+    """Draw the table over itself; what a node said last stays, dimmed, while it is gone."""
+    print(f"waiting for {plain(args.target)} ...", flush=True)
+    with connected(args.target, "", args.timeout) as control:
+        samples = Samples(control.status())
+    print(CLEAR, end="")
+    with connected(args.target, "", GONE_AFTER_S) as control:
+        gone = ""
+        while True:
+            _draw(args.target, samples, gone)
+            time.sleep(args.interval)
+            try:
+                samples.add(control.status())
+                gone = ""
+            except Unreachable as error:
+                gone = error.message
+
+
+def _draw(target: str, samples: Samples, gone: str) -> None:
+    """Draw one picture of at most the terminal's size, without a moment of an empty screen."""
+    width, height = screen() or (80, 24)
+    lines = render(target, samples, width).split("\n")
+    head: list[str] = []
+    if gone:
+        away_s = time.monotonic() - samples.at
+        head = [*wrapped([gone], width), f"from {away_s:.0f} s ago:", ""]
+    room = max(1, height - 1 - len(head))
+    if len(lines) > room:
+        left_out = len(lines) - room + 1
+        lines = [*lines[: room - 1], cut(f"... and {counted(left_out, 'line')} more", width)]
+    if gone:
+        lines = [f"{DIM}{line}{NORMAL}" for line in lines]
+    picture = "".join(f"{line}{REST_OF_LINE}\n" for line in [*head, *lines])
+    print(f"{HOME}{picture}{REST_OF_SCREEN}", end="", flush=True)
+
+
+class Samples:
+    """The last two things that a node has said: what rates are made of.
+
+    Args:
+        status: The first one.
+    """
+
+    def __init__(self, status: Mapping[str, Any], at: float | None = None) -> None:
+        self.status, self.at = status, time.monotonic() if at is None else at
+        self._before: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+        self._elapsed_s = 0.0
+
+    def add(self, status: Mapping[str, Any], at: float | None = None) -> None:
+        """Take the next one; a node that was started again begins to count anew."""
+        now = time.monotonic() if at is None else at
+        same = status.get("node") == self.status.get("node")
+        self._before = _readers(self.status) if same else {}
+        self._elapsed_s = now - self.at
+        self.status, self.at = status, now
+
+    def rate(self, job: str, reader: Mapping[str, Any], counter: str) -> float | None:
+        """Return by how much a reader's counter grew in a second; None = nothing to compare."""
+        before = self._before.get(_key(job, reader))
+        if before is None or self._elapsed_s <= 0 or counter not in reader:
+            return None
+        grown: float = reader[counter] - before.get(counter, 0)
+        return max(0.0, grown / self._elapsed_s)
+
+
+def render(target: str, samples: Samples, width: int | None = None) -> str:
+    """Return the table of what a node has said, safe for a terminal.
 
     Args:
         target: Where the node is.
-        status: What it said.
-        before: What it said last time; None = nothing to make rates of.
-        elapsed_s: The time between the two, in seconds.
+        samples: What it said, and what before.
+        width: Cells of a line at most; None = as it comes.
     """
+    status = samples.status
     workers = status.get("workers", [])
     busy = sum(bool(worker.get("busy")) for worker in workers)
-    draining = ", shutting down" if status.get("draining") else ""
-    lines = [
-        f"{target}: penstock {plain(str(status.get('version', '?')))}, "
-        f"node {plain(str(status.get('node', '?')))}, "
-        f"up {status.get('uptime_s', 0):.0f} s{draining}; {busy} of {len(workers)} workers busy"
-    ]
-    sent_before = _sent(before) if before else {}
-    for job in status.get("jobs", []):
-        lines += [
-            "",
-            f"job {plain(str(job['name']))}  log {plain(str(job.get('log_id', '')))[:12]}  "
-            f"{counted(job.get('lanes', 0), 'lane')}"
-            f"  ready {job.get('ready_batches', 0)} batches, "
-            f"{bytes_text(job.get('ready_bytes', 0))}"
-            f"  produced {job.get('produced', 0):,} (again: {job.get('recomputed', 0):,})",
-        ]
-        readers = job.get("groups", [])
-        if not readers:
-            lines.append("  nobody reads it")
-            continue
-        rows = [["  group", "rank", "next", "ahead", "batches", "batches/s", "rate", "waited"]]
-        for reader in readers:
-            key = _key(job, reader)
-            batches, nbytes = reader.get("sent_batches", 0), reader.get("sent_bytes", 0)
-            rate = ["", ""]
-            if key in sent_before and elapsed_s > 0:
-                rate[0] = f"{max(0, batches - sent_before[key][0]) / elapsed_s:.1f}"
-                moved = max(0, nbytes - sent_before[key][1]) / elapsed_s
-                rate[1] = f"{bytes_text(moved)}/s"
-            ahead = reader.get("horizon", 0) - reader.get("next", 0)
-            waiting = reader.get("waiting_s", 0)
-            rows.append(
-                [
-                    f"  {reader.get('group') or '(ephemeral)'}",
-                    f"{reader.get('rank', 0)}/{reader.get('world_size', 1)}",
-                    f"{reader.get('next', 0):,}",
-                    str(ahead),
-                    f"{batches:,}",
-                    *rate,
-                    f"{waiting:.1f} s" if waiting else "",
-                ]
-            )
-        lines.append(table(rows, frozenset(range(1, 8))))
+    lines = wrapped(
+        [
+            f"{target}: penstock {status.get('version', '?')}",
+            f"node {status.get('node', '?')}",
+            f"up {_duration(status.get('uptime_s', 0))}",
+            f"{busy} of {len(workers)} workers busy",
+            *(["shutting down"] if status.get("draining") else []),
+        ],
+        width,
+    )
+    for job in sorted(status.get("jobs", []), key=lambda job: str(job["name"])):
+        lines += ["", *_job(job, samples, width)]
     return "\n".join(lines)
 
 
-def _sent(status: Mapping[str, Any]) -> dict[tuple[Any, ...], tuple[int, int]]:
+def _job(job: Mapping[str, Any], samples: Samples, width: int | None) -> list[str]:
+    name = job["name"]
+    readers = sorted(
+        job.get("groups", []),
+        key=lambda one: (str(one.get("group", "")), one.get("rank", 0), one.get("id", 0)),
+    )
+    tokens = [samples.rate(name, reader, "sent_tokens") for reader in readers]
+    known = [rate for rate in tokens if rate is not None]
+    lines = wrapped(
+        [
+            f"job {name}",
+            f"log {str(job.get('log_id', ''))[:12]}",
+            counted(job.get("lanes", 0), "lane"),
+            f"ready {job.get('ready_batches', 0)} batches, {bytes_text(job.get('ready_bytes', 0))}",
+            f"produced {job.get('produced', 0):,} (again: {job.get('recomputed', 0):,})",
+            *([f"{short_number(sum(known))} tokens/s"] if known else []),
+        ],
+        width,
+    )
+    if not readers:
+        return [*lines, "  nobody reads it"]
+    cursors = job.get("cursors", {})
+
+    def column(head: str, cells: list[str], keep: int = 0) -> Column:
+        return Column(head, cells, right=True, keep=keep)
+
+    def rates(counter: str) -> list[str]:
+        found = [samples.rate(name, reader, counter) for reader in readers]
+        return ["" if rate is None else short_number(rate) for rate in found]
+
+    nbytes = [samples.rate(name, reader, "sent_bytes") for reader in readers]
+    columns = [
+        Column("  group", [f"  {one.get('group') or '(ephemeral)'}" for one in readers], least=10),
+        column("rank", [f"{one.get('rank', 0)}/{one.get('world_size', 1)}" for one in readers]),
+        column("step", [f"{_step(reader):,}" for reader in readers], 8),
+        column("cursor", [_cursor(cursors, reader) for reader in readers], 9),
+        column("tokens/s", ["" if rate is None else short_number(rate) for rate in tokens], 7),
+        column("batches/s", rates("sent_batches"), 6),
+        column("waited", [_duration(one.get("waiting_s", 0), "") for one in readers], 5),
+        column("rate", ["" if rate is None else f"{bytes_text(rate)}/s" for rate in nbytes], 4),
+        column("ahead", [str(one.get("horizon", 0) - one.get("next", 0)) for one in readers], 3),
+        column("next", [f"{one.get('next', 0):,}" for one in readers], 2),
+        column("batches", [f"{one.get('sent_batches', 0):,}" for one in readers], 1),
+    ]
+    return [*lines, *fitted(columns, width)]
+
+
+def _step(reader: Mapping[str, Any]) -> int:
+    return int(reader.get("next", 0) // max(1, reader.get("batches_per_step", 1)))
+
+
+def _cursor(cursors: Mapping[str, Any], reader: Mapping[str, Any]) -> str:
+    step = cursors.get(str(reader.get("group", "")))
+    return "-" if step is None else f"{step:,}"
+
+
+def _duration(seconds: float, nothing: str = "0 s") -> str:
+    """Return a time for people; `nothing` for none at all."""
+    if not seconds:
+        return nothing
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _readers(status: Mapping[str, Any]) -> dict[tuple[Any, ...], Mapping[str, Any]]:
     return {
-        _key(job, reader): (reader.get("sent_batches", 0), reader.get("sent_bytes", 0))
+        _key(job["name"], reader): reader
         for job in status.get("jobs", [])
         for reader in job.get("groups", [])
     }
 
 
-def _key(job: Mapping[str, Any], reader: Mapping[str, Any]) -> tuple[Any, ...]:
-    return job["name"], reader.get("group"), reader.get("rank"), reader.get("world_size")
+def _key(job: str, reader: Mapping[str, Any]) -> tuple[Any, ...]:
+    names = ("id", "group", "rank", "world_size")
+    return job, *(reader.get(name) for name in names)

@@ -159,7 +159,7 @@ class ListReply(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., store: _Optional[str] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("job", "name", "log_id", "batches_per_step", "generation", "owner", "world_size", "start_step", "cursor", "rows", "committed_at", "checkpoints")
+    __slots__ = ("job", "name", "log_id", "batches_per_step", "generation", "owner", "world_size", "start_step", "cursor", "rows", "committed_at", "checkpoints", "committed_by", "committed_owner", "readers")
     JOB_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +172,9 @@ class Group(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_AT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_BY_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_OWNER_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
     job: str
     name: str
     log_id: bytes
@@ -184,7 +187,10 @@ class Group(_message.Message):
     rows: _containers.RepeatedScalarFieldContainer[int]
     committed_at: str
     checkpoints: _containers.RepeatedCompositeFieldContainer[NamedStep]
-    def __init__(self, job: _Optional[str] = ..., name: _Optional[str] = ..., log_id: _Optional[bytes] = ..., batches_per_step: _Optional[int] = ..., generation: _Optional[int] = ..., owner: _Optional[str] = ..., world_size: _Optional[int] = ..., start_step: _Optional[int] = ..., cursor: _Optional[int] = ..., rows: _Optional[_Iterable[int]] = ..., committed_at: _Optional[str] = ..., checkpoints: _Optional[_Iterable[_Union[NamedStep, _Mapping]]] = ...) -> None: ...
+    committed_by: int
+    committed_owner: str
+    readers: int
+    def __init__(self, job: _Optional[str] = ..., name: _Optional[str] = ..., log_id: _Optional[bytes] = ..., batches_per_step: _Optional[int] = ..., generation: _Optional[int] = ..., owner: _Optional[str] = ..., world_size: _Optional[int] = ..., start_step: _Optional[int] = ..., cursor: _Optional[int] = ..., rows: _Optional[_Iterable[int]] = ..., committed_at: _Optional[str] = ..., checkpoints: _Optional[_Iterable[_Union[NamedStep, _Mapping]]] = ..., committed_by: _Optional[int] = ..., committed_owner: _Optional[str] = ..., readers: _Optional[int] = ...) -> None: ...
 
 class NamedStep(_message.Message):
     __slots__ = ("name", "step", "log_id", "made_at")
@@ -197,6 +203,32 @@ class NamedStep(_message.Message):
     log_id: bytes
     made_at: str
     def __init__(self, name: _Optional[str] = ..., step: _Optional[int] = ..., log_id: _Optional[bytes] = ..., made_at: _Optional[str] = ...) -> None: ...
+
+class DeleteRequest(_message.Message):
+    __slots__ = ("job", "group", "generation", "fence", "owner")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    group: str
+    generation: int
+    fence: bool
+    owner: str
+    def __init__(self, job: _Optional[str] = ..., group: _Optional[str] = ..., generation: _Optional[int] = ..., fence: bool = ..., owner: _Optional[str] = ...) -> None: ...
+
+class DeleteReply(_message.Message):
+    __slots__ = ("cursor", "generation", "checkpoints", "fenced")
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    FENCED_FIELD_NUMBER: _ClassVar[int]
+    cursor: int
+    generation: int
+    checkpoints: int
+    fenced: int
+    def __init__(self, cursor: _Optional[int] = ..., generation: _Optional[int] = ..., checkpoints: _Optional[int] = ..., fenced: _Optional[int] = ...) -> None: ...
 
 class ListVerdictsRequest(_message.Message):
     __slots__ = ("job", "after")

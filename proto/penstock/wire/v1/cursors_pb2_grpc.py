@@ -64,6 +64,11 @@ class CursorsStub(object):
                 request_serializer=penstock_dot_wire_dot_v1_dot_cursors__pb2.ListRequest.SerializeToString,
                 response_deserializer=penstock_dot_wire_dot_v1_dot_cursors__pb2.ListReply.FromString,
                 _registered_method=True)
+        self.Delete = channel.unary_unary(
+                '/penstock.wire.v1.Cursors/Delete',
+                request_serializer=penstock_dot_wire_dot_v1_dot_cursors__pb2.DeleteRequest.SerializeToString,
+                response_deserializer=penstock_dot_wire_dot_v1_dot_cursors__pb2.DeleteReply.FromString,
+                _registered_method=True)
         self.ListVerdicts = channel.unary_unary(
                 '/penstock.wire.v1.Cursors/ListVerdicts',
                 request_serializer=penstock_dot_wire_dot_v1_dot_cursors__pb2.ListVerdictsRequest.SerializeToString,
@@ -121,6 +126,13 @@ class CursorsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Delete(self, request, context):
+        """Forgets a group: its cursor, its generations and its checkpoints.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListVerdicts(self, request, context):
         """Which items are left out of a job's log, and why; some hundreds at once, by number.
         """
@@ -167,6 +179,11 @@ def add_CursorsServicer_to_server(servicer, server):
                     servicer.List,
                     request_deserializer=penstock_dot_wire_dot_v1_dot_cursors__pb2.ListRequest.FromString,
                     response_serializer=penstock_dot_wire_dot_v1_dot_cursors__pb2.ListReply.SerializeToString,
+            ),
+            'Delete': grpc.unary_unary_rpc_method_handler(
+                    servicer.Delete,
+                    request_deserializer=penstock_dot_wire_dot_v1_dot_cursors__pb2.DeleteRequest.FromString,
+                    response_serializer=penstock_dot_wire_dot_v1_dot_cursors__pb2.DeleteReply.SerializeToString,
             ),
             'ListVerdicts': grpc.unary_unary_rpc_method_handler(
                     servicer.ListVerdicts,
@@ -341,6 +358,33 @@ class Cursors(object):
             '/penstock.wire.v1.Cursors/List',
             penstock_dot_wire_dot_v1_dot_cursors__pb2.ListRequest.SerializeToString,
             penstock_dot_wire_dot_v1_dot_cursors__pb2.ListReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Delete(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.wire.v1.Cursors/Delete',
+            penstock_dot_wire_dot_v1_dot_cursors__pb2.DeleteRequest.SerializeToString,
+            penstock_dot_wire_dot_v1_dot_cursors__pb2.DeleteReply.FromString,
             options,
             channel_credentials,
             insecure,

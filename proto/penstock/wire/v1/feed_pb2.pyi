@@ -58,22 +58,20 @@ class DescribeReply(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., server_version: _Optional[str] = ..., node: _Optional[str] = ..., store: _Optional[str] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., lanes: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., batches: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[KeySpec, _Mapping]]] = ..., max_body_bytes: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KeySpec(_message.Message):
-    __slots__ = ("name", "kind", "dtype", "shape", "bounds", "optional", "place")
+    __slots__ = ("name", "kind", "dtype", "shape", "optional", "place")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
-    BOUNDS_FIELD_NUMBER: _ClassVar[int]
     OPTIONAL_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: str
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
-    bounds: _containers.RepeatedScalarFieldContainer[int]
     optional: bool
     place: Place
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., bounds: _Optional[_Iterable[int]] = ..., optional: bool = ..., place: _Optional[_Union[Place, str]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., optional: bool = ..., place: _Optional[_Union[Place, str]] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
     __slots__ = ("open", "horizon")
@@ -84,7 +82,7 @@ class ReadRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., horizon: _Optional[_Union[Horizon, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("protocol", "job", "log_id", "group", "token", "generation", "rank", "world_size", "batches_per_step", "start", "lanes", "tail", "lineage", "horizon", "bundles", "given_from")
+    __slots__ = ("protocol", "job", "log_id", "group", "token", "generation", "rank", "world_size", "batches_per_step", "start", "lanes", "tail", "horizon", "bundles", "given_from", "next", "bytes_limit")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
@@ -97,10 +95,11 @@ class Open(_message.Message):
     START_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
     TAIL_FIELD_NUMBER: _ClassVar[int]
-    LINEAGE_FIELD_NUMBER: _ClassVar[int]
     HORIZON_FIELD_NUMBER: _ClassVar[int]
     BUNDLES_FIELD_NUMBER: _ClassVar[int]
     GIVEN_FROM_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_LIMIT_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job: str
     log_id: bytes
@@ -113,19 +112,24 @@ class Open(_message.Message):
     start: int
     lanes: _containers.RepeatedScalarFieldContainer[int]
     tail: Tail
-    lineage: bool
     horizon: int
     bundles: bool
     given_from: int
-    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., group: _Optional[str] = ..., token: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start: _Optional[int] = ..., lanes: _Optional[_Iterable[int]] = ..., tail: _Optional[_Union[Tail, str]] = ..., lineage: bool = ..., horizon: _Optional[int] = ..., bundles: bool = ..., given_from: _Optional[int] = ...) -> None: ...
+    next: int
+    bytes_limit: int
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., group: _Optional[str] = ..., token: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start: _Optional[int] = ..., lanes: _Optional[_Iterable[int]] = ..., tail: _Optional[_Union[Tail, str]] = ..., horizon: _Optional[int] = ..., bundles: bool = ..., given_from: _Optional[int] = ..., next: _Optional[int] = ..., bytes_limit: _Optional[int] = ...) -> None: ...
 
 class Horizon(_message.Message):
-    __slots__ = ("horizon", "finished_step")
+    __slots__ = ("horizon", "finished_step", "next", "bytes_limit")
     HORIZON_FIELD_NUMBER: _ClassVar[int]
     FINISHED_STEP_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_LIMIT_FIELD_NUMBER: _ClassVar[int]
     horizon: int
     finished_step: int
-    def __init__(self, horizon: _Optional[int] = ..., finished_step: _Optional[int] = ...) -> None: ...
+    next: int
+    bytes_limit: int
+    def __init__(self, horizon: _Optional[int] = ..., finished_step: _Optional[int] = ..., next: _Optional[int] = ..., bytes_limit: _Optional[int] = ...) -> None: ...
 
 class ReadReply(_message.Message):
     __slots__ = ("opened", "header", "waiting", "draining", "end", "chunk", "more")
@@ -280,20 +284,18 @@ class Chunk(_message.Message):
     def __init__(self, lane: _Optional[int] = ..., offset: _Optional[int] = ..., start: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Waiting(_message.Message):
-    __slots__ = ("lane", "offset", "stage", "item", "since_s", "detail")
+    __slots__ = ("lane", "offset", "stage", "item", "since_s")
     LANE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ITEM_FIELD_NUMBER: _ClassVar[int]
     SINCE_S_FIELD_NUMBER: _ClassVar[int]
-    DETAIL_FIELD_NUMBER: _ClassVar[int]
     lane: int
     offset: int
     stage: str
     item: str
     since_s: float
-    detail: str
-    def __init__(self, lane: _Optional[int] = ..., offset: _Optional[int] = ..., stage: _Optional[str] = ..., item: _Optional[str] = ..., since_s: _Optional[float] = ..., detail: _Optional[str] = ...) -> None: ...
+    def __init__(self, lane: _Optional[int] = ..., offset: _Optional[int] = ..., stage: _Optional[str] = ..., item: _Optional[str] = ..., since_s: _Optional[float] = ...) -> None: ...
 
 class Draining(_message.Message):
     __slots__ = ("detail",)

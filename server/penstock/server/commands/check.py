@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from penstock.server.commands.measure import Measured, examine
 from penstock.server.commands.progress import Progress
 from penstock.server.commands.purity import gather_elsewhere
 from penstock.server.commands.report import report
+from penstock.server.commands.say import say
 from penstock.server.config import Config, load
 from penstock.server.store.recorded import version_warning
 from penstock.wire.errors import PenstockError
+from penstock.wire.terminal import plain
 
 _SAMPLE_CHARS = 400
 
@@ -55,7 +55,6 @@ def check(file: str, job: str | None, items: int, batches: int, as_json: bool) -
     config = load(file)
     names = [job] if job is not None else list(config.jobs)
     results: list[dict[str, Any]] = []
-    console = Output(highlight=False)
     failed = False
     for name in names:
         try:
@@ -74,9 +73,9 @@ def check(file: str, job: str | None, items: int, batches: int, as_json: bool) -
         else:
             results.append({"ok": True, **measured.to_json()})
             if not as_json:
-                render(measured, console)
+                say(render(measured))
             if warning := version_warning(config.server.store, config.base, config.job(name)):
-                click.echo(f"penstockd: {warning}", err=True)
+                say(f"penstockd: {warning}", error=True)
     if as_json:
         click.echo(json.dumps({"ok": not failed, "jobs": results}, default=str))
     return 2 if failed else 0
@@ -99,61 +98,87 @@ def _examine(config: Config, name: str, items: int, batches: int) -> Measured:
                 partial(gather_elsewhere, config.target, name, items, batches),
                 item_count=items,
                 batch_count=batches,
+                workers=config.server.worker_count,
                 say=progress.say,
             )
         finally:
             job.close()
 
 
-class Output(Console):
-    """A console that leaves a broken pipe to the group of commands, as `click.echo` does."""
-
-    def on_broken_pipe(self) -> NoReturn:
-        """Pass the error on: called while it is handled."""
-        raise
-
-
-def render(measured: Measured, console: Console) -> None:
-    """Print what was found out about a job."""
-    length = "endless" if measured.batches is None else f"{measured.batches:,} batches"
-    if measured.batches is None and measured.epochs is not None:
-        plural = "s" if measured.epochs > 1 else ""
-        length = f"{measured.epochs} epoch{plural}, whose batches are counted when it is served"
-    console.print(f"[bold]job {measured.job}[/]  log id {measured.log_id[:16]}", soft_wrap=True)
-    console.print(
-        f"  {measured.items:,} items; lanes: {measured.lanes}; {length}; "
-        f"{measured.items_run} items and {measured.batches_run} batches, twice, "
-        "in another order and process: the same",
-        soft_wrap=True,
+def render(measured: Measured) -> str:
+    """Return what was found out about a job, for people."""
+    return "\n".join(
+        [
+            f"{click.style(f'job {measured.job}', bold=True)}  log id {measured.log_id[:16]}",
+            f"  {_counted(measured.items, 'item')} in {_counted(measured.lanes, 'lane')}, "
+            f"{_length(measured)}",
+            f"  {_counted(measured.items_run, 'item')} and "
+            f"{_counted(measured.batches_run, 'batch')} were made twice, in "
+            "another order and process: the same",
+            *_table(_rows(measured)),
+            *_sample(measured.sample),
+            *(f"  {click.style('note', fg='yellow')} {plain(text)}" for text in measured.warnings),
+        ]
     )
-    table = Table(box=None, padding=(0, 2), show_header=False)
+
+
+def _length(measured: Measured) -> str:
+    if measured.batches is not None:
+        return _counted(measured.batches, "batch")
+    if measured.epochs is None:
+        return "endless"
+    return f"{_counted(measured.epochs, 'epoch')}, whose batches are counted when it is served"
+
+
+def _rows(measured: Measured) -> Iterator[tuple[str, str]]:
     for stage, ms in measured.ms.items():
-        table.add_row(stage, f"{ms:.3f} ms")
-    table.add_row("bytes per batch", f"{measured.bytes_per_batch:,}")
+        yield stage, f"{ms:.3f} ms"
+    yield "bytes per batch", f"{measured.bytes_per_batch:,}"
     if measured.efficiency is not None:
-        table.add_row("packing efficiency", f"{measured.efficiency:.4f}")
+        yield "packing efficiency", f"{measured.efficiency:.4f} ({_measured_on(measured)})"
+    for name, rate in measured.per_second.items():
+        yield f"{name} per second", _rate(rate, measured.workers)
     if (reading := measured.reading) is not None:
-        table.add_row("reading groups", f"{reading.groups}")
+        yield "reading groups", f"{reading.groups}"
         each = " by each worker" if reading.groups == 1 else ""
-        table.add_row(
-            f"blocks in memory{each}",
-            f"{reading.blocks_in_memory}, about {reading.mib_in_memory:,.1f} MiB",
-        )
-        table.add_row(
-            "read amplification of a window",
-            f"{reading.amplification:.2f} ({reading.blocks_read} blocks)",
-        )
+        held = f"{reading.blocks_in_memory}, about {reading.mib_in_memory:,.1f} MiB"
+        yield f"blocks in memory{each}", held
+        read = f"{reading.amplification:.2f} ({_counted(reading.blocks_read, 'block')})"
+        yield "read amplification of a window", read
     for name, value in measured.counts.items():
-        table.add_row(f"{escape(name)} in {measured.batches_run} batches", f"{value:,}")
-    console.print(table)
-    if measured.sample:
-        text = measured.sample
-        console.print("  [bold]first sample[/]")
+        yield f"{plain(name)} in {_counted(measured.batches_run, 'batch')}", f"{value:,}"
+
+
+def _measured_on(measured: Measured) -> str:
+    if not measured.paced_batches:
+        return f"{_counted(measured.batches_run, 'batch')}, its lane has no more"
+    pool = {None: "", True: ", past its pool's first fill", False: ", its pool not full yet"}
+    return _counted(measured.paced_batches, "batch") + pool[measured.pool_filled]
+
+
+def _counted(number: int, noun: str) -> str:
+    """Return `1 lane`, `4 batches`."""
+    plural = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{plural}"
+
+
+def _rate(rate: float, workers: int) -> str:
+    """Return a rate of one process, and what so many give where each has a core of its own."""
+    one = f"{rate:,.0f} by one worker"
+    return one if workers == 1 else f"{workers * rate:,.0f} by {workers} workers, {one}"
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    rows = list(rows)
+    width = max(len(name) for name, _ in rows)
+    return (f"  {name:<{width}}  {value}" for name, value in rows)
+
+
+def _sample(text: str) -> Iterator[str]:
+    if text:
+        yield click.style("  first sample", bold=True)
         cut = text if len(text) <= _SAMPLE_CHARS else text[:_SAMPLE_CHARS] + " ..."
-        for line in cut.splitlines():
-            console.print(f"  | {line}", markup=False, soft_wrap=True)
-    for warning in measured.warnings:
-        console.print(f"  [yellow]note[/] {escape(warning)}", soft_wrap=True)
+        yield from (f"    {line}" for line in cut.splitlines())
 
 
 __all__ = ["check", "render"]

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from penstock.server.commands import purity
+from penstock.server.commands.pace import pace
 from penstock.server.commands.progress import Say, silent
 from penstock.server.commands.text import decoder, documents, render, summary
 from penstock.server.commands.window import WindowRead, read_window
@@ -43,7 +44,8 @@ class Stopwatch:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._say, self._what, self._clock = say, what, clock
+        self.what = what
+        self._say, self._clock = say, clock
         self._stage, self._since = "", clock()
 
     def __call__(self, stage: str, item: ItemRef | None = None) -> None:
@@ -52,7 +54,7 @@ class Stopwatch:
         self.seconds[self._stage] += now - self._since
         self._stage, self._since = stage, now
         if stage:
-            self._say(f"{self._what}: {stage}" + (f" of item {item}" if item else ""))
+            self._say(f"{self.what}: {stage}" + (f" of item {item}" if item else ""))
 
 
 @dataclass
@@ -73,7 +75,13 @@ class Measured:
         quarantined: Items that fail, by reason, where the job's policy is to leave them out.
         counts: Sums of the batches' counts.
         bytes_per_batch: Mean bytes of a body.
-        efficiency: tokens / (tokens + padding tokens), or None where the collator counts none.
+        efficiency: tokens / (tokens + padding tokens) of the `paced_batches`, or None where the
+            collator counts none.
+        paced_batches: Batches past the lane's start, from which efficiency and rates are; 0 where
+            the lane ends before, and the efficiency is that of its first batches.
+        pool_filled: The pool had been filled before these; None where the batcher has none.
+        per_second: Samples and, where they are counted, tokens per second of one process.
+        workers: Processes that the node would have here.
         reading: How a window of storage blocks is read, or None where there are none.
         warnings: Sentences; nothing is wrong, but something may surprise.
         sample: The first sample as text.
@@ -93,6 +101,10 @@ class Measured:
     counts: dict[str, int] = field(default_factory=dict)
     bytes_per_batch: int = 0
     efficiency: float | None = None
+    paced_batches: int = 0
+    pool_filled: bool | None = None
+    per_second: dict[str, float] = field(default_factory=dict)
+    workers: int = 1
     reading: WindowRead | None = None
     warnings: list[str] = field(default_factory=list)
     sample: str = ""
@@ -108,6 +120,7 @@ def examine(
     *,
     item_count: int = 32,
     batch_count: int = 4,
+    workers: int = 1,
     say: Say = silent,
 ) -> Measured:
     """Run items and batches of a job here and elsewhere, compare, and measure.
@@ -117,6 +130,7 @@ def examine(
         elsewhere: Gives what `purity.gather_backwards` gives of the same job elsewhere.
         item_count: How many items.
         batch_count: How many batches of one lane.
+        workers: Processes that the node would have here.
         say: Told what is being done.
 
     Raises:
@@ -133,6 +147,7 @@ def examine(
         lanes=job.lanes,
         batches=order.batches,
         epochs=job.epochs,
+        workers=workers,
     )
     watch = Stopwatch(say, f"job {job.name}, {item_count} items")
     items = Items(job, progress=watch)
@@ -167,6 +182,8 @@ def examine(
         ref for ref, out in zip(refs, outcomes, strict=True) if not isinstance(out, Quarantined)
     ]
     purity.check_promises(job, items, good, line)
+    watch.what = f"job {job.name}, past its start"
+    _measure_pace(found, line, batch_count)
     found.warnings = _warnings(job, found)
 
     ours = {
@@ -230,7 +247,7 @@ def _batching_seconds(
             raise
         except Exception as error:
             raise BadBatch(
-                f"{type(batcher).__name__} fails on a sample of item {ref} of job {job.name!r} "
+                f"{batcher.code_of()} fails on a sample of item {ref} of job {job.name!r} "
                 f"with {error_line(error)}; the sample has {', '.join(sample)}",
                 traceback=user_traceback(error),
             ) from error
@@ -255,6 +272,15 @@ def _count_batches(found: Measured, batches: Sequence[Computed]) -> None:
     tokens, padding = counts.get("tokens", 0), counts.get("padding_tokens")
     if padding is not None and tokens + padding > 0:
         found.efficiency = tokens / (tokens + padding)
+
+
+def _measure_pace(found: Measured, line: Line, least: int) -> None:
+    """Go on past the start of the lane, whose first rows are chosen from a pool that fills."""
+    past = pace(line, least)
+    found.paced_batches, found.pool_filled = past.batches, past.past
+    found.per_second = past.per_second()
+    if past.batches:
+        found.efficiency = past.efficiency
 
 
 def _sample_text(job: Job, outcomes: Sequence[Outcome]) -> str:

@@ -1,6 +1,6 @@
 """Are a job's roles pure? The same items and batches again, in another order and another process.
 
-The batches a third time, from a snapshot behind each: can the job be resumed?
+The batches a third time, from a snapshot after each: can the job be resumed?
 
 In the other process everything differs that a role could depend on unseen: the order, the hash
 seed, the time zone, the locale, the number of threads, the working folder. Only where something
@@ -39,8 +39,14 @@ from penstock.server.pipeline.items import (
     content_hash,
 )
 from penstock.server.pipeline.line import Computed, Line
-from penstock.server.roles.base import BatchCollator, RawItemProcessor, Role, Source
-from penstock.server.roles.processors import FunctionProcessor
+from penstock.server.roles.base import (
+    BatchCollator,
+    RawItemProcessor,
+    Role,
+    Source,
+    asked,
+)
+from penstock.server.roles.function import FunctionRole
 from penstock.wire import frame
 from penstock.wire.errors import (
     BadSnapshot,
@@ -120,7 +126,8 @@ def first_items(job: Job, count: int) -> list[ItemRef]:
     k = 0
     while len(found) < count and len(ended) < job.lanes:
         for lane in range(job.lanes):
-            item = None if lane in ended else job.distributor.draw(lane, job.lanes, k)
+            draw = (job.distributor, "draw", lane, job.lanes, k)
+            item = None if lane in ended else asked(*draw)
             if item is None:
                 ended.add(lane)
             elif len(found) < count:
@@ -188,7 +195,7 @@ def check_promises(job: Job, items: Items, refs: Sequence[ItemRef], line: Line) 
 def _promises(role: Source | RawItemProcessor | BatchCollator) -> bool:
     """Tell whether code of a user says that it leaves the global generators alone."""
     ours = type(role).__module__.startswith("penstock.server.")
-    return not role.uses_global_rng and (isinstance(role, FunctionProcessor) or not ours)
+    return not role.uses_global_rng and (isinstance(role, FunctionRole) or not ours)
 
 
 def _draws(call: Callable[[], object]) -> bool:
@@ -200,7 +207,7 @@ def _draws(call: Callable[[], object]) -> bool:
 
 def _broken_promise(job: Job, role: Role, key: str) -> InvalidJob:
     name = type(role).__name__
-    if isinstance(role, FunctionProcessor):
+    if isinstance(role, FunctionRole):
         name = role.parameters()["function"]
     return InvalidJob(
         f"{name} of job {job.name!r} says uses_global_rng = False, and draws from the generators "
@@ -255,7 +262,7 @@ def resumed_batches(job: Job, count: int) -> list[Computed]:
             line = Line(job, lane, snapshot=snapshot)
         except BadSnapshot as error:
             raise LogDiverged(
-                f"job {job.name!r} cannot be resumed: {type(job.batcher).__name__}.restore() does "
+                f"job {job.name!r} cannot be resumed: {job.batcher.code_of('restore')} does "
                 f"not take what state() gave behind batch {len(found) - 1} of lane {lane} "
                 f"({error.__cause__!r})",
                 what=f"batch {len(found) - 1}",
@@ -434,7 +441,7 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     Raises:
         LogDiverged: Names the item or batch, the key, and what to do.
     """
-    processor, collator = type(job.processor).__name__, type(job.collator).__name__
+    collator = job.collator.code_of()
     if ours["log_id"] != theirs["log_id"]:
         raise LogDiverged(
             f"job {job.name!r} has another log id in another process; what parameters() and "
@@ -446,7 +453,7 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
             theirs=theirs["log_id"],
         )
     if item := _difference(ours["raws"], theirs["raws"]):
-        sources = ", ".join(sorted({type(source).__name__ for source in job.sources.values()}))
+        sources = ", ".join(sorted({source.code_of() for source in job.sources.values()}))
         raise LogDiverged(
             f"job {job.name!r} is not pure: {sources} gives another raw item {item} in another "
             "order and process; an item must depend on its index alone, so leave out clocks, "
@@ -458,6 +465,8 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         )
     for item, facts in ours["items"].items():
         if key := _difference(facts, theirs["items"].get(item, {})):
+            source = job.sources[item.rpartition("[")[0]]
+            processor = job.processor.author(source).code_of()
             raise LogDiverged(
                 f"job {job.name!r} is not pure: {processor} gives item {item} another {key!r} in "
                 "another order and process; take what is random from context.rng, and leave out "
@@ -473,10 +482,10 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         lambda number, key: (
             f"job {job.name!r} is not pure: its items are the same, and batch {number} of lane "
             f"{first_lane(job)} has another {key!r} in another process; look at "
-            f"{type(job.batcher).__name__} and {collator}, and take what is random from "
+            f"{job.batcher.code_of()} and {collator}, and take what is random from "
             "context.rng"
         ),
-        f"{type(job.batcher).__name__} or {collator}",
+        f"{job.batcher.code_of()} or {collator}",
     )
     _compare_batches(
         ours["batches"],
@@ -484,11 +493,11 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         lambda number, key: (
             f"job {job.name!r} cannot be resumed: batch {number} of lane {first_lane(job)} has "
             f"another {key!r} when its lane goes on from a snapshot; "
-            f"{type(job.batcher).__name__} holds something that its state leaves out, such as an "
+            f"{job.batcher.code_of()} holds something that its state leaves out, such as an "
             "attribute that changes and has the name of a constructor's parameter: rename it, or "
             "override state() and restore()"
         ),
-        type(job.batcher).__name__,
+        job.batcher.code_of(),
     )
 
 

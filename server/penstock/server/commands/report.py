@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import click
-
+from penstock.server.commands.say import say
 from penstock.wire.errors import PenstockError
 from penstock.wire.terminal import plain, plain_lines
 
@@ -11,9 +10,9 @@ from penstock.wire.terminal import plain, plain_lines
 def report(error: PenstockError) -> None:
     """Print an error on stderr: `penstockd: error: SENTENCE [code]`."""
     for frames in getattr(error, "__notes__", ()):
-        click.echo(plain_lines(frames.rstrip("\n")), err=True)
+        say(plain_lines(frames.rstrip("\n")), error=True)
     sentence = " ".join(error.message.split())  # libraries' reasons may have lines of their own
-    click.echo(f"penstockd: error: {plain(sentence)} [{error.code}]", err=True)
+    say(f"penstockd: error: {plain(sentence)} [{error.code}]", error=True)
 
 
 __all__ = ["report"]

@@ -14,6 +14,9 @@ from penstock.server.config import load
 )
 @click.option("--metrics", metavar="ADDRESS", help="host:port of /metrics and /readyz, or off.")
 @click.option("--store", metavar="URL", help="Where cursors live, such as sqlite:///penstock.db.")
+@click.option(
+    "--hash-cache", metavar="FOLDER", help="Where hashes of data files are kept; off: nowhere."
+)
 @click.option("--workers", metavar="N", help="Processes that make batches, or auto.")
 @click.option("--ready-bytes", metavar="BYTES", help="Bound on ready batches, such as '2 GiB'.")
 @click.option("--log-format", metavar="FORMAT", help="auto, console or json.")

@@ -7,13 +7,22 @@ from collections.abc import Iterator
 
 import click
 
+from penstock.server.commands.progress import Progress
+from penstock.server.commands.say import say
 from penstock.server.commands.text import Decode, batch_text, decoder
 from penstock.server.config import load
 from penstock.server.job import Job
 from penstock.server.pipeline.count import ensure_counted
 from penstock.server.pipeline.items import Items
-from penstock.server.pipeline.line import Computed, Line, compute
-from penstock.server.store.recorded import version_warning
+from penstock.server.pipeline.line import (
+    Computed,
+    Line,
+    check_reachable,
+    compute,
+    nearest_line,
+    replay_cost,
+)
+from penstock.server.store.recorded import Recorded, version_warning
 from penstock.wire import frame
 from penstock.wire.errors import PastEnd
 from penstock.wire.order import Share, Tail
@@ -35,6 +44,11 @@ from penstock.wire.v1.feed_pb2 import BatchHeader
 @click.option(
     "--world-size", type=click.IntRange(min=1), default=1, help="How many ranks read; default 1."
 )
+@click.option(
+    "--store",
+    metavar="URL",
+    help="Where snapshots are looked for, such as sqlite:///penstock.db; default: the file's.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per batch, for scripts.")
 @click.option("--text", "as_text", is_flag=True, help="The documents, with their seams.")
 def show(
@@ -45,14 +59,16 @@ def show(
     batches_per_step: int | None,
     rank: int,
     world_size: int,
+    store: str | None,
     as_json: bool,
     as_text: bool,
 ) -> None:
     """Show batches of JOB in FILE, computed here: no server, no cursor, no trace.
 
     What is shown is byte for byte what any loader node sends for that position, unless its store
-    holds verdicts about items that work here: no store is looked at. `--json` prints what
-    `penstock cat --json` prints.
+    holds verdicts about items that work here: they are not looked at. From the store come
+    snapshots alone, read beside a running node: far positions are near one, or every batch of the
+    lane before them is planned again. `--json` prints what `penstock cat --json` prints.
 
     \b
     Examples:
@@ -63,7 +79,7 @@ def show(
         raise click.UsageError("give either --position or --step, for example --position 0")
     if as_json and as_text:
         raise click.UsageError("give --json or --text, not both")
-    config = load(file)
+    config = load(file, overrides={"store": store})
     one = config.job(job)
     size = batches_per_step or one.batches_per_step or world_size
     share = Share(size, rank, world_size)
@@ -71,16 +87,25 @@ def show(
         range(position, position + 1) if position is not None else share.positions(step or 0)
     )
     decode = decoder(one) if as_text else None
-    for computed in computed_batches(one, positions, size, by_step=step is not None):
-        click.echo(
-            _record(computed, size) if as_json else _readable(computed, size, decode, as_text)
-        )
+    recorded = Recorded(config.server.store, config.base)
+    for computed in computed_batches(
+        one, positions, size, by_step=step is not None, recorded=recorded
+    ):
+        if as_json:
+            click.echo(_record(computed, size))
+        else:
+            say(_readable(computed, size, decode, as_text))
     if warning := version_warning(config.server.store, config.base, one):
-        click.echo(f"penstockd: {warning}", err=True)
+        say(f"penstockd: {warning}", error=True)
 
 
 def computed_batches(
-    job: Job, positions: range, batches_per_step: int, *, by_step: bool
+    job: Job,
+    positions: range,
+    batches_per_step: int,
+    *,
+    by_step: bool,
+    recorded: Recorded | None = None,
 ) -> Iterator[Computed]:
     """Yield the batches at ascending positions; one line per lane goes on from batch to batch.
 
@@ -89,11 +114,17 @@ def computed_batches(
         positions: Which.
         batches_per_step: G.
         by_step: A finite log's last step is filled up with padding batches, as ranks get them.
+        recorded: Where snapshots are found; None = every lane is planned from its beginning.
 
     Raises:
         PastEnd: The log holds no such position or step.
         PositionFar: Too many batches would have to be planned first.
     """
+    # Where items are quarantined a node has counted by verdicts, which are not looked at here.
+    if recorded is not None and job.needs_counting and job.on_item_error == "stop":
+        ends = recorded.lane_ends(job.log_id, job.lanes)
+        if ends is not None:
+            job.set_lane_ends(ends)
     ensure_counted(job)
     order = job.order
     tail = None
@@ -108,11 +139,50 @@ def computed_batches(
             )
     items = Items(job)
     lines: dict[int, Line] = {}
+    replay = Replay(job, recorded)
     for position in positions:
         source = tail.blanked(position) if tail is not None else None
-        lane = order.address(position if source is None else source).lane
-        line = lines.setdefault(lane, Line(job, lane, items))
+        lane, offset = order.address(position if source is None else source)
+        line = replay.line(lane, offset, items, lines.get(lane))
+        lines[lane] = line
         yield compute(job, position, tail, line)
+
+
+class Replay:
+    """Brings lines to far offsets, from snapshots where there are any, and says what it takes.
+
+    Args:
+        job: The job.
+        recorded: Where snapshots are found; None = nowhere.
+    """
+
+    def __init__(self, job: Job, recorded: Recorded | None) -> None:
+        self._job, self._recorded = job, recorded
+        self._has_told = False
+
+    def line(self, lane: int, offset: int, items: Items, line: Line | None) -> Line:
+        """Return a line that stands at an offset; `line` may go on.
+
+        Raises:
+            PositionFar: Too many batches would have to be planned first.
+        """
+        line = nearest_line(self._job, lane, offset, items, line, self._nearest)
+        check_reachable(self._job, line, offset)
+        if cost := replay_cost(line, offset, self._why()):
+            if not self._has_told:
+                self._has_told = True
+                click.echo(f"penstockd: {cost}", err=True)
+            with Progress() as progress:
+                line.skip_to(offset, lambda left: progress.say(f"{left:,} batches left to plan"))
+        return line
+
+    def _nearest(self, lane: int, offset: int) -> bytes | None:
+        if self._recorded is None:
+            return None
+        return self._recorded.snapshot(self._job.log_id, lane, offset)
+
+    def _why(self) -> str:
+        return self._recorded.why_none() if self._recorded is not None else "no store is read"
 
 
 def _record(computed: Computed, batches_per_step: int) -> str:
@@ -145,4 +215,4 @@ def _readable(
     return "\n".join(lines)
 
 
-__all__ = ["computed_batches", "show"]
+__all__ = ["Replay", "computed_batches", "show"]

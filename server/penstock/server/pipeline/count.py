@@ -4,8 +4,9 @@ A processor may filter an item or make several samples of it, so how many batche
 known only when all of its items were processed. Plans are made, and no batch: samples are dropped
 as they come.
 
-It is started as `python -m penstock.server.pipeline.count FD PAGE_FD PARENT TARGET JOB LOG PART
-PARTS CAREFUL` to count the lanes of part PART of PARTS, in the environment of the workers.
+It is started as `python -m penstock.server.pipeline.count FD PAGE_FD FILES_FD PARENT TARGET JOB
+LOG PART PARTS CAREFUL` to count the lanes of part PART of PARTS, in the environment of the
+workers.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from penstock.server.job import Job
 from penstock.server.pipeline.homes import Homes
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.planner import Planner
+from penstock.server.sources.catalog import take_catalogs
 from penstock.wire.errors import Internal, JobChanged, PenstockError, clean_text
 
 TELL_S = 1.0
@@ -102,11 +104,13 @@ def main(argv: list[str]) -> None:
     """Count some lanes and write JSON lines to the pipe that was inherited."""
     from penstock.server.pipeline.worker import Page, die_with_parent
 
-    fd, page_fd, parent = int(argv[0]), int(argv[1]), int(argv[2])
-    target, name, log, part, parts, careful = argv[3:]
+    fd, page_fd, files_fd, parent = map(int, argv[:4])
+    target, name, log, part, parts, careful = argv[4:]
     die_with_parent()
     if os.getppid() != parent:
         return  # the parent died before prctl took effect
+    if files_fd >= 0:
+        take_catalogs(files_fd)
     page = Page(page_fd, write=True)
     with os.fdopen(fd, "w") as out:
 

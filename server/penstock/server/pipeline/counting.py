@@ -33,10 +33,19 @@ class Count:
         job: The job; who asks for its order meanwhile is told how far it is.
         processes: How many.
         item_deadline_s: How long they may be at one item.
+        files_fd: What the node knows of its sources' files (`pack_catalogs`); -1 = nothing.
     """
 
-    def __init__(self, target: str, job: Job, processes: int, item_deadline_s: float) -> None:
-        self.target, self.job = target, job
+    def __init__(
+        self,
+        target: str,
+        job: Job,
+        processes: int,
+        item_deadline_s: float,
+        *,
+        files_fd: int = -1,
+    ) -> None:
+        self.target, self.job, self.files_fd = target, job, files_fd
         self.parts = min(processes, job.lanes)
         self.item_deadline_s = item_deadline_s
         self._items = expected_draws(job)
@@ -123,12 +132,13 @@ class Count:
         try:
             os.ftruncate(page_fd, PAGE_BYTES)
             job = self.job
-            arguments = [theirs, page_fd, os.getpid(), self.target, job.name, job.log_id.hex()]
+            fds = [theirs, page_fd, self.files_fd]
+            arguments = [*fds, os.getpid(), self.target, job.name, job.log_id.hex()]
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "penstock.server.pipeline.count"]
                 + [str(one) for one in (*arguments, part, self.parts, int(careful))],
                 env=worker_environment(os.environ),
-                pass_fds=(theirs, page_fd),
+                pass_fds=[fd for fd in fds if fd >= 0],
                 stdin=subprocess.DEVNULL,
             )
             return process, Page(page_fd), ours

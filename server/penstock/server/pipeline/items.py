@@ -28,7 +28,7 @@ from penstock.server.core.seeding import BorrowedGlobals, drawn_since
 from penstock.server.core.transient import is_transient
 from penstock.server.job import Job
 from penstock.server.pipeline.kept import KeptItems
-from penstock.server.roles.base import ProcessContext, RawItem, Sample, Source, item_key
+from penstock.server.roles.base import ProcessContext, RawItem, Role, Sample, Source, item_key
 from penstock.wire.errors import (
     BadBatch,
     BadItem,
@@ -66,13 +66,22 @@ class Call(NamedTuple):
     """A role's code that is called for an item, as errors name it.
 
     Attributes:
-        role: Its class and method.
+        code: The role.
+        method: Which of its methods.
         reading: It brings bytes and does not decode them: an error without an errno is about
             reading then, and not about the bytes.
+        what_for: Words after its name.
     """
 
-    role: str
+    code: Role
+    method: str
     reading: bool = False
+    what_for: str = ""
+
+    @property
+    def role(self) -> str:
+        """Return the name of the code, as its author knows it."""
+        return self.code.code_of(self.method) + self.what_for
 
 
 class Filtered(NamedTuple):
@@ -324,7 +333,7 @@ class Items:
     def _fetch(self, name: str, items: Sequence[ItemRef], heads: bool = False) -> list[RawItem]:
         source = self.job.sources[name]
         # A torch Dataset decodes what it reads: an error of its own is like one of process().
-        what = Call(f"{type(source).__name__}.fetch()", reading=not source.uses_global_rng)
+        what = Call(source, "fetch", reading=not source.uses_global_rng)
         self.progress("fetch", items[0])
 
         def fetch() -> list[RawItem]:
@@ -340,7 +349,7 @@ class Items:
             except Exception as error:
                 # One of them fails, and is named when it is alone.
                 found = [self._fetch(name, [item], heads)[0] for item in items]
-                self._tell_of(what._replace(role=f"{what.role} of several items"), error)
+                self._tell_of(what._replace(what_for=" of several items"), error)
                 return found
         try:
             return self._twice(fetch, what, items[0], PenstockError)
@@ -433,7 +442,7 @@ class Items:
 
     def _size(self, item: ItemRef, raw: RawItem) -> int | Bad:
         processor = self.job.processor
-        what = Call(f"{type(processor).__name__}.size()")
+        what = Call(processor, "size")
         try:
             size = self.retried(lambda: processor.size(raw), what, item)
         except NEVER_ABOUT_AN_ITEM:
@@ -466,7 +475,7 @@ class Items:
         if not source.uses_global_rng:
             return True
         key = item_key(self.job.seed, item)
-        what = Call(f"{type(source).__name__}.fetch()")
+        what = Call(source, "fetch")
         with self._globals as borrowed:
             borrowed.seed(key)
             try:
@@ -483,7 +492,7 @@ class Items:
             return True
         [raw] = self.raws([item])
         context = ProcessContext(item, self.job.seed)
-        what = Call(f"{type(self.job.processor).__name__}.process()")
+        what = self._processing(item)
         with self._borrowed():
             self._seed(item)
             self.retried(lambda: self.job.processor.process(raw, context), what, item)
@@ -506,7 +515,7 @@ class Items:
                 # One of them fails, and is named when it is alone.
                 outcomes = self._one_by_one(items, raws, stage)
                 if not any(isinstance(outcome, Bad) for outcome in outcomes):
-                    self._tell_of(Call(f"{type(processor).__name__}.process_batch()"), error)
+                    self._tell_of(Call(processor, "process_batch"), error)
                 return outcomes
             self.processed += len(items)
             return [
@@ -542,7 +551,7 @@ class Items:
                     chance = self._drew(context, item_key(self.job.seed, item))
             return outcome
 
-        what = Call(f"{type(self.job.processor).__name__}.process()")
+        what = self._processing(item)
         self.progress("process", item)
         try:
             return self._twice(process, what, item, NEVER_ABOUT_AN_ITEM)
@@ -551,6 +560,12 @@ class Items:
         except Exception as error:
             bad = self._bad(stage, what, item, error)
             return Bad(bad, content_hash(raw), every_epoch=not chance)
+
+    def _processing(self, item: ItemRef) -> Call:
+        """Return the code that decides what processing an item gives."""
+        source, processor = self.job.sources[item.source], self.job.processor
+        author = processor.author(source)
+        return Call(author, "process" if author is processor else "fetch")
 
     def _borrowed(self) -> AbstractContextManager[Any]:
         """Borrow the global generators for a run of items, where the processor may draw."""
@@ -741,7 +756,7 @@ class Items:
     def _prepare(self) -> None:
         if not self._ready:
             processor = self.job.processor
-            what = Call(f"{type(processor).__name__}.setup()")
+            what = Call(processor, "setup")
             self.progress("setup", None)
             try:
                 self.retried(processor.setup, what)

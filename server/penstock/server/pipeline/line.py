@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.server.core.refs import BatchPlan
@@ -10,8 +12,13 @@ from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.maker import Made, Maker
 from penstock.server.pipeline.planner import Planner
 from penstock.wire import frame
-from penstock.wire.errors import LaneStarved, PastEnd, PositionFar
+from penstock.wire.errors import BadSnapshot, LaneStarved, PastEnd, PositionFar
 from penstock.wire.order import Tail
+
+logger = logging.getLogger("penstock")
+
+TELL_EVERY = 16
+"""Batches planned between two words about how many are left."""
 
 
 class Line:
@@ -25,7 +32,7 @@ class Line:
 
     Attributes:
         counters_before: What was counted up to there.
-        counters_told: What was counted when it was last told to whoever adds it up.
+        told_mark: The planner's mark of what was last told to whoever adds it up.
         emptied: How many of the last batches, in a row, quarantine has emptied.
     """
 
@@ -38,7 +45,7 @@ class Line:
         self.maker = Maker(job, self.items)
         if snapshot is not None:
             self.planner.restore(snapshot)
-        self.counters_before = self.counters_told = self.counters()
+        self.counters_before, self.told_mark = self.counters(), self.planner.count_mark()
         self.emptied = 0
 
     def counters(self) -> dict[str, int]:
@@ -66,13 +73,20 @@ class Line:
             )
         return plan
 
-    def skip_to(self, offset: int) -> None:
-        """Plan batches that nobody wants until `offset` is next, or go there by arithmetic."""
+    def skip_to(self, offset: int, tell: Callable[[int], None] | None = None) -> None:
+        """Plan batches that nobody wants until `offset` is next, or go there by arithmetic.
+
+        Args:
+            offset: Where to.
+            tell: Told now and then how many batches are still to be planned.
+        """
         if offset == self.offset:
             return
         if self.planner.can_seek():
             self.planner.seek(offset)
         while self.offset < offset:
+            if tell is not None and self.offset % TELL_EVERY == 0:
+                tell(offset - self.offset)
             self.advance()
             self.planner.forget()
 
@@ -82,6 +96,63 @@ class Line:
         made = self.maker.make(plan, self.planner.samples, coming, blank=blank)
         self.planner.forget()
         return made
+
+
+Nearest = Callable[[int, int], bytes | None]
+"""`(lane, offset) -> snapshot`: the nearest one at or below, None where there is none."""
+
+
+LONG_REPLAY = 1000
+"""Batches planned again from which on people are told why it takes long: up to a second or so."""
+
+
+def replay_cost(line: Line, offset: int, why: str) -> str:
+    """Return a sentence for people about a long way to an offset; "" where it is short.
+
+    Args:
+        line: What goes there.
+        offset: Where to.
+        why: Why there is no nearer snapshot.
+    """
+    ahead = offset - line.offset
+    if ahead < LONG_REPLAY or line.planner.can_seek():
+        return ""
+    return (
+        f"{ahead:,} batches of lane {line.lane} are planned again to reach offset {offset:,}: {why}"
+    )
+
+
+def nearest_line(
+    job: Job, lane: int, offset: int, items: Items, line: Line | None, nearest: Nearest
+) -> Line:
+    """Return the line from which an offset is reached with the fewest batches planned again.
+
+    What it gives is the same whichever it is: a snapshot only accelerates.
+
+    Args:
+        job: The job.
+        lane: The lane.
+        offset: Where to; at most `snapshot_every` batches on, nobody is asked.
+        items: What a new line works with.
+        line: One of this lane that may go on.
+        nearest: Where snapshots are found.
+    """
+    if line is None or line.offset > offset:
+        line = Line(job, lane, items)
+    if offset - line.offset <= job.snapshot_every or line.planner.can_seek():
+        return line
+    data = nearest(lane, offset)
+    if data is None:
+        return line
+    try:
+        restored = Line(job, lane, items, data)
+    except BadSnapshot as error:
+        logger.debug("a snapshot is not used: %s", error)
+        return line
+    # Items that a verdict has removed are there in a replay by a process that does not know it.
+    known = max((verdict.number for verdict in items.verdicts), default=0)
+    usable = line.offset < restored.offset <= offset and restored.planner.last_verdict <= known
+    return restored if usable else line
 
 
 class Computed(NamedTuple):
@@ -168,4 +239,16 @@ def far(job: Job, lane: int, offset: int, nearest: int) -> PositionFar:
     )
 
 
-__all__ = ["MAX_EMPTIED", "Computed", "Line", "check_reachable", "compute", "far", "only_padding"]
+__all__ = [
+    "LONG_REPLAY",
+    "MAX_EMPTIED",
+    "Computed",
+    "Line",
+    "Nearest",
+    "check_reachable",
+    "compute",
+    "far",
+    "nearest_line",
+    "only_padding",
+    "replay_cost",
+]

@@ -43,11 +43,11 @@ class Made:
     def write(self, out: memoryview) -> bytes:
         """Write the body to exactly `nbytes` bytes and return the header, without its position."""
         crc = self._layout.write(out)
-        samples = [
+        samples = (
             (row, *ref.item, ref.part, ref.span)
             for row, refs in enumerate(self._plan.rows)
             for ref in refs
-        ]
+        )
         return self._layout.header(
             self._log_id,
             self._plan.lane,
@@ -95,9 +95,17 @@ class Maker:
             SourceUnavailable: A read failed to the deadline.
         """
         found = self._samples(plan, at_hand or {}, coming)
-        left = [[ref for ref in row if (ref.item, ref.part) in found] for row in plan.rows]
-        kept = BatchPlan(plan.lane, plan.offset, left)
-        rows = [[self._piece(ref, found[ref[:2]], plan) for ref in row] for row in left]
+        kept = plan
+        if not all(ref[:2] in found for row in plan.rows for ref in row):
+            left = [[ref for ref in row if ref[:2] in found] for row in plan.rows]
+            kept = BatchPlan(plan.lane, plan.offset, left)
+        rows = [
+            [
+                found[ref[:2]] if ref.span is None else self._piece(ref, found[ref[:2]], plan)
+                for ref in row
+            ]
+            for row in kept.rows
+        ]
         emptied = not any(rows)
         if emptied and not self.job.collator.pads_empty:
             rows = self._stand_ins.rows(plan)
@@ -177,8 +185,7 @@ class Maker:
 
     def _piece(self, ref: SampleRef, sample: Sample, plan: BatchPlan) -> Sample:
         span, processor = ref.span, self.job.processor
-        if span is None:
-            return sample
+        assert span is not None
         size = self._size_of(ref, sample, plan)
         return self._named(
             lambda: processor.cut(sample, span.start, span.stop, size),
@@ -193,7 +200,7 @@ class Maker:
         except PenstockError:
             raise
         except Exception as error:
-            what = f"{type(self.job.batcher).__name__} finds no size of item {ref.item}, at lane "
+            what = f"{self.job.batcher.code_of()} finds no size of item {ref.item}, at lane "
             what += f"{plan.lane}, offset {plan.offset},"
             raise self.items.failure(error, what, plan.lane, plan.offset) from error
 
@@ -205,7 +212,7 @@ class Maker:
             raise
         except Exception as error:
             place = f"lane {plan.lane}, offset {plan.offset}"
-            what = f"{type(role).__name__} fails on {doing}, at {place},"
+            what = f"{role.code_of()} fails on {doing}, at {place},"
             raise self.items.failure(error, what, plan.lane, plan.offset) from error
 
     def _collate(
@@ -226,9 +233,7 @@ class Maker:
             return values, {name: int(value) for name, value in context.counts.items()}
 
         try:
-            values, counted = self.items.retried(
-                collate, Call(f"{type(collator).__name__}.collate()")
-            )
+            values, counted = self.items.retried(collate, Call(collator, "collate"))
         except SourceUnavailable:
             raise
         except BadBatch as error:
@@ -238,7 +243,7 @@ class Maker:
             items = [str(ref.item) for row in plan.rows for ref in row]
             shown = ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
             raise BadBatch(
-                f"{type(collator).__name__} fails on the batch at lane {plan.lane}, "
+                f"{collator.code_of()} fails on the batch at lane {plan.lane}, "
                 f"offset {plan.offset} of job {self.job.name!r} ({shown}): {text}",
                 lane=plan.lane,
                 offset=plan.offset,

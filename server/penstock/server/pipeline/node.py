@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import operator
+import os
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
@@ -43,6 +44,7 @@ from penstock.server.pipeline.scheduler import (
     State,
 )
 from penstock.server.pipeline.worker import Note
+from penstock.server.sources.catalog import pack_catalogs
 from penstock.server.store.base import JobRecord, Seen, SnapshotRecord, Store
 from penstock.wire.errors import (
     ERRORS,
@@ -169,6 +171,7 @@ class Node:
         self.incarnation = uuid.uuid4().hex[:12]
         self.logs: dict[str, Log] = {}
         self.verdicts: dict[str, VerdictBook] = {}
+        self._files_fd = -1
         self.workers = [self._new_worker(number) for number in range(workers)]
         self.draining = False
         self.on_fatal: Callable[[], None] = lambda: None
@@ -186,9 +189,12 @@ class Node:
         self._page_seen: dict[int, tuple[int, float]] = {}
         self._waiting: dict[str, Entry] = {}  # by job, its most urgent batch a turn ago
         self._libraries: dict[str, dict[str, str]] = {}  # by job, what was compared already
+        self._died_at: dict[int, float] = {}  # by worker, as long as it is not replaced
 
     def _new_worker(self, number: int) -> WorkerProcess:
-        return WorkerProcess(number, self.target, self._message, self._death)
+        return WorkerProcess(
+            number, self.target, self._message, self._death, files_fd=self._files_fd
+        )
 
     # --- life ---
 
@@ -209,7 +215,14 @@ class Node:
             await self.store.register_job(JobRecord(name, job.log_id, job.plan))
             self.verdicts[name] = VerdictBook(await self.store.verdicts(job.log_id))
             self.observer.quarantined(name, self.verdicts[name].left_out)
+        self._files_fd = pack_catalogs(
+            catalog
+            for job in self.jobs.values()
+            for source in job.sources.values()
+            if (catalog := source.hand_over()) is not None
+        )
         for worker in self.workers:
+            worker.files_fd = self._files_fd
             worker.start(self._loop)
         try:
             await asyncio.wait_for(self._all_ready.wait(), START_DEADLINE_S)
@@ -253,7 +266,9 @@ class Node:
 
     async def _count(self, job: Job) -> None:
         """Find out where a job's lanes end, once for all nodes; until then nobody can open it."""
-        count = Count(self.target, job, len(self.workers), self.item_deadline_s)
+        count = Count(
+            self.target, job, len(self.workers), self.item_deadline_s, files_fd=self._files_fd
+        )
         try:
             ends = await count.run()
             for lane, batches in enumerate(ends):
@@ -273,8 +288,8 @@ class Node:
             try:
                 await self.store.add_lane_end(job.log_id, lane, batches)
                 return
-            except StoreUnavailable as error:
-                log.warning("the store does not answer; waiting", error=str(error))
+            except StoreUnavailable as error:  # the store's own watch tells of it, once
+                log.debug("the store does not answer; waiting", error=str(error))
                 await asyncio.sleep(STORE_RETRY_S)
 
     async def drain(self, grace_s: float) -> None:
@@ -311,6 +326,9 @@ class Node:
             worker.kill()
         for worker in started:
             worker.close()
+        if self._files_fd >= 0:
+            os.close(self._files_fd)
+            self._files_fd = -1
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(coroutine)
@@ -363,8 +381,9 @@ class Node:
             lanes[lane].planned = max(lanes[lane].planned, offset)
             lanes[lane].asked = max(lanes[lane].asked, offset)
 
-    def extend(self, reader: Reader, horizon: int) -> None:
-        """Move a reader's horizon, and see to what it wants now."""
+    def extend(self, reader: Reader, horizon: int, position: int = 0, bytes_limit: int = 0) -> None:
+        """Move a reader's horizon, and what it has room for; see to what it wants now."""
+        reader.grant(position, bytes_limit)
         reader.extend(horizon)
         self.schedule()
 
@@ -564,7 +583,7 @@ class Node:
             except StoreUnavailable as error:
                 if self._loop.time() > deadline:
                     raise
-                log.warning("the store does not answer; waiting", error=str(error))
+                log.debug("the store does not answer; waiting", error=str(error))
                 await asyncio.sleep(STORE_RETRY_S)
         unsaved = self._unsaved.get((job.log_id, lane))
         if unsaved and unsaved.offset <= offset and (not found or unsaved.offset > found.offset):
@@ -673,6 +692,9 @@ class Node:
     def _on_ready(self, worker: WorkerProcess, message: Message) -> None:
         worker.ready = True
         self._failed_starts = 0
+        if (died_at := self._died_at.pop(worker.number, None)) is not None:
+            after_s = round(self._loop.time() - died_at, 3)
+            log.info("a worker was replaced", worker=worker.number, pid=worker.pid, after_s=after_s)
         self._loop.call_later(GIVE_WAY_S, self._end_giving_way)
         if all(one.ready for one in self.workers):
             self._all_ready.set()
@@ -718,6 +740,7 @@ class Node:
             ticket.lane.note_planned(ticket.offset)
         else:  # it was made from this very plan
             plan = ticket.lane.plans.get(ticket.offset, b"")
+        ticket.entry.tokens = max(0, message["counts"].get("tokens", 0))
         ticket.log.ready(ticket.entry, header, body, nbytes, release)
         name = ticket.log.job.name
         self.observer.produced(name, nbytes, message["counts"])
@@ -984,9 +1007,7 @@ class Node:
             except StoreUnavailable as error:
                 if self._loop.time() > deadline:
                     raise
-                log.warning(
-                    "a verdict waits for the store", item=str(verdict.item), error=str(error)
-                )
+                log.debug("a verdict waits for the store", item=str(verdict.item), error=str(error))
             await asyncio.sleep(STORE_RETRY_S)
 
     async def release(self, job: Job, source: str, index: int) -> list[Verdict]:
@@ -1122,6 +1143,7 @@ class Node:
             item=str(note.item),
         )
         self.observer.worker_died()
+        self._died_at.setdefault(worker.number, self._loop.time())
         tickets = list(worker.tickets.values())
         worker.tickets.clear()
         worker.taken_back.clear()
@@ -1322,7 +1344,7 @@ class Node:
         try:
             await self.store.put_snapshots(records)
         except StoreUnavailable as error:
-            log.warning("snapshots were not written; they only accelerate", error=str(error))
+            log.debug("snapshots were not written; they only accelerate", error=str(error))
         except PenstockError as error:
             if len(records) == 1:
                 self._refused(records[0], error)

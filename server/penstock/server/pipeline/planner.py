@@ -1,7 +1,8 @@
 """The sequential half of a line: draws, sizes, groups; what each batch of a lane is made of.
 
 Its state is refs with sizes and spans, and a few counters: never data. So it restarts at any offset
-from a snapshot, and where sizes are known without processing a replay touches no item at all.
+from a snapshot; a replay reads items only where sizes are needed, and processes them only where no
+`size()` gives these.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ MAX_REASONS, MAX_REASON_CHARACTERS = 32, 80
 """A reason that a role makes of each item anew (`too short: 17`) must not let snapshots and metrics
 grow with the run: what comes after so many of them is counted together."""
 
-LOOK_AHEAD = 16
-"""Items fetched and processed at once: coalesced reads, and the tokenizer's batch call."""
+LOOK_AHEAD, BATCHES_PER_ITEM_AHEAD = 16, 16
+"""Items fetched and processed at once, at most: coalesced reads, and processors' batch calls. What
+is processed for later batches delays the next one, so a lane begins with one item, and looks ahead
+of as many as a batch takes, or as one for so many batches that it made."""
 
 MIN_DRAWS_WITHOUT_SAMPLE, STARVED_EPOCHS = 1000, 4
 """A lane is starved after so many whole epochs' draws, and no fewer draws than these: a lane's own
@@ -75,6 +78,12 @@ class Planner:
         self._verdicts = 0  # the highest number of a verdict that removed a draw
         self._without_sample = 0
         self._without_group = 0
+        self._draws_of_group = 0  # of the last finished one; 0 before the second, which has no pool
+
+    @property
+    def last_verdict(self) -> int:
+        """Return the highest number of a verdict that removed a draw of this lane; 0 = none."""
+        return self._verdicts
 
     def _take_batcher(self, batcher: SampleBatcher) -> None:
         """Go on with a batcher: a fresh one, or one that was restored."""
@@ -133,6 +142,7 @@ class Planner:
                     raise
                 except Exception as error:
                     raise self._failure(error, self.batcher, "flush()") from error
+                self._dropped = sum(self.batcher.dropped().values())
                 self.ended = True
             else:
                 taken = False
@@ -213,7 +223,7 @@ class Planner:
         return groups, kept
 
     def _failure(self, error: Exception, role: Role, doing: str) -> PenstockError:
-        what = f"{type(role).__name__} fails on {doing}, in lane {self.lane},"
+        what = f"{role.code_of()} fails on {doing}, in lane {self.lane},"
         return self.items.failure(error, what, self.lane, self.offset)
 
     def _size_of(self, item: ItemRef, sample: Sample) -> int:
@@ -225,7 +235,7 @@ class Planner:
             raise
         except Exception as error:
             raise BadBatch(
-                f"{type(self.batcher).__name__} finds no size of a sample of item {item} of job "
+                f"{self.batcher.code_of()} finds no size of a sample of item {item} of job "
                 f"{self.job.name!r}: {error_line(error)}; the sample has {', '.join(sample)}",
                 lane=self.lane,
                 offset=self.offset,
@@ -257,6 +267,12 @@ class Planner:
         self._count_verdict(verdict)
         return True
 
+    def count_mark(self) -> tuple[int, int, int]:
+        """Return what changes whenever `counts` does, draws aside; cheap enough for every batch."""
+        drawn = self.counters["drawn"]
+        beside = sum(self.batcher.counters().values())
+        return sum(self.counters.values()) - drawn, self._dropped, beside
+
     def counts(self) -> dict[str, int]:
         """Return all that was counted since the lane's beginning, each name with its kind.
 
@@ -270,6 +286,8 @@ class Planner:
         }
 
     def _watch_starvation(self, accepted: bool, finished: bool) -> None:
+        if finished and self.offset + len(self.ready) > 1:
+            self._draws_of_group = self._without_group + 1
         self._without_sample = 0 if accepted else self._without_sample + 1
         self._without_group = 0 if finished else self._without_group + 1
         if (
@@ -302,9 +320,10 @@ class Planner:
         if self._left_out(item):
             return None
         if item not in self._ahead:
-            items = [item, *self._coming(item)]
+            count = self._useful_ahead()
+            items = [item, *self._coming(item, count)]
             # What follows these is read while they are processed; this draw is one of them.
-            later = self._peek(LOOK_AHEAD - 1, LOOK_AHEAD) if self.items.reads_ahead else []
+            later = self._peek(count - 1, LOOK_AHEAD) if self.items.reads_ahead else []
             outcomes = self.items.outcomes(items, "draw", later)
             self._ahead.update(zip(items, outcomes, strict=True))
         outcome = self._ahead.pop(item)
@@ -319,7 +338,7 @@ class Planner:
         if self._left_out(item):
             return None
         if item not in self._ahead:
-            items = [item, *self._coming(item)]
+            items = [item, *self._coming(item, LOOK_AHEAD)]
             self._ahead.update(zip(items, self.items.sizes(items), strict=True))
         size = self._ahead.pop(item)
         if isinstance(size, Bad):
@@ -328,11 +347,22 @@ class Planner:
         assert isinstance(size, int)
         return size
 
-    def _coming(self, item: ItemRef) -> list[ItemRef]:
-        """Return the items to fetch together with this one: distinct, and not known to be bad."""
-        if self.items.careful:
+    def _useful_ahead(self) -> int:
+        """Return how many items to process at once, so that the next batch is soon there."""
+        made = (self.offset + len(self.ready)) // BATCHES_PER_ITEM_AHEAD
+        ahead = max(self._without_group // 2, self._draws_of_group, made)
+        return max(1, min(ahead, LOOK_AHEAD))
+
+    def _coming(self, item: ItemRef, count: int) -> list[ItemRef]:
+        """Return the items to fetch together with this one: distinct, and not known to be bad.
+
+        Args:
+            item: The item that is drawn.
+            count: How many to fetch together, with this one.
+        """
+        if self.items.careful or count == 1:
             return []
-        coming = dict.fromkeys(self._peek(0, LOOK_AHEAD - 1))
+        coming = dict.fromkeys(self._peek(0, count - 1))
         coming.pop(item, None)
         find = self.items.verdicts.find
         return [

@@ -62,6 +62,7 @@ class WorkerProcess:
         target: The job file that it loads.
         on_message: Called in the event loop for each message.
         on_death: Called once in the event loop, when its socket has closed.
+        files_fd: What the node knows of its sources' files (`pack_catalogs`); -1 = nothing.
 
     Attributes:
         tickets: What it was asked and has not answered, in the order in which it was asked.
@@ -76,6 +77,7 @@ class WorkerProcess:
     target: str
     on_message: Callable[[WorkerProcess, Message], None]
     on_death: Callable[[WorkerProcess], None]
+    files_fd: int = -1
     tickets: dict[int, Ticket] = field(default_factory=dict)
     taken_back: dict[int, Ticket] = field(default_factory=dict)
     arenas: dict[int, ArenaReader] = field(default_factory=dict)
@@ -109,11 +111,12 @@ class WorkerProcess:
         page_fd = sealed_memory("penstock-page", PAGE_BYTES)
         try:
             module = "penstock.server.pipeline.worker"
-            arguments = [str(theirs.fileno()), str(page_fd), str(os.getpid()), self.target]
+            fds = [theirs.fileno(), page_fd, self.files_fd]
+            arguments = [*map(str, fds), str(os.getpid()), self.target]
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, *arguments],
                 env=worker_environment(os.environ),
-                pass_fds=(theirs.fileno(), page_fd),
+                pass_fds=[fd for fd in fds if fd >= 0],
                 stdin=subprocess.DEVNULL,
             )
             self.page = Page(page_fd)

@@ -1,10 +1,10 @@
 """Who needs which batch, and which ticket is most urgent: no processes or sockets, only books.
 
 Demand is the union of what open readers may still take: their own positions below their horizon. A
-batch that is wanted becomes an `Entry`; a worker that has room asks `pick` for the most urgent
-ticket, by (position minus the reader's next). What is ready and not yet taken is bounded in bytes,
-and the batch that some reader is owed next is always admitted: else another lane's batches could
-fill the bound while everybody waits for this one.
+batch that is wanted becomes an `Entry`; the node gives the most urgent of the `candidates`, by
+(position minus the reader's next), to a worker that has room. What is ready and not yet taken is
+bounded in bytes, and the batch that some reader is owed next is always admitted: else another
+lane's batches could fill the bound while everybody waits for this one.
 """
 
 from __future__ import annotations
@@ -210,6 +210,12 @@ class Reader:
         start: No position below this is wanted.
         lanes: Lanes wanted from this node; None = all.
         wake: Called when something may be taken, or has failed.
+
+    Attributes:
+        next: The position that its consumer needs next; it is given in any case.
+        bytes_limit: What all that it is given may have in sum; 0 = no such limit.
+        taken_bytes: What it was given.
+        is_full: What is ready for it would go beyond the limit: it waits for its consumer.
     """
 
     def __init__(
@@ -224,8 +230,10 @@ class Reader:
         self.log, self.share, self.tail, self.lanes, self.wake = log, share, tail, lanes, wake
         self.pending: dict[int, Entry] = {}
         self.horizon = 0
+        self.next = self.bytes_limit = self.taken_bytes = 0
+        self.is_full = False
         self.closed = False
-        self.sent_batches = self.sent_bytes = 0
+        self.sent_batches = self.sent_bytes = self.sent_tokens = 0
         self._next_wanted = share.at_or_after(start)
 
     @property
@@ -245,6 +253,23 @@ class Reader:
             return
         self.horizon = max(self.horizon, horizon)
         self._fill()
+
+    def grant(self, position: int, bytes_limit: int) -> None:
+        """Move what the consumer needs next, and what it has room for; lower ones change nothing.
+
+        Counts since the stream began, not bytes to be added: so a message that comes twice, or
+        late, grants nothing twice. And the next position is always given, by whichever node has its
+        lane: so no split of the room over nodes or lanes can leave everybody waiting.
+        """
+        self.next = max(self.next, position)
+        self.bytes_limit = max(self.bytes_limit, bytes_limit)
+
+    def _has_room(self, position: int, nbytes: int) -> bool:
+        return (
+            not self.bytes_limit
+            or position <= self.next
+            or self.taken_bytes + nbytes <= self.bytes_limit
+        )
 
     def _fill(self) -> None:
         """Want what lies below the horizon, a bounded number at once: more when these are taken."""
@@ -276,13 +301,19 @@ class Reader:
             PenstockError: The batch that is owed next cannot be made; not with `room_bytes`.
         """
         self._fill()
+        self.is_full = False
         blocked: set[int] = set()
         for position, entry in self.pending.items():
             if entry.state is State.READY and entry.key.lane not in blocked:
                 if room_bytes is not None and entry.nbytes > room_bytes:
                     return None
+                if not self._has_room(position, entry.nbytes):
+                    # Nor what is smaller and comes later: it would take this one's room.
+                    self.is_full = True
+                    return None
                 del self.pending[position]
                 entry.pins += 1
+                self.taken_bytes += entry.nbytes
                 return entry
             if entry.state is State.FAILED and not blocked and room_bytes is None:
                 assert entry.error is not None
@@ -294,6 +325,7 @@ class Reader:
         """The entry that `take` gave has been written to the network."""
         self.sent_batches += 1
         self.sent_bytes += entry.nbytes
+        self.sent_tokens += entry.tokens
         entry.unpin()
         self.log.leave(entry, self)
 

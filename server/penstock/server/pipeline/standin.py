@@ -36,6 +36,8 @@ class StandIns:
     def rows(self, plan: BatchPlan) -> list[list[Sample]]:
         """Return a stand-in for every sample of a plan, none larger than what it stands for.
 
+        Each is made anew: a collator may write into what it is given.
+
         Raises:
             LaneStarved: No item tells what a sample looks like.
             SourceUnavailable: A read failed to the deadline.
@@ -47,12 +49,13 @@ class StandIns:
     def _fitting(self, source: str, planned: int, plan: BatchPlan) -> Sample:
         sample = self._samples.get(source)
         if sample is None:
-            sample = self._samples[source] = zeroed(self._first(source, plan))
+            sample = self._samples[source] = self._first(source, plan)
+        fresh: Sample = zeroed(sample)
         if self._job.batcher.needs_sizes:
-            size = self._job.batcher.size_of(sample)
+            size = self._job.batcher.size_of(fresh)
             if size > planned:
-                return self._job.processor.cut(sample, 0, planned, size)
-        return sample
+                return self._job.processor.cut(fresh, 0, planned, size)
+        return fresh
 
     def _first(self, source: str, plan: BatchPlan) -> Sample:
         tries = min(MAX_TRIES, len(self._job.sources[source]))

@@ -1,8 +1,8 @@
 """A worker process: it holds lines, makes the batches it is told to, and never picks the next.
 
-It is started as `python -m penstock.server.pipeline.worker FD PAGE_FD PARENT TARGET`, with a fixed
-environment (`penstock.server.environment`), before or after gRPC runs in the parent: it is a fresh
-program, never a fork.
+It is started as `python -m penstock.server.pipeline.worker FD PAGE_FD FILES_FD PARENT TARGET`, with
+a fixed environment (`penstock.server.environment`), before or after gRPC runs in the parent: it is
+a fresh program, never a fork.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Made, Maker
 from penstock.server.pipeline.messages import STAGES
 from penstock.server.pipeline.places import Places
+from penstock.server.sources.catalog import take_catalogs
 from penstock.wire.errors import ERRORS, Internal, JobChanged, PenstockError, clean_text
 from penstock.wire.malloc import keep_memory
 
@@ -491,7 +492,8 @@ class Worker:
             os._exit(70)
 
     def _progress(self, stage: str, item: ItemRef | None) -> None:
-        self._end_fork()
+        if not (_MARK and _MARK[0]):  # asked here: every batch comes by several times
+            self._end_fork()
         self.page.note(stage, self.job, self.lane, item)
 
     def _announce(self, arena: ArenaWriter) -> None:
@@ -654,13 +656,13 @@ def _tell_counts(answer: Message, line: Line) -> None:
 
     Draws alone are not: every batch has some.
     """
-    counters = line.counters()
-    if any(line.counters_told.get(name) != n for name, n in counters.items() if name != "drawn"):
-        line.counters_told = counters
+    mark = line.planner.count_mark()
+    if mark != line.told_mark:
+        line.told_mark = mark
         answer["counted"] = {
             "job": line.job.name,
             "lane": line.lane,
-            "counters": counters,
+            "counters": line.counters(),
             "before": line.counters_before,
         }
 
@@ -678,7 +680,7 @@ def die_with_parent() -> None:
 
 def main(argv: list[str]) -> None:
     """Run a worker over the inherited socket."""
-    fd, page_fd, parent, target = int(argv[0]), int(argv[1]), int(argv[2]), argv[3]
+    fd, page_fd, files_fd, parent, target = *map(int, argv[:4]), argv[4]
     die_with_parent()
     if os.getppid() != parent:
         return  # the parent died before prctl took effect
@@ -687,6 +689,8 @@ def main(argv: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     keep_memory()
+    if files_fd >= 0:
+        take_catalogs(files_fd)
     sock = socket.socket(fileno=fd)
     try:
         Worker(sock, Page(page_fd, write=True), target).run()

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     )
     from penstock.server.roles.collators import (
         DefaultBatchCollator,
+        FunctionCollator,
         PackedCollator,
         PaddedCollator,
     )
@@ -60,6 +61,7 @@ _BUILTINS = {
     "SequentialPackingBatcher": "batchers",
     "SimpleBatcher": "batchers",
     "DefaultBatchCollator": "collators",
+    "FunctionCollator": "collators",
     "PackedCollator": "collators",
     "PaddedCollator": "collators",
     "MapDistributor": "distributors",
@@ -84,6 +86,7 @@ __all__ = [
     "CollateContext",
     "DataDistributor",
     "DefaultBatchCollator",
+    "FunctionCollator",
     "FunctionProcessor",
     "Group",
     "IdentityProcessor",

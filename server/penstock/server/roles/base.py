@@ -21,14 +21,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from penstock.server.core.contained import contained
+from penstock.server.core.frames import error_line, user_place, user_traceback
 from penstock.server.core.imports import SOURCE_HASH
 from penstock.server.core.neighbours import module_source_hash
 from penstock.server.core.refs import Group, ItemRef, Row, SampleRef
 from penstock.server.roles import state as role_state
+from penstock.wire.errors import InvalidJob, PenstockError
+
+if TYPE_CHECKING:
+    from penstock.server.sources.catalog import Catalog
 
 RawItem = Any
 """What a source gives: a dict of columns, bytes, or whatever its data is."""
@@ -45,7 +51,7 @@ class Role:
         version: The semantic version of what the role computes. Changing bytes means raising it.
             A user's role without a `version` of its own is identified by its module's source.
         path_params: Constructor parameters that name local files relative to the job file. They do
-            not decide bytes: the content of the files does (`content_params`).
+            not decide bytes: the content of the files does (`content`).
     """
 
     type_name: ClassVar[str] = ""
@@ -97,6 +103,17 @@ class Role:
             )
         }
 
+    def code_of(self, method: str = "") -> str:
+        """Return how errors name the code behind this role: what its author would look for.
+
+        A role that calls somebody's function or object names that, with its file, and not itself.
+
+        Args:
+            method: The role's method that was called; empty = the role as a whole.
+        """
+        name = type(self).__name__
+        return f"{name}.{method}()" if method else name
+
     def content(self) -> dict[str, str]:
         """Return hashes of the content behind `path_params`, by parameter: part of the identity.
 
@@ -127,6 +144,36 @@ class Role:
 
 _signature = cache(inspect.signature)
 """The signature of a constructor, `self` included: read once."""
+
+
+def asked(role: Role, method: str, *arguments: Any) -> Any:
+    """Return what a method of a role gives where a job is built, or looked at.
+
+    Raises:
+        InvalidJob: It raised something; names the code behind it, and its line.
+    """
+    try:
+        return contained(lambda: getattr(role, method)(*arguments))
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise failing(role, method, error) from error
+
+
+def failing(role: Role, method: str, error: Exception) -> InvalidJob:
+    """Return the error of a job that cannot be built because a method of a role raised."""
+    place = user_place(error)
+    return InvalidJob(
+        f"{role.code_of(method)} fails with {error_line(error)}" + (f" ({place})" if place else ""),
+        traceback=user_traceback(error),
+    )
+
+
+def file_of(thing: Any) -> str:
+    """Return the name of the file that defines a class or function; empty = it has none."""
+    module = sys.modules.get(getattr(thing, "__module__", None) or "")
+    path = getattr(module, "__file__", None)
+    return Path(path).name if path else ""
 
 
 def _is_builtin(cls: type[Any]) -> bool:
@@ -311,7 +358,15 @@ class Source(Role, ABC):
 
     def identity(self) -> dict[str, Any]:
         """Return the role's identity with the fingerprint of the content in it."""
-        return {**super().identity(), "fingerprint": self.fingerprint()}
+        return {**super().identity(), "fingerprint": asked(self, "fingerprint")}
+
+    def hand_over(self) -> Catalog | None:
+        """Return what this process knows of the source's files, for the workers of its node.
+
+        They open the source without looking at the files again. None: it has no such catalog, and
+        every process opens the files for itself.
+        """
+        return None
 
     def read_bytes(self) -> int:
         """Return how many bytes were read from storage since the last call: a metric."""
@@ -512,6 +567,14 @@ class RawItemProcessor(Role, ABC):
             Exception: Whatever it raises twice for the same bytes makes a `BadItem`. What may be
                 gone in a moment is retried and never does: see `core.transient`.
         """
+
+    def author(self, source: Source) -> Role:
+        """Return whose code decides what `process` gives, and is to blame where it fails.
+
+        Args:
+            source: Where the item comes from.
+        """
+        return self
 
     def process_batch(
         self, raws: Sequence[RawItem], contexts: Sequence[ProcessContext]
@@ -759,7 +822,10 @@ __all__ = [
     "SampleBatcher",
     "SampleRef",
     "Source",
+    "asked",
     "batch_key",
+    "failing",
+    "file_of",
     "item_key",
     "module_hash",
     "unseen_sentence",

@@ -19,9 +19,12 @@ from penstock.server.rpc.opening import check_protocol, find_job
 from penstock.server.rpc.quarantine import Quarantine, Release
 from penstock.server.store.base import (
     BeginRequest,
+    Begun,
     CheckpointRecord,
+    Committed,
     GroupRecord,
     JobRecord,
+    Moved,
     Seen,
     Store,
 )
@@ -29,6 +32,7 @@ from penstock.server.store.checks import check_name, check_text, printable
 from penstock.wire.errors import (
     BadFrame,
     CommitOutOfRange,
+    GroupInUse,
     InvalidRequest,
     NoGroup,
     PastEnd,
@@ -44,6 +48,29 @@ GROUPS_AT_ONCE = 16
 """How many groups are asked of the store at a time: one may have a row for each of many ranks."""
 
 
+class Listener:
+    """Told what the calls of `Cursors` have done. The default listens to nothing."""
+
+    def readers(self, job: str, group: str) -> int:
+        """Return how many readers of a group's attempts are open here."""
+        return 0
+
+    def began(self, request: BeginRequest, begun: Begun) -> None:
+        """A group has a new generation, with ranks."""
+
+    def moved(self, job: str, group: str, moved: Moved, how: str, owner: str) -> None:
+        """A group has a new generation without ranks: `owner` did what `how` says."""
+
+    def committed(self, job: str, group: str, rank: int, committed: Committed) -> None:
+        """A rank has committed."""
+
+    def checkpointed(self, job: str, group: str, made: CheckpointRecord) -> None:
+        """A step has a name."""
+
+    def deleted(self, record: GroupRecord, owner: str) -> None:
+        """A group is gone."""
+
+
 logger = logging.getLogger("penstock")
 """The client's logger: where batches are computed in its process, it has no other log."""
 
@@ -56,8 +83,7 @@ class Cursors:
     Args:
         jobs: The jobs of this node.
         store: Open.
-        on_move: Told (job, group, generation, reason) when a group has a new generation: streams of
-            older ones are ended.
+        listener: Told what was done: who ends streams of older generations, and logs.
         release: Releases an item of a job, where somebody plans here.
         computes_here: This process makes the batches, too, as that of `local:` does: a new attempt
             compares its libraries with the recorded ones. A node asks its workers.
@@ -72,6 +98,7 @@ class Cursors:
         "Restore",
         "Seek",
         "List",
+        "Delete",
         "ListVerdicts",
         "ReleaseItem",
     )
@@ -80,7 +107,7 @@ class Cursors:
         self,
         jobs: Mapping[str, Job],
         store: Store,
-        on_move: Callable[[str, str, int, str], None] | None = None,
+        listener: Listener | None = None,
         release: Release | None = None,
         *,
         computes_here: bool = True,
@@ -90,7 +117,7 @@ class Cursors:
         self._jobs, self._store = jobs, store
         self._seekable: dict[str, bool] = {}  # by job: arithmetic leads anywhere
         self._asked = asked or (lambda job: 0)
-        self._on_move = on_move or (lambda job, group, generation, reason: None)
+        self._listener = Listener() if listener is None else listener
         quarantine = Quarantine(jobs, store, release or self._release)
         self._methods: dict[str, tuple[Any, Callable[[Any], Awaitable[Any]]]] = {
             "Begin": (pb.BeginRequest, self._begin),
@@ -99,6 +126,7 @@ class Cursors:
             "Restore": (pb.RestoreRequest, self._restore),
             "Seek": (pb.SeekRequest, self._seek),
             "List": (pb.ListRequest, self._list),
+            "Delete": (pb.DeleteRequest, self._delete),
             "ListVerdicts": (pb.ListVerdictsRequest, quarantine.list),
             "ReleaseItem": (pb.ReleaseItemRequest, quarantine.release),
         }
@@ -133,26 +161,23 @@ class Cursors:
             check_divides(request.batches_per_step, max(1, request.world_size))
         if start is not None:
             await self._check_reach(job, start, await self._step_size(job, request))
-        begun = await self._store.begin(
-            BeginRequest(
-                job=JobRecord(request.job, job.log_id, job.plan),
-                group=request.group,
-                token=request.token,
-                rank=request.rank,
-                world_size=request.world_size or 1,
-                batches_per_step=request.batches_per_step or None,
-                default_batches_per_step=job.batches_per_step,
-                start_step=start,
-                owner=printable(request.owner),
-                store=request.store,
-            )
+        asked = BeginRequest(
+            job=JobRecord(request.job, job.log_id, job.plan),
+            group=request.group,
+            token=request.token,
+            rank=request.rank,
+            world_size=request.world_size or 1,
+            batches_per_step=request.batches_per_step or None,
+            default_batches_per_step=job.batches_per_step,
+            start_step=start,
+            owner=printable(request.owner),
+            store=request.store,
         )
+        begun = await self._store.begin(asked)
         if self._computes_here:
             await self._compare_libraries(job)
         if not begun.joined:
-            who = printable(request.owner) or "another attempt"
-            reason = f"{who} began generation {begun.generation}"
-            self._on_move(request.job, request.group, begun.generation, reason)
+            self._listener.began(asked, begun)
         return pb.BeginReply(
             generation=begun.generation,
             batches_per_step=begun.batches_per_step,
@@ -182,10 +207,7 @@ class Cursors:
         if request.step > MAX_POSITION:
             raise CommitOutOfRange(f"step {request.step} is no step", step=request.step)
         if job.order.batches is not None or request.all_rows:
-            size = await self._store.batches_per_step(request.job, request.group)
-            self._check_step(job, request.step, size, CommitOutOfRange)
-            if request.all_rows:  # a step that somebody names; a rank's own is one that it has read
-                await self._check_reach(job, request.step, size, self._asked(job))
+            await self._check_commit(job, request)
         committed = await self._store.commit(
             request.job,
             request.group,
@@ -195,7 +217,23 @@ class Cursors:
             request.step,
             all_rows=request.all_rows,
         )
+        self._listener.committed(request.job, request.group, request.rank, committed)
         return pb.CommitReply(cursor=committed.cursor, row=committed.row)
+
+    async def _check_commit(self, job: Job, request: pb.CommitRequest) -> None:
+        """Refuse a commit of a step that there is not, or that no reader could be taken to.
+
+        Raises:
+            CommitOutOfRange, PastEnd: The log has no such step.
+            PositionFar: It lies too far ahead.
+        """
+        try:
+            size = await self._store.batches_per_step(request.job, request.group)
+        except UnknownGroup:
+            return  # the commit will say it better: this attempt has begun the group once
+        self._check_step(job, request.step, size, CommitOutOfRange)
+        if request.all_rows:  # a step that somebody names; a rank's own is one that it has read
+            await self._check_reach(job, request.step, size, self._asked(job))
 
     async def _checkpoint(self, request: pb.CheckpointRequest) -> pb.CheckpointReply:
         job = self._job(request.job, request.group)
@@ -205,6 +243,7 @@ class Cursors:
             size = await self._store.batches_per_step(request.job, request.group)
             await self._check_reach(job, step, size, self._asked(job))
         made = await self._store.checkpoint(request.job, request.group, request.name, step)
+        self._listener.checkpointed(request.job, request.group, made)
         return pb.CheckpointReply(name=made.name, step=made.step, log_id=made.log_id)
 
     async def _restore(self, request: pb.RestoreRequest) -> pb.MoveReply:
@@ -217,8 +256,8 @@ class Cursors:
         moved = await self._store.restore(
             request.job, request.group, request.name, request.request_id, owner
         )
-        reason = f"{owner or 'somebody'} restored checkpoint {request.name!r}, step {moved.step}"
-        self._on_move(request.job, request.group, moved.generation, reason)
+        how = f"restored checkpoint {request.name!r}, step {moved.step}"
+        self._listener.moved(request.job, request.group, moved, how, owner)
         return pb.MoveReply(generation=moved.generation, step=moved.step)
 
     async def _seek(self, request: pb.SeekRequest) -> pb.MoveReply:
@@ -229,14 +268,35 @@ class Cursors:
         moved = await self._store.seek(
             request.job, request.group, request.step, request.request_id, owner
         )
-        reason = f"{owner or 'somebody'} moved the cursor to step {moved.step}"
-        self._on_move(request.job, request.group, moved.generation, reason)
+        how = f"moved the cursor to step {moved.step}"
+        self._listener.moved(request.job, request.group, moved, how, owner)
         return pb.MoveReply(generation=moved.generation, step=moved.step)
+
+    async def _delete(self, request: pb.DeleteRequest) -> pb.DeleteReply:
+        self._job(request.job, request.group)
+        place = request.job, request.group
+        try:
+            [record] = await self._store.groups(*place)
+            readers = self._listener.readers(*place)
+            if readers and not request.fence:
+                raise _in_use(record, readers)
+            record = await self._store.delete_group(*place, request.generation or None)
+        except UnknownGroup:
+            if not request.generation:
+                raise
+            return pb.DeleteReply()  # it was there: the answer to an earlier try was lost
+        self._listener.deleted(record, printable(request.owner))
+        return pb.DeleteReply(
+            cursor=record.cursor,
+            generation=record.generation,
+            checkpoints=len(record.checkpoints),
+            fenced=readers,
+        )
 
     async def _list(self, request: pb.ListRequest) -> pb.ListReply:
         find_job(self._jobs, request.job)
         place = _read_token(request.page_token)
-        page, after = _Page(self._store.uuid), place.group
+        page, after = _Page(self._store.uuid, self._listener), place.group
         if request.group or place.within is not None:
             name = request.group or place.group
             [record] = await self._store.groups(request.job, name)
@@ -356,8 +416,9 @@ def _read_token(token: str) -> _Place:
 class _Page:
     """A page of `List` as it fills up."""
 
-    def __init__(self, store: str) -> None:
+    def __init__(self, store: str, listener: Listener) -> None:
         self.reply = pb.ListReply(store=store)
+        self._listener = listener
         self._bytes = 0
 
     def add(self, record: GroupRecord, within: tuple[int, str] | None = None) -> bool:
@@ -365,7 +426,7 @@ class _Page:
 
         The first group, and a checkpoint of it, fit into every page: each is further than the last.
         """
-        group = _group(record)
+        group = _group(record, self._listener.readers(record.job, record.name))
         size = group.ByteSize()
         if self.reply.groups and self._bytes + size > PAGE_BYTES:
             return self._end(self.reply.groups[-1].name, None)
@@ -388,7 +449,21 @@ class _Page:
         return False
 
 
-def _group(group: GroupRecord) -> pb.Group:
+def _in_use(group: GroupRecord, readers: int) -> GroupInUse:
+    many = "1 reader" if readers == 1 else f"{readers:,} readers"
+    return GroupInUse(
+        f"group {group.name!r} of job {group.job!r} has {many} now (generation "
+        f"{group.generation}, begun by {group.owner or 'an unnamed caller'}): stop them first, or "
+        "say that they are to be fenced, and they end with an error",
+        job=group.job,
+        group=group.name,
+        readers=readers,
+        generation=group.generation,
+        owner=group.owner,
+    )
+
+
+def _group(group: GroupRecord, readers: int) -> pb.Group:
     """Return the message of a group, without its checkpoints."""
     return pb.Group(
         job=group.job,
@@ -402,6 +477,9 @@ def _group(group: GroupRecord) -> pb.Group:
         cursor=group.cursor,
         rows=group.rows,
         committed_at=group.committed_at,
+        committed_by=group.committed_by,
+        committed_owner=group.committed_owner,
+        readers=readers,
     )
 
 
@@ -411,4 +489,4 @@ def _checkpoint(record: CheckpointRecord) -> pb.NamedStep:
     )
 
 
-__all__ = ["Cursors"]
+__all__ = ["Cursors", "Listener"]

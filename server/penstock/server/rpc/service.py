@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import itertools
 import json
 import os
 import socket
@@ -26,7 +25,7 @@ from grpc_reflection.v1alpha import reflection
 from penstock.server.core.frames import error_line
 from penstock.server.metrics import Metrics
 from penstock.server.pipeline.node import Node
-from penstock.server.pipeline.scheduler import Entry, Reader
+from penstock.server.pipeline.scheduler import Entry
 from penstock.server.rpc.cursors import Cursors
 from penstock.server.rpc.opening import (
     VERSION,
@@ -37,6 +36,8 @@ from penstock.server.rpc.opening import (
     opened,
     parse_request,
 )
+from penstock.server.rpc.story import UNCHECKED
+from penstock.server.rpc.streams import Stream, Streams
 from penstock.server.store.base import Store
 from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, frame
 from penstock.wire.errors import (
@@ -58,6 +59,9 @@ from penstock.wire.v1 import feed_pb2
 log = structlog.get_logger("penstock.rpc")
 
 WAITING_EVERY_S, CHECK_DEADLINE_S = 5.0, 10.0
+
+SHUTTING_DOWN = "the node shuts down"
+"""Why a stream left that was drained."""
 
 GATHER_S = 0.002
 """How long a small batch of a fast stream waits for others to share its message."""
@@ -84,41 +88,6 @@ OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 20_000),
 ]
-
-
-class Stream:
-    """One open Read, as operators see it."""
-
-    def __init__(self, request: feed_pb2.Open, reader: Reader, wake: asyncio.Event) -> None:
-        self.request, self.reader, self.wake = request, reader, wake
-        self.error: PenstockError | None = None
-        self.finished_step = reader.share.step(reader.head)
-        self.waiting_since: float | None = None
-        self.waited_s = 0.0
-        self.wrote_at = 0.0
-
-    def waiting_s(self) -> float:
-        """Return for how long the consumer has waited for its next batch, all waits together."""
-        now = time.monotonic()
-        return self.waited_s + (now - self.waiting_since if self.waiting_since is not None else 0.0)
-
-    @property
-    def lag_batches(self) -> int:
-        """Return how many batches were sent of steps that the consumer has not finished."""
-        share = self.reader.share
-        first = share.at_or_after(self.finished_step * share.batches_per_step)
-        return max(0, (self.reader.head - first) // share.world_size)
-
-    def waits(self, waiting: bool) -> float | None:
-        """Note that the consumer waits, or not; return the seconds of a wait that ends now."""
-        now = time.monotonic()
-        if waiting and self.waiting_since is None:
-            self.waiting_since = now
-        elif not waiting and self.waiting_since is not None:
-            length, self.waiting_since = now - self.waiting_since, None
-            self.waited_s += length
-            return length
-        return None
 
 
 class _HungUp(Exception):
@@ -168,15 +137,12 @@ class Service:
 
     def __init__(self, node: Node, store: Store, metrics: Metrics) -> None:
         self.node, self.store, self.metrics = node, store, metrics
-        self.streams: dict[int, Stream] = {}
+        self.streams = Streams(store, metrics)
         self.cursors = Cursors(
-            node.jobs, store, self._moved, node.release, computes_here=False, asked=node.asked
+            node.jobs, store, self.streams, node.release, computes_here=False, asked=node.asked
         )
-        # By (job, group): the generation, and its ranks that have opened a stream.
-        self._opened: dict[tuple[str, str], tuple[int, set[int]]] = {}
         self.health = HealthServicer()
         self.draining = asyncio.Event()
-        self._numbers = itertools.count(1)
         self._server: grpc.aio.Server | None = None
 
     # --- life ---
@@ -220,7 +186,7 @@ class Service:
         """Tell everybody to go: health, then every stream, which sends what is ready and ends."""
         await self.health.enter_graceful_shutdown()
         self.draining.set()
-        for stream in self.streams.values():
+        for stream in self.streams:
             stream.wake.set()
         deadline = time.monotonic() + grace_s
         # Once in a life, and to a deadline; a stream may still open, so an event could lie.
@@ -231,6 +197,7 @@ class Service:
         """Close the port."""
         if self._server is not None:
             await self._server.stop(grace_s)
+        self.streams.close()
 
     # --- handlers ---
 
@@ -238,8 +205,8 @@ class Service:
         return grpc.method_handlers_generic_handler(
             FEED,
             {
-                "Describe": grpc.unary_unary_rpc_method_handler(self._answering(self._describe)),
-                "Status": grpc.unary_unary_rpc_method_handler(self._answering(self._status)),
+                "Describe": self._unary("Describe", self._describe),
+                "Status": self._unary("Status", self._status),
                 "Read": grpc.stream_stream_rpc_method_handler(self._read),
             },
         )
@@ -250,23 +217,25 @@ class Service:
                 with self.metrics.cursor_call(name):
                     return await self.cursors.call(name, data)
 
-            return grpc.unary_unary_rpc_method_handler(self._answering(handle))
+            return self._unary(name, handle)
 
         return grpc.method_handlers_generic_handler(
             CURSORS, {name: method(name) for name in self.cursors.METHODS}
         )
 
-    def _answering(
-        self, handle: Callable[[bytes], Awaitable[bytes]]
-    ) -> Callable[[bytes, Any], Awaitable[bytes]]:
+    def _unary(
+        self, name: str, handle: Callable[[bytes], Awaitable[bytes]]
+    ) -> grpc.RpcMethodHandler[bytes, bytes]:
         async def answer(data: bytes, context: Any) -> bytes:
             try:
                 return await handle(data)
             except Exception as error:
+                if isinstance(error, StaleGeneration):
+                    self.streams.refused(error, name)
                 await self._abort(context, error)
                 return b""  # the consumer hung up: nobody is left to tell
 
-        return answer
+        return grpc.unary_unary_rpc_method_handler(answer)
 
     async def _abort(self, context: Any, error: Exception) -> None:
         """End a call with a status, the sentence, and the code and fields beside it."""
@@ -299,13 +268,13 @@ class Service:
     async def _read(self, requests: AsyncIterator[bytes], context: Any) -> None:
         call = _Call(context)
         try:
-            await self._stream(call)
+            await self._stream(call, context.peer())
         except _HungUp as gone:
             log.debug("a reader hung up", error=str(gone))
         except Exception as error:
             await self._abort(context, error)
 
-    async def _stream(self, call: _Call) -> None:
+    async def _stream(self, call: _Call, peer: str) -> None:
         first = await call.read()
         if first is EOF:
             return
@@ -324,36 +293,28 @@ class Service:
         reader = self.node.open(
             request.job, opening.share, opening.tail, opening.start, opening.lanes, wake.set
         )
-        stream, number = Stream(request, reader, wake), next(self._numbers)
-        self.streams[number] = stream
-        self.metrics.streams.inc()
-        self._note_restart(request)
+        stream = Stream(request, reader, wake, peer)
+        number = self.streams.add(stream)
         listening = asyncio.ensure_future(self._listen(stream, call))
         listening.add_done_callback(lambda _: wake.set())
         try:
+            self.streams.joined(stream)
             await call.write(opened(opening, self.node.incarnation).SerializeToString())
-            self.node.extend(reader, request.horizon)
-            await self._send(stream, opening, call, listening)
+            self.node.extend(reader, request.horizon, request.next, request.bytes_limit)
+            stream.ending = await self._send(stream, opening, call, listening)
+        except asyncio.CancelledError:
+            if self.draining.is_set():
+                stream.ending = SHUTTING_DOWN
+            raise
+        except Exception as error:
+            stream.ending = _why(error)
+            raise
         finally:
             # First what may not fail: a reader that stays would want its batches for ever.
-            del self.streams[number]
             self.node.leave(reader)
-            self.metrics.streams.dec()
             listening.cancel()
+            self.streams.remove(number)
             await asyncio.gather(listening, return_exceptions=True)
-
-    def _note_restart(self, request: feed_pb2.Open) -> None:
-        """Count a stream that a rank of the group's latest attempt has opened before."""
-        if not request.token:
-            return
-        place = request.job, request.group
-        generation, ranks = self._opened.get(place, (0, set()))
-        if request.generation != generation:
-            ranks = set()
-        if request.rank in ranks:
-            self.metrics.restarts.labels(request.job).inc()
-        ranks.add(request.rank)
-        self._opened[place] = request.generation, ranks
 
     async def _check_token(self, request: feed_pb2.Open) -> None:
         if not request.group or not request.token:
@@ -363,9 +324,19 @@ class Service:
                 await self.store.check_token(
                     request.job, request.group, request.token, request.generation
                 )
+        except StaleGeneration as error:
+            self.streams.refused(error, "Read")
+            raise
         except (StoreUnavailable, TimeoutError) as error:
             # Reading goes on without the store; commits will tell whether this attempt was fenced.
-            log.warning("a reader was not checked", group=request.group, error=str(error))
+            self.streams.story.tell(
+                UNCHECKED,
+                level="warning",
+                job=request.job,
+                group=request.group,
+                rank=request.rank,
+                error=str(error) or f"the store did not answer within {CHECK_DEADLINE_S:.0f} s",
+            )
 
     async def _listen(self, stream: Stream, call: _Call) -> None:
         """Take the consumer's horizons until it hangs up."""
@@ -376,13 +347,15 @@ class Service:
             message = parse_request(data)
             if message.WhichOneof("kind") != "horizon":
                 raise BadFrame("after `open` a consumer sends only `horizon`")
-            stream.finished_step = message.horizon.finished_step
-            self.node.extend(stream.reader, message.horizon.horizon)
+            moved = message.horizon
+            stream.finished_step = moved.finished_step
+            self.node.extend(stream.reader, moved.horizon, moved.next, moved.bytes_limit)
             stream.wake.set()
 
     async def _send(
         self, stream: Stream, opening: Opening, call: _Call, listening: asyncio.Future[None]
-    ) -> None:
+    ) -> str:
+        """Send what the consumer accepts, until one of the ends; return why it ended."""
         reader, wake = stream.reader, stream.wake
         job, loop = opening.job.name, asyncio.get_running_loop()
         while True:
@@ -393,7 +366,7 @@ class Service:
                 raise listening.exception()  # type: ignore[misc]
             if self.draining.is_set():
                 await call.write(_draining().SerializeToString())
-                return
+                return SHUTTING_DOWN
             entry = self.node.take(reader)
             if entry is not None:
                 length = stream.waits(False)
@@ -404,10 +377,11 @@ class Service:
             if reader.finished:
                 assert opening.tail is not None
                 await call.write(ended(opening.tail).SerializeToString())
-                return
-            if listening.done() and not reader.pending:
-                return  # it hung up, and has all that it accepted
-            stream.waits(bool(reader.pending))
+                return "the log's end"
+            if listening.done() and (not reader.pending or reader.is_full):
+                return "hung up"  # and it has all that it accepted
+            waits = bool(reader.pending) and not reader.is_full
+            stream.waits(waits)
             if wake.is_set():
                 # There is more to look through, and everybody else shall have a turn before it.
                 await asyncio.sleep(0)
@@ -416,7 +390,7 @@ class Service:
             timer = loop.call_later(WAITING_EVERY_S, wake.set)
             await wake.wait()
             timer.cancel()
-            if reader.pending and loop.time() >= timer.when():
+            if waits and loop.time() >= timer.when():
                 await call.write(self._waiting(stream).SerializeToString())
 
     async def _write(self, stream: Stream, entry: Entry, call: _Call) -> None:
@@ -486,44 +460,12 @@ class Service:
             )
         )
 
-    def _moved(self, job: str, group: str, generation: int, reason: str) -> None:
-        """End the streams of a group's older attempts."""
-        for stream in self.streams.values():
-            request = stream.request
-            if (request.job, request.group) != (job, group) or not request.token:
-                continue
-            if request.generation < generation:
-                stream.error = StaleGeneration(
-                    f"group {group!r} of job {job!r} has moved on: {reason}; this reader belongs "
-                    f"to generation {request.generation}: stop it, or open it again",
-                    generation=request.generation,
-                    current=generation,
-                )
-                stream.wake.set()
-
     # --- what operators see ---
 
     def status(self) -> dict[str, Any]:
         """Return what this node is doing, for `penstock top`; the keys are in docs/operate.md."""
         jobs = []
         for name, one in sorted(self.node.logs.items()):
-            groups = [
-                {
-                    "group": stream.request.group,
-                    "rank": stream.request.rank,
-                    "world_size": stream.request.world_size or 1,
-                    "generation": stream.request.generation,
-                    "next": stream.reader.head,
-                    "horizon": stream.reader.horizon,
-                    "finished_step": stream.finished_step,
-                    "sent_batches": stream.reader.sent_batches,
-                    "sent_bytes": stream.reader.sent_bytes,
-                    "waiting_s": round(stream.waiting_s(), 3),
-                    "lag_batches": stream.lag_batches,
-                }
-                for stream in self.streams.values()
-                if stream.request.job == name
-            ]
             jobs.append(
                 {
                     "name": name,
@@ -535,7 +477,7 @@ class Service:
                     "produced": one.produced,
                     "recomputed": one.recomputed,
                     "cache_hits": one.cache_hits,
-                    "groups": groups,
+                    **self.streams.status(name),
                 }
             )
         return {
@@ -555,6 +497,15 @@ class Service:
             ],
             "jobs": jobs,
         }
+
+
+def _why(error: Exception) -> str:
+    """Return in a word or two why a stream ends with an error."""
+    if isinstance(error, StaleGeneration):
+        return "fenced"
+    if isinstance(error, _HungUp):
+        return "hung up"
+    return error.code if isinstance(error, PenstockError) else Internal.code
 
 
 def _ending(error: Exception) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
@@ -660,4 +611,4 @@ def _check_path(listen: str, path: str) -> None:
     raise _in_use(listen)
 
 
-__all__ = ["OPTIONS", "Service", "Stream"]
+__all__ = ["OPTIONS", "Service"]

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 from penstock.server.sources.access import require
+from penstock.server.sources.catalog import (
+    Catalog,
+    Stamp,
+    catalog_key,
+    local_stamp,
+    open_catalog,
+    remote_stamp,
+)
 from penstock.wire.errors import InvalidJob, MissingExtra, SourceChanged, SourceUnavailable
 
-# What a filesystem tells that changes when a file does: to notice that, never part of an identity.
-_STAMPS = ("ETag", "etag", "md5", "mtime", "LastModified", "last_modified", "updated", "created")
+T = TypeVar("T")
+
+LOOKERS = 16
+"""Threads that look at files: they wait for a disk or a store, and compute little."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,10 @@ class FileSet:
         storage_options: For the filesystem: endpoint, credentials.
         key: The key path of the patterns in a job file, for error messages.
 
+    Attributes:
+        files: The files, in order.
+        catalog: What is known of them: in a worker what its node found, which lists them, too.
+
     Raises:
         InvalidJob: A pattern matches nothing, or the patterns lie on two filesystems.
         MissingExtra: The filesystem's package is not installed.
@@ -59,8 +76,7 @@ class FileSet:
             )
         self.fs: Any = None
         self._key, self._suffix = key, suffix
-        found: dict[str, dict[str, Any]] = {}
-        roots: list[str] = []
+        places: list[tuple[str, str]] = []
         for pattern in given:
             fs, path = self._filesystem(pattern, storage_options or {})
             if self.fs is not None and type(fs) is not type(self.fs):
@@ -70,6 +86,26 @@ class FileSet:
                     key=key,
                 )
             self.fs = fs
+            places.append((pattern, path))
+        self._seen: dict[str, Stamp] = {}  # by path, how a file looked
+        paths = [path for _, path in places]
+        self.catalog = open_catalog(
+            catalog_key(type(self.fs).__name__, paths, suffix, storage_options)
+        )
+        if self.catalog.listing is None:
+            self.files = self._list(places)
+        else:
+            self.files = [self._listed(name, path) for name, path in self.catalog.listing]
+
+    def _listed(self, name: str, path: str) -> DataFile:
+        """Return a file as the node's process has found it: nothing is looked at here."""
+        stamp = self._seen[path] = self.catalog.stamp(path)
+        return DataFile(name, path, stamp.size)
+
+    def _list(self, places: Sequence[tuple[str, str]]) -> list[DataFile]:
+        found: dict[str, dict[str, Any]] = {}
+        roots: list[str] = []
+        for pattern, path in places:
             try:
                 root, matches = self._match(path)
             except FileNotFoundError:
@@ -82,26 +118,25 @@ class FileSet:
                 raise InvalidJob(
                     f"no file matches {pattern!r}: check the path; in a job file it is relative to "
                     "the job file",
-                    key=key,
+                    key=self._key,
                     pattern=pattern,
                 )
             roots.append(root)
             found.update(matches)
-        self._stamps: dict[str, str] = {}
         common = posixpath.commonpath(roots) if all(roots) else ""
-        self.files = sorted(
-            (
-                DataFile(
-                    posixpath.relpath(path, common) if common else path,
-                    path,
-                    int(info["size"]),
-                )
-                for path, info in found.items()
-            ),
+        above = common.rstrip("/") + "/"
+
+        def name(path: str) -> str:
+            if common and path.startswith(above):
+                return path[len(above) :]  # as relpath, which takes 20 us
+            return posixpath.relpath(path, common) if common else path
+
+        return sorted(
+            (DataFile(name(path), path, int(info["size"])) for path, info in found.items()),
             key=lambda file: file.name.encode(),
         )
 
-    @property
+    @cached_property
     def is_local(self) -> bool:
         """Tell whether the files lie on a disk of this machine."""
         protocol = self.fs.protocol
@@ -109,17 +144,25 @@ class FileSet:
 
     def open(self, file: DataFile) -> Any:
         """Return the open file, a binary reader that seeks."""
+        if self.is_local:
+            return open(file.path, "rb")
         # Readers ask for exact ranges: a read-ahead would fetch megabytes that nobody asked for.
-        return self.fs.open(file.path, "rb", **({} if self.is_local else {"cache_type": "none"}))
+        return self.fs.open(file.path, "rb", cache_type="none")
 
     def watch(self, file: DataFile) -> None:
         """Remember which version of a file is there now, for `check`.
 
+        In a worker it stays the version that its node's process has found.
+
         Raises:
+            SourceChanged: It is not the one that was listed.
             OSError: It cannot be looked at.
         """
-        # Asked by info, not taken from the listing: some filesystems tell times there otherwise.
-        self._stamps[file.path] = _stamp(self.fs.info(file.path))
+        if file.path in self._seen:
+            return
+        stamp = self._seen[file.path] = self._stamp(file)
+        if stamp.size != file.size:
+            raise self._changed(file, stamp)
 
     def check(self, file: DataFile) -> None:
         """Refuse a file that is not the one that `watch` saw.
@@ -128,13 +171,63 @@ class FileSet:
             SourceChanged: Its size or its filesystem's stamp is another.
             OSError: It cannot be looked at.
         """
-        info = self.fs.info(file.path)
-        if int(info["size"]) != file.size or _stamp(info) != self._stamps[file.path]:
-            raise SourceChanged(
-                f"{file.path} changed under an open source ({file.size} bytes then, {info['size']} "
-                "now): data files are immutable; restart with the new files as a new job",
-                path=file.path,
-            )
+        stamp = self._stamp(file)
+        if stamp[:2] != self._seen[file.path][:2]:
+            raise self._changed(file, stamp)
+
+    def known(self, file: DataFile, fact: str) -> Any:
+        """Return what an earlier look at this version of a file has found; None = nothing."""
+        return self.catalog.find(file.path, self._seen[file.path], fact)
+
+    def note(self, file: DataFile, fact: str, value: Any) -> None:
+        """Keep what was found in a file, JSON-able, for `known`."""
+        self.catalog.note(file.path, self._seen[file.path], fact, value)
+
+    def remember(self, read: Sequence[DataFile]) -> None:
+        """Keep what is noted for the next start.
+
+        Args:
+            read: The files that were read. One that is another now was maybe read in between, so
+                that nothing of it is kept.
+        """
+
+        def has_changed(file: DataFile) -> bool:
+            try:
+                return self._stamp(file)[:3] != self._seen[file.path][:3]
+            except OSError:
+                return True
+
+        changed = {
+            file.path
+            for file, is_so in zip(read, self.map(has_changed, read), strict=True)
+            if is_so
+        }
+        self.catalog.save(file.path for file in self.files if file.path not in changed)
+
+    def map(self, look: Callable[[DataFile], T], files: Sequence[DataFile]) -> list[T]:
+        """Return what a look at each file gives; many at once where a look takes a round trip."""
+        if self.is_local:  # it takes far less than to ask a thread for it
+            return [look(file) for file in files]
+        with ThreadPoolExecutor(LOOKERS) as pool:
+            return list(pool.map(look, files))
+
+    def hand_over(self) -> Catalog:
+        """Return the catalog, the list of files in it, for the processes that this one starts."""
+        self.catalog.listing = [(file.name, file.path) for file in self.files]
+        return self.catalog
+
+    def _stamp(self, file: DataFile) -> Stamp:
+        if self.is_local:
+            return local_stamp(os.stat(file.path))
+        # Asked by info, not taken from the listing: some filesystems tell times there otherwise.
+        return remote_stamp(self.fs.info(file.path))
+
+    def _changed(self, file: DataFile, now: Stamp) -> SourceChanged:
+        return SourceChanged(
+            f"{file.path} changed under an open source ({file.size} bytes then, {now.size} now): "
+            "data files are immutable; restart with the new files as a new job",
+            path=file.path,
+        )
 
     def _filesystem(self, pattern: str, options: dict[str, Any]) -> tuple[Any, str]:
         fsspec = require("fsspec.core")
@@ -171,8 +264,4 @@ class FileSet:
         }
 
 
-def _stamp(info: dict[str, Any]) -> str:
-    return next((f"{name}={info[name]}" for name in _STAMPS if info.get(name) is not None), "")
-
-
-__all__ = ["DataFile", "FileSet"]
+__all__ = ["LOOKERS", "DataFile", "FileSet"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from penstock.server.core.transient import is_transient
 from penstock.server.roles.base import Source
 from penstock.server.sources.access import check_columns, check_indices, require
 from penstock.server.sources.arrow import ArrowRows
+from penstock.server.sources.catalog import Catalog, catalog_key, open_catalog
 from penstock.server.sources.content import files_fingerprint
 from penstock.server.sources.prepared import HashedFile, hash_files, load_builder, prepare
 from penstock.wire.errors import (
@@ -53,7 +55,7 @@ class HfSource(Source):
     """
 
     type_name: ClassVar[str] = "hf"
-    version: ClassVar[int | str | None] = 1
+    version: ClassVar[int | str | None] = 2  # 2: values of JSON, where 1 gave their text
     path_params: ClassVar[tuple[str, ...]] = ("path", "data_files")
     gives_fresh_items: ClassVar[bool] = True
     may_read_ahead: ClassVar[bool] = True
@@ -69,6 +71,9 @@ class HfSource(Source):
     ) -> None:
         datasets = require("datasets")
         self._builder = _builder_name(path, data_files)
+        self._catalog = open_catalog(
+            catalog_key("hf", os.path.abspath(path), _plain(data_files), name, options)
+        )
         self.split: str | None
         self._hashed: list[HashedFile] | None
         with _quietly(datasets, repr(path) if data_files is None else f"{path}: {data_files!r}"):
@@ -97,8 +102,12 @@ class HfSource(Source):
                         key="source.data_files",
                     )
                 self._root = Path(os.path.commonpath([file.parent for file in self._files]))
-                hashed = {key: hash_files([*map(_local, names)]) for key, names in by_split.items()}
+                hashed = {
+                    key: hash_files([*map(_local, names)], self._catalog)
+                    for key, names in by_split.items()
+                }
                 self._hashed = [file for key in chosen for file in hashed[key]]
+                self._catalog.save(os.path.abspath(f.path) for s in hashed.values() for f in s)
                 prepare(datasets, builder, hashed)
                 dataset = builder.as_dataset(self.split)
         self.columns = check_columns(columns, dataset.column_names, path)
@@ -106,6 +115,12 @@ class HfSource(Source):
             column for column in self.columns if hasattr(dataset.features[column], "decode")
         ]
         self._dataset = dataset.select_columns(self.columns).with_format("arrow")
+        schema = dataset.features.arrow_schema
+        self._texts = {
+            column: decode
+            for column in self.columns
+            if (decode := json_decoder(schema.field(column).type)) is not None
+        }
         self._mapped = {file["filename"]: _stamp(file["filename"]) for file in dataset.cache_files}
         self._heads: tuple[list[str], Any] | None = None
         self._read_bytes = 0
@@ -188,12 +203,17 @@ class HfSource(Source):
             SourceUnavailable: A file cannot be read here and now.
         """
         if self._hashed is None:
-            self._hashed = hash_files(self._files)
+            self._hashed = hash_files(self._files, self._catalog)
+            self._catalog.save(map(os.path.abspath, self._files))
         entries = (
             (Path(os.path.relpath(file.path, self._root)).as_posix(), file.size, file.digest)
             for file in self._hashed
         )
         return {"length": len(self), **files_fingerprint(entries)}
+
+    def hand_over(self) -> Catalog:
+        """Return the hashes of the data files, for the workers of this node."""
+        return self._catalog
 
     def read_bytes(self) -> int:
         """Return the bytes of the rows that were copied from the map since the last call."""
@@ -214,7 +234,10 @@ class HfSource(Source):
                 )
 
     def _settle(self, item: dict[str, Any]) -> None:
-        """Take the place of files out of an item: media get their bytes, paths become names."""
+        """Make an item what `datasets` gives, without the place of files.
+
+        Media get their bytes, and paths become names; JSON that is stored as text becomes values.
+        """
         for column in self._media:
             media = item.get(column)
             if media is None or not media.get("path"):
@@ -222,8 +245,44 @@ class HfSource(Source):
             if media["bytes"] is None:
                 media["bytes"] = Path(media["path"]).read_bytes()
             media["path"] = Path(media["path"]).name
+        for column, decode in self._texts.items():
+            item[column] = decode(item[column])
         if isinstance(item.get("__url__"), str):  # webdataset: which archive
             item["__url__"] = Path(os.path.relpath(item["__url__"], self._root)).as_posix()
+
+
+def json_decoder(kind: Any) -> Callable[[Any], Any] | None:
+    """Return what turns stored values of an Arrow type into those that `datasets` gives.
+
+    JSON objects that differ in their keys or types, as the turns of a conversation some of which
+    call tools, are stored as text of the type `arrow.json`.
+
+    Args:
+        kind: The type of a column.
+
+    Returns:
+        None where nothing of the type is JSON.
+    """
+    import pyarrow as pa
+
+    if getattr(kind, "extension_name", "") == "arrow.json":
+        return lambda value: json.loads(value) if isinstance(value, str) else value
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = json_decoder(kind.value_type)
+        if inner is not None:
+            return lambda values: None if values is None else [inner(value) for value in values]
+    if pa.types.is_struct(kind):
+        fields = {field.name: json_decoder(field.type) for field in kind}
+        found = {name: decode for name, decode in fields.items() if decode is not None}
+        if found:
+            return lambda value: (
+                value
+                and {
+                    name: found[name](inner) if name in found else inner
+                    for name, inner in value.items()
+                }
+            )
+    return None
 
 
 def _builder_name(path: str, data_files: DataFiles | None) -> str | None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import logging
 import sys
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.server.core.frames import error_line
 from penstock.server.core.transient import is_transient
@@ -20,8 +24,9 @@ from penstock.server.roles.base import Blocks, Source
 from penstock.server.sources.access import check_columns, check_indices, require
 from penstock.server.sources.arrow import ArrowRows
 from penstock.server.sources.cache import BlockCache
+from penstock.server.sources.catalog import Catalog
 from penstock.server.sources.content import BLOCKS, WHOLE_BYTES, content_hash, files_fingerprint
-from penstock.server.sources.files import DataFile, FileSet
+from penstock.server.sources.files import LOOKERS, DataFile, FileSet
 from penstock.server.sources.pieces import Pieces
 from penstock.wire.errors import BadItem, InvalidJob, SourceChanged, SourceUnavailable
 
@@ -38,17 +43,16 @@ _CHUNK_SLACK = (
     128  # old parquet-mr wrote a column chunk's size too small by its dictionary's header
 )
 _OPEN_FILES = 16
-_READERS = 16  # threads that read footers and samples; waiting for a store, not computing
 
 
-@dataclass(frozen=True)
-class _Footer:
+class _Schema(NamedTuple):
     columns: tuple[str, ...]
     types: dict[str, str]  # Arrow's name of each column's type
+
+
+class _Footer(NamedTuple):
+    schema: _Schema  # one for all files that have it
     rows: tuple[int, ...]
-    group_bytes: tuple[tuple[int, ...], ...]  # per row group, per leaf column, compressed
-    group_decoded: tuple[tuple[int, ...], ...]  # the same before compression
-    leaves: tuple[str, ...]  # the top-level column of each leaf
     sha256: str
 
 
@@ -89,19 +93,11 @@ class ParquetSource(Source):
     ) -> None:
         self._pq = require("pyarrow.parquet")
         self._set = FileSet(files, suffix=".parquet", storage_options=storage_options)
-        with ThreadPoolExecutor(min(_READERS, len(self._set.files))) as pool:
-            self._footers = list(pool.map(self._read_footer, self._set.files))
-        first, first_footer = self._set.files[0], self._footers[0]
-        self.columns = check_columns(columns, first_footer.columns, first.name)
-        for file, footer in zip(self._set.files, self._footers, strict=True):
-            check_columns(self.columns, footer.columns, file.name)
-            extra = [name for name in footer.columns if name not in first_footer.columns]
-            if columns is None and extra:
-                raise InvalidJob(
-                    f"{file.name} has columns that {first.name} lacks ({', '.join(extra)}): name "
-                    "those to read with columns",
-                    key="source.columns",
-                )
+        self._wanted = columns
+        self._read: list[DataFile] = []  # files that were opened here, with what was found noted
+        self._fact = f"footer 2 {require('pyarrow').__version__} {json.dumps(columns)}"
+        self._footers = self._open_footers()
+        self.columns = self._check_schemas()
         self._groups = [  # block -> (file, row group), without empty row groups
             (number, group)
             for number, footer in enumerate(self._footers)
@@ -115,6 +111,7 @@ class ParquetSource(Source):
                 f"the {len(self._set.files)} files that match {files!r} hold zero rows",
                 key="source.files",
             )
+        self._stored = self._stored_bytes()
         self._lock = threading.Lock()
         self._cache_bytes = cache_bytes
         self._cache: BlockCache[ArrowRows] = BlockCache(
@@ -137,7 +134,7 @@ class ParquetSource(Source):
         What a decoded one takes is what its footer says of the columns that are read, before
         compression. Columns with a dictionary may take more.
         """
-        return Blocks(self._sizes, self._sums("group_decoded"), self._sums("group_bytes"))
+        return Blocks(self._sizes, self._decoded_bytes(), self._stored.sum(axis=1).tolist())
 
     def keep_blocks(self, count: int) -> None:
         """Keep so many decoded row groups, and no more bytes of them than `cache_bytes`."""
@@ -199,7 +196,7 @@ class ParquetSource(Source):
 
     def columns_of_items(self) -> dict[str, str]:
         """Return the columns, with their types in the first file."""
-        types = self._footers[0].types
+        types = self._footers[0].schema.types
         return {name: types[name] for name in self.columns}
 
     def parameters(self) -> dict[str, Any]:
@@ -222,19 +219,36 @@ class ParquetSource(Source):
         files = self._set.files
         whole = sum(file.size for file in files) <= WHOLE_BYTES
         blocks = max(1, min(BLOCKS, 1024 // len(files)))
+        fact = "whole" if whole else f"sampled {blocks}"
 
-        def entry(numbered: tuple[DataFile, _Footer]) -> tuple[str, int, str]:
-            file, footer = numbered
+        def read(file: DataFile) -> None:
             try:
                 with self._set.open(file) as stream:
                     content = content_hash(_read_at(stream), file.size, whole=whole, blocks=blocks)
             except OSError as error:
                 raise _unavailable(file, error, file.name) from error
-            digest = hashlib.sha256(f"{footer.sha256}{content}".encode()).hexdigest()
-            return file.name, file.size, digest
+            self._set.note(file, fact, content)
 
-        with ThreadPoolExecutor(min(_READERS, len(files))) as pool:
-            return files_fingerprint(pool.map(entry, zip(files, self._footers, strict=True)))
+        unread = [file for file in files if self._set.known(file, fact) is None]
+        with ThreadPoolExecutor(LOOKERS) as pool:
+            list(pool.map(read, unread))
+        entries = [
+            (
+                file.name,
+                file.size,
+                hashlib.sha256(
+                    f"{footer.sha256}{self._set.known(file, fact)}".encode()
+                ).hexdigest(),
+            )
+            for file, footer in zip(files, self._footers, strict=True)
+        ]
+        self._set.remember(list({file.path: file for file in (*self._read, *unread)}.values()))
+        self._read.clear()
+        return files_fingerprint(entries)
+
+    def hand_over(self) -> Catalog:
+        """Return the files with their footers and hashes, for the workers of this node."""
+        return self._set.hand_over()
 
     def read_bytes(self) -> int:
         """Return the compressed bytes of the column chunks that were read since the last call."""
@@ -285,15 +299,6 @@ class ParquetSource(Source):
         self._cache.put(block, rows, table.nbytes)
         return rows
 
-    def _sums(self, what: str) -> list[int]:
-        return [self._sum(number, group, what, self.columns) for number, group in self._groups]
-
-    def _sum(self, number: int, group: int, what: str, columns: Sequence[str]) -> int:
-        """Return the bytes of some columns of a row group."""
-        footer = self._footers[number]
-        leaves = zip(footer.leaves, getattr(footer, what)[group], strict=True)
-        return sum(nbytes for leaf, nbytes in leaves if leaf in columns)
-
     def _head_block(self, block: int, index: int) -> ArrowRows:
         """Return a row group with the columns of heads; the whole one where they cannot be read."""
         if (kept := self._heads.get(block)) is not None:
@@ -317,9 +322,9 @@ class ParquetSource(Source):
         return found
 
     def _count_read(self, block: int, columns: Sequence[str]) -> None:
-        number, group = self._groups[block]
+        stored = zip(self.columns, self._stored[block].tolist(), strict=True)
         with self._counting:
-            self._read_bytes += self._sum(number, group, "group_bytes", columns)
+            self._read_bytes += sum(nbytes for name, nbytes in stored if name in columns)
 
     def _read_pieces(self, number: int, group: int, index: int) -> Pieces:
         """Return one row group's columns as they lie, read whole into memory.
@@ -342,7 +347,7 @@ class ParquetSource(Source):
                 metadata = self._pq.read_metadata(require("pyarrow").BufferReader(tail))
                 pieces = Pieces(file.size, metadata)
                 columns = metadata.row_group(group)
-                for leaf, name in enumerate(footer.leaves):
+                for leaf, name in enumerate(_leaves(metadata)):
                     if name in self.columns:
                         chunk = columns.column(leaf)
                         first = chunk.data_page_offset
@@ -426,50 +431,132 @@ class ParquetSource(Source):
         if stream is not None:
             stream.close()
 
-    def _read_footer(self, file: DataFile) -> _Footer:
-        pa = require("pyarrow")
-        try:
-            self._set.watch(file)
-            with self._set.open(file) as stream:
-                tail = _read_tail(_read_at(stream), file.size)
-            if len(tail) < 12 or tail[-4:] != b"PAR1":
-                kind = "encrypted" if tail[-4:] == b"PARE" else "not a Parquet file"
+    def _check_schemas(self) -> list[str]:
+        """Return the columns to read, which all files must have."""
+        first, known = self._set.files[0], self._footers[0].schema.columns
+        chosen = check_columns(self._wanted, known, first.name)
+        passed: set[int] = set()  # schemas: thousands of files have few
+        for file, footer in zip(self._set.files, self._footers, strict=True):
+            if id(footer.schema) in passed:
+                continue
+            passed.add(id(footer.schema))
+            check_columns(chosen, footer.schema.columns, file.name)
+            extra = [name for name in footer.schema.columns if name not in known]
+            if self._wanted is None and extra:
                 raise InvalidJob(
-                    f"{file.path} is {kind}: it does not end in PAR1", key="source.files"
+                    f"{file.name} has columns that {first.name} lacks ({', '.join(extra)}): name "
+                    "those to read with columns",
+                    key="source.columns",
                 )
-        except (FileNotFoundError, PermissionError) as error:
-            raise InvalidJob(
-                f"{file.path} cannot be read: {error.strerror or error}", key="source.files"
-            ) from error
-        except OSError as error:
-            raise _unavailable(file, error, file.name) from error
+        return chosen
+
+    def _open_footers(self) -> list[_Footer]:
+        """Return every file's footer: as it was noted, else by opening the file."""
+        files = self._set.files
+        self._set.map(self._watch, files)
+        self._read = [file for file in files if self._set.known(file, self._fact) is None]
+        with ThreadPoolExecutor(LOOKERS) as pool:
+            list(pool.map(self._read_footer, self._read))
+        schemas: dict[str, _Schema] = {}
+        footers: list[_Footer] = []
+        for file in files:
+            schema, rows, _, _, digest = self._set.known(file, self._fact)
+            if schema not in schemas:
+                pairs = self._set.catalog.shared(schema)
+                schemas[schema] = _Schema(tuple(name for name, _ in pairs), dict(pairs))
+            footers.append(_Footer(schemas[schema], tuple(rows), digest))
+        return footers
+
+    def _read_columns(self, existing: Sequence[str]) -> list[str]:
+        """Return which of a file's columns are read, in its order."""
+        return [name for name in existing if self._wanted is None or name in self._wanted]
+
+    def _stored_bytes(self) -> NDArray[np.int64]:
+        """Return the compressed bytes of each block's columns: int64 (blocks, columns)."""
+        found = np.empty((len(self._groups), len(self.columns)), np.int64)
+        places: dict[int, list[int]] = {}  # by schema, where the columns stand in its files
+        numbers: list[list[int]] = []
+        at = -1
+        for block, (number, group) in enumerate(self._groups):
+            schema = self._footers[number].schema
+            if number != at:
+                at, numbers = number, self._set.known(self._set.files[number], self._fact)[2]
+            if id(schema) not in places:
+                names = self._read_columns(schema.columns)
+                places[id(schema)] = [names.index(name) for name in self.columns]
+            found[block] = [numbers[group][place] for place in places[id(schema)]]
+        return found
+
+    def _decoded_bytes(self) -> list[int]:
+        """Return the bytes of each block before compression, of the columns that are read."""
+        known = [self._set.known(file, self._fact)[3] for file in self._set.files]
+        return [known[number][group] for number, group in self._groups]
+
+    def _watch(self, file: DataFile) -> None:
+        with _refusing(file):
+            self._set.watch(file)
+
+    def _read_footer(self, file: DataFile) -> None:
+        """Note what a file's footer says.
+
+        Raises:
+            InvalidJob: It is not a Parquet file, or cannot be opened by us.
+            SourceUnavailable: It cannot be read at the moment.
+        """
+        pa = require("pyarrow")
+        with _refusing(file), self._set.open(file) as stream:
+            tail = _read_tail(_read_at(stream), file.size)
+        if len(tail) < 12 or tail[-4:] != b"PAR1":
+            kind = "encrypted" if tail[-4:] == b"PARE" else "not a Parquet file"
+            raise InvalidJob(f"{file.path} is {kind}: it does not end in PAR1", key="source.files")
         try:
             metadata = self._pq.read_metadata(pa.BufferReader(tail))
         except (OSError, pa.ArrowException) as error:  # the bytes are here: they make no sense
             raise InvalidJob(
                 f"{file.path} has no readable Parquet footer: {error}", key="source.files"
             ) from None
-        leaves = [
-            metadata.schema.column(leaf).path.partition(".")[0]
-            for leaf in range(metadata.num_columns)
-        ]
+        schema = [[field.name, str(field.type)] for field in metadata.schema.to_arrow_schema()]
+        names = self._read_columns([name for name, _ in schema])
+        leaves = [(leaf, name) for leaf, name in enumerate(_leaves(metadata)) if name in names]
         groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
-        schema = metadata.schema.to_arrow_schema()
-        return _Footer(
-            columns=tuple(schema.names),
-            types={field.name: str(field.type) for field in schema},
-            rows=tuple(group.num_rows for group in groups),
-            group_bytes=tuple(
-                tuple(group.column(leaf).total_compressed_size for leaf in range(len(leaves)))
-                for group in groups
-            ),
-            group_decoded=tuple(
-                tuple(group.column(leaf).total_uncompressed_size for leaf in range(len(leaves)))
-                for group in groups
-            ),
-            leaves=tuple(leaves),
-            sha256=hashlib.sha256(tail).hexdigest(),
-        )
+
+        def stored(group: Any) -> list[int]:
+            found = dict.fromkeys(names, 0)
+            for leaf, name in leaves:
+                found[name] += group.column(leaf).total_compressed_size
+            return list(found.values())
+
+        def decoded(group: Any) -> int:
+            return sum(group.column(leaf).total_uncompressed_size for leaf, _ in leaves)
+
+        said = [
+            self._set.catalog.share(schema),
+            [group.num_rows for group in groups],
+            [stored(group) for group in groups],
+            [decoded(group) for group in groups],
+            hashlib.sha256(tail).hexdigest(),
+        ]
+        self._set.note(file, self._fact, said)
+
+
+@contextlib.contextmanager
+def _refusing(file: DataFile) -> Iterator[None]:
+    """Name the file that cannot be looked at or read."""
+    try:
+        yield
+    except (FileNotFoundError, PermissionError) as error:
+        raise InvalidJob(
+            f"{file.path} cannot be read: {error.strerror or error}", key="source.files"
+        ) from error
+    except OSError as error:
+        raise _unavailable(file, error, file.name) from error
+
+
+def _leaves(metadata: Any) -> list[str]:
+    """Return the top-level column of each leaf column."""
+    return [
+        metadata.schema.column(leaf).path.partition(".")[0] for leaf in range(metadata.num_columns)
+    ]
 
 
 def _read_at(stream: Any) -> Any:

@@ -16,13 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from penstock.server.sources.catalog import Catalog, local_stamp
 from penstock.server.sources.content import WHOLE_BYTES, content_hash
+from penstock.server.sources.files import LOOKERS
 from penstock.wire.errors import SourceChanged, SourceUnavailable
 
 FOLDER = "penstock"
 """Below the cache folder of `datasets`. Whatever lies in it may be removed while no job reads."""
-
-_READERS = 8
 
 
 class HashedFile(NamedTuple):
@@ -41,8 +41,12 @@ class HashedFile(NamedTuple):
     stamp: tuple[int, ...]
 
 
-def hash_files(paths: Sequence[Path]) -> list[HashedFile]:
+def hash_files(paths: Sequence[Path], catalog: Catalog) -> list[HashedFile]:
     """Return the files with their hashes, in the order of `paths`.
+
+    Args:
+        paths: The files.
+        catalog: What is known of them; what is not is read, and noted.
 
     Raises:
         SourceUnavailable: A file cannot be read here and now.
@@ -50,23 +54,31 @@ def hash_files(paths: Sequence[Path]) -> list[HashedFile]:
 
     def hashed(path: Path) -> HashedFile:
         try:
-            with path.open("rb") as stream:
-                stamp = _stamp(os.fstat(stream.fileno()))
-                size = os.fstat(stream.fileno()).st_size
-
-                def read_at(start: int, stop: int) -> bytes:
-                    stream.seek(start)
-                    return stream.read(stop - start)
-
-                digest = content_hash(read_at, size, whole=size <= WHOLE_BYTES)
+            found = os.stat(path)
+            seen, place = local_stamp(found), os.path.abspath(path)
+            digest = catalog.find(place, seen, "content")
+            if digest is None:
+                digest = _digest(path, seen.size)
+                if local_stamp(os.stat(path)).whole == seen.whole:
+                    catalog.note(place, seen, "content", digest)
         except OSError as error:
             raise SourceUnavailable(
                 f"{path} cannot be read here and now: {error}", item=path.name
             ) from error
-        return HashedFile(path, size, digest, stamp)
+        return HashedFile(path, seen.size, digest, _stamp(found))
 
-    with ThreadPoolExecutor(_READERS) as pool:
+    with ThreadPoolExecutor(LOOKERS) as pool:
         return list(pool.map(hashed, paths))
+
+
+def _digest(path: Path, size: int) -> str:
+    with path.open("rb") as stream:
+
+        def read_at(start: int, stop: int) -> bytes:
+            stream.seek(start)
+            return stream.read(stop - start)
+
+        return content_hash(read_at, size, whole=size <= WHOLE_BYTES)
 
 
 def prepare(datasets: Any, builder: Any, files: Mapping[str, Sequence[HashedFile]]) -> None:

@@ -10,7 +10,14 @@ from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line
 from penstock.server.core.imports import is_file_spec, load_attribute
 from penstock.server.core.seeding import purpose_key, seeded_globals
-from penstock.server.roles.base import RawItem, Source, module_hash, unseen_sentence
+from penstock.server.roles.base import (
+    RawItem,
+    Source,
+    failing,
+    file_of,
+    module_hash,
+    unseen_sentence,
+)
 from penstock.server.sources.access import check_indices
 from penstock.wire.errors import InvalidJob, PenstockError
 
@@ -64,7 +71,12 @@ class TorchDatasetSource(Source):
                     f"{method}: a source needs {what}; iterable datasets have none",
                     key="source.factory",
                 )
-        self._length = len(self.dataset)
+        try:
+            self._length = contained(lambda: len(self.dataset))
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise failing(self, "__len__", error) from error
 
     def __len__(self) -> int:
         return self._length
@@ -79,6 +91,12 @@ class TorchDatasetSource(Source):
         """
         check_indices(indices, len(self))
         return [self.dataset[index] for index in indices]
+
+    def code_of(self, method: str = "") -> str:
+        """Return the Dataset's class and its file."""
+        name, file = type(self.dataset).__name__, file_of(type(self.dataset))
+        called = ".__getitem__()" if method == "fetch" else f".{method}()" if method else ""
+        return f"{name}{called}{f' ({file})' if file else ''}"
 
     def parameters(self) -> dict[str, Any]:
         """Return the factory's arguments."""

@@ -29,6 +29,7 @@ from penstock.wire.errors import (
     RankOutOfRange,
     StaleGeneration,
     StepSizeMismatch,
+    UnknownGroup,
     WorldSizeMismatch,
 )
 from penstock.wire.order import check_divides
@@ -235,11 +236,28 @@ def commit(
 def _fenced(
     db: sqlite3.Connection, job: str, name: str, token: str, generation: int
 ) -> tuple[Group, Generation]:
-    group = known_group(db, job, name)
+    group = _begun_group(db, job, name, generation)
     current = latest_generation(db, group)
     if token != current.token or generation != current.number:
         raise _stale(group, current, generation)
     return group, current
+
+
+def _begun_group(db: sqlite3.Connection, job: str, name: str, generation: int) -> Group:
+    """Return the group of somebody who says that it has begun there.
+
+    Raises:
+        UnknownGroup: It is not here any more.
+    """
+    try:
+        return known_group(db, job, name)
+    except UnknownGroup as error:
+        raise UnknownGroup(
+            f"group {name!r} of job {job!r}, of which this attempt is generation {generation}, is "
+            "not in the store any more: it was deleted, or the store is another one; start the "
+            "run again, with its state or start=, to begin the group anew",
+            **{**error.fields, "generation": generation},
+        ) from None
 
 
 def _stale(group: Group, current: Generation, generation: int) -> StaleGeneration:
@@ -265,6 +283,8 @@ def _stale(group: Group, current: Generation, generation: int) -> StaleGeneratio
         generation=generation,
         current=current.number,
         owner=current.owner,
+        job=group.job,
+        group=group.name,
     )
 
 

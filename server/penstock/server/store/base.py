@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from penstock.server.core.refs import Verdict
+from penstock.wire.errors import PenstockError
 from penstock.wire.order import Order
 
 
@@ -118,6 +119,9 @@ class GroupRecord:
         rows: Per rank of the current generation the first step that it has not finished; empty
             after a seek or restore, until the next attempt begins.
         cursor: min of `rows`, or `start_step` where there are none.
+        committed_at: The store's time of the last commit, ISO 8601 UTC, for people; "" = never.
+        committed_by: The generation of that commit; 0 = none.
+        committed_owner: Who began that generation, for people; "" = it is not known any more.
     """
 
     job: str
@@ -132,6 +136,8 @@ class GroupRecord:
     rows: tuple[int, ...]
     cursor: int
     committed_at: str
+    committed_by: int
+    committed_owner: str
     checkpoints: tuple[CheckpointRecord, ...]
 
 
@@ -171,13 +177,28 @@ class Store(ABC):
         """Return the identity of this store: an empty one is not taken for a fresh start."""
 
     @property
+    @abstractmethod
+    def place(self) -> str:
+        """Return where it is, for people: an absolute path, or an address without passwords."""
+
+    @property
     def created(self) -> str:
         """Return where `open` made an empty store because there was none; empty = it was there."""
         return ""
 
     @abstractmethod
-    def watch(self, on_error: Callable[[str], None]) -> None:
-        """Tell the code of every error that a call ends with, from now on: metrics count them."""
+    def watch(self, on_error: Callable[[PenstockError], None]) -> None:
+        """Tell every error that a call ends with, from now on, in the event loop."""
+
+    @abstractmethod
+    async def probe(self) -> None:
+        """Write something of no account, durably: find out whether commits would work.
+
+        What it fails with is not told to `watch`.
+
+        Raises:
+            StoreUnavailable, StoreCorrupt: As any other call would.
+        """
 
     @abstractmethod
     async def open(self) -> None:
@@ -225,7 +246,7 @@ class Store(ABC):
 
         Raises:
             StaleGeneration: The token is not the latest.
-            UnknownGroup: There is no such group.
+            UnknownGroup: There is no such group: it was deleted, or it is in another store.
         """
 
     @abstractmethod
@@ -302,6 +323,26 @@ class Store(ABC):
 
         Raises:
             UnknownGroup: `group` is given and there is none; lists those there are.
+        """
+
+    @abstractmethod
+    async def delete_group(
+        self, job: str, group: str, generation: int | None = None
+    ) -> GroupRecord:
+        """Forget a group: its cursor, its generations and its checkpoints; return what there was.
+
+        Snapshots that were kept for it alone are collected. What is about the log stays: verdicts,
+        ends of lanes, the archive of snapshots. A reader that began before gets `UnknownGroup` from
+        `commit` and `check_token`, and the name is free: a `begin` starts a new group under it.
+
+        Args:
+            job: The job's name.
+            group: The group's name.
+            generation: The latest one that the caller knows of; None = whatever it is.
+
+        Raises:
+            UnknownGroup: There is no such group; lists those there are.
+            StaleGeneration: The group has a newer generation; nothing was deleted.
         """
 
     # --- snapshots ---

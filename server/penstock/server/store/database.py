@@ -58,7 +58,7 @@ class Database:
     Attributes:
         uuid: The store's identity; empty before `open`.
         created: There was no file, and `open` made one.
-        on_error: Told the code of every error of `run`, in the event loop.
+        on_error: Told every error of `run`, in the event loop.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,7 +66,7 @@ class Database:
         self.path = Path(os.path.realpath(path))
         self.uuid = ""
         self.created = False
-        self.on_error: Callable[[str], None] = lambda code: None
+        self.on_error: Callable[[PenstockError], None] = lambda error: None
         self._lock = FileLock(self.path)
         self._tasks: deque[_Task] = deque()
         self._thread: ThreadPoolExecutor | None = None
@@ -98,10 +98,14 @@ class Database:
         thread.shutdown(wait=False)
         await asyncio.shield(done)
 
-    async def run(self, operation: Callable[[sqlite3.Connection], _T]) -> _T:
+    async def run(self, operation: Callable[[sqlite3.Connection], _T], *, told: bool = True) -> _T:
         """Return what `operation` gives for the connection, once its transaction is durable.
 
         A caller that is cancelled stops waiting; the operation happens whole or not at all.
+
+        Args:
+            operation: Called in the thread, once.
+            told: What it fails with is told to `on_error`.
 
         Raises:
             PenstockError: What the operation raised; it had no effect.
@@ -119,7 +123,8 @@ class Database:
         try:
             return cast(_T, await asyncio.wrap_future(task.future))
         except PenstockError as error:
-            self.on_error(error.code)
+            if told:
+                self.on_error(error)
             raise
 
     async def _in_thread(self, function: Callable[[], None]) -> None:

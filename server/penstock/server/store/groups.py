@@ -191,13 +191,13 @@ def groups(
 ) -> list[GroupRecord]:
     """Return one group or those of a job, as `Store.groups` says."""
     if group is not None:
-        return [_record(db, known_group(db, job, group))]
+        return [record_of(db, known_group(db, job, group))]
     rows = db.execute(
         f"SELECT {', '.join(Group._fields)} FROM groups WHERE job = ? AND name > ? "
         "ORDER BY name LIMIT ?",
         (job, after, -1 if limit is None else limit),
     ).fetchall()
-    return [_record(db, Group(*row)) for row in rows]
+    return [record_of(db, Group(*row)) for row in rows]
 
 
 def readers(db: sqlite3.Connection, log_id: bytes) -> tuple[list[int], list[int]]:
@@ -218,7 +218,18 @@ def readers(db: sqlite3.Connection, log_id: bytes) -> tuple[list[int], list[int]
     return cursors, checkpoints
 
 
-def _record(db: sqlite3.Connection, group: Group) -> GroupRecord:
+def logs_of(db: sqlite3.Connection, group: Group) -> set[bytes]:
+    """Return every log that the group or one of its checkpoints refers to."""
+    rows = db.execute(
+        "SELECT log_id FROM timelines WHERE group_id = :id "
+        "UNION SELECT log_id FROM checkpoints WHERE group_id = :id",
+        {"id": group.id},
+    ).fetchall()
+    return {bytes(log_id) for (log_id,) in rows}
+
+
+def record_of(db: sqlite3.Connection, group: Group) -> GroupRecord:
+    """Return everything about a group."""
     current = latest_generation(db, group)
     rows = db.execute(
         "SELECT step FROM cursors WHERE group_id = ? AND generation = ? ORDER BY rank",
@@ -237,8 +248,18 @@ def _record(db: sqlite3.Connection, group: Group) -> GroupRecord:
         rows=tuple(step for (step,) in rows),
         cursor=cursor_of(db, group, current),
         committed_at=group.committed_at,
+        committed_by=group.committed_by,
+        committed_owner=_owner_of(db, group, group.committed_by),
         checkpoints=tuple(checkpoints_of(db, group)),
     )
+
+
+def _owner_of(db: sqlite3.Connection, group: Group, generation: int) -> str:
+    row = db.execute(
+        "SELECT owner FROM generations WHERE group_id = ? AND generation = ?",
+        (group.id, generation),
+    ).fetchone()
+    return "" if row is None else str(row[0])
 
 
 __all__ = [
@@ -256,6 +277,8 @@ __all__ = [
     "latest_generation",
     "listed",
     "log_id_of",
+    "logs_of",
     "readers",
+    "record_of",
     "row_of",
 ]

@@ -24,9 +24,7 @@ def register_job(db: sqlite3.Connection, job: JobRecord) -> None:
     ).fetchone()
     if known is not None:
         return
-    (number,) = db.execute(
-        "SELECT coalesce(max(number), 0) + 1 FROM jobs WHERE name = ?", (job.name,)
-    ).fetchone()
+    number = _last_number(db, job.name) + 1
     insert(
         db,
         "jobs",
@@ -36,7 +34,7 @@ def register_job(db: sqlite3.Connection, job: JobRecord) -> None:
         plan=json.dumps(job.plan, sort_keys=True),
         first_seen=now(db),
     )
-    _forget(db, job.name, number)
+    forget_plans(db, job.name)
 
 
 def lanes_of(db: sqlite3.Connection, log_id: bytes) -> int | None:
@@ -47,7 +45,7 @@ def lanes_of(db: sqlite3.Connection, log_id: bytes) -> int | None:
     return lanes if isinstance(lanes, int) and lanes > 0 else None
 
 
-def _forget(db: sqlite3.Connection, name: str, number: int) -> None:
+def forget_plans(db: sqlite3.Connection, name: str) -> None:
     """Drop old plans that no group reads, with the snapshots of logs that then have no plan.
 
     Verdicts and ends stay: they are facts, small, and a log that comes back must meet them.
@@ -56,7 +54,7 @@ def _forget(db: sqlite3.Connection, name: str, number: int) -> None:
         "SELECT log_id FROM jobs WHERE name = ? AND number <= ? "
         "AND log_id NOT IN (SELECT log_id FROM timelines) "
         "AND log_id NOT IN (SELECT log_id FROM checkpoints)",
-        (name, number - KEPT_PLANS),
+        (name, _last_number(db, name) - KEPT_PLANS),
     ).fetchall()
     for (log_id,) in old:
         db.execute("DELETE FROM jobs WHERE name = ? AND log_id = ?", (name, log_id))
@@ -69,4 +67,9 @@ def _forget(db: sqlite3.Connection, name: str, number: int) -> None:
             db.execute("DELETE FROM libraries WHERE log_id = ?", (log_id,))
 
 
-__all__ = ["KEPT_PLANS", "lanes_of", "register_job"]
+def _last_number(db: sqlite3.Connection, name: str) -> int:
+    row = db.execute("SELECT coalesce(max(number), 0) FROM jobs WHERE name = ?", (name,)).fetchone()
+    return int(row[0])
+
+
+__all__ = ["KEPT_PLANS", "forget_plans", "lanes_of", "register_job"]

@@ -10,7 +10,7 @@ from penstock.server.store.base import SnapshotRecord
 from penstock.server.store.checks import check_name
 from penstock.server.store.groups import readers
 from penstock.server.store.jobs import lanes_of
-from penstock.server.store.retention import keep
+from penstock.server.store.retention import ARCHIVE, keep
 from penstock.server.store.schema import insert, now
 from penstock.wire.errors import LogDiverged
 
@@ -38,9 +38,29 @@ class Snapshots:
                 continue
             if log_id not in where:
                 where[log_id] = _reader_offsets(db, log_id)
-            kept = _thin(db, log_id, lane, *where[log_id])
-            # With very many checkpoints much stays: wait until it has doubled.
-            self._crowded[log_id, lane] = max(CROWDED, 2 * kept)
+            self._thin(db, log_id, lane, *where[log_id])
+
+    def collect(self, db: sqlite3.Connection, log_id: bytes) -> None:
+        """Remove at once what is not worth keeping: somebody it was kept for is gone."""
+        lanes = db.execute(
+            "SELECT lane FROM snapshots WHERE log_id = ? GROUP BY lane HAVING count(*) > ?",
+            (log_id, ARCHIVE),
+        ).fetchall()
+        where = _reader_offsets(db, log_id)
+        for (lane,) in lanes:
+            self._thin(db, log_id, lane, *where)
+
+    def _thin(
+        self,
+        db: sqlite3.Connection,
+        log_id: bytes,
+        lane: int,
+        cursor_offsets: list[int],
+        checkpoint_offsets: list[int],
+    ) -> None:
+        kept = _thin(db, log_id, lane, cursor_offsets, checkpoint_offsets)
+        # With very many checkpoints much stays: wait until it has doubled.
+        self._crowded[log_id, lane] = max(CROWDED, 2 * kept)
 
     def nearest(
         self, db: sqlite3.Connection, log_id: bytes, lane: int, offset: int

@@ -2,13 +2,89 @@
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from penstock.server.core import libraries
 from penstock.server.job import Job
 from penstock.server.store import SqliteStore, open_store
+from penstock.server.store.schema import FORMAT
+
+MAX_TRIES = 8
+"""Snapshots looked at for one that is whole."""
+
+
+class Recorded:
+    """Reads a store, maybe beside a node that holds it: nothing is locked, written or created.
+
+    Args:
+        url: The store's, as the job file has it.
+        base: The folder that a relative path starts from.
+
+    Attributes:
+        path: The store's file; None = there is none.
+        problem: Why it could not be read at the last try; "" = it could.
+
+    Raises:
+        InvalidJob: The URL names no store.
+    """
+
+    def __init__(self, url: str, base: Path) -> None:
+        store = open_store(url, base)
+        exists = isinstance(store, SqliteStore) and store.path.exists()
+        self.path = store.path if isinstance(store, SqliteStore) and exists else None
+        self.problem = ""
+
+    def snapshot(self, log_id: bytes, lane: int, offset: int) -> bytes | None:
+        """Return the nearest whole snapshot at or below an offset; None = there is none."""
+        rows = self._rows(
+            "SELECT checksum, data FROM snapshots JOIN bodies ON bodies.id = snapshots.body "
+            "WHERE log_id = ? AND lane = ? AND offset <= ? ORDER BY offset DESC LIMIT ?",
+            (log_id, lane, offset, MAX_TRIES),
+        )
+        for checksum, data in rows:
+            if isinstance(data, bytes) and hashlib.sha256(data).digest() == checksum:
+                return data
+        return None
+
+    def why_none(self) -> str:
+        """Return in words why `snapshot` found none, or none near."""
+        if self.path is None:
+            return "there is no store to look for a snapshot in"
+        return self.problem or f"the store {self.path} has no snapshot of this log near it"
+
+    def lane_ends(self, log_id: bytes, lanes: int) -> list[int] | None:
+        """Return the batches of every lane, where a node has counted them."""
+        rows = self._rows("SELECT lane, batches FROM lane_ends WHERE log_id = ?", (log_id,))
+        found = dict(rows)
+        return [found[lane] for lane in range(lanes)] if set(found) == set(range(lanes)) else None
+
+    def libraries(self, log_id: bytes) -> dict[str, str]:
+        """Return the versions of libraries that a log began with."""
+        query = "SELECT name, version FROM libraries WHERE log_id = ?"
+        return dict(self._rows(query, (log_id,), any_format=True))
+
+    def _rows(self, query: str, values: tuple[Any, ...], *, any_format: bool = False) -> list[Any]:
+        """Return the rows of a query; none where there is no store, or another format's."""
+        self.problem = ""
+        if self.path is None:
+            return []
+        # Where there is no journal nobody has it open, and SQLite would make files to read it.
+        journal = self.path.with_name(self.path.name + "-wal")
+        mode = "mode=ro" if journal.exists() else "mode=ro&immutable=1"
+        try:
+            uri = f"{self.path.as_uri()}?{mode}"
+            with closing(sqlite3.connect(uri, uri=True, timeout=1.0)) as connection:
+                (found,) = connection.execute("PRAGMA user_version").fetchone()
+                if found != FORMAT and not any_format:
+                    return []
+                return connection.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            self.problem = f"the store {self.path} cannot be read ({error})"
+            return []
 
 
 def version_warning(url: str, base: Path, job: Job) -> str:
@@ -24,25 +100,15 @@ def version_warning(url: str, base: Path, job: Job) -> str:
     Raises:
         InvalidJob: The URL names no store.
     """
-    store = open_store(url, base)
-    if not isinstance(store, SqliteStore) or not store.path.exists():
-        return ""
-    # Where there is no journal nobody has it open, and SQLite would make files to read it.
-    journal = store.path.with_name(store.path.name + "-wal")
-    mode = "mode=ro" if journal.exists() else "mode=ro&immutable=1"
-    try:
-        uri = f"{store.path.as_uri()}?{mode}"
-        with closing(sqlite3.connect(uri, uri=True, timeout=1.0)) as connection:
-            rows = connection.execute(
-                "SELECT name, version FROM libraries WHERE log_id = ?", (job.log_id,)
-            ).fetchall()
-    except sqlite3.Error as error:
+    recorded = Recorded(url, base)
+    versions = recorded.libraries(job.log_id)
+    if recorded.problem:
         return (
-            f"the versions of libraries that job {job.name!r} began with are not compared: the "
-            f"store {store.path} cannot be read ({error})"
+            f"the versions of libraries that job {job.name!r} began with are not compared: "
+            f"{recorded.problem}"
         )
-    found = libraries.differences(libraries.in_use(), dict(rows))
+    found = libraries.differences(libraries.in_use(), versions)
     return libraries.sentence(job.name, found) if found else ""
 
 
-__all__ = ["version_warning"]
+__all__ = ["Recorded", "version_warning"]

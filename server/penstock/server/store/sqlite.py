@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from penstock.server.core.refs import Verdict
-from penstock.server.store import attempts, groups, lanes, moves, verdicts
+from penstock.server.store import attempts, deletion, groups, lanes, moves, verdicts
 from penstock.server.store.base import (
     BeginRequest,
     Begun,
@@ -22,14 +22,16 @@ from penstock.server.store.base import (
 )
 from penstock.server.store.database import Database
 from penstock.server.store.jobs import register_job
-from penstock.wire.errors import OtherStore
+from penstock.server.store.schema import touch
+from penstock.wire.errors import OtherStore, PenstockError
 
 
 class SqliteStore(Store):
     """One file, one writer: WAL, synchronous=FULL, and a lock that other processes meet by name.
 
     What was answered is on disk. The bodies of the transactions stand in `attempts`, `moves`,
-    `groups`, `lanes`, `verdicts` and `jobs`; the thread, the commits and the errors in `database`.
+    `deletion`, `groups`, `lanes`, `verdicts` and `jobs`; the thread, the commits and the errors in
+    `database`.
 
     Args:
         path: The file; it and its folder are created where absent.
@@ -45,6 +47,10 @@ class SqliteStore(Store):
         return self._database.path
 
     @property
+    def place(self) -> str:  # noqa: D102 - the contract says it
+        return str(self.path)
+
+    @property
     def created(self) -> str:  # noqa: D102 - the contract says it
         return str(self.path) if self._database.created else ""
 
@@ -53,8 +59,11 @@ class SqliteStore(Store):
         """Return the identity of this store; empty before `open`."""
         return self._database.uuid
 
-    def watch(self, on_error: Callable[[str], None]) -> None:  # noqa: D102
+    def watch(self, on_error: Callable[[PenstockError], None]) -> None:  # noqa: D102
         self._database.on_error = on_error
+
+    async def probe(self) -> None:  # noqa: D102
+        await self._database.run(touch, told=False)
 
     async def open(self) -> None:  # noqa: D102 - the contract says it; so for all below
         await self._database.open()
@@ -126,6 +135,13 @@ class SqliteStore(Store):
         self, job: str, group: str | None = None, *, after: str = "", limit: int | None = None
     ) -> list[GroupRecord]:
         return await self._database.run(lambda db: groups.groups(db, job, group, after, limit))
+
+    async def delete_group(  # noqa: D102
+        self, job: str, group: str, generation: int | None = None
+    ) -> GroupRecord:
+        return await self._database.run(
+            lambda db: deletion.delete_group(db, self._snapshots, job, group, generation)
+        )
 
     async def put_snapshots(self, snapshots: Sequence[SnapshotRecord]) -> None:  # noqa: D102
         await self._database.run(lambda db: self._snapshots.put(db, snapshots))

@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar
 
-from penstock.server.core.refs import Group, SampleRef
+from penstock.server.core.refs import Group, Row, SampleRef
 from penstock.server.roles.base import Sample
 from penstock.server.roles.batchers.packer import PackingBatcher, check_whole
 from penstock.wire.errors import InvalidJob
 
 
 class SequentialPackingBatcher(PackingBatcher):
-    """Packs samples into one row per group, in order; a few that do not fit may be overtaken.
+    """Packs samples into rows, in order; a few that do not fit may be overtaken.
 
     The algorithm is that of cosmos-framework's `SequentialPackingBatcher`, fed sample by sample. A
     sample that would bring the row to `max_sequence_length` is set aside; the row is finished when
@@ -30,6 +30,7 @@ class SequentialPackingBatcher(PackingBatcher):
         max_samples_per_batch: How many samples a row has. Give this or `max_sequence_length`.
         lookahead_limit: How many samples may be set aside before a row is finished; with 0 every
             sample is a row of its own.
+        rows: How many rows a group has, consecutive ones. The last group of a lane may have fewer.
         length_key: The value of a sample whose length is its size.
 
     Raises:
@@ -37,13 +38,14 @@ class SequentialPackingBatcher(PackingBatcher):
     """
 
     type_name: ClassVar[str] = "sequential"
-    version: ClassVar[int | str | None] = 1
+    version: ClassVar[int | str | None] = 2
 
     def __init__(
         self,
         max_sequence_length: int | None = None,
         max_samples_per_batch: int | None = None,
         lookahead_limit: int = 10,
+        rows: int = 1,
         length_key: str = "input_ids",
     ) -> None:
         super().__init__(length_key, dropped=("empty", "overlong"))
@@ -63,32 +65,36 @@ class SequentialPackingBatcher(PackingBatcher):
         self.lookahead_limit = check_whole(
             "lookahead_limit", lookahead_limit, 0, "the samples that may be set aside"
         )
-        self._row: list[SampleRef] = []
+        self.rows = check_whole("rows", rows, 1, "the rows of a batch")
+        self._row: Row = []
         self._total = 0
         # None stands where a sample was that no row can hold: it is gone, its place still counts.
         self._skipped: list[SampleRef | None] = []
+        self._finished: list[Row] = []
 
     def size_of(self, sample: Sample) -> int:
         """Return the length of the value `length_key`; 0 where rows are finished by count."""
         return 0 if self.max_sequence_length is None else super().size_of(sample)
 
     def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
-        """Take one sample; return the rows that it finished, each a group."""
+        """Take one sample; return the groups that the rows that it finished have completed."""
         budget = self.max_sequence_length
         if budget is None or 0 < ref.size < budget:
-            return self._offer(deque([ref]))
-        if ref.size == 0:
+            self._offer(deque([ref]))
+        elif ref.size == 0:
             self._dropped["empty"] += 1
-            return []
-        self._dropped["overlong"] += 1
-        return self._offer(deque([None]))
+        else:
+            self._dropped["overlong"] += 1
+            self._offer(deque([None]))
+        return self._groups(self.rows)
 
     @property
     def pending(self) -> Sequence[SampleRef]:
-        """Return the row and what was set aside."""
+        """Return the row, what was set aside, and finished rows of a group that lacks some."""
         if type(self) is not SequentialPackingBatcher:  # a subclass may hold more
             return super().pending
-        return [*self._row, *(ref for ref in self._skipped if ref is not None)]
+        finished = (ref for row in self._finished for ref in row)
+        return [*self._row, *(ref for ref in self._skipped if ref is not None), *finished]
 
     @property
     def may_refuse(self) -> bool:
@@ -96,16 +102,14 @@ class SequentialPackingBatcher(PackingBatcher):
         return type(self) is not SequentialPackingBatcher
 
     def flush(self) -> list[Group]:
-        """Return rows of what is left, in order."""
-        groups: list[Group] = []
+        """Return rows of what is left, in order; the last group may have fewer."""
         while self._row:
             skipped = deque(self._skipped)
-            groups.append(self._finish())
-            groups += self._offer(skipped)
-        return groups
+            self._finish()
+            self._offer(skipped)
+        return self._groups(1)
 
-    def _offer(self, queue: deque[SampleRef | None]) -> list[Group]:
-        groups: list[Group] = []
+    def _offer(self, queue: deque[SampleRef | None]) -> None:
         while queue:
             ref = queue.popleft()
             if ref is not None and self._fits(ref):
@@ -117,17 +121,22 @@ class SequentialPackingBatcher(PackingBatcher):
                 self._row and len(self._skipped) >= self.lookahead_limit
             ):
                 queue.extendleft(reversed(self._skipped))
-                groups.append(self._finish())
-        return groups
+                self._finish()
 
     def _fits(self, ref: SampleRef) -> bool:
         budget = self.max_sequence_length
         return budget is None or self._total + ref.size < budget
 
-    def _finish(self) -> Group:
-        group = [self._row]
+    def _finish(self) -> None:
+        self._finished.append(self._row)
         self._row, self._total, self._skipped = [], 0, []
-        return group
+
+    def _groups(self, least: int) -> list[Group]:
+        groups: list[Group] = []
+        while len(self._finished) >= least:
+            groups.append(self._finished[: self.rows])
+            del self._finished[: self.rows]
+        return groups
 
 
 __all__ = ["SequentialPackingBatcher"]

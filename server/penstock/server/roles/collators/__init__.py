@@ -3,17 +3,25 @@
 * `default.py`: stacks samples of one shape.
 * `padded.py`: pads samples to one length.
 * `packed.py`: lays documents one after another and says where the seams are.
+* `function.py`: a user's function, as torch's `collate_fn`.
 * `arrays.py`: what they share.
 """
 
 from penstock.server.roles.base import BatchCollator
 from penstock.server.roles.collators.default import DefaultBatchCollator
+from penstock.server.roles.collators.function import FunctionCollator
 from penstock.server.roles.collators.packed import PackedCollator
 from penstock.server.roles.collators.padded import PaddedCollator
 
 BUILTIN_COLLATORS: dict[str, type[BatchCollator]] = {
     cls.type_name: cls for cls in (DefaultBatchCollator, PaddedCollator, PackedCollator)
 }
-"""What `type:` of a collator may name."""
+"""What `type:` of a collator may name; `function:` in its place makes a `FunctionCollator`."""
 
-__all__ = ["BUILTIN_COLLATORS", "DefaultBatchCollator", "PackedCollator", "PaddedCollator"]
+__all__ = [
+    "BUILTIN_COLLATORS",
+    "DefaultBatchCollator",
+    "FunctionCollator",
+    "PackedCollator",
+    "PaddedCollator",
+]

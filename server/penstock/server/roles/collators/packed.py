@@ -43,7 +43,7 @@ class PackedCollator(BatchCollator):
     * `input_ids`: (B, T).
     * `labels`: (B, T), a document's own or a copy of its `input_ids`. Unshifted: -100 on padding
       and on the first token of every document, else the last token of one would predict the first
-      of the next. Shifted: the label of a token is the one of the token behind it; -100 on padding
+      of the next. Shifted: the label of a token is the token that follows it; -100 on padding
       and on the last token of every document.
     * `position_ids`: (B, T), from 0 in every document, and in the padding.
     * `cu_seq_lens_q`, `cu_seq_lens_k`: int32 (n + 1,), where each of the n documents starts in the

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from penstock.server.core.permutation import MAX_ITEMS, ORDER_VERSION, Permutation
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import Blocks, DataDistributor, Reading, Source
+from penstock.server.roles.base import Blocks, DataDistributor, Reading, Source, asked
 from penstock.server.roles.distributors.blocks import BlockOrder
 from penstock.server.roles.distributors.windows import (
     UNKNOWN_BYTES,
@@ -51,7 +51,8 @@ class MapDistributor(DataDistributor):
             decodes about `reading_groups x (window_blocks + 1)` blocks at a time, and at most so
             many of its workers have work. Default: up to 64, as memory allows; 1 where the source
             takes at most 128 MiB, and every worker then holds all of it.
-        source: The name of the source, where a job has several.
+        source: The name of the source to draw from, where a job that is built in Python has
+            several; in a job file there is one, `main`.
 
     Raises:
         InvalidJob: A parameter has a value that cannot be.
@@ -110,7 +111,7 @@ class MapDistributor(DataDistributor):
                 f"source {self.source!r} holds {self.items} items: a job needs 1 to {MAX_ITEMS}",
                 key="source",
             )
-        blocks = source.blocks()
+        blocks = asked(source, "blocks")
         if blocks is not None and not isinstance(blocks, Blocks):
             raise InvalidJob(
                 f"blocks() of source {self.source!r} gives a {type(blocks).__name__}: return "

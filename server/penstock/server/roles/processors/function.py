@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from penstock.server.roles.base import (
-    ProcessContext,
-    RawItem,
-    RawItemProcessor,
-    Sample,
-    module_hash,
-)
-from penstock.wire.errors import InvalidJob
+from penstock.server.roles.base import ProcessContext, RawItem, RawItemProcessor, Role, Sample
+from penstock.server.roles.function import FunctionRole
 
 SampleFunction = Callable[..., Sample | Sequence[Sample] | None]
 
 
-class FunctionProcessor(RawItemProcessor):
+class FunctionProcessor(FunctionRole, RawItemProcessor):
     """Call a function for every item: `function(raw)`, or `function(raw, context)`.
 
     The context is given where the function has a parameter of that name, or a second one without a
@@ -40,61 +33,13 @@ class FunctionProcessor(RawItemProcessor):
         InvalidJob: `function` is neither text nor callable.
     """
 
-    type_name: ClassVar[str] = "function"
-    version: ClassVar[int | str | None] = 1
+    kind: ClassVar[str] = "processor"
+    base: ClassVar[type[Role]] = RawItemProcessor
+    example: ClassVar[str] = "./data.py:to_sample"
 
     def __init__(self, function: str | SampleFunction, one_to_one: bool = False) -> None:
-        if not isinstance(function, str) and not callable(function):
-            raise InvalidJob(
-                f"function is {function!r}; give a function, or where to find one, such as "
-                "'./data.py:to_sample'",
-                key="function",
-            )
-        self.function = function
+        super().__init__(function)
         self.one_to_one = one_to_one  # type: ignore[misc]  # here it is the job's word, not the class's
-        self._call: Callable[[RawItem, ProcessContext], Any] | None = None
-
-    def parameters(self) -> dict[str, Any]:
-        """Return the function's own name: where its file lies decides no bytes."""
-        function = self._find()
-        return {"function": getattr(function, "__qualname__", type(function).__qualname__)}
-
-    def identity(self) -> dict[str, Any]:
-        """Return the function's name with its `version`, or with the hash of its module's source.
-
-        Raises:
-            InvalidJob: It is a `functools.partial` or an object without a `version`: what it
-                carries would be missing from the identity.
-        """
-        function = self._find()
-        version = getattr(function, "version", None)
-        if version is not None:
-            return {**super().identity(), "function_version": version}
-        if not (inspect.isroutine(function) or inspect.isclass(function)):
-            raise InvalidJob(
-                f"function is a {type(function).__name__}, whose values are not part of the job's "
-                "identity; give it a `version` attribute, or write a def around it",
-                key="function",
-            )
-        return {**super().identity(), "source": module_hash(function)}
-
-    def setup(self) -> None:
-        """Import the function; `process` does so by itself where nobody called this.
-
-        Raises:
-            InvalidJob: It cannot be found, or is not callable.
-        """
-        function = self._find()
-        draws = getattr(function, "uses_global_rng", True)
-        if not isinstance(draws, bool):
-            raise InvalidJob(
-                f"{self.parameters()['function']}.uses_global_rng is {draws!r}: set it to False "
-                "where the function draws nothing from random, numpy.random and torch, or leave "
-                "it out",
-                key="function",
-            )
-        self.uses_global_rng = draws  # type: ignore[misc]  # here it is the function's word
-        self._call = _bind(function)
 
     def process(self, raw: RawItem, context: ProcessContext) -> Sample | Sequence[Sample] | None:
         """Return what the function returns.
@@ -103,10 +48,7 @@ class FunctionProcessor(RawItemProcessor):
             Exception: Whatever the function raises.
             TypeError: It returned something else than a sample, None or a list of samples.
         """
-        if self._call is None:
-            self.setup()
-        assert self._call is not None
-        result = self._call(raw, context)
+        result = self.call(raw, context)
         if result is None or isinstance(result, dict):
             return result
         if isinstance(result, Mapping):
@@ -118,52 +60,6 @@ class FunctionProcessor(RawItemProcessor):
             f"{name} returned {type(result).__name__}; return a dict of named values, None to "
             "leave the item out, or a list of dicts"
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out how to call: that is made of the function again, where this one arrives."""
-        return {**vars(self), "_call": None}
-
-    def _find(self) -> SampleFunction:
-        if not isinstance(self.function, str):
-            return self.function
-        from penstock.server.core.imports import load_attribute
-
-        found = load_attribute(self.function)
-        if not callable(found):
-            raise InvalidJob(
-                f"function {self.function!r} is a {type(found).__name__} and cannot be called; "
-                "name a function",
-                key="function",
-            )
-        if inspect.isclass(found) and issubclass(found, RawItemProcessor):
-            raise InvalidJob(
-                f"function {self.function!r} is a processor class; write it as type: in place of "
-                "function:",
-                key="function",
-            )
-        function: SampleFunction = found
-        return function
-
-
-def _bind(function: SampleFunction) -> Callable[[RawItem, ProcessContext], Any]:
-    """Return how to call `function` with an item and a context, as its signature asks."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except ValueError:  # builtins such as dict do not tell
-        return lambda raw, _context: function(raw)
-    named = parameters.get("context")
-    if named is not None and named.kind is not inspect.Parameter.POSITIONAL_ONLY:
-        return lambda raw, context: function(raw, context=context)
-    required = [
-        parameter
-        for parameter in parameters.values()
-        if parameter.kind
-        in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        and parameter.default is inspect.Parameter.empty
-    ]
-    if len(required) >= 2:
-        return lambda raw, context: function(raw, context)
-    return lambda raw, _context: function(raw)
 
 
 __all__ = ["FunctionProcessor", "SampleFunction"]

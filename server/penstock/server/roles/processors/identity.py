@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from penstock.server.roles.base import ProcessContext, RawItem, RawItemProcessor, Sample
+from penstock.server.roles.base import (
+    ProcessContext,
+    RawItem,
+    RawItemProcessor,
+    Role,
+    Sample,
+    Source,
+)
 
 
 class IdentityProcessor(RawItemProcessor):
@@ -27,6 +34,10 @@ class IdentityProcessor(RawItemProcessor):
         if columns is None or type(self).process is not IdentityProcessor.process:
             return None
         return list(columns)
+
+    def author(self, source: Source) -> Role:
+        """Return the source: an item that cannot be passed on is what its Dataset made of it."""
+        return source if type(self).process is IdentityProcessor.process else self
 
     def process(self, raw: RawItem, context: ProcessContext) -> Sample:
         """Return the item as a dict with string keys; its values are shared, not copied."""

@@ -1,0 +1,146 @@
+"""Tables that fit a terminal: cells are measured as it shows them, the least needed go first."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import unicodedata
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.wire.terminal import plain
+
+GAP = "  "
+MORE = "…"
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+        name: What stands above it.
+        cells: Its cells, from the first row to the last.
+        right: Its cells are flush right.
+        keep: What is least is left out first where the table is too wide; 0 = it stays, always.
+        least: It may be cut to so many cells of the terminal; None = it is never cut.
+    """
+
+    name: str
+    cells: Sequence[str]
+    right: bool = False
+    keep: int = 0
+    least: int | None = None
+
+
+def screen() -> tuple[int, int] | None:
+    """Return the columns and lines of the terminal that output goes to; None = it is not one."""
+    if not sys.stdout.isatty():
+        return None
+    size = shutil.get_terminal_size((80, 24))  # COLUMNS and LINES, where they are set, hold
+    return max(20, size.columns), max(5, size.lines)
+
+
+def width_of(text: str) -> int:
+    """Return how many cells of a terminal a text takes: a wide character two, a mark none."""
+    if text.isascii():
+        return len(text)
+    wide = ("W", "F")
+    return sum(
+        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in wide else 1
+        for one in text
+    )
+
+
+def cut(text: str, width: int) -> str:
+    """Return a text of at most `width` cells; one that was longer ends with `…`."""
+    if width_of(text) <= width:
+        return text
+    kept, used = [], 0
+    for one in text:
+        used += width_of(one)
+        if used > width - 1:
+            break
+        kept.append(one)
+    return "".join(kept) + MORE if width > 0 else ""
+
+
+def fitted(columns: Sequence[Column], width: int | None) -> list[str]:
+    """Return the lines of a table, its head first, none wider than `width` cells.
+
+    First columns are left out, the least needed first; then those that may be cut are cut, the
+    widest first; then lines end with `…`.
+
+    Args:
+        columns: As many cells in each.
+        width: None = as wide as it is: for files and pipes.
+    """
+    shown = [(column, [plain(cell) for cell in (column.name, *column.cells)]) for column in columns]
+    widths = [max(map(width_of, cells)) for _, cells in shown]
+    while width is not None and _total(widths) > width:
+        # A column that may be cut is as narrow as that before another one is left out.
+        least = [
+            size if column.least is None else min(size, max(column.least, width_of(column.name)))
+            for size, (column, _) in zip(widths, shown, strict=True)
+        ]
+        spare = [place for place, (column, _) in enumerate(shown) if column.keep]
+        if _total(least) <= width or not spare:
+            _shrink(widths, least, width)
+            break
+        gone = min(spare, key=lambda place: shown[place][0].keep)
+        del shown[gone], widths[gone]
+    lines = []
+    for row in zip(*(cells for _, cells in shown), strict=True):
+        line = GAP.join(
+            _padded(cut(cell, size), size, column.right)
+            for cell, size, (column, _) in zip(row, widths, shown, strict=True)
+        ).rstrip()
+        lines.append(line if width is None else cut(line, width))
+    return lines
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _shrink(widths: list[int], least: Sequence[int], width: int) -> None:
+    """Take from the widest column that has something to give, until it fits or nothing is left."""
+    while _total(widths) > width:
+        able = [place for place, size in enumerate(widths) if size > least[place]]
+        if not able:
+            return
+        widths[max(able, key=lambda place: widths[place])] -= 1
+
+
+def _padded(text: str, width: int, right: bool) -> str:
+    blanks = " " * max(0, width - width_of(text))
+    return blanks + text if right else text + blanks
+
+
+def wrapped(parts: Sequence[str], width: int | None) -> list[str]:
+    """Return parts of a sentence on as few lines as fit, none wider than `width` cells."""
+    if width is None:
+        return [GAP.join(map(plain, parts))]
+    lines = [""]
+    for part in map(plain, parts):
+        longer = f"{lines[-1]}{GAP}{part}" if lines[-1] else part
+        if lines[-1] and width_of(longer) > width:
+            lines.append(f"    {part}")
+        else:
+            lines[-1] = longer
+    return [cut(line, width) for line in lines]
+
+
+def short_number(value: float) -> str:
+    """Return a number in at most five characters: 8.4, 840, 84.0k, 8.40M."""
+    if value < 100:
+        return f"{value:.1f}"
+    if value < 10_000:
+        return f"{value:.0f}"
+    for unit in ("k", "M", "G", "T"):
+        value /= 1000
+        if value < 999.5 or unit == "T":
+            break
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}{unit}"
+
+
+__all__ = ["Column", "cut", "fitted", "screen", "short_number", "width_of", "wrapped"]

@@ -1,0 +1,150 @@
+"""A user's function in place of a role: where it is, what it is in the log id, how it is called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from penstock.server.roles.base import Role, file_of, module_hash
+from penstock.wire.errors import InvalidJob
+
+
+class FunctionRole(Role):
+    """What the roles that call a function share.
+
+    In the job's identity stands the function's `version` attribute where it has one, else the hash
+    of its module's source. What a function closes over, or reads from files, is known to neither.
+
+    Args:
+        function: A callable, `package.module:name` or `/path/to/file.py:name`.
+
+    Raises:
+        InvalidJob: `function` is neither text nor callable.
+    """
+
+    type_name: ClassVar[str] = "function"
+    version: ClassVar[int | str | None] = 1
+
+    kind: ClassVar[str]
+    """Which role this is, as job files name it."""
+    base: ClassVar[type[Role]]
+    """What a class must be derived from to be such a role without a function."""
+    example: ClassVar[str]
+    """How a job file names such a function."""
+
+    uses_global_rng: bool
+
+    def __init__(self, function: str | Callable[..., Any]) -> None:
+        if not isinstance(function, str) and not callable(function):
+            raise InvalidJob(
+                f"function is {function!r}; give a function, or where to find one, such as "
+                f"{self.example!r}",
+                key="function",
+            )
+        self.function = function
+        self._call: Callable[[Any, Any], Any] | None = None
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the function's own name: where its file lies decides no bytes."""
+        function = self._find()
+        return {"function": getattr(function, "__qualname__", type(function).__qualname__)}
+
+    def code_of(self, method: str = "") -> str:
+        """Return the function's own name and its file."""
+        function = self._find()
+        name, file = self.parameters()["function"], file_of(function)
+        return f"{name}{'()' if method else ''}{f' ({file})' if file else ''}"
+
+    def identity(self) -> dict[str, Any]:
+        """Return the function's name with its `version`, or with the hash of its module's source.
+
+        Raises:
+            InvalidJob: It is a `functools.partial` or an object without a `version`: what it
+                carries would be missing from the identity.
+        """
+        function = self._find()
+        version = getattr(function, "version", None)
+        if version is not None:
+            return {**super().identity(), "function_version": version}
+        if not (inspect.isroutine(function) or inspect.isclass(function)):
+            raise InvalidJob(
+                f"function is a {type(function).__name__}, whose values are not part of the job's "
+                "identity; give it a `version` attribute, or write a def around it",
+                key="function",
+            )
+        return {**super().identity(), "source": module_hash(function)}
+
+    def setup(self) -> None:
+        """Import the function; the first call does so by itself where nobody called this.
+
+        Raises:
+            InvalidJob: It cannot be found, or is not callable.
+        """
+        function = self._find()
+        draws = getattr(function, "uses_global_rng", True)
+        if not isinstance(draws, bool):
+            raise InvalidJob(
+                f"{self.parameters()['function']}.uses_global_rng is {draws!r}: set it to False "
+                "where the function draws nothing from random, numpy.random and torch, or leave "
+                "it out",
+                key="function",
+            )
+        self.uses_global_rng = draws
+        self._call = _bind(function)
+
+    def call(self, value: Any, context: Any) -> Any:
+        """Return what the function returns for a value, told the context where it asks for it."""
+        if self._call is None:
+            self.setup()
+        assert self._call is not None
+        return self._call(value, context)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out how to call: that is made of the function again, where this one arrives."""
+        return {**vars(self), "_call": None}
+
+    def _find(self) -> Callable[..., Any]:
+        if not isinstance(self.function, str):
+            return self.function
+        from penstock.server.core.imports import load_attribute
+
+        found = load_attribute(self.function)
+        if not callable(found):
+            raise InvalidJob(
+                f"function {self.function!r} is a {type(found).__name__} and cannot be called; "
+                "name a function",
+                key="function",
+            )
+        if inspect.isclass(found) and issubclass(found, self.base):
+            raise InvalidJob(
+                f"function {self.function!r} is a {self.kind} class; write it as type: in "
+                "place of function:",
+                key="function",
+            )
+        function: Callable[..., Any] = found
+        return function
+
+
+def _bind(function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """Return how to call `function` with a value and a context, as its signature asks."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # builtins such as dict do not tell
+        return lambda value, _context: function(value)
+    named = parameters.get("context")
+    if named is not None and named.kind is not inspect.Parameter.POSITIONAL_ONLY:
+        return lambda value, context: function(value, context=context)
+    required = [
+        parameter
+        for parameter in parameters.values()
+        if parameter.kind
+        in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        and parameter.default is inspect.Parameter.empty
+    ]
+    if len(required) >= 2:
+        return lambda value, context: function(value, context)
+    return lambda value, _context: function(value)
+
+
+__all__ = ["FunctionRole"]

@@ -1,0 +1,196 @@
+"""What a node's log tells of readers and groups: every event, and never a flood of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import structlog
+
+log = structlog.get_logger("penstock.rpc")
+
+LINES, WINDOW_S = 8, 10.0
+"""So many events of a kind about one group are lines of their own within so many seconds."""
+
+MAX_WINDOW_S = 300.0
+"""While there are more than that, they come in one line after 10, 20, 40, ... seconds, and then
+after every so many: a reader that comes and goes all day costs a line in five minutes."""
+
+MAX_PLACES = 256
+"""Groups that are counted each on its own; those beyond share their lines."""
+
+MAX_RANKS = 10
+"""Runs of ranks that a line names."""
+
+
+class Event(NamedTuple):
+    """A kind of event: what its own line is called, and a line about several of them."""
+
+    one: str
+    many: str
+
+
+JOINED = Event("reader joined", "readers joined")
+LEFT = Event("reader left", "readers left")
+BEGAN = Event("generation began", "generations began")
+MOVED = Event("cursor moved", "cursors moved")
+NAMED = Event("checkpoint named", "checkpoints named")
+FENCED = Event("readers fenced", "readers fenced several times")
+REFUSED = Event("an attempt was refused: a newer one has taken over", "attempts were refused")
+UNCHECKED = Event("a reader was not checked", "readers were not checked")
+
+
+@dataclass
+class _Window:
+    """What happened of one kind about one group lately.
+
+    Attributes:
+        ends_s: When the window ends.
+        length_s: How long it is.
+        told: Lines that were written in it; LINES or more = what comes is only counted.
+        last: The fields of the last event that had no line.
+    """
+
+    ends_s: float
+    length_s: float = WINDOW_S
+    told: int = 0
+    count: int = 0
+    ranks: set[int] = field(default_factory=set)
+    whys: Counter[str] = field(default_factory=Counter)
+    last: dict[str, Any] = field(default_factory=dict)
+
+
+_Key = tuple[Event, str, str]  # kind, job, group
+
+Later = Callable[[float, Callable[[], None]], Any]
+"""Calls a function after so many seconds."""
+
+
+class Story:
+    """Writes events about groups to the log.
+
+    Each of them is a line, while there are few; what is beyond `LINES` within `WINDOW_S` is counted
+    and told in one line, so that 1,000 ranks that join are some lines, too.
+
+    Args:
+        clock: Seconds that only rise.
+        later: How to be called at a window's end; None = by the running event loop.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, later: Later | None = None
+    ) -> None:
+        self._clock, self._later = clock, later
+        self._windows: dict[_Key, _Window] = {}
+
+    def tell(
+        self, event: Event, *, job: str, group: str, level: str = "info", **fields: Any
+    ) -> None:
+        """Write an event, or count it.
+
+        Args:
+            event: Its kind.
+            job: The job's name.
+            group: The group's name; empty = the readers without one.
+            level: `info` or `warning`.
+            fields: What else is to be said. `rank` and `why` are summed up where there are many.
+        """
+        now = self._clock()
+        key = self._key(event, job, group, now)
+        window = self._windows.get(key)
+        if window is None or (window.ends_s <= now and not window.count):
+            window = self._windows[key] = _Window(now + WINDOW_S)
+        if window.told < LINES:
+            window.told += 1
+            _write(level, event.one, {"job": job, "group": group, **fields})
+            return
+        if not window.count and window.length_s == WINDOW_S:
+            self._at_the_end(key, window, window.ends_s - now)
+        window.count += 1
+        window.last = {"job": job, "group": group, "level": level, **fields}
+        if "rank" in fields:
+            window.ranks.add(fields["rank"])
+        if "why" in fields:
+            window.whys[fields["why"]] += 1
+
+    def close(self) -> None:
+        """Write what was only counted so far: the node ends."""
+        for key, window in self._windows.items():
+            self._sum_up(key[0], window)
+        self._windows.clear()
+
+    def _key(self, event: Event, job: str, group: str, now: float) -> _Key:
+        key = event, job, group
+        if key in self._windows or len(self._windows) < MAX_PLACES:
+            return key
+        for old in [k for k, w in self._windows.items() if w.ends_s <= now and not w.count]:
+            del self._windows[old]
+        return key if len(self._windows) < MAX_PLACES else (event, "", "")
+
+    def _at_the_end(self, key: _Key, window: _Window, wait_s: float) -> None:
+        later = self._later or asyncio.get_running_loop().call_later
+        later(max(0.0, wait_s), lambda: self._end(key, window))
+
+    def _end(self, key: _Key, window: _Window) -> None:
+        """End a window with too much in it, and begin a longer one in which all is counted."""
+        if self._windows.get(key) is not window:
+            return
+        del self._windows[key]
+        if not window.count:
+            return  # it was quiet: the next event is a line of its own again
+        self._sum_up(key[0], window)
+        length_s = min(2 * window.length_s, MAX_WINDOW_S)
+        longer = _Window(self._clock() + length_s, length_s, told=LINES)
+        self._windows[key] = longer
+        self._at_the_end(key, longer, length_s)
+
+    def _sum_up(self, event: Event, window: _Window) -> None:
+        if not window.count:
+            return
+        fields = dict(window.last)
+        level = fields.pop("level")
+        if window.ranks:
+            fields.pop("rank", None)
+            fields["ranks"] = ranges(window.ranks)
+        if window.whys:
+            fields["why"] = ", ".join(f"{n} {why}" for why, n in window.whys.most_common(5))
+        for name in ("peer", "position", "step", "sent_batches", "after_s"):
+            fields.pop(name, None)  # of one of them alone
+        _write(level, event.many, {**fields, "count": window.count, "within_s": window.length_s})
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Return numbers as `0-3, 7`; after some runs how many more there are."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    shown = ["-".join(map(str, run)) for run in runs[:MAX_RANKS]]
+    more = sum(run[-1] - run[0] + 1 for run in runs[MAX_RANKS:])
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _write(level: str, event: str, fields: dict[str, Any]) -> None:
+    told = {name: value for name, value in fields.items() if value != ""}  # as of no group
+    (log.warning if level == "warning" else log.info)(event, **told)
+
+
+__all__ = [
+    "BEGAN",
+    "FENCED",
+    "JOINED",
+    "LEFT",
+    "MOVED",
+    "NAMED",
+    "REFUSED",
+    "UNCHECKED",
+    "Event",
+    "Story",
+    "ranges",
+]

@@ -1,0 +1,336 @@
+"""The streams that are open at a node: who reads what, how far, and what ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Coroutine, Iterator
+from typing import Any
+from urllib.parse import unquote
+
+import structlog
+
+from penstock.server.metrics import Metrics
+from penstock.server.pipeline.scheduler import Reader
+from penstock.server.rpc import story
+from penstock.server.rpc.cursors import Listener
+from penstock.server.store.base import (
+    BeginRequest,
+    Begun,
+    CheckpointRecord,
+    Committed,
+    GroupRecord,
+    Moved,
+    Store,
+)
+from penstock.wire.errors import PenstockError, StaleGeneration, UnknownGroup
+from penstock.wire.v1 import feed_pb2
+
+log = structlog.get_logger("penstock.rpc")
+
+
+class Stream:
+    """One open Read, as operators see it.
+
+    Attributes:
+        request: What it opened with.
+        peer: Where its consumer is, as the network names it.
+        error: What it ends with, as soon as it can be told.
+        ending: Why it ended, in a word or two, where it has.
+        finished_step: The first step that the consumer has not finished, as it says.
+        wrote_at: When a batch was written last, of the monotonic clock.
+    """
+
+    def __init__(
+        self, request: feed_pb2.Open, reader: Reader, wake: asyncio.Event, peer: str = ""
+    ) -> None:
+        self.request, self.reader, self.wake, self.peer = request, reader, wake, unquote(peer)
+        self.error: PenstockError | None = None
+        self.ending = "hung up"
+        self.finished_step = reader.share.step(reader.head)
+        self.waiting_since: float | None = None
+        self.waited_s = 0.0
+        self.wrote_at = 0.0
+        self._opened_at = time.monotonic()
+
+    def waiting_s(self) -> float:
+        """Return for how long the consumer has waited for its next batch, all waits together."""
+        now = time.monotonic()
+        return self.waited_s + (now - self.waiting_since if self.waiting_since is not None else 0.0)
+
+    @property
+    def lag_batches(self) -> int:
+        """Return how many batches were sent of steps that the consumer has not finished."""
+        share = self.reader.share
+        first = share.at_or_after(self.finished_step * share.batches_per_step)
+        return max(0, (self.reader.head - first) // share.world_size)
+
+    def waits(self, waiting: bool) -> float | None:
+        """Note that the consumer waits, or not; return the seconds of a wait that ends now."""
+        now = time.monotonic()
+        if waiting and self.waiting_since is None:
+            self.waiting_since = now
+        elif not waiting and self.waiting_since is not None:
+            length, self.waiting_since = now - self.waiting_since, None
+            self.waited_s += length
+            return length
+        return None
+
+    def who(self) -> dict[str, Any]:
+        """Return the fields of a log line that say whose stream it is."""
+        fields: dict[str, Any] = {"job": self.request.job, "group": self.request.group}
+        fields |= {"rank": self.request.rank, "world_size": self.request.world_size or 1}
+        return fields | ({"generation": self.request.generation} if self.request.token else {})
+
+    def how_far(self) -> dict[str, Any]:
+        """Return the fields of a log line that say how far it came."""
+        return {
+            "position": self.reader.head,
+            "step": self.reader.share.step(self.reader.head),
+            "finished_step": self.finished_step,
+            "sent_batches": self.reader.sent_batches,
+            "after_s": round(time.monotonic() - self._opened_at, 3),
+        }
+
+    def status(self) -> dict[str, Any]:
+        """Return the stream as `Feed.Status` shows it."""
+        reader, share = self.reader, self.reader.share
+        return {
+            "group": self.request.group,
+            "rank": self.request.rank,
+            "world_size": self.request.world_size or 1,
+            "generation": self.request.generation,
+            "batches_per_step": share.batches_per_step,
+            "next": reader.head,
+            "horizon": reader.horizon,
+            "finished_step": self.finished_step,
+            "sent_batches": reader.sent_batches,
+            "sent_bytes": reader.sent_bytes,
+            "sent_tokens": reader.sent_tokens,
+            "waiting_s": round(self.waiting_s(), 3),
+            "lag_batches": self.lag_batches,
+        }
+
+
+class Streams(Listener):
+    """Every open stream of a node, and what is known of their groups.
+
+    Args:
+        store: Asked where a group stands that is read here and has not committed here.
+        metrics: Where streams are counted.
+    """
+
+    def __init__(self, store: Store, metrics: Metrics) -> None:
+        self._store, self._metrics = store, metrics
+        self.story = story.Story()
+        self._streams: dict[int, Stream] = {}
+        self._numbers = itertools.count(1)
+        # By (job, group): the generation, and its ranks that have opened a stream.
+        self._ranks: dict[tuple[str, str], tuple[int, set[int]]] = {}
+        # By (job, group), of groups that are read here: the cursor; None = not known yet.
+        self._cursors: dict[tuple[str, str], int | None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(tuple(self._streams.values()))
+
+    def add(self, stream: Stream) -> int:
+        """Take a stream in; return its number."""
+        number = next(self._numbers)
+        self._streams[number] = stream
+        self._metrics.streams.inc()
+        self._note_restart(stream.request)
+        place = stream.request.job, stream.request.group
+        if stream.request.group and place not in self._cursors:
+            self._cursors[place] = None
+            self._spawn(self._look_up(*place))
+        return number
+
+    def joined(self, stream: Stream) -> None:
+        """Tell of a stream that was taken in."""
+        position = stream.reader.head
+        self.story.tell(story.JOINED, **stream.who(), position=position, peer=stream.peer)
+
+    def remove(self, number: int) -> None:
+        """Let a stream go that has ended."""
+        stream = self._streams.pop(number)
+        self._metrics.streams.dec()
+        place = stream.request.job, stream.request.group
+        if not any((s.request.job, s.request.group) == place for s in self):
+            self._cursors.pop(place, None)
+        self.story.tell(story.LEFT, **stream.who(), why=stream.ending, **stream.how_far())
+
+    def close(self) -> None:
+        """Write what is still to be told."""
+        for task in self._tasks:
+            task.cancel()
+        self.story.close()
+
+    def refused(self, error: StaleGeneration, call: str) -> None:
+        """Tell of a call or a reader that came from an attempt that is over."""
+        fields = error.fields
+        self.story.tell(
+            story.REFUSED,
+            job=str(fields.get("job", "")),
+            group=str(fields.get("group", "")),
+            call=call,
+            generation=fields.get("generation"),
+            current=fields.get("current"),
+            by=fields.get("owner", ""),
+        )
+
+    def status(self, job: str) -> dict[str, Any]:
+        """Return the streams of a job, and the cursors of their groups, for `Feed.Status`."""
+        groups = [
+            {"id": number, **stream.status()}
+            for number, stream in self._streams.items()
+            if stream.request.job == job
+        ]
+        cursors = {group: step for (name, group), step in self._cursors.items() if name == job}
+        return {"groups": groups, "cursors": cursors}
+
+    # --- what happens to groups ---
+
+    def readers(self, job: str, group: str) -> int:  # noqa: D102 - the base says it; so below
+        return sum(1 for _ in self._of_attempts(job, group))
+
+    def began(self, request: BeginRequest, begun: Begun) -> None:  # noqa: D102
+        job, group = request.job.name, request.group
+        who = request.owner or "another attempt"
+        self._at(job, group, begun.start_step)
+        self.story.tell(
+            story.BEGAN,
+            job=job,
+            group=group,
+            generation=begun.generation,
+            world_size=request.world_size,
+            batches_per_step=begun.batches_per_step,
+            start_step=begun.start_step,
+            start=_origin(request, begun),
+            by=request.owner,
+        )
+        self._fence(job, group, begun.generation, f"began generation {begun.generation}", who)
+
+    def moved(  # noqa: D102
+        self, job: str, group: str, moved: Moved, how: str, owner: str
+    ) -> None:
+        self._at(job, group, moved.step)
+        place = {"job": job, "group": group}
+        self.story.tell(story.MOVED, **place, **moved._asdict(), how=how, by=owner)
+        self._fence(job, group, moved.generation, how, owner or "somebody")
+
+    def committed(  # noqa: D102
+        self, job: str, group: str, rank: int, committed: Committed
+    ) -> None:
+        self._at(job, group, committed.cursor)
+        log.debug("cursor committed", job=job, group=group, rank=rank, **committed._asdict())
+
+    def checkpointed(  # noqa: D102
+        self, job: str, group: str, made: CheckpointRecord
+    ) -> None:
+        self.story.tell(story.NAMED, job=job, group=group, name=made.name, step=made.step)
+
+    def deleted(self, record: GroupRecord, owner: str) -> None:  # noqa: D102
+        self._ranks.pop((record.job, record.name), None)
+        readers = list(self._of_attempts(record.job, record.name))
+        for stream in readers:
+            stream.error = UnknownGroup(
+                f"group {record.name!r} of job {record.job!r} was deleted by "
+                f"{owner or 'somebody'} at step {record.cursor}, while this attempt (generation "
+                f"{stream.request.generation}) read it: start the run again, with its state or "
+                "start=, to begin the group anew",
+                job=record.job,
+                group=record.name,
+                generation=stream.request.generation,
+            )
+            stream.wake.set()
+        log.info(
+            "group deleted",
+            job=record.job,
+            group=record.name,
+            generation=record.generation,
+            cursor=record.cursor,
+            checkpoints=len(record.checkpoints),
+            readers=len(readers),
+            by=owner,
+        )
+
+    def _fence(self, job: str, group: str, generation: int, how: str, by: str) -> None:
+        """End the streams of a group's older attempts."""
+        fenced = [s for s in self._of_attempts(job, group) if s.request.generation < generation]
+        for stream in fenced:
+            stream.error = StaleGeneration(
+                f"group {group!r} of job {job!r} has moved on: {by} {how}; this reader belongs "
+                f"to generation {stream.request.generation}: stop it, or open it again",
+                generation=stream.request.generation,
+                current=generation,
+                job=job,
+                group=group,
+            )
+            stream.wake.set()
+        if fenced:
+            self.story.tell(
+                story.FENCED,
+                job=job,
+                group=group,
+                readers=len(fenced),
+                generation=max(stream.request.generation for stream in fenced),
+                current=generation,
+                by=by,
+                how=how,
+            )
+
+    def _of_attempts(self, job: str, group: str) -> Iterator[Stream]:
+        """Yield a group's streams, those left out that only look."""
+        for stream in self:
+            request = stream.request
+            if (request.job, request.group) == (job, group) and request.token:
+                yield stream
+
+    def _at(self, job: str, group: str, step: int) -> None:
+        if (job, group) in self._cursors:
+            self._cursors[job, group] = step
+
+    async def _look_up(self, job: str, group: str) -> None:
+        """Ask the store where a group stands; without an answer it is not known."""
+        try:
+            [record] = await self._store.groups(job, group)
+        except PenstockError as error:
+            log.debug("a cursor is not known", job=job, group=group, error=str(error))
+            return
+        if self._cursors.get((job, group), 0) is None:  # else it has committed meanwhile
+            self._cursors[job, group] = record.cursor
+
+    def _note_restart(self, request: feed_pb2.Open) -> None:
+        """Count a stream that a rank of the group's latest attempt has opened before."""
+        if not request.token:
+            return
+        place = request.job, request.group
+        generation, ranks = self._ranks.get(place, (0, set()))
+        if request.generation != generation:
+            ranks = set()
+        if request.rank in ranks:
+            self._metrics.restarts.labels(request.job).inc()
+        ranks.add(request.rank)
+        self._ranks[place] = request.generation, ranks
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _origin(request: BeginRequest, begun: Begun) -> str:
+    """Return in words where a new generation's start comes from."""
+    if request.start_step is not None:
+        return "the trainer's state" if request.store else "start="
+    if begun.generation == 1:
+        return "a new group"
+    return f"the cursor of generation {begun.generation - 1}"
+
+
+__all__ = ["Stream", "Streams"]

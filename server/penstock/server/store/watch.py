@@ -1,0 +1,85 @@
+"""A node's log about its store: once when it fails, and once when it is back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+
+from penstock.server.store.base import Store
+from penstock.wire.errors import PenstockError, StoreCorrupt, StoreUnavailable
+
+log = structlog.get_logger("penstock.store")
+
+PROBE_S, QUIET_S = 1.0, 3.0
+"""How often a store that fails is tried, and for how long no call may fail before it is back: on a
+full disk small writes pass between large ones that fail, and looking always works."""
+
+
+class StoreWatch:
+    """Tells once that the store fails, and once that it is back, with how long it was away.
+
+    Every call that fails is retried or answered by name; the log of the node needs neither each of
+    them nor a line for each try.
+
+    Args:
+        store: What is watched.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._failed_at: float | None = None
+        self._last = 0.0
+        self._calls = 0
+        self._damaged = False
+        self._probing: asyncio.Task[None] | None = None
+
+    def failed(self, error: PenstockError) -> None:
+        """A call has ended with an error; in the event loop."""
+        if isinstance(error, StoreCorrupt):
+            if not self._damaged:  # it will not be back by itself
+                self._damaged = True
+                log.error("the store is damaged", store=self._store.place, error=error.message)
+            return
+        if not isinstance(error, StoreUnavailable):
+            return
+        self._last = time.monotonic()
+        self._calls += 1
+        if self._failed_at is None:
+            self._failed_at, self._calls = self._last, 1
+            log.error("the store fails", store=self._store.place, error=error.message)
+            self._probing = asyncio.get_running_loop().create_task(self._probe())
+
+    async def close(self) -> None:
+        """Stop watching."""
+        probing, self._probing = self._probing, None
+        if probing is not None:
+            probing.cancel()
+            await asyncio.gather(probing, return_exceptions=True)
+
+    async def _probe(self) -> None:
+        assert self._failed_at is not None
+        while True:
+            await asyncio.sleep(PROBE_S)
+            try:
+                await self._store.probe()
+            except StoreUnavailable:
+                self._last = time.monotonic()
+                continue
+            except StoreCorrupt as error:
+                self.failed(error)
+                return
+            now = time.monotonic()
+            if now - self._last >= QUIET_S:
+                break
+        log.info(
+            "the store is back",
+            store=self._store.place,
+            after_s=round(now - self._failed_at, 1),
+            failed_calls=self._calls,
+        )
+        self._failed_at = None
+
+
+__all__ = ["StoreWatch"]

@@ -1,0 +1,52 @@
+"""A node looks at its data files once: workers open what they read, and refuse what has changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from harness import serving, write_job_file
+from penstock.server.config import load
+from penstock.server.pipeline.line import compute
+from penstock.wire.errors import SourceChanged
+
+FILES = 12
+
+
+def write(path: Path, first: int) -> None:
+    pq.write_table(pa.table({"id": range(first, first + 4)}), path)
+
+
+def test_a_worker_opens_no_file_but_those_it_reads(tmp_path: Path) -> None:
+    """It has list, footers and hashes of its node, and names a file that has changed since.
+
+    Also where nothing is kept between starts, and for a second job over the same files.
+    """
+    (tmp_path / "data").mkdir()
+    for number in range(FILES):
+        write(tmp_path / "data" / f"{number:02d}.parquet", 4 * number)
+    source = {"type": "parquet", "files": "data"}
+    plain = {"lanes": 1, "source": source, "distributor": {"type": "map", "shuffle": "none"}}
+    file = write_job_file(
+        tmp_path / "jobs.yaml",
+        {"plain": {**plain, "batch_size": 4}, "columns": {**plain, "batch_size": 2}},
+        hash_cache="off",
+    )
+    expected = compute(load(str(file)).job("plain"), 0).body
+
+    with serving(file, "--workers", "2") as server:
+        for number in range(2, FILES):
+            path = tmp_path / "data" / f"{number:02d}.parquet"
+            path.rename(path.with_suffix(".away"))
+        write(tmp_path / "data" / "01.parquet", 1000)
+
+        [first] = server.read("plain", world_size=1, horizon=1).take(1)
+        with pytest.raises(SourceChanged, match=r"01\.parquet changed"):
+            server.read("plain", world_size=1, start=1, horizon=2).take(1)
+        [other] = server.read("columns", world_size=1, horizon=1).take(1)
+
+    assert first.body == expected
+    assert other.body == expected[: len(other.body)]
