@@ -40,6 +40,7 @@ NAMES = (
     "start",
     "resume",
     "memory",
+    "reading",
     "node_memory",
 )
 

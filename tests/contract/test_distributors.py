@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import DataDistributor, Source
+from penstock.server.roles.base import Blocks, DataDistributor, Source
 from penstock.server.roles.distributors import BUILTIN_DISTRIBUTORS, MapDistributor
 
 
@@ -29,9 +29,9 @@ class Numbers(Source):
         """Return the indices."""
         return list(indices)
 
-    def blocks(self) -> Sequence[int] | None:
+    def blocks(self) -> Blocks | None:
         """Return the sizes."""
-        return self.sizes
+        return None if self.sizes is None else Blocks(self.sizes)
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,15 @@ class Case:
     blocks: tuple[int, ...] | None = None
 
 
-ITEMS = 23
+ITEMS, LANES = 23, 30
 
 CASES = {
     "map full": Case(lambda: MapDistributor("full")),
     "map none": Case(lambda: MapDistributor("none")),
     "map blocks": Case(lambda: MapDistributor("blocks", window_blocks=2), (5, 7, 4, 7)),
+    "map blocks in groups": Case(
+        lambda: MapDistributor("blocks", window_blocks=2, reading_groups=5), (5, 7, 4, 7)
+    ),
     "map default over blocks": Case(MapDistributor, (5, 0, 7, 4, 7)),
 }
 
@@ -65,7 +68,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 def bound(case: Case, *, seed: int = 3, epochs: int | None = None) -> DataDistributor:
     distributor = case.make()
-    distributor.bind({"main": Numbers(ITEMS, case.blocks)}, seed, epochs)
+    distributor.bind({"main": Numbers(ITEMS, case.blocks)}, seed, epochs, LANES)
     return distributor
 
 
@@ -140,7 +143,7 @@ def test_the_identity_is_json_and_tells_no_seed(case: Case) -> None:
 def test_a_billion_items_need_no_memory() -> None:
     """Draws of several epochs of 10^9 items, over many lanes, take a few kilobytes."""
     distributor = MapDistributor("full")
-    distributor.bind({"main": Numbers(10**9)}, 7, None)
+    distributor.bind({"main": Numbers(10**9)}, 7, None, LANES)
     tracemalloc.start()
     try:
         for epoch in range(6):

@@ -276,7 +276,7 @@ def test_blocks_add_up_to_the_length(case: Case, folder: Path) -> None:
 
     blocks = source.blocks()
 
-    assert blocks is None or (sum(blocks) == len(source) and min(blocks) > 0)
+    assert blocks is None or (sum(blocks.items) == len(source) and min(blocks.items) > 0)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -54,9 +54,9 @@ class Blocks(ItemsSource):
 
     version: ClassVar[int | str | None] = 1
 
-    def blocks(self) -> Sequence[int]:
+    def blocks(self) -> base.Blocks:
         """Return the items of each block."""
-        return [7, 3, 11, 1, 10, 8]
+        return base.Blocks([7, 3, 11, 1, 10, 8])
 
 
 BATCHERS: dict[str, dict[str, Any]] = {
@@ -91,7 +91,7 @@ def draws() -> Any:
     for shuffle in ("full", "blocks", "none"):
         source = Blocks(list(range(40))) if shuffle == "blocks" else ItemsSource(list(range(40)))
         distributor = MapDistributor(shuffle=shuffle, window_blocks=2)
-        distributor.bind({"main": source}, 11, None)
+        distributor.bind({"main": source}, 11, None, 3)
         for lane in range(3):
             drawn = [distributor.draw(lane, 3, k) for k in range(20)]
             found[f"{shuffle}, lane {lane}"] = [[item.index, item.epoch] for item in drawn if item]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from penstock.server.job import Job
 from penstock.server.roles import (
     BestFitPackingBatcher,
+    Blocks,
     IdentityProcessor,
     MapDistributor,
     PackedCollator,
@@ -26,7 +27,7 @@ from penstock.server.sources import ItemsSource
 LENGTHS = (3, 17, 8, 1, 40, 12, 25, 5, 9, 31, 2, 70, 14, 6, 22, 11, 4, 19, 28, 7, 10, 16, 13)
 """Sizes of the 23 items: some longer than a row of 32, one longer than two."""
 
-BLOCKS = (5, 7, 4, 7)
+BLOCKS = Blocks((5, 7, 4, 7))
 
 
 class BlockedSource(ItemsSource):
@@ -34,7 +35,7 @@ class BlockedSource(ItemsSource):
 
     version: ClassVar[int | str | None] = 1
 
-    def blocks(self) -> Sequence[int]:
+    def blocks(self) -> Blocks:
         """Return the blocks' lengths."""
         return BLOCKS
 
@@ -108,7 +109,7 @@ def make_job(
     packs = batcher.startswith(("best", "sequential"))
     return Job(
         BlockedSource(raw_items()) if shuffle == "blocks" else ItemsSource(raw_items()),
-        MapDistributor(shuffle=shuffle, window_blocks=2 if shuffle == "blocks" else 16),
+        MapDistributor(shuffle=shuffle, window_blocks=2 if shuffle == "blocks" else None),
         PROCESSORS[processor](),
         BATCHERS[batcher].clone(),
         PackedCollator() if packs else PaddedCollator(),

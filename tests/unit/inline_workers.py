@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 
 from penstock.server.core.refs import ItemRef, Verdict
@@ -30,6 +30,7 @@ class _Side(Worker):
         self.config = _Config(jobs)  # type: ignore[assignment]  # all that a worker asks is `jobs`
         self.arenas = Arenas(self._announce)
         self.jobs, self.items, self.makers, self.lines, self.broken = {}, {}, {}, {}, {}
+        self.places, self._drawn = {}, defaultdict(int)
         self.announced, self._told = {}, set()
         self.lane, self._unreported = None, 0
         self._told = set()

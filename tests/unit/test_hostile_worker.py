@@ -37,7 +37,7 @@ OPS = (
 VALUES: list[Any] = [
     *(None, True, -1, 0, 1, 2, 3, 1 << 40, 1 << 70, 0.5, float("nan"), "", "job", "main", "\udcff"),
     *("x" * 5000, [], [0, 0], [[0, 0]], [0, 64], ["main", 0, 0], {}, {"a": 1}, {"tokens": -1}),
-    {"job": "job", "batches": 1, "stages_s": {"fetch": 1e300}, "read_bytes": 0},
+    {"job": "job", "batches": 1, "stages_s": {"fetch": 1e300}, "read_bytes": 0, "drawn": 0},
     ["draw", ["main", 1, 0], "00", "bad", True, 3, 0, 0, None, 0],
     ["exit", ["main", 1, 0], "00", "\udcff", True, 3, 1 << 70, 0, None, 0],
     ["exit", ["main", 1, 0], "00", "bad", True, 3000, 1, 0, None, 0],

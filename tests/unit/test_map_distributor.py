@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import Source
+from penstock.server.roles.base import Blocks, Source
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import InvalidJob
@@ -31,15 +32,20 @@ class BlockSource(Source):
         """Return the indices."""
         return list(indices)
 
-    def blocks(self) -> Sequence[int]:
+    def blocks(self) -> Blocks:
         """Return the sizes."""
-        return self.sizes
+        return Blocks(self.sizes)
 
 
 def bound(
-    distributor: MapDistributor, source: Source, *, seed: int = 7, epochs: int | None = None
+    distributor: MapDistributor,
+    source: Source,
+    *,
+    seed: int = 7,
+    epochs: int | None = None,
+    lanes: int = 12,
 ) -> MapDistributor:
-    distributor.bind({"main": source}, seed, epochs)
+    distributor.bind({"main": source}, seed, epochs, lanes)
     return distributor
 
 
@@ -81,14 +87,15 @@ def test_each_item_comes_exactly_once_per_epoch_over_all_lanes(
 @given(
     sizes=st.lists(st.integers(0, 12), min_size=1, max_size=20).filter(any),
     window_blocks=st.integers(1, 25),
+    groups=st.sampled_from([1, 2, 3, 4, 6, 12]),
     seed=st.integers(0, 2**64),
 )
-def test_any_blocks_and_window_give_a_permutation(
-    sizes: list[int], window_blocks: int, seed: int
+def test_any_blocks_groups_and_window_give_a_permutation(
+    sizes: list[int], window_blocks: int, groups: int, seed: int
 ) -> None:
     """Whatever the sizes, each item stands at exactly one position."""
     distributor = bound(
-        MapDistributor("blocks", window_blocks), BlockSource(sizes), seed=seed, epochs=1
+        MapDistributor("blocks", window_blocks, groups), BlockSource(sizes), seed=seed, epochs=1
     )
 
     drawn = global_draws(distributor, 1, sum(sizes))
@@ -97,33 +104,97 @@ def test_any_blocks_and_window_give_a_permutation(
     assert distributor.draw(0, 1, sum(sizes)) is None
 
 
-@pytest.mark.parametrize("window_blocks", [1, 2, 4, 5, 40])
-def test_a_block_is_needed_in_one_window_only(window_blocks: int) -> None:
-    """Reading on, all rows of a window's blocks come before any row of the next window."""
-    sizes = [(number * 7) % 11 + 1 for number in range(23)]
-    block_of = [block for block, size in enumerate(sizes) for _ in range(size)]
-    distributor = bound(MapDistributor("blocks", window_blocks), BlockSource(sizes))
+UNEVEN = [(number * 7) % 11 + 1 for number in range(23)]
+BLOCK_OF = [block for block, size in enumerate(UNEVEN) for _ in range(size)]
 
-    drawn = [block_of[item.index] for item in global_draws(distributor, 1, sum(sizes))]
 
-    order = list(dict.fromkeys(drawn))  # by first row: window after window
-    start = 0
-    for first in range(0, len(order), window_blocks):
-        window = order[first : first + window_blocks]
-        stop = start + sum(sizes[block] for block in window)
-        assert set(drawn[start:stop]) == set(window)
-        start = stop
-    assert start == sum(sizes)
+def blocks_of_groups(groups: int, window_blocks: int, lanes: int = 12) -> list[list[int]]:
+    """Return for each group the blocks of its draws in an epoch, in order."""
+    distributor = bound(
+        MapDistributor("blocks", window_blocks, groups), BlockSource(UNEVEN), lanes=lanes
+    )
+    drawn: list[list[int]] = [[] for _ in range(groups)]
+    for g, item in enumerate(global_draws(distributor, lanes, sum(UNEVEN))):
+        drawn[g % groups].append(BLOCK_OF[item.index])
+    return drawn
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 12])
+@pytest.mark.parametrize("window_blocks", [1, 2, 4, 5])
+def test_a_group_draws_from_a_window_of_blocks_and_never_comes_back(
+    groups: int, window_blocks: int
+) -> None:
+    """What lies between a block's first draw and its last: one block more than a window has."""
+    for drawn in blocks_of_groups(groups, window_blocks):
+        spans = {
+            block: (drawn.index(block), len(drawn) - 1 - drawn[::-1].index(block))
+            for block in set(drawn)
+        }
+        live = [
+            sum(first <= at <= last for first, last in spans.values()) for at in range(len(drawn))
+        ]
+        assert max(live) <= window_blocks + 1
+
+
+@pytest.mark.parametrize("groups", [2, 3, 4, 6, 12])
+def test_a_block_belongs_to_one_group_or_lies_between_two(groups: int) -> None:
+    """At most `groups - 1` blocks have two groups, which come to them at the same end of theirs."""
+    drawn = blocks_of_groups(groups, 2)
+
+    readers = {
+        block: [group for group in range(groups) if block in drawn[group]]
+        for block in range(len(UNEVEN))
+    }
+    shared = {block: them for block, them in readers.items() if len(them) > 1}
+
+    assert all(len(them) == 2 for them in shared.values())
+    assert len(shared) <= groups - 1
+    for block, them in shared.items():
+        places = [np.flatnonzero(np.array(drawn[group]) == block).mean() for group in them]
+        early = [place < len(drawn[group]) / 2 for place, group in zip(places, them, strict=True)]
+        assert early in ([True, True], [False, False])
+
+
+def test_one_group_with_a_window_of_all_blocks_is_a_full_shuffle() -> None:
+    """Then any item may follow any other: neighbours lie as far apart as by chance."""
+    distributor = bound(MapDistributor("blocks", 8, 1), BlockSource([50] * 8))
+
+    drawn = [item.index for item in global_draws(distributor, 1, 400)]
+
+    apart = sum(abs(a - b) for a, b in pairwise(drawn)) / 399
+    assert abs(apart - 400 / 3) < 20
+    assert distributor.parameters()["window_blocks"] == 8
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 5, 12])
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+def test_groups_change_nothing_of_how_many_draws_a_lane_has(lanes: int, epochs: int) -> None:
+    """Equal to within one per epoch, for every number of groups and of items, few ones too."""
+    for items in range(1, 30):
+        sizes = [3] * (items // 3) + ([items % 3] if items % 3 else [])
+        for groups in (n for n in range(1, lanes + 1) if lanes % n == 0):
+            distributor = bound(
+                MapDistributor("blocks", 2, groups), BlockSource(sizes), epochs=epochs, lanes=lanes
+            )
+            drawn = []
+            for lane in range(lanes):
+                count = distributor.draws(lane, lanes)
+                assert count is not None
+                assert abs(count - epochs * items / lanes) < 1
+                drawn += [distributor.draw(lane, lanes, k) for k in range(count)]
+                assert distributor.draw(lane, lanes, count) is None
+            assert sorted((item.epoch, item.index) for item in drawn if item) == [
+                (epoch, index) for epoch in range(epochs) for index in range(items)
+            ]
 
 
 def test_rows_of_several_blocks_are_mixed_within_a_window() -> None:
-    """With four blocks per window, neighbours mostly come from different blocks."""
-    sizes = [50] * 8
-    distributor = bound(MapDistributor("blocks", window_blocks=4), BlockSource(sizes))
+    """With four blocks per window, neighbours in a lane mostly come from different blocks."""
+    distributor = bound(MapDistributor("blocks", 4, 1), BlockSource([50] * 20))
 
-    blocks = [item.index // 50 for item in global_draws(distributor, 1, 400)]
+    blocks = [item.index // 50 for item in global_draws(distributor, 1, 1000)]
 
-    assert sum(a != b for a, b in pairwise(blocks)) > 250
+    assert sum(a != b for a, b in pairwise(blocks)) > 650
 
 
 @pytest.mark.parametrize("source", [SOURCES["300 items"], SOURCES["uneven blocks"]])
@@ -204,7 +275,7 @@ def test_the_default_shuffle_is_what_it_settles_on() -> None:
     )
     assert (
         bound(MapDistributor(), blocks).identity()
-        == bound(MapDistributor("blocks", 16), blocks).identity()
+        == bound(MapDistributor("blocks", 16, 1), blocks).identity()
     )
     assert (
         bound(MapDistributor("none", 3), blocks).identity()
@@ -240,6 +311,15 @@ def test_full_over_blocks_is_refused_with_the_way_on() -> None:
     [
         (lambda: MapDistributor("block"), "did you mean blocks"),
         (lambda: MapDistributor(window_blocks=0), "window_blocks is 0"),
+        (lambda: MapDistributor(reading_groups=-1), "reading_groups is -1"),
+        (
+            lambda: bound(MapDistributor(reading_groups=5), BlockSource([3, 3])),
+            "reading_groups is 5, and 12 lanes .* such as 4 or 6",
+        ),
+        (
+            lambda: bound(MapDistributor(reading_groups=24), BlockSource([3, 3])),
+            "reading_groups is 24, and 12 lanes .* such as 6 or 12",
+        ),
         (lambda: MapDistributor(window_blocks=True), "window_blocks is True"),
         (lambda: bound(MapDistributor(source="cod"), ItemsSource([1])), "'cod'.*'main'"),
         (lambda: bound(MapDistributor(), ItemsSource([])), "holds 0 items"),
@@ -265,11 +345,11 @@ def test_blocks_that_do_not_add_up_are_refused() -> None:
 def test_the_order_never_changes_silently() -> None:
     """Golden draws: if these change, ORDER_VERSION or the distributor's version must be raised."""
     full = bound(MapDistributor(), ItemsSource(list(range(12))))
-    blocks = bound(MapDistributor(window_blocks=2), SOURCES["uneven blocks"])
+    blocks = bound(MapDistributor(window_blocks=2, reading_groups=3), SOURCES["uneven blocks"])
 
     assert [item.index for item in global_draws(full, 5, 12)] == GOLDEN_FULL
-    assert [item.index for item in global_draws(blocks, 5, 12)] == GOLDEN_BLOCKS
+    assert [item.index for item in global_draws(blocks, 12, 12)] == GOLDEN_BLOCKS
 
 
 GOLDEN_FULL = [2, 11, 8, 4, 9, 3, 10, 7, 5, 0, 6, 1]
-GOLDEN_BLOCKS = [9, 7, 6, 5, 10, 8, 11, 12, 30, 13, 15, 28]
+GOLDEN_BLOCKS = [10, 16, 17, 6, 1, 19, 8, 3, 21, 12, 4, 23]

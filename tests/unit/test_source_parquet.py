@@ -74,7 +74,7 @@ def test_empty_files_and_empty_row_groups_hold_no_blocks(tmp_path: Path) -> None
 
     source = ParquetSource(str(tmp_path / "*.parquet"))
 
-    assert source.blocks() == [10, 2]
+    assert source.blocks().items == [10, 2]
     assert source.fetch([11])[0]["id"] == 11
 
 
@@ -94,7 +94,7 @@ def test_an_epoch_in_blocks_reads_every_byte_once(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{n}.parquet", 55, first=55 * n) for n in range(4)]
     source = ParquetSource(str(tmp_path))
     distributor = MapDistributor("blocks", window_blocks=4)
-    distributor.bind({"main": source}, seed=1, epochs=1)
+    distributor.bind({"main": source}, seed=1, epochs=1, lanes=3)
 
     drawn = [distributor.draw(g % 3, 3, g // 3) for g in range(len(source))]
     items = [source.fetch([item.index])[0] for item in drawn if item is not None]

@@ -31,13 +31,21 @@ FIXED: Mapping[str, str] = {
 """Variables that have these values wherever a batch is computed."""
 
 
+ARROW_MEMORY = ("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")
+"""Which allocator Arrow takes, where nobody chose one. Of decoded blocks that come and go, its own
+default kept 20 to 50 % more than was in use, jemalloc 5 % (48 blocks of 4 MiB, pyarrow 26)."""
+
+
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a process that computes: hidden inputs are fixed.
 
     Args:
         environment: The one of the process that starts it; what is not fixed is kept.
     """
+    name, allocator = ARROW_MEMORY
+    chosen = {name: allocator} if sys.platform == "linux" else {}
     return {
+        **chosen,
         **environment,
         **FIXED,
         # The same import world as the process that starts it, whatever put it there.

@@ -132,7 +132,11 @@ class Job:
                     key="source",
                 )
             self._check_columns(one)
-        self.distributor.bind(self.sources, seed, epochs)
+        self.distributor.bind(self.sources, seed, epochs, lanes)
+        reading = self.distributor.reading()
+        if reading is not None and reading.blocks is not None:
+            # A process that reads for a few groups alone says so: a worker does.
+            self.sources[reading.source].keep_blocks(reading.held)
 
     def _check_columns(self, source: Source) -> None:
         """Refuse what the data's schema tells: that every item would fail."""

@@ -116,6 +116,13 @@ class Metrics(Observer):
             job,
             registry,
         )
+        self._drawn = Tally(
+            "penstock_source_drawn_bytes",
+            "Bytes that the items drawn take in storage, of sources that read it in blocks: what "
+            "reading every block once takes.",
+            job,
+            registry,
+        )
         self._sent = Tally("penstock_batches_sent", "Batches sent to readers.", job, registry)
         self._sent_bytes = Tally("penstock_sent_bytes", "Bytes of batches sent.", job, registry)
         self._wait = Histogram(
@@ -202,6 +209,7 @@ class Metrics(Observer):
         for code in STORE_ERRORS:
             self._store_errors.labels(code)
         self.draining = Gauge("penstock_draining", "1 while this node drains.", registry=registry)
+        self._item_bytes: dict[str, float] = {}  # by job, of an item in storage
         self._kinds: dict[str, set[str]] = {}
         self._seen: dict[tuple[str, int], dict[str, int]] = {}
         self._children: dict[tuple[Any, tuple[str, ...]], Any] = {}
@@ -216,6 +224,9 @@ class Metrics(Observer):
         for name, job in jobs.items():
             for tally in (self._batches, self._bytes, self._tokens, self._read, self._sent):
                 tally.add(0, name)
+            if (reading := job.distributor.reading()) is not None and reading.item_bytes:
+                self._item_bytes[name] = reading.item_bytes
+                self._drawn.add(0, name)
             self._sent_bytes.add(0, name)
             for metric in (self._fill, self._wait, self._verified, self._impure, self.restarts):
                 self._of(metric, name)
@@ -261,13 +272,20 @@ class Metrics(Observer):
             self._of(self._fill, job).observe(tokens / (tokens + padding))
 
     def worked(
-        self, job: str, batches: int, stages_s: Mapping[str, float], read_bytes: int
+        self,
+        job: str,
+        batches: int,
+        stages_s: Mapping[str, float],
+        read_bytes: int,
+        drawn: int,
     ) -> None:
-        """What some batches cost: a worker's seconds by stage, and bytes read from storage."""
+        """What some batches cost: a worker's seconds by stage, bytes read from storage, draws."""
         for stage, seconds in stages_s.items():
             self._stages.add(seconds, job, stage, count=batches)
         if read_bytes:
             self._read.add(read_bytes, job)
+        if drawn and job in self._item_bytes:
+            self._drawn.add(drawn * self._item_bytes[job], job)
 
     def counted(
         self, job: str, lane: int, counters: Mapping[str, int], before: Mapping[str, int]

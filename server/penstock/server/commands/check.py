@@ -138,10 +138,13 @@ def _rows(measured: Measured) -> Iterator[tuple[str, str]]:
         yield "packing efficiency", f"{measured.efficiency:.4f} ({_measured_on(measured)})"
     for name, rate in measured.per_second.items():
         yield f"{name} per second", _rate(rate, measured.workers)
-    if measured.read_amplification is not None:
-        # Blocks that the first items share with later ones are charged to the first.
-        items = f"read amplification of {measured.items_run} items"
-        yield items, f"{measured.read_amplification:.1f}"
+    if (reading := measured.reading) is not None:
+        yield "reading groups", f"{reading.groups}"
+        each = " by each worker" if reading.groups == 1 else ""
+        held = f"{reading.blocks_in_memory}, about {reading.mib_in_memory:,.1f} MiB"
+        yield f"blocks in memory{each}", held
+        read = f"{reading.amplification:.2f} ({_counted(reading.blocks_read, 'block')})"
+        yield "read amplification of a window", read
     for name, value in measured.counts.items():
         yield f"{plain(name)} in {_counted(measured.batches_run, 'batch')}", f"{value:,}"
 

@@ -13,6 +13,7 @@ from penstock.server.commands import purity
 from penstock.server.commands.pace import pace
 from penstock.server.commands.progress import Say, silent
 from penstock.server.commands.text import decoder, documents, render, summary
+from penstock.server.commands.window import WindowRead, read_window
 from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef, SampleRef
@@ -81,7 +82,7 @@ class Measured:
         pool_filled: The pool had been filled before these; None where the batcher has none.
         per_second: Samples and, where they are counted, tokens per second of one process.
         workers: Processes that the node would have here.
-        read_amplification: Bytes read from storage per byte of the items, or None where unknown.
+        reading: How a window of storage blocks is read, or None where there are none.
         warnings: Sentences; nothing is wrong, but something may surprise.
         sample: The first sample as text.
     """
@@ -104,7 +105,7 @@ class Measured:
     pool_filled: bool | None = None
     per_second: dict[str, float] = field(default_factory=dict)
     workers: int = 1
-    read_amplification: float | None = None
+    reading: WindowRead | None = None
     warnings: list[str] = field(default_factory=list)
     sample: str = ""
 
@@ -159,7 +160,7 @@ def examine(
     _count_outcomes(found, outcomes)
     seconds_batching = _batching_seconds(job, refs, outcomes, found.quarantined)
     found.ms["batch per item"] = 1000 * seconds_batching / max(1, len(refs))
-    found.read_amplification = _amplification(job, items, refs, outcomes)
+    found.reading = read_window(job, items, say)
     raws = purity.raw_facts(items, refs, outcomes)
     found.sample = _sample_text(job, outcomes)
 
@@ -282,34 +283,6 @@ def _measure_pace(found: Measured, line: Line, least: int) -> None:
         found.efficiency = past.efficiency
 
 
-def _amplification(
-    job: Job, items: Items, refs: Sequence[ItemRef], outcomes: Sequence[Outcome]
-) -> float | None:
-    """Return bytes read per byte of the items: 1 is ideal, the rows of a row group the worst.
-
-    The items are in a source's cache by now: what was read for them has been counted, once.
-    """
-    read = sum(source.read_bytes() for source in job.sources.values())
-    pairs = zip(refs, outcomes, strict=True)
-    kept = [ref for ref, outcome in pairs if not isinstance(outcome, Quarantined)]
-    wanted = sum(map(raw_bytes, items.raws(kept)))
-    return read / wanted if read and wanted else None
-
-
-def raw_bytes(raw: Any) -> int:
-    """Return about how many bytes a raw item holds."""
-    if isinstance(raw, dict):
-        return sum(map(raw_bytes, raw.values()))
-    if isinstance(raw, list | tuple):
-        return sum(map(raw_bytes, raw))
-    if isinstance(raw, str):
-        return len(raw.encode(errors="surrogatepass"))
-    if isinstance(raw, bytes | bytearray | memoryview):
-        return len(raw)
-    nbytes = getattr(raw, "nbytes", None)
-    return int(nbytes) if isinstance(nbytes, int) else 8
-
-
 def _sample_text(job: Job, outcomes: Sequence[Outcome]) -> str:
     """Return the first sample as people read it."""
     for outcome in outcomes:
@@ -349,4 +322,4 @@ def _warnings(job: Job, found: Measured) -> list[str]:
     return warnings
 
 
-__all__ = ["Measured", "Stopwatch", "examine", "raw_bytes"]
+__all__ = ["Measured", "Stopwatch", "examine"]

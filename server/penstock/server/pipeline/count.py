@@ -5,7 +5,7 @@ known only when all of its items were processed. Plans are made, and no batch: s
 as they come.
 
 It is started as `python -m penstock.server.pipeline.count FD PAGE_FD FILES_FD PARENT TARGET JOB
-LOG PART PARTS CAREFUL` to count every PARTS-th lane from PART on, in the environment of the
+LOG PART PARTS CAREFUL` to count the lanes of part PART of PARTS, in the environment of the
 workers.
 """
 
@@ -21,6 +21,7 @@ from typing import Any
 from penstock.server.config import load
 from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
+from penstock.server.pipeline.homes import Homes
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.planner import Planner
 from penstock.server.sources.catalog import take_catalogs
@@ -78,6 +79,22 @@ def ensure_counted(job: Job) -> None:
         job.set_lane_ends([ends[lane] for lane in range(job.lanes)])
 
 
+def part_of_lanes(job: Job, part: int, parts: int) -> list[int]:
+    """Return the lanes of one of several processes; those of a reading group go into one.
+
+    The source keeps what their groups draw from.
+    """
+    reading = job.distributor.reading()
+    groups = job.lanes if reading is None or reading.groups is None else reading.groups
+    homes = Homes(groups)
+    homes.settle(range(parts))
+    here = [group for group in range(groups) if homes.of(group) == part]
+    if reading is not None and reading.groups is not None and reading.blocks is not None:
+        job.sources[reading.source].keep_blocks(max(1, len(here)) * reading.blocks)
+    held = set(here)
+    return [lane for lane in range(job.lanes) if lane % groups in held]
+
+
 def expected_draws(job: Job) -> int:
     """Return how many draws all lanes of a finite job have."""
     return sum(job.distributor.draws(lane, job.lanes) or 0 for lane in range(job.lanes))
@@ -116,7 +133,7 @@ def main(argv: list[str]) -> None:
                 )
             items = Items(job, progress=progress)
             items.careful = careful == "1"
-            lanes = range(int(part), job.lanes, int(parts))
+            lanes = part_of_lanes(job, int(part), int(parts))
             ends = count_lanes(job, lanes, items, lambda drawn: write({"drawn": drawn}))
             write({"ends": list(ends.items())})
         except PenstockError as error:
@@ -131,4 +148,4 @@ if __name__ == "__main__":
     main(sys.argv[1:])
 
 
-__all__ = ["count_lanes", "ensure_counted", "expected_draws"]
+__all__ = ["count_lanes", "ensure_counted", "expected_draws", "part_of_lanes"]

@@ -259,13 +259,15 @@ def _check_snapshots(
 
 def _check_cost(cost: Any, jobs: Collection[str]) -> None:
     _need(
-        isinstance(cost, dict) and set(cost) == {"job", "batches", "stages_s", "read_bytes"},
+        isinstance(cost, dict)
+        and set(cost) == {"job", "batches", "stages_s", "read_bytes", "drawn"},
         "cost",
         cost,
     )
     _need(_known_job(cost["job"], jobs), "job", cost["job"])
     _need(_count(cost["batches"]), "number of batches", cost["batches"])
     _need(_count(cost["read_bytes"]), "number of bytes", cost["read_bytes"])
+    _need(_count(cost["drawn"]), "number of draws", cost["drawn"])
     stages = cost["stages_s"]
     fits = isinstance(stages, dict) and all(
         stage in STAGES and type(seconds) in (int, float) and 0 <= seconds < 1e12

@@ -100,9 +100,14 @@ class Observer:
         """A batch was made."""
 
     def worked(
-        self, job: str, batches: int, stages_s: Mapping[str, float], read_bytes: int
+        self,
+        job: str,
+        batches: int,
+        stages_s: Mapping[str, float],
+        read_bytes: int,
+        drawn: int,
     ) -> None:
-        """What some batches cost: a worker's seconds by stage, and bytes read from storage."""
+        """What some batches cost: a worker's seconds by stage, bytes read from storage, draws."""
 
     def counted(
         self, job: str, lane: int, counters: Mapping[str, int], before: Mapping[str, int]
@@ -237,6 +242,27 @@ class Node:
         """Take a job whose order is known into the books."""
         self.logs[job.name] = Log(job, self.bound_bytes)
         self._seekable[job.name] = Planner(job, 0, Items(job)).can_seek()
+        self._say_how_it_reads(job)
+
+    def _say_how_it_reads(self, job: Job) -> None:
+        """Log a job's reading groups, and if there are more workers than groups."""
+        reading = job.distributor.reading()
+        if reading is None or reading.groups is None:
+            return
+        log.info(
+            "a job reads by groups",
+            job=job.name,
+            groups=reading.groups,
+            blocks_in_memory=reading.held,
+            about_mib=round(reading.held * reading.block_bytes / 2**20),
+        )
+        if reading.groups < len(self.workers):
+            log.warning(
+                "some workers have no work for a job; more reading_groups give them some",
+                job=job.name,
+                groups=reading.groups,
+                workers=len(self.workers),
+            )
 
     async def _count(self, job: Job) -> None:
         """Find out where a job's lanes end, once for all nodes; until then nobody can open it."""
@@ -439,6 +465,11 @@ class Node:
         if not any(room.values()):
             return
         logs = [one for one in self.logs.values() if not one.deciding]
+        sharing = [worker.number for worker in self.workers if worker.takes_part]
+        for one in logs:
+            # Not before somebody reads: as workers start one by one, groups would move about.
+            if one.homes is not None and one.readers:
+                one.homes.settle(sharing)
         wanted = sorted((one for log in logs for one in log.candidates()), key=_RANK)
         progress = True
         while progress and not self.draining:
@@ -477,18 +508,27 @@ class Node:
         """Tell whether this worker can go on with a batch; start looking where nobody can."""
         _, _, one, entry, lane = candidate
         name, offset = one.job.name, entry.key.offset
+        home = one.home(lane.lane)
+        at_home = home in (None, worker.number)
         if entry.state is not State.WANTED:
             return False  # it was wanted twice, and is given out
         if offset in lane.plans:
+            if home is not None:
+                return at_home
             # Who has planned it to know its size has its items, and makes it unless it is busy.
             keeper = lane.planned_by
             return keeper in (None, worker.number) or not self.workers[keeper].room()
         if lane.planning:
             return False
-        line = self._line(name, one, lane, offset)
-        if line is not None:
-            return line.worker == worker.number
+        while (line := self._line(name, one, lane, offset)) is not None:
+            if home in (None, line.worker):
+                return line.worker == worker.number
+            if line.busy:
+                return False
+            self._close_line(lane, line)  # its group was handed on
         if offset in lane.starts:
+            if home is not None:
+                return at_home
             # Lanes are shared evenly: the one on the busiest worker sets the pace of all.
             sharing = [other for other in self.workers if other.takes_part]
             share = -(-one.job.lanes // max(1, len(sharing)))
@@ -514,6 +554,8 @@ class Node:
                 snapshot = await self._nearest(job, lane.lane, offset)
             base = snapshot.offset if snapshot is not None else 0
             line = one.find_line(lane, offset, offset + 1)
+            if line is not None and one.home(lane.lane) not in (None, line.worker):
+                line = None  # its group was handed on
             if line is not None and line.next >= base:
                 base = line.next
             if offset - base > job.max_replay and not self._seekable[name]:
@@ -633,6 +675,7 @@ class Node:
     def _message(self, worker: WorkerProcess, message: Message) -> None:
         try:
             if "cost" in message:
+                self.logs[message["cost"]["job"]].note_read(message["cost"]["read_bytes"])
                 self.observer.worked(**message["cost"])
             if "counted" in message:
                 counted = message["counted"]
@@ -725,6 +768,8 @@ class Node:
     def _verify(self, maker: WorkerProcess, ticket: Ticket, header: bytes, plan: bytes) -> None:
         """Have a batch made once more: purity is what everything here stands on."""
         others = [one for one in self.workers if one is not maker and one.takes_part]
+        if not ticket.log.may_read_elsewhere():
+            others = []
         worker = others[ticket.number % len(others)] if others else maker
         while len(self._checks) >= MAX_CHECKS:  # their workers died
             del self._checks[next(iter(self._checks))]

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from penstock.server.job import Job
+from penstock.server.pipeline.homes import Homes
 from penstock.server.pipeline.made import MadeOffsets
 from penstock.wire.errors import PenstockError
 from penstock.wire.order import Share, Tail
@@ -41,6 +42,9 @@ LOOK_POSITIONS = 1000
 
 MAX_STARTS = 16
 """Starts kept per lane for lines that are not open yet."""
+
+ELSEWHERE_SHARE = 0.01
+"""How much more may be read from storage so that batches are compared with another worker's."""
 
 PLANS_AHEAD = 8
 """Plans asked for at once where planning needs no processing."""
@@ -358,6 +362,10 @@ class Log:
         self.ticket_s = 0.0  # how long a ticket of this job usually takes
         self._highest: dict[int, int] = {}
         self.made = MadeOffsets()
+        self.reading = job.distributor.reading()
+        groups = None if self.reading is None else self.reading.groups
+        self.homes = None if groups is None else Homes(groups)
+        self._read_bytes = 0  # since a batch was last made by a worker that is not its group's
         self.deciding = 0  # verdicts under way: nothing new is planned before workers know them
 
     # --- demand ---
@@ -590,6 +598,36 @@ class Log:
         """Return the line that stands at or closest below `offset`, within `reach` batches."""
         below = [line for line in lane.lines if 0 <= offset - line.next <= reach]
         return max(below, key=lambda line: line.next, default=None)
+
+    def home(self, lane: int) -> int | None:
+        """Return the worker that the lanes of this lane's reading group belong to.
+
+        None = any worker may have any lane.
+        """
+        if self.homes is None:
+            return None
+        assert self.reading is not None
+        assert self.reading.groups is not None
+        return self.homes.of(lane % self.reading.groups)
+
+    def note_read(self, nbytes: int) -> None:
+        """Note what a worker has read from storage."""
+        self._read_bytes += nbytes
+
+    def may_read_elsewhere(self) -> bool:
+        """Tell whether a worker may make a batch of another one's group: it reads its blocks.
+
+        Where that adds no more than `ELSEWHERE_SHARE` to what is read, as far as that is known;
+        then it counts from here.
+        """
+        if self.homes is None:
+            return True
+        assert self.reading is not None
+        needed = (self.reading.blocks or 0) * self.reading.stored_bytes
+        if not needed or self._read_bytes * ELSEWHERE_SHARE < needed:
+            return False
+        self._read_bytes = 0
+        return True
 
     def lines_of(self, worker: int) -> int:
         """Return how many lines a worker holds for this log."""

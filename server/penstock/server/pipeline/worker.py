@@ -35,6 +35,7 @@ from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Made, Maker
 from penstock.server.pipeline.messages import STAGES
+from penstock.server.pipeline.places import Places
 from penstock.server.sources.catalog import take_catalogs
 from penstock.wire.errors import ERRORS, Internal, JobChanged, PenstockError, clean_text
 from penstock.wire.malloc import keep_memory
@@ -145,6 +146,7 @@ class Worker:
         self.jobs: dict[str, Job] = {}
         self.items: dict[str, Items] = {}
         self.makers: dict[str, Maker] = {}
+        self.places: dict[str, Places] = {}  # of the jobs that read storage blocks
         self.lines: dict[int, Line] = {}
         self.broken: dict[int, Exception] = {}  # lines whose planner failed, until they are closed
         self.lane: int | None = None
@@ -155,6 +157,7 @@ class Worker:
         self._held_until = self._last_s = 0.0
         self._ticket_s = 1.0
         self._unreported = 0  # batches whose cost was not told yet
+        self._drawn: defaultdict[str, int] = defaultdict(int)  # by job, draws not told yet
         self._told: set[str] = set()  # jobs whose libraries the server process knows
         self.job: str | None = None
         self.careful = False
@@ -229,6 +232,8 @@ class Worker:
             )
             self.items[name] = items
             self.makers[name] = Maker(job, items)
+            if (reading := job.distributor.reading()) is not None:
+                self.places[name] = Places(reading)
         for message in waiting:
             self.items[name].verdicts.learn(map(Verdict.from_json, message["verdicts"]))
         waiting.clear()
@@ -253,6 +258,9 @@ class Worker:
         """Forget a line."""
         self.lines.pop(message["line"], None)
         self.broken.pop(message["line"], None)
+        for name, places in self.places.items():
+            if places.close(message["line"]):
+                self._keep_blocks(places, self.jobs[name])
 
     def _on_produce(self, message: Message) -> None:
         """Plan and make the batch at an offset of a line."""
@@ -269,6 +277,7 @@ class Worker:
         plans = [_plan_bytes(first)]
         snapshots += self._snapshot_if_due(line)
         broken = False
+        before = line.planner.counters["drawn"]
         while len(plans) < message["count"]:
             try:
                 plan = line.planner.next()
@@ -280,6 +289,7 @@ class Worker:
                 break
             plans.append(_plan_bytes(plan))
             snapshots += self._snapshot_if_due(line)
+        self._drawn[line.job.name] += line.planner.counters["drawn"] - before
         answer: Message = {
             "op": "planned",
             "ticket": message["ticket"],
@@ -344,6 +354,9 @@ class Worker:
         if number in self.broken:
             raise self.broken[number]
         line = self.lines[number]
+        places = self.places.get(line.job.name)
+        if places is not None and places.use(number, line.lane):
+            self._keep_blocks(places, line.job)
         try:
             snapshots = self._skip(line, offset)
             return line, self._advance(line, offset), snapshots
@@ -352,9 +365,17 @@ class Worker:
             self.broken[number] = error
             raise
 
+    def _keep_blocks(self, places: Places, job: Job) -> None:
+        """Let the source keep what the lines here read from, and no more."""
+        count = places.blocks()
+        if count is not None:
+            job.sources[places.reading.source].keep_blocks(count)
+
     def _advance(self, line: Line, offset: int) -> BatchPlan:
         """Return the plan at an offset: the line must stand there, whatever happened before."""
+        before = line.planner.counters["drawn"]
         plan = line.advance()
+        self._drawn[line.job.name] += line.planner.counters["drawn"] - before
         if plan.offset != offset:
             raise Internal(
                 f"a line of lane {line.lane} stood at offset {plan.offset} in place of {offset}"
@@ -429,6 +450,7 @@ class Worker:
             "read_bytes": sum(
                 source.read_bytes() for source in self.jobs[self.job].sources.values()
             ),
+            "drawn": self._drawn.pop(self.job, 0),
         }
         self._unreported = 0
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.server.roles.base import (
     BatchCollator,
+    Blocks,
     CollateContext,
     DataDistributor,
     Group,
@@ -24,6 +25,7 @@ from penstock.server.roles.base import (
     ProcessContext,
     RawItem,
     RawItemProcessor,
+    Reading,
     Role,
     Row,
     Sample,
@@ -80,6 +82,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "BatchCollator",
     "BestFitPackingBatcher",
+    "Blocks",
     "CollateContext",
     "DataDistributor",
     "DefaultBatchCollator",
@@ -97,6 +100,7 @@ __all__ = [
     "ProcessContext",
     "RawItem",
     "RawItemProcessor",
+    "Reading",
     "Role",
     "Row",
     "Sample",

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -252,6 +252,28 @@ def _same(default: Any, value: Any) -> bool:
 # --- the source -----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """The storage blocks of a source: what is read and decoded as one, such as a row group.
+
+    Attributes:
+        items: How many items each block holds, in index order; blocks of none are allowed.
+        nbytes: About how many bytes each takes in memory when it is decoded. From content alone,
+            never measured: default windows are chosen by it, and they are part of the log id.
+            None = not known.
+        stored: How many bytes of each lie in storage, of the columns that are read; None = not
+            known.
+    """
+
+    items: Sequence[int]
+    nbytes: Sequence[int] | None = None
+    stored: Sequence[int] | None = None
+
+    def __len__(self) -> int:
+        """Return how many blocks there are."""
+        return len(self.items)
+
+
 class Source(Role, ABC):
     """Raw records by index. Its data is immutable for as long as a job lives.
 
@@ -306,9 +328,16 @@ class Source(Role, ABC):
         """
         return type(self).heads is not Source.heads
 
-    def blocks(self) -> Sequence[int] | None:
-        """Return each storage block's item count, in index order; None = random access is cheap."""
+    def blocks(self) -> Blocks | None:
+        """Return the storage blocks; None = random access is cheap."""
         return None
+
+    def keep_blocks(self, count: int) -> None:  # optional
+        """Keep so many decoded blocks, those used last: all that is read from; 0 = forget all.
+
+        Called by the process that fetches, at first and whenever it reads from more places or from
+        fewer.
+        """
 
     def fingerprint(self) -> Any:
         """Return what identifies the content, as JSON: names, sizes, hashes; no times or places."""
@@ -359,6 +388,38 @@ def unseen_sentence(name: str) -> str:
 # --- the distributor ------------------------------------------------------------------------------
 
 
+class Reading(NamedTuple):
+    """How the draws of a job read a source of storage blocks: it decides where lanes are placed.
+
+    Attributes:
+        source: The name of the source.
+        groups: Lane l draws from the blocks of reading group `l mod groups`; lanes of one group
+            belong into one worker, which then decodes their blocks alone. None = all lanes draw
+            from the same blocks, and any worker may have any lane.
+        blocks: How many decoded blocks a group draws from at a time, or all lanes where there are
+            no groups; None = not known.
+        all_blocks: How many blocks the source has.
+        block_bytes: About how many bytes a decoded block takes; 0 = not known.
+        stored_bytes: Bytes of a block in storage, in the mean; 0 = not known.
+        item_bytes: Bytes of an item in storage, in the mean; 0 = not known.
+    """
+
+    source: str
+    groups: int | None
+    blocks: int | None
+    all_blocks: int
+    block_bytes: float
+    stored_bytes: float
+    item_bytes: float
+
+    @property
+    def held(self) -> int:
+        """Return how many decoded blocks all lanes together draw from at a time."""
+        if self.blocks is None:
+            return self.all_blocks
+        return min(self.all_blocks, (self.groups or 1) * self.blocks)
+
+
 class DataDistributor(Role, ABC):
     """Decides the draws of every lane: which item comes next."""
 
@@ -366,9 +427,15 @@ class DataDistributor(Role, ABC):
     seed: int
     epochs: int | None
 
-    def bind(self, sources: Mapping[str, Source], seed: int, epochs: int | None) -> None:
-        """Take the job's sources and seed; called once when the job is built."""
+    def bind(
+        self, sources: Mapping[str, Source], seed: int, epochs: int | None, lanes: int
+    ) -> None:
+        """Take the job's sources, seed and lanes; called once when the job is built."""
         self.sources, self.seed, self.epochs = sources, seed, epochs
+
+    def reading(self) -> Reading | None:
+        """Return how a source of storage blocks is read; None = there is none, or by chance."""
+        return None
 
     @abstractmethod
     def draw(self, lane: int, lanes: int, k: int) -> ItemRef | None:
@@ -738,6 +805,7 @@ class KeySpec:
 
 __all__ = [
     "BatchCollator",
+    "Blocks",
     "CollateContext",
     "DataDistributor",
     "Group",
@@ -747,6 +815,7 @@ __all__ = [
     "ProcessContext",
     "RawItem",
     "RawItemProcessor",
+    "Reading",
     "Role",
     "Row",
     "Sample",

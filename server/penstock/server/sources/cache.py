@@ -1,4 +1,4 @@
-"""Decoded blocks, least recently used first out, bounded in bytes."""
+"""Decoded blocks, least recently used first out, bounded in number and in bytes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,24 @@ from typing import Generic, TypeVar
 Value = TypeVar("Value")
 
 
+FREE_BYTES = 16 << 20
+"""Blocks are kept up to here whatever their number: small ones are read in less order than large
+ones, since a batch then draws from many."""
+
+
 class BlockCache(Generic[Value]):
-    """Keeps the blocks that were used last, up to `max_bytes`, and always the last one.
+    """Keeps the blocks that were used last, up to its bounds, and always the last one.
 
     Args:
-        max_bytes: The bound; one block larger than it is kept alone.
+        max_bytes: The bound in bytes; one block larger than it is kept alone.
+
+    Attributes:
+        max_blocks: The bound in blocks, above `FREE_BYTES`; None = there is none.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
+        self.max_blocks: int | None = None
         self.bytes = 0
         self._blocks: OrderedDict[int, tuple[Value, int]] = OrderedDict()
 
@@ -28,13 +37,33 @@ class BlockCache(Generic[Value]):
         self._blocks.move_to_end(block)
         return kept[0]
 
+    def bound(self, max_blocks: int) -> None:
+        """Set the bound in blocks, and let go of the oldest ones above it; 0 = of all."""
+        self.max_blocks = max_blocks
+        self._shrink(max_blocks)
+        if max_blocks == 0:
+            self.clear()
+
+    def make_room(self) -> None:
+        """Let go of the oldest block if there is no room for one more: before that is read."""
+        if self.max_blocks is not None:
+            self._shrink(self.max_blocks - 1)
+
     def put(self, block: int, value: Value, nbytes: int) -> None:
-        """Keep a block that was just read, and let go of the oldest ones above the bound."""
+        """Keep a block that was just read, and let go of the oldest ones above the bounds."""
+        self.make_room()
         while self._blocks and self.bytes + nbytes > self.max_bytes:
-            _, (_, freed) = self._blocks.popitem(last=False)
-            self.bytes -= freed
+            self._let_go()
         self._blocks[block] = (value, nbytes)
         self.bytes += nbytes
+
+    def _shrink(self, blocks: int) -> None:
+        while len(self._blocks) > blocks and self._blocks and self.bytes > FREE_BYTES:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        _, (_, freed) = self._blocks.popitem(last=False)
+        self.bytes -= freed
 
     def clear(self) -> None:
         """Let go of everything."""
@@ -42,4 +71,4 @@ class BlockCache(Generic[Value]):
         self.bytes = 0
 
 
-__all__ = ["BlockCache"]
+__all__ = ["FREE_BYTES", "BlockCache"]

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import sys
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from penstock.server.core.frames import error_line
 from penstock.server.core.transient import is_transient
-from penstock.server.roles.base import Source
+from penstock.server.roles.base import Blocks, Source
 from penstock.server.sources.access import check_columns, check_indices, require
 from penstock.server.sources.arrow import ArrowRows
 from penstock.server.sources.cache import BlockCache
@@ -32,7 +33,7 @@ from penstock.wire.errors import BadItem, InvalidJob, SourceChanged, SourceUnava
 logger = logging.getLogger("penstock")
 
 CACHE_BYTES = 512 << 20
-"""Decoded row groups kept by one process: a window of 16 groups of 32 MiB."""
+"""Decoded row groups kept by one process where nobody says how many are needed."""
 
 HEAD_BYTES = 64 << 20
 """The same of the few columns that sizes are known from."""
@@ -43,7 +44,7 @@ _CHUNK_SLACK = (
 )
 _OPEN_FILES = 16
 
-_ROW_GROUPS = 1
+_ROW_GROUPS = 2
 """Version of what is noted of a footer (`_read_footer`): raised when it is another list."""
 
 
@@ -62,13 +63,15 @@ class ParquetSource(Source):
     """The rows of Parquet files, in the order of the files' logical names.
 
     A row group is a block: it is read and decoded once for all rows that a fetch wants of it, and
-    decoded groups are kept up to `cache_bytes`. Items are dicts as `ArrowRows` gives them. `fetch`
-    may be called from several threads, one at a time goes on.
+    as many decoded groups are kept as the job's reading groups draw from at a time. Items are dicts
+    as `ArrowRows` gives them. `fetch` may be called from several threads, one at a time goes on.
 
     Args:
         files: Paths, globs, folders or URLs (`s3://...`, `memory://...`); one or a list.
         columns: Which columns to read, in this order; None = all.
-        cache_bytes: Bound of the decoded row groups in memory; decides no bytes of a batch.
+        cache_bytes: Bound of the decoded row groups in memory of one worker; with less than its
+            reading groups draw from, row groups are read again and again. Decides no bytes of a
+            batch. None = what is needed.
         storage_options: For the fsspec filesystem: endpoint, credentials; decides no bytes.
 
     Raises:
@@ -88,7 +91,7 @@ class ParquetSource(Source):
         files: str | Sequence[str],
         columns: Sequence[str] | None = None,
         *,
-        cache_bytes: int = CACHE_BYTES,
+        cache_bytes: int | None = None,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         self._pq = require("pyarrow.parquet")
@@ -114,7 +117,10 @@ class ParquetSource(Source):
             )
         self._stored = self._stored_bytes()
         self._lock = threading.Lock()
-        self._cache: BlockCache[ArrowRows] = BlockCache(cache_bytes)
+        self._cache_bytes = cache_bytes
+        self._cache: BlockCache[ArrowRows] = BlockCache(
+            CACHE_BYTES if cache_bytes is None else cache_bytes
+        )
         self._open: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
         self._damaged: dict[int, BadItem] = {}  # by block: it is read for one item and not for each
         self._heads: BlockCache[ArrowRows] = BlockCache(HEAD_BYTES)
@@ -126,9 +132,20 @@ class ParquetSource(Source):
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def blocks(self) -> Sequence[int]:
-        """Return the rows of each row group, in index order; empty groups are left out."""
-        return self._sizes
+    def blocks(self) -> Blocks:
+        """Return the row groups, in index order; empty ones are left out.
+
+        What a decoded one takes is what its footer says of the columns that are read, before
+        compression. Columns with a dictionary may take more.
+        """
+        return Blocks(self._sizes, self._decoded_bytes(), self._stored.sum(axis=1).tolist())
+
+    def keep_blocks(self, count: int) -> None:
+        """Keep so many decoded row groups, and no more bytes of them than `cache_bytes`."""
+        with self._lock:
+            if self._cache_bytes is None:
+                self._cache.max_bytes = sys.maxsize
+            self._cache.bound(count)
 
     def fetch(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return the rows at `indices`, in that order; each row group is decoded at most once.
@@ -257,6 +274,8 @@ class ParquetSource(Source):
         number, group = self._groups[block]
         file, footer = self._set.files[number], self._footers[number]
         table = None
+        # Before and not after: else a worker would hold one block more than it may.
+        self._cache.make_room()
         try:
             self._set.check(file)
             if block in self._damaged:
@@ -399,7 +418,10 @@ class ParquetSource(Source):
         if self._set.is_local:
             stream = None
             # Where pages carry checksums they are compared: damage may decode to other values.
-            reader = self._pq.ParquetFile(file.path, page_checksum_verification=True)
+            # A reader that buffers ahead keeps the row group's bytes for as long as it is open.
+            reader = self._pq.ParquetFile(
+                file.path, page_checksum_verification=True, pre_buffer=False
+            )
         else:
             stream = self._set.open(file)
             # pre_buffer joins the reads of a row group's column chunks into few requests.
@@ -442,7 +464,7 @@ class ParquetSource(Source):
         schemas: dict[str, _Schema] = {}
         footers: list[_Footer] = []
         for file in files:
-            schema, rows, _, digest = self._set.known(file, self._fact)
+            schema, rows, _, _, digest = self._set.known(file, self._fact)
             if schema not in schemas:
                 pairs = self._set.catalog.shared(schema)
                 schemas[schema] = _Schema(tuple(name for name, _ in pairs), dict(pairs))
@@ -468,6 +490,11 @@ class ParquetSource(Source):
                 places[id(schema)] = [names.index(name) for name in self.columns]
             found[block] = [numbers[group][place] for place in places[id(schema)]]
         return found
+
+    def _decoded_bytes(self) -> list[int]:
+        """Return the bytes of each block before compression, of the columns that are read."""
+        known = [self._set.known(file, self._fact)[3] for file in self._set.files]
+        return [known[number][group] for number, group in self._groups]
 
     def _watch(self, file: DataFile) -> None:
         with _refusing(file):
@@ -503,10 +530,14 @@ class ParquetSource(Source):
                 found[name] += group.column(leaf).total_compressed_size
             return list(found.values())
 
+        def decoded(group: Any) -> int:
+            return sum(group.column(leaf).total_uncompressed_size for leaf, _ in leaves)
+
         said = [
             self._set.catalog.share(schema),
             [group.num_rows for group in groups],
             [stored(group) for group in groups],
+            [decoded(group) for group in groups],
             hashlib.sha256(tail).hexdigest(),
         ]
         self._set.note(file, self._fact, said)

@@ -1,4 +1,23 @@
-"""A shuffle for storage in blocks: blocks in random order, rows mixed within a window of them."""
+"""A shuffle for storage in blocks: blocks in random order, dealt to groups, rows mixed in windows.
+
+The blocks of an epoch are permuted and laid in a line. The line is cut into as many segments as
+there are reading groups, so that each group has exactly its own draws of the epoch. Within a
+segment a window of `window_blocks` consecutive blocks slides on: every block gives an equal part of
+its rows to each window that it is in, and the rows of a window are permuted among themselves.
+
+```
+blocks of a segment     b0   b1   b2   b3            window_blocks = 2
+window 0                1/2
+window 1                1/2  1/2                     a group draws from two blocks at a time,
+window 2                     1/2  1/2                and from three where two windows meet
+window 3                          1/2  1/2
+window 4                               1/2
+```
+
+A cut mostly falls into a block, and two groups read that block. Every other segment runs backwards,
+so that both come to it at the same time: at their beginning, or at their end. Where neighbouring
+groups are read by one process it is decoded once.
+"""
 
 from __future__ import annotations
 
@@ -6,48 +25,76 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.server.core.permutation import Permutation
 
-_WINDOWS = 8  # kept at hand: lanes draw from one window, or from two where it ends
+_WINDOWS = 4
+"""Windows kept for each group: lanes of a group draw from one, or from two where they meet."""
+
+
+class _Segment(NamedTuple):
+    """What one group reads in an epoch.
+
+    Attributes:
+        items: int64 (blocks,): the first item of each block's part, in the order of reading.
+        counts: int64 (blocks,): how many items of the block belong here, from that one on.
+        ends: Where each window ends, in draws of the group.
+    """
+
+    items: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+    ends: list[int]
 
 
 class BlockOrder:
     """The order of one epoch: `order[position]` is an item, each item at exactly one position.
 
-    Blocks are permuted; every `window_blocks` consecutive ones of that order form a window, and the
-    rows of a window are permuted among themselves. So whoever reads on in this order needs the
-    blocks of one window at a time, and each block in one window only. Memory is O(blocks), a
-    position is found in O(log blocks).
+    Position p is draw `p div groups` of slot `p mod groups`. As a lane's positions in an epoch are
+    all alike modulo any divisor of the number of lanes, so a lane has one slot in an epoch. Memory
+    is O(blocks), a position is found in O(log blocks).
 
     Args:
         sizes: int64 (blocks,): how many items each block holds, in index order.
-        window_blocks: How many blocks are mixed.
+        groups: How many reading groups there are.
+        window_blocks: How many blocks are mixed. With one group and a window of all blocks there is
+            one window, and the order is a permutation of all items.
         seed: The job's seed.
         epoch: Every epoch has an order of its own.
         purpose: Keeps the orders of several sources of one job apart.
     """
 
     def __init__(
-        self, sizes: Sequence[int], window_blocks: int, seed: int, epoch: int, purpose: str
+        self,
+        sizes: Sequence[int],
+        groups: int,
+        window_blocks: int,
+        seed: int,
+        epoch: int,
+        purpose: str,
     ) -> None:
         self._seed, self._epoch, self._purpose = seed, epoch, purpose
-        self._window_blocks = window_blocks
-        self._sizes = np.asarray(sizes, dtype=np.int64)
-        self._first = np.concatenate([[0], np.cumsum(self._sizes)])
-        blocks = Permutation(len(sizes), seed, epoch, f"blocks {purpose}")
-        self._blocks = blocks.take(np.arange(len(sizes)))
-        ends = np.cumsum(self._sizes[self._blocks])
-        last = np.minimum(
-            np.arange(window_blocks, len(sizes) + window_blocks, window_blocks), len(sizes)
-        )
-        self._ends: list[int] = ends[last - 1].tolist()
-        self._window = lru_cache(_WINDOWS)(self._make_window)
+        self._groups = groups
+        every = np.asarray(sizes, dtype=np.int64)
+        held = np.flatnonzero(every)  # an empty block is read by nobody
+        blocks = Permutation(len(held), seed, epoch, f"blocks {purpose}")
+        order = held[blocks.take(np.arange(len(held)))]
+        self._sizes = every[order]
+        self._items = (np.cumsum(every) - every)[order]
+        self._ends = np.cumsum(self._sizes)
+        self._length = int(every.sum())
+        whole = groups == 1 and window_blocks >= len(held)
+        # A window of one block gives the whole of it; so does the only window there is.
+        self._parts = 1 if whole else window_blocks
+        self._whole = whole
+        self._segments: list[_Segment | None] = [None] * groups
+        self._window = lru_cache(_WINDOWS * groups)(self._make_window)
 
     def __len__(self) -> int:
-        return int(self._first[-1])
+        return self._length
 
     def __getitem__(self, position: int) -> int:
         """Return the item at `position`.
@@ -55,23 +102,76 @@ class BlockOrder:
         Raises:
             IndexError: The position is not below the number of items.
         """
-        if not 0 <= position < len(self):
-            raise IndexError(f"position {position} is not in [0, {len(self)})")
-        number = bisect_right(self._ends, position)
-        start = self._ends[number - 1] if number else 0
-        rows, ends, shifts = self._window(number)
-        row = rows[position - start]
-        return row + shifts[bisect_right(ends, row)]
+        if not 0 <= position < self._length:
+            raise IndexError(f"position {position} is not in [0, {self._length})")
+        place, slot = divmod(position, self._groups)
+        ends = (self._segments[slot] or self._segment(slot)).ends
+        number = bisect_right(ends, place)
+        rows, parts, shifts = self._window(slot, number)
+        row = rows[place - (ends[number - 1] if number else 0)]
+        return row * self._parts + shifts[bisect_right(parts, row)]
 
-    def _make_window(self, number: int) -> tuple[Permutation, list[int], list[int]]:
+    def blocks_of(self, slot: int) -> int:
+        """Return how many blocks a slot reads, those that it shares among them."""
+        return len(self._segment(slot).counts)
+
+    def _segment(self, slot: int) -> _Segment:
+        made = self._segments[slot]
+        if made is None:
+            made = self._segments[slot] = self._make_segment(slot)
+        return made
+
+    def _make_segment(self, slot: int) -> _Segment:
+        share, more = divmod(self._length, self._groups)
+        start = slot * share + min(slot, more)
+        stop = start + share + (slot < more)
+        first, last = np.searchsorted(self._ends, [start, stop - 1], side="right")
+        if stop == start:
+            last = first - 1
+        ends, sizes = self._ends[first : last + 1], self._sizes[first : last + 1]
+        begins = ends - sizes
+        counts = np.minimum(ends, stop) - np.maximum(begins, start)
+        items = self._items[first : last + 1] + np.maximum(begins, start) - begins
+        if slot % 2:
+            counts, items = counts[::-1], items[::-1]
+        if self._whole:
+            return _Segment(items, counts, [stop - start])
+        width, blocks = self._parts, len(counts)
+        windows = np.zeros(blocks + width - 1, dtype=np.int64)
+        for ahead in range(width):
+            windows[ahead : ahead + blocks] += _rows(counts, np.arange(blocks), ahead, width)
+        return _Segment(items, counts, np.cumsum(windows).tolist())
+
+    def _make_window(self, slot: int, number: int) -> tuple[Permutation, list[int], list[int]]:
         """Return a window's row order, where its blocks end, and what makes a row an item."""
-        start = number * self._window_blocks
-        blocks = self._blocks[start : start + self._window_blocks]
-        ends = list(accumulate(self._sizes[blocks].tolist()))
-        first = self._first[blocks].tolist()
-        shifts = [item - before for item, before in zip(first, [0, *ends], strict=False)]
-        purpose = f"rows {number} {self._purpose}"
-        return Permutation(ends[-1], self._seed, self._epoch, purpose), ends, shifts
+        segment, width = self._segment(slot), self._parts
+        if self._whole:
+            places = np.arange(len(segment.counts))
+        else:
+            places = np.arange(max(0, number - width + 1), min(number + 1, len(segment.counts)))
+        counts = _rows(segment.counts[places], places, number - places, width)
+        ends = list(accumulate(counts.tolist()))
+        starts = np.array([0, *ends[:-1]])
+        # Rows of one residue modulo the width: the windows of a block share it evenly.
+        first = segment.items[places] + (number - 2 * places) % width
+        purpose = f"rows {slot} {number} {self._purpose}"
+        rows = Permutation(ends[-1], self._seed, self._epoch, purpose)
+        return rows, ends, (first - width * starts).tolist()
+
+
+def _rows(
+    counts: npt.NDArray[np.int64],
+    places: npt.NDArray[np.int64],
+    ahead: int | npt.NDArray[np.int64],
+    width: int,
+) -> npt.NDArray[np.int64]:
+    """Return how many rows blocks give to the window that is `ahead` of the first they are in.
+
+    These are the rows r with `r mod width == (ahead - place) mod width`, the place being the
+    block's number in its segment: so no row number is always among the first.
+    """
+    found: npt.NDArray[np.int64] = (counts - (ahead - places) % width + width - 1) // width
+    return found
 
 
 __all__ = ["BlockOrder"]

@@ -9,8 +9,15 @@ from typing import Any, ClassVar, Protocol
 
 from penstock.server.core.permutation import MAX_ITEMS, ORDER_VERSION, Permutation
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import DataDistributor, Source, asked
+from penstock.server.roles.base import Blocks, DataDistributor, Reading, Source, asked
 from penstock.server.roles.distributors.blocks import BlockOrder
+from penstock.server.roles.distributors.windows import (
+    UNKNOWN_BYTES,
+    blocks_needed,
+    default_groups,
+    default_window,
+    divisors,
+)
 from penstock.wire.errors import InvalidJob
 
 SHUFFLES = ("full", "blocks", "none")
@@ -29,12 +36,21 @@ class MapDistributor(DataDistributor):
     exactly once per epoch over all lanes, N < lanes included, and a new order every epoch. Any draw
     is computed in a few microseconds, without the draws before it.
 
+    With `blocks` the lanes are dealt to reading groups, lane l to group `l mod reading_groups`, and
+    the blocks of an epoch to the groups: a block is decoded for one group alone, so by one worker,
+    and a step that is made of many lanes mixes the blocks of many groups.
+
     Args:
         shuffle: `full` permutes all items alike (for sources of cheap random access), `blocks`
-            permutes storage blocks and then the rows within a window of them, `none` keeps the
-            source's order. Default: `blocks` where the source has blocks, else `full`.
-        window_blocks: How many blocks are mixed at a time by `blocks`. All of a window's decoded
-            blocks should fit into the source's cache, or they are read more than once.
+            permutes storage blocks and then the rows within a sliding window of them, `none` keeps
+            the source's order. Default: `blocks` where the source has blocks, else `full`.
+        window_blocks: How many blocks a group draws from at a time. More of them mix a lane's
+            batches better, and take memory. Default: as many as fit into 2 GiB over all groups, 2
+            to 16; all of them where the source is small.
+        reading_groups: Into how many groups the lanes are dealt; it divides the lanes. A node
+            decodes about `reading_groups x (window_blocks + 1)` blocks at a time, and at most so
+            many of its workers have work. Default: up to 64, as memory allows; 1 where the source
+            takes at most 128 MiB, and every worker then holds all of it.
         source: The name of the source to draw from, where a job that is built in Python has
             several; in a job file there is one, `main`.
 
@@ -43,10 +59,14 @@ class MapDistributor(DataDistributor):
     """
 
     type_name: ClassVar[str] = "map"
-    version: ClassVar[int | str | None] = 1
+    version: ClassVar[int | str | None] = 2
 
     def __init__(
-        self, shuffle: str | None = None, window_blocks: int = 16, source: str = "main"
+        self,
+        shuffle: str | None = None,
+        window_blocks: int | None = None,
+        reading_groups: int | None = None,
+        source: str = "main",
     ) -> None:
         if shuffle is not None and shuffle not in SHUFFLES:
             near = difflib.get_close_matches(str(shuffle), SHUFFLES, n=1)
@@ -55,23 +75,29 @@ class MapDistributor(DataDistributor):
                 f"shuffle is {shuffle!r}: {hint}Choose full, blocks or none",
                 key="distributor.shuffle",
             )
-        whole = isinstance(window_blocks, int) and not isinstance(window_blocks, bool)
-        if not whole or window_blocks < 1:
-            raise InvalidJob(
-                f"window_blocks is {window_blocks!r}: give a whole number of at least 1",
-                key="distributor.window_blocks",
-            )
-        self.shuffle, self.window_blocks, self.source = shuffle, window_blocks, source
+        for name, value in (("window_blocks", window_blocks), ("reading_groups", reading_groups)):
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and (not whole or value < 1):
+                raise InvalidJob(
+                    f"{name} is {value!r}: give a whole number of at least 1, or leave it out",
+                    key=f"distributor.{name}",
+                )
+        self.shuffle, self.source = shuffle, source
+        self.window_blocks, self.reading_groups = window_blocks, reading_groups
         self._settled = shuffle
+        self._groups = self._window = 1
 
-    def bind(self, sources: Mapping[str, Source], seed: int, epochs: int | None) -> None:
+    def bind(
+        self, sources: Mapping[str, Source], seed: int, epochs: int | None, lanes: int
+    ) -> None:
         """Take the job's sources and seed, and settle what `shuffle` means for this source.
 
         Raises:
             InvalidJob: There is no such source, it is empty, its blocks do not add up to its
-                length, or `full` would decompress a block per row.
+                length, `full` would decompress a block per row, or the groups do not divide the
+                lanes.
         """
-        super().bind(sources, seed, epochs)
+        super().bind(sources, seed, epochs, lanes)
         if self.source not in sources:
             raise InvalidJob(
                 f"the distributor draws from a source {self.source!r}, and the job has "
@@ -86,21 +112,66 @@ class MapDistributor(DataDistributor):
                 key="source",
             )
         blocks = asked(source, "blocks")
-        if blocks is not None and sum(blocks) != self.items:
+        if blocks is not None and not isinstance(blocks, Blocks):
             raise InvalidJob(
-                f"the blocks of source {self.source!r} hold {sum(blocks)} items, its length is "
-                f"{self.items}: blocks() and __len__ must agree",
+                f"blocks() of source {self.source!r} gives a {type(blocks).__name__}: return "
+                "Blocks(items=[...]) of penstock.server.roles",
                 key="source",
             )
-        self._settled = self.shuffle or ("full" if blocks is None else "blocks")
-        if self._settled == "full" and blocks is not None and len(blocks) > 1:
+        self._has_blocks = blocks is not None
+        blocks = blocks or Blocks([self.items])
+        if sum(blocks.items) != self.items:
+            raise InvalidJob(
+                f"the blocks of source {self.source!r} hold {sum(blocks.items)} items, its length "
+                f"is {self.items}: blocks() and __len__ must agree",
+                key="source",
+            )
+        self._settled = self.shuffle or ("blocks" if self._has_blocks else "full")
+        if self._settled == "full" and len(blocks) > 1:
             raise InvalidJob(
                 f"shuffle: full over {len(blocks)} storage blocks would decode a whole block for "
-                f"every row: use shuffle: blocks (window_blocks: {len(blocks)} mixes all of them)",
+                f"every row: use shuffle: blocks (reading_groups: 1 with window_blocks: "
+                f"{len(blocks)} mixes all of them, and every worker holds them all)",
                 key="distributor.shuffle",
             )
-        self._blocks = [self.items] if blocks is None else list(blocks)
+        self._blocks, self._lanes = blocks, lanes
+        self._settle_groups(lanes)
         self._order = lru_cache(_EPOCHS)(self._make_order)
+
+    def _settle_groups(self, lanes: int) -> None:
+        held = sum(items > 0 for items in self._blocks.items)
+        known = self._blocks.nbytes
+        self._block_bytes = float(UNKNOWN_BYTES if known is None else max(1, sum(known)) / held)
+        groups, window = self.reading_groups, self.window_blocks
+        if groups is not None and lanes % groups:
+            near = sorted(divisors(lanes), key=lambda n: (abs(n - groups), n))[:2]
+            raise InvalidJob(
+                f"reading_groups is {groups}, and {lanes} lanes cannot be dealt to so many groups "
+                f"alike: give a number that divides the lanes, such as "
+                f"{' or '.join(map(str, sorted(near)))}",
+                key="distributor.reading_groups",
+            )
+        self._groups = groups or default_groups(lanes, held, self._block_bytes, window)
+        self._window = window or default_window(self._groups, held, self._block_bytes)
+        self._whole = self._groups == 1 and self._window >= held
+        if self._whole:
+            self._window = held
+
+    def reading(self) -> Reading | None:
+        """Return how the source's blocks are read; None where it has none."""
+        if not self._has_blocks:
+            return None
+        stored = self._blocks.stored
+        total = 0 if stored is None else sum(stored)
+        held = sum(items > 0 for items in self._blocks.items)
+        block_bytes = 0.0 if self._blocks.nbytes is None else self._block_bytes
+        means = (held, block_bytes, total / held, total / self.items)
+        if self._settled != "blocks":
+            return Reading(self.source, None, None, *means)
+        if self._whole:
+            return Reading(self.source, None, held, *means)
+        needed = blocks_needed(self._window, self._lanes // self._groups, self.items / held)
+        return Reading(self.source, self._groups, min(needed, held), *means)
 
     def draw(self, lane: int, lanes: int, k: int) -> ItemRef | None:
         """Return the k-th draw of a lane; None = the lane is over."""
@@ -124,8 +195,11 @@ class MapDistributor(DataDistributor):
         parameters = super().parameters()
         if self._settled is not None:
             parameters["shuffle"] = self._settled
-            if self._settled != "blocks":
-                parameters.pop("window_blocks", None)
+            parameters.pop("window_blocks", None)
+            parameters.pop("reading_groups", None)
+            if self._settled == "blocks":
+                parameters["window_blocks"] = self._window
+                parameters["reading_groups"] = self._groups
         return parameters
 
     def identity(self) -> dict[str, Any]:
@@ -137,7 +211,9 @@ class MapDistributor(DataDistributor):
             return range(self.items)
         if self._settled == "full":
             return Permutation(self.items, self.seed, epoch, f"items {self.source}")
-        return BlockOrder(self._blocks, self.window_blocks, self.seed, epoch, self.source)
+        return BlockOrder(
+            self._blocks.items, self._groups, self._window, self.seed, epoch, self.source
+        )
 
 
 __all__ = ["SHUFFLES", "MapDistributor"]

@@ -1,0 +1,125 @@
+"""What `penstockd check` finds out about reading: a window of blocks, read as a worker does."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import asdict, dataclass
+from itertools import accumulate, islice
+from typing import Any
+
+from penstock.server.commands.progress import Say
+from penstock.server.core.refs import ItemRef
+from penstock.server.job import Job
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.planner import LOOK_AHEAD
+from penstock.server.roles.base import Blocks, Reading
+from penstock.wire.errors import BadItem
+
+MAX_ITEMS = 4096
+"""Items fetched of a window: where it has more, these are taken from all over it."""
+
+
+@dataclass(frozen=True)
+class WindowRead:
+    """How a source of storage blocks is read.
+
+    Attributes:
+        groups: Reading groups, each read by one worker; 1 = all lanes draw from the same blocks.
+        blocks_in_memory: Decoded blocks that a node holds for one reader, by all of its workers;
+            where `groups` is 1, by each.
+        mib_in_memory: Their size, about.
+        blocks_read: Blocks that a window of one group was read from.
+        amplification: Bytes read for it, divided by the bytes of these blocks: 1 = each once.
+    """
+
+    groups: int
+    blocks_in_memory: int
+    mib_in_memory: float
+    blocks_read: int
+    amplification: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return asdict(self)
+
+
+def read_window(job: Job, items: Items, say: Say) -> WindowRead | None:
+    """Read a window of blocks, as the lanes of one group draw from it, and count.
+
+    It is taken from the middle of an epoch, and the source begins with nothing in memory.
+
+    Args:
+        job: The job.
+        items: What fetches.
+        say: Told how far it is.
+
+    Returns:
+        None where the source has no blocks, or does not say how many bytes they have in storage.
+
+    Raises:
+        BadItem: An item cannot be read, and the job's policy is to stop.
+        SourceUnavailable: A read failed to the deadline.
+    """
+    reading = job.distributor.reading()
+    if reading is None or reading.blocks is None or not reading.stored_bytes:
+        return None
+    source = job.sources[reading.source]
+    blocks = source.blocks()
+    if blocks is None or blocks.stored is None:
+        return None
+    refs = _draws_of_window(job, reading, blocks)
+    source.keep_blocks(0)
+    source.keep_blocks(reading.blocks)
+    source.read_bytes()
+    for start in range(0, len(refs), LOOK_AHEAD):
+        say(f"job {job.name}: a window of {reading.blocks} blocks, item {start} of {len(refs)}")
+        _fetch(items, refs[start : start + LOOK_AHEAD])
+    read = source.read_bytes()
+    source.keep_blocks(reading.held)
+    ends = list(accumulate(blocks.items))
+    touched = {bisect_right(ends, ref.index) for ref in refs}
+    needed = sum(blocks.stored[block] for block in touched)
+    return WindowRead(
+        groups=reading.groups or 1,
+        blocks_in_memory=reading.held,
+        mib_in_memory=reading.held * reading.block_bytes / 2**20,
+        blocks_read=len(touched),
+        amplification=read / needed if needed else 1.0,
+    )
+
+
+def _draws_of_window(job: Job, reading: Reading, blocks: Blocks) -> list[ItemRef]:
+    """Return the draws in which a group goes on by as many blocks as it holds, or a part of them.
+
+    A part keeps their order, and is spread over all of them.
+    """
+    assert reading.blocks is not None
+    lanes = range(0, job.lanes, reading.groups or job.lanes + 1)
+    if reading.groups is None:
+        lanes = range(job.lanes)
+    held = sum(items > 0 for items in blocks.items)
+    count = reading.blocks * sum(blocks.items) // held
+    step = max(1, -(-count // MAX_ITEMS))
+    first = job.distributor.epoch_draws(job.lanes) // 2 if reading.groups else 0
+    rounds = -(-count // len(lanes))
+
+    def draws() -> Any:
+        for k in range(first, first + rounds):
+            for lane in lanes:
+                yield lane, k
+
+    found = (job.distributor.draw(lane, job.lanes, k) for lane, k in islice(draws(), 0, None, step))
+    return [ref for ref in found if ref is not None]
+
+
+def _fetch(items: Items, refs: list[ItemRef]) -> None:
+    try:
+        items.raws(refs)
+    except BadItem:
+        if items.job.on_item_error == "stop":
+            raise
+        for ref in refs if len(refs) > 1 else ():
+            _fetch(items, [ref])
+
+
+__all__ = ["WindowRead", "read_window"]

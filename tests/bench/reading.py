@@ -1,0 +1,233 @@
+"""Reading an epoch of real Parquet: what workers read of it, what they hold, how well it is mixed.
+
+The corpus lies in a temporary folder: 512 MiB in row groups of 4 MiB, of bytes that do not
+compress. One table counts what the workers of a node have read in an epoch, by their own count and
+by the kernel's; one compares the order with a single window of 16 blocks that all lanes draw from,
+as it was before reading groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+from support import free_port, serving, table, write_job
+
+from penstock.client import Loader
+from penstock.server.config import load
+from penstock.server.core.permutation import Permutation
+from penstock.server.roles import SimpleBatcher
+from penstock.server.roles.distributors.blocks import BlockOrder
+
+FILES, GROUPS, ROWS, ROW_BYTES = 8, 16, 256, 16384
+LANES, BATCH = 48, 8
+RUNS = [
+    *((f"{workers} workers", workers, {}) for workers in (1, 2, 4, 16)),
+    *(
+        (f"{workers} workers, 16 groups of 2", workers, {"reading_groups": 16, "window_blocks": 2})
+        for workers in (1, 2, 4, 16)
+    ),
+]
+
+
+def run() -> None:
+    """Print the tables."""
+    with tempfile.TemporaryDirectory() as folder:
+        nbytes = write_corpus(Path(folder) / "corpus")
+        rows = [
+            (name, *epoch(Path(folder), nbytes, workers, parameters))
+            for name, workers, parameters in RUNS
+        ]
+    table(
+        f"An epoch of {nbytes / 2**20:.0f} MiB of Parquet, {FILES * GROUPS} row groups: bytes read "
+        "/ bytes of the corpus (goal: at most 1.15), and decoded blocks in memory",
+        ("node", "read", "by the kernel", "held MiB", "as stated", "batches/s"),
+        rows,
+    )
+    table(
+        f"How well an epoch is mixed: {LANES} lanes, 512 blocks of 256 rows, batches of {BATCH}; "
+        "distance in the source / distance by chance, and different blocks",
+        (
+            "order",
+            "held",
+            "global draws",
+            "a lane's draws",
+            *(f"{what} of {steps}" for steps in (48, 8, 1) for what in ("step", "blocks")),
+        ),
+        [(name, *mixing(order, held)) for name, order, held in orders()],
+    )
+
+
+def write_corpus(folder: Path) -> int:
+    """Write the corpus; return its bytes."""
+    folder.mkdir()
+    random = np.random.default_rng(7)
+    for number in range(FILES):
+        schema = pa.schema([("data", pa.binary())])
+        path = folder / f"{number:03}.parquet"
+        with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
+            for _ in range(GROUPS):
+                rows = [random.bytes(ROW_BYTES) for _ in range(ROWS)]
+                writer.write_table(pa.table({"data": pa.array(rows, pa.binary())}))
+    pq.write_table(
+        pa.table({"data": [random.bytes(8)] * 4 * LANES * BATCH}), folder.with_name("first.parquet")
+    )
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+# --- what is read and held ------------------------------------------------------------------------
+
+
+def epoch(folder: Path, nbytes: int, workers: int, parameters: dict[str, int]) -> Sequence[str]:
+    """Read one epoch; return what it took."""
+    job = {
+        "lanes": LANES,
+        "source": {"type": "parquet", "files": str(folder / "corpus/*.parquet")},
+        "distributor": {"type": "map", **parameters},
+        # Batches are planned from what was processed, as with a tokenizer.
+        "batcher": {"type": f"{Path(__file__).resolve()}:Looking", "batch_size": BATCH},
+        "collator": "default",
+        "epochs": 1,
+    }
+    # What a worker takes before it holds a block: its libraries, and the job itself.
+    first = {**job, "source": {**job["source"], "files": str(folder / "first.parquet")}}
+    port = free_port()
+    file = write_job(folder, {"job": job, "first": first}, metrics=f"127.0.0.1:{port}")
+    with serving(file, "--workers", str(workers)) as (address, process):
+        children = psutil.Process(process.pid).children()
+        with Loader(address, "first", prefetch=2) as loader:
+            for batch in loader:
+                del batch
+        before = sum(map(read_chars, children))
+        with Loader(address, "job", prefetch=2) as loader, peak(children) as held:
+            batches = FILES * GROUPS * ROWS // BATCH
+            begin = time.perf_counter()
+            for batch in loader:
+                del batch
+            took_s = time.perf_counter() - begin
+        kernel = sum(map(read_chars, children)) - before
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    sums = re.findall(r'^penstock_source_(\w+)_bytes_total\{.*"job"\} (\S+)$', text, re.M)
+    found = {name: float(value) for name, value in sums}
+    stated = stated_bytes(file, workers)
+    return (
+        f"{found['read'] / found['drawn']:.3f}",
+        f"{kernel / nbytes:.3f}",
+        f"{held[0] / 2**20:.0f}",
+        f"{stated / 2**20:.0f}",
+        f"{batches / took_s:.0f}",
+    )
+
+
+def stated_bytes(file: Path, workers: int) -> float:
+    """Return what docs/operate.md says that the workers of a node hold of decoded blocks."""
+    reading = load(str(file)).job("job").distributor.reading()
+    assert reading is not None
+    return (reading.held + 2 * workers) * reading.block_bytes
+
+
+class Looking(SimpleBatcher):
+    """Looks at its samples: so they are processed where batches are planned."""
+
+    needs_content = True
+
+
+def read_chars(process: psutil.Process) -> int:
+    """Return how many bytes a process has asked the kernel for."""
+    return int(process.io_counters().read_chars)
+
+
+@contextlib.contextmanager
+def peak(processes: list[psutil.Process]) -> Iterator[list[int]]:
+    """Yield a list whose one number is, afterwards, the most memory that was added by all."""
+    done = threading.Event()
+
+    def used() -> int:
+        return sum(process.memory_full_info().uss for process in processes)
+
+    found, first = [0], used()
+
+    def watch() -> None:
+        while not done.wait(0.1):
+            found[0] = max(found[0], used() - first)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        thread.join()
+
+
+# --- how well it is mixed -------------------------------------------------------------------------
+
+
+class OneWindow:
+    """The order before reading groups: windows of blocks, rows mixed within, for all lanes."""
+
+    def __init__(self, sizes: Sequence[int], window: int) -> None:
+        self._first = np.concatenate([[0], np.cumsum(sizes)])
+        blocks = Permutation(len(sizes), 7, 0, "blocks main").take(np.arange(len(sizes)))
+        self._items: list[int] = []
+        for number, start in enumerate(range(0, len(sizes), window)):
+            rows = np.concatenate(
+                [
+                    np.arange(self._first[b], self._first[b + 1])
+                    for b in blocks[start : start + window]
+                ]
+            )
+            order = Permutation(len(rows), 7, 0, f"rows {number} main")
+            self._items += rows[order.take(np.arange(len(rows)))].tolist()
+
+    def __getitem__(self, position: int) -> int:
+        return self._items[position]
+
+
+def orders() -> Iterator[tuple[str, Any, int]]:
+    """Yield orders of the same blocks, with how many of them each holds at a time."""
+    sizes = [256] * 512
+    yield "full shuffle", Permutation(256 * 512, 7), 512
+    yield "one window of 16 (before)", OneWindow(sizes, 16), 32
+    for groups, window in ((48, 2), (16, 2), (24, 4), (48, 4), (16, 8), (48, 16), (16, 16)):
+        order = BlockOrder(sizes, groups, window, 7, 0, "main")
+        yield f"{groups} groups, windows of {window}", order, groups * (window + 1)
+
+
+def mixing(order: Any, held: int) -> Sequence[str]:
+    """Return the measures of one order."""
+    count = 256 * 512
+    items = np.array([order[position] for position in range(count)])
+    # As lanes draw them: batch n of a lane, BATCH draws of it.
+    usable = count - count % (LANES * BATCH)
+    lanes = items[:usable].reshape(-1, BATCH, LANES).transpose(0, 2, 1)  # (offset, lane, draw)
+    batches = lanes.reshape(-1, BATCH)  # by position
+    chance = count / 3
+    by_lane = lanes.transpose(1, 0, 2).reshape(LANES, -1)
+    found = [
+        f"{held}",
+        f"{np.abs(np.diff(items)).mean() / chance:.2f}",
+        f"{np.abs(np.diff(by_lane)).mean() / chance:.2f}",
+    ]
+    random = np.random.default_rng(7)
+    for size in (48, 8, 1):
+        steps = batches[: len(batches) // size * size].reshape(-1, size * BATCH)
+        shuffled = random.permuted(steps, axis=1)
+        blocks = np.mean([len(np.unique(step // 256)) for step in steps])
+        found += [f"{np.abs(np.diff(shuffled)).mean() / chance:.2f}", f"{blocks:.1f}"]
+    return found
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,103 @@
+"""Reading groups and workers: dealt alike, moved no more than needed."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+
+import pytest
+
+from penstock.server.pipeline.homes import Homes
+from penstock.server.pipeline.places import IDLE_ROUNDS, Places
+from penstock.server.roles import Reading
+
+
+def dealt(homes: Homes, groups: int) -> list[int | None]:
+    return [homes.of(group) for group in range(groups)]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 16, 48])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 16, 64])
+def test_groups_are_dealt_alike_and_neighbours_together(groups: int, workers: int) -> None:
+    """Equal to within one; each worker has groups that follow each other."""
+    homes = Homes(groups)
+
+    homes.settle(range(workers))
+
+    found = dealt(homes, groups)
+    counts = Counter(found)
+    assert sum(counts.values()) == groups
+    assert max(counts.values()) - min(counts[worker] for worker in range(workers)) <= 1
+    assert len(list(itertools.groupby(found))) == min(groups, workers)
+
+
+def test_whoever_comes_and_goes_groups_stay_even_and_move_no_more_than_needed() -> None:
+    """Any 200 changes: equal to within one, and only what must move does."""
+    rng = random.Random(4)
+    homes = Homes(24)
+    before: list[int | None] = [None] * 24
+    for _ in range(200):
+        workers = sorted(rng.sample(range(8), rng.randrange(1, 8)))
+        homes.settle(workers)
+        found = dealt(homes, 24)
+        counts = Counter(found)
+        assert set(found) <= set(workers)
+        assert max(counts.values()) - min(counts[worker] for worker in workers) <= 1
+        stayed = Counter(old for old in before if old in workers)
+        least = 24 // len(workers)
+        for worker, had in stayed.items():
+            kept = sum(old == new == worker for old, new in zip(before, found, strict=True))
+            assert kept >= min(had, least)
+        before = found
+
+
+def test_with_nobody_there_groups_stay_where_they_were() -> None:
+    """A single worker is replaced by one of the same number."""
+    homes = Homes(3)
+    homes.settle([0])
+
+    homes.settle([])
+
+    assert dealt(homes, 3) == [0, 0, 0]
+
+
+def reading(groups: int | None) -> Reading:
+    return Reading("main", groups, 5, 99, 1.0, 1.0, 1.0)
+
+
+def test_a_process_keeps_blocks_for_the_groups_that_it_reads() -> None:
+    """Five for each group of its lines; lanes of one group share them."""
+    places = Places(reading(4))
+
+    kept = [places.use(line, lane) and places.blocks() for line, lane in enumerate([0, 4, 1, 5])]
+    assert kept == [5, 5, 10, 10]
+
+    places.close(2)
+    places.close(3)
+    assert places.blocks() == 5
+
+
+def test_lines_of_readers_far_apart_each_count_while_they_are_used() -> None:
+    """Two lines of a lane read two places; a line whose reader has gone keeps nothing any more."""
+    places = Places(reading(2))
+    for _ in range(3):
+        for line, lane in ((1, 0), (2, 1), (3, 0)):
+            places.use(line, lane)
+    both = places.blocks()
+
+    for _ in range(4 * IDLE_ROUNDS):
+        places.use(1, 0)
+        places.use(2, 1)
+
+    assert both == 15
+    assert places.blocks() == 10
+
+
+def test_without_groups_all_blocks_in_use_are_kept() -> None:
+    """Whatever lanes a process has, they draw from the same ones."""
+    places = Places(reading(None))
+
+    places.use(1, 3)
+
+    assert places.blocks() == 5
