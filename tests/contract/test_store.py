@@ -199,7 +199,13 @@ class StoreContract(ABC):
         with pytest.raises(errors.StaleGeneration, match="host-t2") as caught:
             await store.begin(ask("t1", rank=1))
 
-        assert caught.value.fields == {"generation": 1, "current": 2, "owner": "host-t2"}
+        assert caught.value.fields == {
+            "job": "code",
+            "group": "run",
+            "generation": 1,
+            "current": 2,
+            "owner": "host-t2",
+        }
 
     async def test_an_uneven_world_size_leaves_the_running_attempt_alone(
         self, store: Store
@@ -530,11 +536,16 @@ class StoreContract(ABC):
             lambda: store.seek("code", "walk", 1, "r", "ada"),
             lambda: store.restore("code", "walk", "good", "r", "ada"),
             lambda: store.checkpoint("code", "walk", "x", 1),
-            lambda: store.commit("code", "walk", "t1", 1, 0, 1),
-            lambda: store.check_token("code", "walk", "t1", 1),
         ]
         for call in calls:
             with pytest.raises(errors.UnknownGroup, match="'run'"):
+                await call()
+        # Who holds a token had a group once.
+        for call in (
+            lambda: store.commit("code", "walk", "t1", 1, 0, 1),
+            lambda: store.check_token("code", "walk", "t1", 1),
+        ):
+            with pytest.raises(errors.UnknownGroup, match=r"'walk'.*is not in the store any more"):
                 await call()
 
         assert checkpoint.value.fields == {"group": "run", "name": "bad", "names": ["good"]}

@@ -402,7 +402,7 @@ def test_an_unreadable_source_is_waited_for(server: Server, tmp_path: Path) -> N
 
 def test_an_error_that_went_away_is_in_the_servers_log(server: Server) -> None:
     """Its batches are right, and who looks at the log learns of the role."""
-    assert len(server.read("together", horizon=3).take(3)) == 3
+    assert len(server.read("together", horizon=40).take(40)) == 40
 
     eventually(
         lambda: any("Together.process_batch() failed" in line for line in server.lines),

@@ -397,7 +397,7 @@ def test_check_names_an_impure_collate_function(home: Path) -> None:
 
     assert done.returncode == 2
     assert "another 'pid'" in done.stderr
-    assert "FunctionCollator" in done.stderr
+    assert "stamped (roles.py)" in done.stderr
 
 
 def test_a_collate_function_serves_a_finite_job_to_its_last_step(home: Path) -> None:

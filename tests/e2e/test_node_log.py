@@ -88,7 +88,8 @@ def test_a_run_can_be_followed_in_the_log(server: Server, tmp_path: Path) -> Non
     assert of([joined], "job", "rank", "world_size", "position") == [("code", 0, 1, 0)]
     assert joined["peer"].startswith("ipv4:127.0.0.1:")
     assert left["why"] == "fenced"
-    assert left["position"] == left["sent_batches"] > 20
+    # What was on its way when the call ended counts as given, and not as sent.
+    assert left["position"] >= left["sent_batches"] > 20
     assert of(began, "generation", "start_step", "start") == [
         (1, 0, "a new group"),
         (3, 2, "start="),

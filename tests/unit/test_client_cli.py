@@ -377,9 +377,10 @@ def test_a_picture_of_top_is_no_larger_than_its_terminal(size: tuple[int, int]) 
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     with BusyNode() as node:
         command = [sys.executable, "-m", "penstock.client.cli", "top", node.address]
-        # os.environ, not the process's own: readline, which pytest imports, puts COLUMNS there.
+        # Readline, which pytest imports, puts these there, and xdist's processes inherit them.
+        environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
         process = subprocess.Popen(
-            [*command, "--interval", "0.1"], stdout=end, stderr=end, env=dict(os.environ)
+            [*command, "--interval", "0.1"], stdout=end, stderr=end, env=environment
         )
         os.close(end)
         shown = b""
@@ -395,7 +396,7 @@ def test_a_picture_of_top_is_no_larger_than_its_terminal(size: tuple[int, int]) 
     lines = [line.removesuffix("\x1b[K") for line in picture.split("\r\n")]
     assert lines.pop() == "\x1b[J"
     assert len(lines) == size[0] - 1
-    assert size[1] // 2 < max(map(layout.width_of, lines)) <= size[1]
+    assert size[1] - 20 < max(map(layout.width_of, lines)) <= size[1]
     assert re.fullmatch(r"\.\.\. and \d+ lines more", lines[-1])
 
 
