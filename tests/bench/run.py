@@ -14,7 +14,7 @@ noisy. How to read them:
   `others` is the CPU time of all that serves it: the server and its workers, or a DataLoader's
   workers. One GB is 10^9 bytes.
 * tf.data service is measured where `BENCH_TF_PYTHON` names an interpreter that has
-  TensorFlow, or where this one has it; else its row says that it is not installed:
+  TensorFlow, or where this one has it; else its row says `none`:
   `python -m venv /tmp/tf && /tmp/tf/bin/pip install tensorflow-cpu`, then
   `BENCH_TF_PYTHON=/tmp/tf/bin/python make bench NAMES=transfer`.
 """

@@ -77,7 +77,7 @@ def run() -> None:
                 "of stacks",
                 "of ready",
                 "of tf.data",
-                "trainer CPU s/GB",
+                "trainer s/GB",
                 "others",
             ),
             [_row(way, results) for way in NAMES],
@@ -86,7 +86,7 @@ def run() -> None:
 
 def _row(way: str, results: Results) -> tuple[str, ...]:
     if way not in results:
-        return (NAMES[way], "not installed", *[""] * 6)
+        return (f"{NAMES[way]}: none", *["-"] * 7)
     rounds = results[way]
     return (
         NAMES[way],
