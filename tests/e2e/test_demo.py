@@ -111,12 +111,17 @@ def test_the_server_was_really_killed_and_started_again(run: tuple[str, Path]) -
 
 
 def test_the_second_generation_starts_at_the_cursor(run: tuple[str, Path]) -> None:
-    """Not before what all ranks had committed, and not after what they had finished."""
+    """Not before what all ranks had committed, and not after what they had finished.
+
+    The kill comes once one rank is within the next step: the other's commit may be on its way.
+    """
     _, folder = run
 
     verdict = judge(folder)
 
-    assert verdict.starts == [0, 2 * STEPS // 3]
+    first, second = verdict.starts
+    assert first == 0
+    assert second in (2 * STEPS // 3 - 1, 2 * STEPS // 3)
     assert verdict.ranks == 5
     assert verdict.is_good
 
