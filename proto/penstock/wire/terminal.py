@@ -28,7 +28,7 @@ def plain_lines(text: str) -> str:
 
 
 def columns_of(stream: TextIO) -> int | None:
-    """Return how wide the terminal is that a stream writes to; None where it is no terminal."""
+    """Return the width of the terminal behind a stream, in columns; None if it is not one."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
     except (OSError, ValueError):  # a stream without a file, or a closed one

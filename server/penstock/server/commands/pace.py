@@ -94,7 +94,7 @@ def _pass_start(line: Line, clock: Callable[[], float]) -> bool | None:
     """Plan batches that nobody makes until the pool is past its first fill.
 
     Returns:
-        Whether it is; None where there is no pool.
+        Whether the pool was filled in time; None if the batcher has no pool.
     """
     pool = getattr(line.planner.batcher, "pool_size", None)
     if not isinstance(pool, int):

@@ -182,7 +182,7 @@ def check_promises(job: Job, items: Items, refs: Sequence[ItemRef], line: Line) 
         own = [item for item in refs if item.source == name]
         if _promises(source) and _draws(partial(items.raws, own)):
             raise _broken_promise(job, source, "source")
-    # Where a source draws and says so, the generators are put back behind each of its items.
+    # The generators are restored after each item of a source that says it draws from them.
     if _promises(job.processor) and _draws(partial(items.samples, refs, "draw")):
         raise _broken_promise(job, job.processor, "processor")
     if _promises(job.collator):

@@ -482,8 +482,8 @@ class Items:
                 self.retried(lambda: source.fetch([item.index]), what, item)
             except SourceUnavailable:
                 raise
-            except Exception:
-                logger.debug("item %s fails as it did", item)
+            except Exception as error:  # of the user's source: only whether it drew is asked here
+                logger.debug("item %s fails again: %s", item, error_line(error))
             return not drawn_since(key)
 
     def _is_chance(self, item: ItemRef) -> bool:
