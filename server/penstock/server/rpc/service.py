@@ -411,7 +411,8 @@ class Service:
             if len(batches) > 1:
                 await call.write(frame.bundle(batches))
             else:
-                for message in frame.batch_messages(*batches[0]):
+                chunk = stream.chunk_bytes(len(batches[0][0]), entry.nbytes)
+                for message in frame.batch_messages(*batches[0], chunk_bytes=chunk):
                     await call.write(message)
                     del message  # the next one then lies where the cache is warm
         finally:
