@@ -13,8 +13,8 @@ from typing import TextIO
 
 import structlog
 
-from penstock.server.config import Config
 from penstock.server.http import HttpEdge
+from penstock.server.jobs.load import Config
 from penstock.server.logs import configure
 from penstock.server.metrics import Metrics
 from penstock.server.pipeline.node import Node

@@ -34,12 +34,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from penstock.server.core.refs import Verdict
 from penstock.server.environment import worker_environment
+from penstock.server.jobs.target import absolute_target
 from penstock.server.pipeline.items import Items, Progress, VerdictBook
 from penstock.server.pipeline.line import Computed, Line, compute, nearest_line, replay_cost
 from penstock.server.pipeline.made import MadeOffsets
 from penstock.server.store.base import Seen
 from penstock.server.store.recorded import Recorded
-from penstock.server.target import absolute_target
 from penstock.wire.errors import (
     ERRORS,
     DataTimeout,

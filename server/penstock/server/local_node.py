@@ -27,11 +27,11 @@ from typing import Any, BinaryIO, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from penstock.server.config import Config, load
 from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line
 from penstock.server.core.refs import ItemRef, Verdict
 from penstock.server.job import Job
+from penstock.server.jobs.load import Config, load
 from penstock.server.local import (
     END,
     FAILED,

@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from penstock.server.config import load
 from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
+from penstock.server.jobs.load import load
 from penstock.server.pipeline.homes import Homes
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.planner import Planner

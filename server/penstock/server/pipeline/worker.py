@@ -24,11 +24,11 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from penstock.server.config import load
 from penstock.server.core import libraries
 from penstock.server.core.frames import error_line
 from penstock.server.core.refs import BatchPlan, ItemRef, Verdict
 from penstock.server.job import Job
+from penstock.server.jobs.load import load
 from penstock.server.pipeline.arena import Arenas, ArenaWriter
 from penstock.server.pipeline.channel import Message, Unpacker, pack, pack_all, send_with_fd
 from penstock.server.pipeline.items import Items, VerdictBook
