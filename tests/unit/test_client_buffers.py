@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.client import buffers
+from penstock.client.reading import buffers
 from penstock.client.reading.buffers import BufferPool, size_class
 from penstock.wire.malloc import keep_memory
 

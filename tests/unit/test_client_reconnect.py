@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.client import Batch, Loader, transport
+from penstock.client import Batch, Loader
 from penstock.client.backoff import Backoff
+from penstock.client.reading import transport
 from penstock.client.reading.feed import MAX_REREADS
 from penstock.wire.errors import (
     BadFrame,
