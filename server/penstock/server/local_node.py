@@ -44,11 +44,11 @@ from penstock.server.local import (
     pack_frame,
     read_frame,
 )
-from penstock.server.pipeline.channel import receive
-from penstock.server.pipeline.count import ensure_counted
+from penstock.server.node.channel import receive
+from penstock.server.node.count import ensure_counted
+from penstock.server.node.worker import Page, die_with_parent, told
 from penstock.server.pipeline.items import VerdictBook
 from penstock.server.pipeline.line import Computed
-from penstock.server.pipeline.worker import Page, die_with_parent, told
 from penstock.server.rpc.cursors import Cursors
 from penstock.server.rpc.opening import (
     VERSION,
