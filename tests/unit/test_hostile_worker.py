@@ -19,8 +19,8 @@ from penstock.server.job import Job
 from penstock.server.node.arena import ArenaWriter, sealed_memory
 from penstock.server.node.channel import Message, Unpacker, pack, send_with_fd
 from penstock.server.node.node import Node, Observer
+from penstock.server.node.page import PAGE_BYTES, Page
 from penstock.server.node.process import WorkerProcess
-from penstock.server.node.worker import PAGE_BYTES, Page
 from penstock.server.roles import IdentityProcessor
 from penstock.server.sources import ItemsSource
 from penstock.server.store import SqliteStore

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.server.local import LocalLoader
-from penstock.server.node.scheduler import Reader
+from penstock.server.node.reader import Reader
 from penstock.server.pipeline.line import Computed
 from penstock.server.store import SqliteStore
 from penstock.wire import frame

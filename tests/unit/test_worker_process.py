@@ -15,8 +15,8 @@ import pytest
 from penstock.server.core.refs import ItemRef
 from penstock.server.node.channel import Message, pack
 from penstock.server.node.node import Node
+from penstock.server.node.page import PAGE_BYTES, Page
 from penstock.server.node.process import WorkerProcess
-from penstock.server.node.worker import PAGE_BYTES, Page
 from penstock.server.store import SqliteStore
 
 

@@ -24,23 +24,22 @@ import structlog
 from penstock.server.core import libraries
 from penstock.server.core.refs import Verdict
 from penstock.server.job import Job
-from penstock.server.node.channel import Message, Misspoken
-from penstock.server.node.counting import Count
-from penstock.server.node.process import Ticket, WorkerProcess
-from penstock.server.node.scheduler import (
+from penstock.server.node.books import (
     MAX_LINES_PER_LANE,
     MAX_STARTS,
     PLANS_AHEAD,
     Candidate,
-    Entry,
     LaneState,
     LineState,
     Log,
-    Reader,
     Start,
-    State,
 )
-from penstock.server.node.worker import Note
+from penstock.server.node.channel import Message, Misspoken
+from penstock.server.node.counting import Count
+from penstock.server.node.entry import Entry, State
+from penstock.server.node.page import Note
+from penstock.server.node.process import Ticket, WorkerProcess
+from penstock.server.node.reader import Reader
 from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import MAX_EMPTIED, far, only_padding
 from penstock.server.pipeline.planner import Planner

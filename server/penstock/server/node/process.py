@@ -18,10 +18,11 @@ import structlog
 from penstock.server.core.frames import error_line
 from penstock.server.environment import worker_environment
 from penstock.server.node.arena import ArenaReader, sealed_memory
+from penstock.server.node.books import LaneState, LineState, Log
 from penstock.server.node.channel import Message, Misspoken, Unpacker, pack_all, receive
+from penstock.server.node.entry import Entry
 from penstock.server.node.messages import check, check_arena
-from penstock.server.node.scheduler import Entry, LaneState, LineState, Log
-from penstock.server.node.worker import PAGE_BYTES, Note, Page
+from penstock.server.node.page import PAGE_BYTES, Note, Page
 
 log = structlog.get_logger("penstock.worker")
 
