@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from penstock.server.job import Job
-from penstock.server.pipeline.scheduler import (
+from penstock.server.node.scheduler import (
     KEPT_BATCHES,
     KEPT_PLANS,
     KEPT_SHARE,

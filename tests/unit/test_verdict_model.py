@@ -17,9 +17,9 @@ import pytest
 
 from penstock.server.core.refs import Verdict
 from penstock.server.job import Job
-from penstock.server.pipeline import scheduler
-from penstock.server.pipeline.channel import Message, Unpacker, pack
-from penstock.server.pipeline.scheduler import Reader
+from penstock.server.node import scheduler
+from penstock.server.node.channel import Message, Unpacker, pack
+from penstock.server.node.scheduler import Reader
 from penstock.server.roles import (
     BatchCollator,
     BestFitPackingBatcher,

@@ -64,7 +64,7 @@ def measure_together(
 
     Args:
         job: The job.
-        target: What `penstock.server.config.load` takes.
+        target: What `penstock.server.jobs.load.load` takes.
         workers: Processes that the node would have; those without work of their own are left out.
         say: Told what is being done.
         start_s: Seconds until all of them are past their start.
@@ -200,7 +200,7 @@ def _say(channel: socket.socket, answer: dict[str, Any]) -> None:
 
 
 def _main(target: str, name: str, lane: str, descriptor: str) -> None:
-    from penstock.server.config import load
+    from penstock.server.jobs.load import load
 
     with socket.socket(fileno=int(descriptor)) as channel:
         try:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 from penstock.server.core.refs import Verdict
-from penstock.server.pipeline.channel import Message, Misspoken
+from penstock.server.node.channel import Message, Misspoken
 from penstock.wire.errors import clean_json, clean_text
 from penstock.wire.frame import MAX_HEADER_BYTES
 from penstock.wire.order import MAX_POSITION

@@ -1,6 +1,6 @@
 """A worker process: it holds lines, makes the batches it is told to, and never picks the next.
 
-It is started as `python -m penstock.server.pipeline.worker FD PAGE_FD FILES_FD PARENT TARGET`, with
+It is started as `python -m penstock.server.node.worker FD PAGE_FD FILES_FD PARENT TARGET`, with
 a fixed environment (`penstock.server.environment`), before or after gRPC runs in the parent: it is
 a fresh program, never a fork.
 """
@@ -24,18 +24,18 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from penstock.server.config import load
 from penstock.server.core import libraries
 from penstock.server.core.frames import error_line
 from penstock.server.core.refs import BatchPlan, ItemRef, Verdict
 from penstock.server.job import Job
-from penstock.server.pipeline.arena import Arenas, ArenaWriter
-from penstock.server.pipeline.channel import Message, Unpacker, pack, pack_all, send_with_fd
+from penstock.server.jobs.load import load
+from penstock.server.node.arena import Arenas, ArenaWriter
+from penstock.server.node.channel import Message, Unpacker, pack, pack_all, send_with_fd
+from penstock.server.node.messages import STAGES
+from penstock.server.node.places import Places
 from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Made, Maker
-from penstock.server.pipeline.messages import STAGES
-from penstock.server.pipeline.places import Places
 from penstock.server.sources.catalog import take_catalogs
 from penstock.wire.errors import ERRORS, Internal, JobChanged, PenstockError, clean_text
 from penstock.wire.malloc import keep_memory

@@ -17,8 +17,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from penstock.server.job import Job
-from penstock.server.pipeline.homes import Homes
-from penstock.server.pipeline.made import MadeOffsets
+from penstock.server.node.homes import Homes
+from penstock.server.node.made import MadeOffsets
 from penstock.wire.errors import PenstockError
 from penstock.wire.order import Share, Tail
 
