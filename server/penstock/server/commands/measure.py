@@ -322,6 +322,13 @@ def _warnings(job: Job, found: Measured) -> list[str]:
     for what, reasons in (("give no sample", found.filtered), ("fail", found.quarantined)):
         for reason, count in reasons.items():
             warnings.append(f"{count} of {found.items_run} items {what}: {reason}")
+    reading = job.distributor.reading()
+    if reading is not None and reading.is_read_by_all and found.workers > 1:
+        warnings.append(
+            f"shuffle: none has each of {found.workers} workers read and decode all "
+            f"{reading.all_blocks:,} storage blocks, since all lanes go through them together: "
+            "shuffle: blocks reads each once, and workers: 1 does with this order"
+        )
     if found.together.why_not:
         warnings.append(
             f"what {found.workers} workers give together was not measured: {found.together.why_not}"

@@ -419,6 +419,11 @@ class Reading(NamedTuple):
             return self.all_blocks
         return min(self.all_blocks, (self.groups or 1) * self.blocks)
 
+    @property
+    def is_read_by_all(self) -> bool:
+        """Tell whether all workers read all blocks in each epoch: they go through its window."""
+        return self.groups is None and self.blocks is not None and self.blocks < self.all_blocks
+
 
 class DataDistributor(Role, ABC):
     """Decides the draws of every lane: which item comes next."""
