@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from penstock.server.pipeline.scheduler import Reader
+from penstock.server.node.reader import Reader
 from penstock.server.rpc.streams import Stream
 from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, WIDE_CHUNK_BYTES, frame
 from penstock.wire.order import Share
