@@ -67,8 +67,8 @@ class TorchDatasetSource(Source):
         for method, what in (("__len__", "a length"), ("__getitem__", "items by index")):
             if not hasattr(type(self.dataset), method):
                 raise InvalidJob(
-                    f"{factory or 'dataset'} gave a {type(self.dataset).__name__}, which has no "
-                    f"{method}: a source needs {what}; iterable datasets have none",
+                    f"{factory or 'dataset'} gave a value of type {type(self.dataset).__name__}, "
+                    f"which has no {method}: a source needs {what}; iterable datasets have none",
                     key="source.factory",
                 )
         try:
