@@ -1140,7 +1140,7 @@ class Node:
             exit=code,
             how=worker.how_it_ended(),
             stage=note.stage,
-            item=str(note.item),
+            **({} if note.item is None else {"item": str(note.item)}),
         )
         self.observer.worker_died()
         self._died_at.setdefault(worker.number, self._loop.time())

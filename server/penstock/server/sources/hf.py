@@ -132,7 +132,7 @@ class HfSource(Source):
 
         Raises:
             IndexError: An index is negative or not below the length.
-            SourceUnavailable: The bytes cannot be read here and now; `item` is the first index.
+            SourceUnavailable: The bytes cannot be read at the moment; `item` is the first index.
             SourceChanged: A mapped file is not the one that was opened.
             BadItem: What is mapped there cannot be decoded.
         """
@@ -174,7 +174,7 @@ class HfSource(Source):
                     reason=error_line(error),
                 ) from error
             raise SourceUnavailable(
-                f"items {indices[0]} ... cannot be read here and now: {error}", item=indices[0]
+                f"items {indices[0]} ... cannot be read at the moment: {error}", item=indices[0]
             ) from error
         self._read_bytes += table.nbytes
         return items
@@ -199,7 +199,7 @@ class HfSource(Source):
         Up to 64 MiB a file is hashed whole, above it head, tail and 16 blocks.
 
         Raises:
-            SourceUnavailable: A file cannot be read here and now.
+            SourceUnavailable: A file cannot be read at the moment.
         """
         if self._hashed is None:
             self._hashed = hash_files(self._files, self._catalog)
