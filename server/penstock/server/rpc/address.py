@@ -57,7 +57,7 @@ def _check_path(listen: str, path: str) -> None:
     folder = os.path.dirname(path) or "."
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InvalidRequest(
-            f"cannot listen on {listen}: {folder} is no folder that this process may write to; "
+            f"cannot listen on {listen}: {folder} is not a folder that this process may write to; "
             "make it, or give another --listen",
             address=listen,
         )
@@ -67,7 +67,7 @@ def _check_path(listen: str, path: str) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise InvalidRequest(
-            f"cannot listen on {listen}: a file that is no socket lies there, and it is left "
+            f"cannot listen on {listen}: a file that is not a socket lies there, and it is left "
             "alone; give another --listen",
             address=listen,
         )

@@ -191,7 +191,7 @@ class Reads:
             if message.WhichOneof("kind") != "horizon":
                 raise BadFrame("after `open` a consumer sends only `horizon`")
             moved = message.horizon
-            stream.finished_step = moved.finished_step
+            stream.note_finished(moved.finished_step)
             self.node.extend(stream.reader, moved.horizon, moved.next, moved.bytes_limit)
             stream.wake.set()
 
