@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 from support import free_port, serving, table, write_job
 
 from penstock.client import Loader
-from penstock.server.config import load
 from penstock.server.core.permutation import Permutation
+from penstock.server.jobs.load import load
 from penstock.server.roles import SimpleBatcher
 from penstock.server.roles.distributors.blocks import BlockOrder
 

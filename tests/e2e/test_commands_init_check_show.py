@@ -23,7 +23,7 @@ from penstock.server.cli import run
 from penstock.server.commands.group import cli
 from penstock.server.commands.pace import MAX_BATCHES, POOLS_PASSED
 from penstock.server.commands.show import computed_batches
-from penstock.server.config import load
+from penstock.server.jobs.load import load
 from penstock.server.pipeline.line import Line
 from penstock.wire import frame
 from penstock.wire.v1.feed_pb2 import BatchHeader

@@ -11,7 +11,7 @@ import pytest
 from harness import kill_process, serving, write_job_file
 from invariants import Purity
 from penstock.client import Loader
-from penstock.server.config import load
+from penstock.server.jobs.load import load
 
 ROLES = """
 import os

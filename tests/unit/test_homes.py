@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from penstock.server.pipeline.homes import Homes
-from penstock.server.pipeline.places import IDLE_ROUNDS, Places
+from penstock.server.node.homes import Homes
+from penstock.server.node.places import IDLE_ROUNDS, Places
 from penstock.server.roles import Reading
 
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from penstock.server.job import Job
-from penstock.server.pipeline.arena import ArenaWriter, sealed_memory
-from penstock.server.pipeline.channel import Message, Unpacker, pack, send_with_fd
-from penstock.server.pipeline.node import Node, Observer
-from penstock.server.pipeline.process import WorkerProcess
-from penstock.server.pipeline.worker import PAGE_BYTES, Page
+from penstock.server.node.arena import ArenaWriter, sealed_memory
+from penstock.server.node.channel import Message, Unpacker, pack, send_with_fd
+from penstock.server.node.node import Node, Observer
+from penstock.server.node.page import PAGE_BYTES, Page
+from penstock.server.node.process import WorkerProcess
 from penstock.server.roles import IdentityProcessor
 from penstock.server.sources import ItemsSource
 from penstock.server.store import SqliteStore

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.server.local import LocalLoader
+from penstock.server.node.reader import Reader
 from penstock.server.pipeline.line import Computed
-from penstock.server.pipeline.scheduler import Reader
 from penstock.server.store import SqliteStore
 from penstock.wire import frame
 from penstock.wire.order import Share

@@ -14,7 +14,8 @@ from structlog.testing import capture_logs
 from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
 from penstock.server.metrics import Metrics
-from penstock.server.pipeline.scheduler import Entry, Reader
+from penstock.server.node.entry import Entry
+from penstock.server.node.reader import Reader
 from penstock.server.roles import IdentityProcessor, MapDistributor
 from penstock.server.roles.base import LaneDraws
 from penstock.server.rpc.service import EOF, Service

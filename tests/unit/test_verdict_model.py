@@ -17,9 +17,9 @@ import pytest
 
 from penstock.server.core.refs import Verdict
 from penstock.server.job import Job
-from penstock.server.pipeline import scheduler
-from penstock.server.pipeline.channel import Message, Unpacker, pack
-from penstock.server.pipeline.scheduler import Reader
+from penstock.server.node import books
+from penstock.server.node.channel import Message, Unpacker, pack
+from penstock.server.node.reader import Reader
 from penstock.server.roles import (
     BatchCollator,
     BestFitPackingBatcher,
@@ -230,8 +230,8 @@ async def test_what_was_given_at_an_address_is_given_there_for_ever(
     tmp_path: Path, planned: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Thousands of random turns; replays are frequent, for next to nothing is kept."""
-    monkeypatch.setattr(scheduler, "KEPT_PLANS", scheduler.PLANS_AHEAD + 1)
-    monkeypatch.setattr(scheduler, "KEPT_BATCHES", 1)
+    monkeypatch.setattr(books, "KEPT_PLANS", books.PLANS_AHEAD + 1)
+    monkeypatch.setattr(books, "KEPT_BATCHES", 1)
     given = again = verdicts = 0
     for seed in range(SEEDS):
         Fickle.bad = set()

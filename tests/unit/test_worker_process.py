@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.pipeline.channel import Message, pack
-from penstock.server.pipeline.node import Node
-from penstock.server.pipeline.process import WorkerProcess
-from penstock.server.pipeline.worker import PAGE_BYTES, Page
+from penstock.server.node.channel import Message, pack
+from penstock.server.node.node import Node
+from penstock.server.node.page import PAGE_BYTES, Page
+from penstock.server.node.process import WorkerProcess
 from penstock.server.store import SqliteStore
 
 

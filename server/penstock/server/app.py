@@ -13,11 +13,11 @@ from typing import TextIO
 
 import structlog
 
-from penstock.server.config import Config
 from penstock.server.http import HttpEdge
+from penstock.server.jobs.load import Config
 from penstock.server.logs import configure
 from penstock.server.metrics import Metrics
-from penstock.server.pipeline.node import Node
+from penstock.server.node.node import Node
 from penstock.server.rpc.opening import VERSION
 from penstock.server.rpc.service import Service
 from penstock.server.store import open_store

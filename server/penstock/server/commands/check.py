@@ -14,7 +14,7 @@ from penstock.server.commands.progress import Progress
 from penstock.server.commands.purity import gather_elsewhere
 from penstock.server.commands.report import report
 from penstock.server.commands.say import say
-from penstock.server.config import Config, load
+from penstock.server.jobs.load import Config, load
 from penstock.server.store.recorded import version_warning
 from penstock.wire.errors import PenstockError
 from penstock.wire.terminal import plain

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from penstock.server.core.nearest import hint
-from penstock.server.place import KeyPath, Place
-from penstock.server.settings import JobFile, JobSettings, ServerSettings
+from penstock.server.jobs.place import KeyPath, Place
+from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from penstock.server.core.nearest import hint
 from penstock.server.job import DEFAULT_LANES
-from penstock.server.place import Place
-from penstock.server.registry import KINDS, build
+from penstock.server.jobs.place import Place
+from penstock.server.jobs.registry import KINDS, build
+from penstock.server.jobs.validate import shown
 from penstock.server.roles.base import RawItem, Source
-from penstock.server.validate import shown
 from penstock.wire.errors import InvalidRequest
 
 BUILDERS = {

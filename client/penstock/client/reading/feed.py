@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from penstock.client.aside import Patience, aside, tell
 from penstock.client.backoff import Backoff
-from penstock.client.buffers import BufferPool
+from penstock.client.reading.buffers import BufferPool
 from penstock.wire import PROTOCOL, frame
 from penstock.wire.errors import (
     BadFrame,

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 import grpc
 
-from penstock.client.conversation import Conversation
+from penstock.client.reading.conversation import Conversation
 from penstock.wire import MAX_MESSAGE_BYTES
 from penstock.wire.errors import (
     ERROR_METADATA_KEY,

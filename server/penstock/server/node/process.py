@@ -17,11 +17,12 @@ import structlog
 
 from penstock.server.core.frames import error_line
 from penstock.server.environment import worker_environment
-from penstock.server.pipeline.arena import ArenaReader, sealed_memory
-from penstock.server.pipeline.channel import Message, Misspoken, Unpacker, pack_all, receive
-from penstock.server.pipeline.messages import check, check_arena
-from penstock.server.pipeline.scheduler import Entry, LaneState, LineState, Log
-from penstock.server.pipeline.worker import PAGE_BYTES, Note, Page
+from penstock.server.node.arena import ArenaReader, sealed_memory
+from penstock.server.node.books import LaneState, LineState, Log
+from penstock.server.node.channel import Message, Misspoken, Unpacker, pack_all, receive
+from penstock.server.node.entry import Entry
+from penstock.server.node.messages import check, check_arena
+from penstock.server.node.page import PAGE_BYTES, Note, Page
 
 log = structlog.get_logger("penstock.worker")
 
@@ -110,7 +111,7 @@ class WorkerProcess:
     def _launch(self, theirs: socket.socket) -> None:
         page_fd = sealed_memory("penstock-page", PAGE_BYTES)
         try:
-            module = "penstock.server.pipeline.worker"
+            module = "penstock.server.node.worker"
             fds = [theirs.fileno(), page_fd, self.files_fd]
             arguments = [*map(str, fds), str(os.getpid()), self.target]
             self.process = subprocess.Popen(

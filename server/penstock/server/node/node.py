@@ -24,26 +24,25 @@ import structlog
 from penstock.server.core import libraries
 from penstock.server.core.refs import Verdict
 from penstock.server.job import Job
-from penstock.server.pipeline.channel import Message, Misspoken
-from penstock.server.pipeline.counting import Count
-from penstock.server.pipeline.items import Items, VerdictBook
-from penstock.server.pipeline.line import MAX_EMPTIED, far, only_padding
-from penstock.server.pipeline.planner import Planner
-from penstock.server.pipeline.process import Ticket, WorkerProcess
-from penstock.server.pipeline.scheduler import (
+from penstock.server.node.books import (
     MAX_LINES_PER_LANE,
     MAX_STARTS,
     PLANS_AHEAD,
     Candidate,
-    Entry,
     LaneState,
     LineState,
     Log,
-    Reader,
     Start,
-    State,
 )
-from penstock.server.pipeline.worker import Note
+from penstock.server.node.channel import Message, Misspoken
+from penstock.server.node.counting import Count
+from penstock.server.node.entry import Entry, State
+from penstock.server.node.page import Note
+from penstock.server.node.process import Ticket, WorkerProcess
+from penstock.server.node.reader import Reader
+from penstock.server.pipeline.items import Items, VerdictBook
+from penstock.server.pipeline.line import MAX_EMPTIED, far, only_padding
+from penstock.server.pipeline.planner import Planner
 from penstock.server.sources.catalog import pack_catalogs
 from penstock.server.store.base import JobRecord, Seen, SnapshotRecord, Store
 from penstock.wire.errors import (

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.client.feed import Delivery
+from penstock.client.reading.feed import Delivery
 from penstock.wire import frame
 from penstock.wire.errors import InvalidRequest, MissingExtra, UnsupportedValue
 from penstock.wire.v1 import feed_pb2
@@ -67,7 +67,7 @@ def make_decoder(device: Any, as_numpy: bool | None) -> Decoder:
             package="torch",
             extra="",
         )
-    from penstock.client.torch_values import TorchDecoder
+    from penstock.client.reading.torch_values import TorchDecoder
 
     return TorchDecoder(device)
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.client.aside import Patience, aside, tell
-from penstock.client.attempt import attempt_token
-from penstock.client.control import Control
-from penstock.client.feed import Feed
-from penstock.client.guard import ProcessGuard
-from penstock.client.ranks import Place, discover, log_place
-from penstock.client.state import State
-from penstock.client.transport import open_transport, pretty
+from penstock.client.reading.feed import Feed
+from penstock.client.reading.transport import open_transport, pretty
+from penstock.client.run.attempt import attempt_token
+from penstock.client.run.control import Control
+from penstock.client.run.guard import ProcessGuard
+from penstock.client.run.ranks import Place, discover, log_place
+from penstock.client.run.state import State
 from penstock.wire.attempts import moved, moves_between
 from penstock.wire.errors import InvalidRequest, JobChanged, PastEnd
 from penstock.wire.order import MAX_POSITION, Share, Tail

@@ -14,8 +14,8 @@ import structlog
 
 from penstock.server.environment import worker_environment
 from penstock.server.job import Job
-from penstock.server.pipeline.count import expected_draws
-from penstock.server.pipeline.worker import PAGE_BYTES, Note, Page
+from penstock.server.node.count import expected_draws
+from penstock.server.node.page import PAGE_BYTES, Note, Page
 from penstock.wire.errors import ERRORS, Counting, Internal, PenstockError, WorkerCrashed
 
 log = structlog.get_logger("penstock.node")
@@ -135,7 +135,7 @@ class Count:
             fds = [theirs, page_fd, self.files_fd]
             arguments = [*fds, os.getpid(), self.target, job.name, job.log_id.hex()]
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "penstock.server.pipeline.count"]
+                [sys.executable, "-P", "-m", "penstock.server.node.count"]
                 + [str(one) for one in (*arguments, part, self.parts, int(careful))],
                 env=worker_environment(os.environ),
                 pass_fds=[fd for fd in fds if fd >= 0],

@@ -4,7 +4,7 @@ A processor may filter an item or make several samples of it, so how many batche
 known only when all of its items were processed. Plans are made, and no batch: samples are dropped
 as they come.
 
-It is started as `python -m penstock.server.pipeline.count FD PAGE_FD FILES_FD PARENT TARGET JOB
+It is started as `python -m penstock.server.node.count FD PAGE_FD FILES_FD PARENT TARGET JOB
 LOG PART PARTS CAREFUL` to count the lanes of part PART of PARTS, in the environment of the
 workers.
 """
@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from penstock.server.config import load
 from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
-from penstock.server.pipeline.homes import Homes
+from penstock.server.jobs.load import load
+from penstock.server.node.homes import Homes
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.planner import Planner
 from penstock.server.sources.catalog import take_catalogs
@@ -102,7 +102,8 @@ def expected_draws(job: Job) -> int:
 
 def main(argv: list[str]) -> None:
     """Count some lanes and write JSON lines to the pipe that was inherited."""
-    from penstock.server.pipeline.worker import Page, die_with_parent
+    from penstock.server.node.child import die_with_parent
+    from penstock.server.node.page import Page
 
     fd, page_fd, files_fd, parent = map(int, argv[:4])
     target, name, log, part, parts, careful = argv[4:]

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from penstock.server.registry import FUNCTIONS, KINDS, Kind, constructor_parameters
+from penstock.server.jobs.registry import FUNCTIONS, KINDS, Kind, constructor_parameters
+from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings
 from penstock.server.roles.base import Role
-from penstock.server.settings import JobFile, JobSettings, ServerSettings
 
 
 class Row(NamedTuple):

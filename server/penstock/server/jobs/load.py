@@ -14,28 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.server import yaml_file
 from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_place, user_traceback
 from penstock.server.core.imports import load_attribute
 from penstock.server.core.nearest import hint
 from penstock.server.job import Job
-from penstock.server.place import Place
-from penstock.server.registry import KINDS, build
-from penstock.server.settings import JobFile, JobSettings, ServerSettings
+from penstock.server.jobs import yaml_file
+from penstock.server.jobs.override import override
+from penstock.server.jobs.place import Place
+from penstock.server.jobs.registry import KINDS, build
+from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings
+from penstock.server.jobs.validate import shown, validate
 from penstock.server.sources.catalog import keep_in
-from penstock.server.validate import shown, validate
-from penstock.wire.errors import InvalidJob, InvalidRequest, PenstockError, UnknownJob
+from penstock.wire.errors import InvalidJob, PenstockError, UnknownJob
 
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 """Names of jobs: they stand in commands, metrics and stores, so they need no quoting."""
-
-ENVIRONMENT_PREFIX = "PENSTOCK_"
-
-_KUBERNETES = re.compile(
-    r"PENSTOCK_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)"
-)
-"""What a Pod finds in its environment for a Service whose name begins with penstock."""
 
 
 class Jobs(Mapping[str, Job]):
@@ -288,53 +282,4 @@ def _called(target: str, function: Callable[[], Any]) -> Any:
         ) from error
 
 
-def override(
-    settings: ServerSettings, overrides: Mapping[str, Any] | None, environ: Mapping[str, str]
-) -> ServerSettings:
-    """Return server settings with PENSTOCK_* variables and then flags put over them.
-
-    Variables that Kubernetes makes for a service of the name penstock are left alone.
-
-    Raises:
-        InvalidRequest: A value cannot be, or a variable of the prefix is not a setting; names the
-            variable or the flag.
-    """
-    names = ServerSettings.model_fields
-    settable = {ENVIRONMENT_PREFIX + name.upper() for name in names}
-    for variable in sorted(environ):
-        if (
-            variable.startswith(ENVIRONMENT_PREFIX)
-            and variable not in settable
-            and not _KUBERNETES.fullmatch(variable)
-        ):
-            raise InvalidRequest(
-                f"the environment variable {variable} is not a setting of penstock: "
-                f"{hint(variable, settable)}",
-                name=variable,
-            )
-    layers: list[tuple[dict[str, str], dict[str, Any]]] = [
-        (
-            {name: ENVIRONMENT_PREFIX + name.upper() for name in names},
-            {
-                name: environ[variable]
-                for name in names
-                if (variable := ENVIRONMENT_PREFIX + name.upper()) in environ
-            },
-        ),
-        (
-            {name: "--" + name.replace("_", "-") for name in names},
-            {name: value for name, value in (overrides or {}).items() if value is not None},
-        ),
-    ]
-    for labels, values in layers:
-        for name, value in values.items():
-            try:
-                one = validate(ServerSettings, {name: value}, Place("", Path()), strict=False)
-            except InvalidJob as error:
-                sentence = error.message.removeprefix(": ").replace(name, labels.get(name, name), 1)
-                raise InvalidRequest(sentence, name=labels.get(name, name), value=value) from None
-            settings = settings.model_copy(update={name: getattr(one, name)})
-    return settings
-
-
-__all__ = ["Config", "Jobs", "build_job", "load", "override"]
+__all__ = ["Config", "Jobs", "build_job", "load"]

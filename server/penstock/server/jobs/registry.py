@@ -18,7 +18,8 @@ from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_place, user_traceback
 from penstock.server.core.imports import is_file_spec, load_attribute
 from penstock.server.core.nearest import hint
-from penstock.server.place import Place
+from penstock.server.jobs.place import Place
+from penstock.server.jobs.validate import shown
 from penstock.server.roles.base import (
     BatchCollator,
     DataDistributor,
@@ -33,7 +34,6 @@ from penstock.server.roles.distributors import BUILTIN_DISTRIBUTORS
 from penstock.server.roles.function import FunctionRole
 from penstock.server.roles.processors import BUILTIN_PROCESSORS, FunctionProcessor
 from penstock.server.sources import BUILTIN_SOURCES
-from penstock.server.validate import shown
 from penstock.wire.errors import InvalidJob, PenstockError
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from penstock.server.place import KeyPath, Place
+from penstock.server.jobs.place import KeyPath, Place
 from penstock.wire.errors import InvalidJob
 
 MAX_FILE_BYTES = 1 << 20

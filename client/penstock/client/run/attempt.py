@@ -6,7 +6,7 @@ import os
 import uuid
 from collections.abc import Mapping
 
-from penstock.client.ranks import Place, torch_distributed
+from penstock.client.run.ranks import Place, torch_distributed
 from penstock.wire.attempts import moves_between
 from penstock.wire.errors import InvalidRequest
 

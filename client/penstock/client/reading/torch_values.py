@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.client.feed import Delivery
-from penstock.client.values import host_starts, unsupported_dtype, widen_labels
+from penstock.client.reading.feed import Delivery
+from penstock.client.reading.values import host_starts, unsupported_dtype, widen_labels
 from penstock.wire import frame
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.values import BFLOAT16, STORAGE
