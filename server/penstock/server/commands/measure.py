@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from penstock.server.commands import purity
+from penstock.server.commands.memory import NodeMemory, node_memory
 from penstock.server.commands.pace import pace
 from penstock.server.commands.progress import Say, silent
 from penstock.server.commands.text import decoder, documents, render, summary
@@ -19,6 +21,7 @@ from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef, SampleRef
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Filtered, Items, Outcome, Quarantined
+from penstock.server.pipeline.kept import held_bytes
 from penstock.server.pipeline.line import Computed, Line
 from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.wire.errors import BadBatch, BadItem, PenstockError
@@ -83,6 +86,7 @@ class Measured:
         per_second: Samples and, where they are counted, tokens per second of one process.
         workers: Processes that the node would have here.
         reading: How a window of storage blocks is read, or None where there are none.
+        memory: What the node takes while it serves this job.
         warnings: Sentences; nothing is wrong, but something may surprise.
         sample: The first sample as text.
     """
@@ -106,12 +110,14 @@ class Measured:
     per_second: dict[str, float] = field(default_factory=dict)
     workers: int = 1
     reading: WindowRead | None = None
+    memory: NodeMemory | None = None
     warnings: list[str] = field(default_factory=list)
     sample: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
-        return asdict(self)
+        memory = self.memory.to_json() if self.memory is not None else None
+        return {**asdict(self), "memory": memory}
 
 
 def examine(
@@ -121,6 +127,7 @@ def examine(
     item_count: int = 32,
     batch_count: int = 4,
     workers: int = 1,
+    ready_bytes: int = 1 << 30,
     say: Say = silent,
 ) -> Measured:
     """Run items and batches of a job here and elsewhere, compare, and measure.
@@ -131,6 +138,7 @@ def examine(
         item_count: How many items.
         batch_count: How many batches of one lane.
         workers: Processes that the node would have here.
+        ready_bytes: Its bound on ready batches here.
         say: Told what is being done.
 
     Raises:
@@ -184,6 +192,14 @@ def examine(
     purity.check_promises(job, items, good, line)
     watch.what = f"job {job.name}, past its start"
     _measure_pace(found, line, batch_count)
+    found.memory = node_memory(
+        job,
+        workers=workers,
+        ready_bytes=ready_bytes,
+        imported=sys.modules.keys(),
+        sample_bytes=_sample_bytes(outcomes),
+        batch_bytes=found.bytes_per_batch,
+    )
     found.warnings = _warnings(job, found)
 
     ours = {
@@ -210,6 +226,17 @@ def _count_outcomes(found: Measured, outcomes: Sequence[Outcome]) -> None:
         elif isinstance(outcome, Quarantined):
             reason = outcome.verdict.reason
             found.quarantined[reason] = found.quarantined.get(reason, 0) + 1
+
+
+def _sample_bytes(outcomes: Sequence[Outcome]) -> float:
+    """Return the memory of a sample, in the mean; 0 where there are none."""
+    sizes = [
+        held_bytes(sample)
+        for outcome in outcomes
+        if not isinstance(outcome, Filtered | Quarantined)
+        for sample in outcome
+    ]
+    return sum(sizes) / max(1, len(sizes))
 
 
 def _batching_seconds(

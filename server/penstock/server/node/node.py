@@ -667,7 +667,9 @@ class Node:
         log_id = self.jobs[job].log_id.hex()
         entries = [verdict.to_json() for verdict in verdicts]
         ends = self.jobs[job].lane_ends
-        worker.send({"op": "job", "job": job, "log": log_id, "verdicts": entries, "ends": ends})
+        message = {"op": "job", "job": job, "log": log_id, "verdicts": entries, "ends": ends}
+        # What workers keep for themselves is bounded for all of them together.
+        worker.send({**message, "workers": len(self.workers)})
 
     # --- answers ---
 
