@@ -422,20 +422,21 @@ def test_the_first_batch_waits_for_little_that_it_does_not_need() -> None:
     assert items.processed <= 10
 
 
-def test_what_a_lane_holds_ahead_is_bounded_in_bytes() -> None:
+@pytest.mark.parametrize(("size", "most"), [(AHEAD_BYTES // 4 - 1024, 4), (64, LOOK_AHEAD)])
+def test_what_a_lane_holds_ahead_is_bounded_in_bytes(size: int, most: int) -> None:
     """Samples of a quarter of the bound go four at a time, where small ones go sixteen."""
-    for size, most in ((AHEAD_BYTES // 4 - 1024, 4), (64, LOOK_AHEAD)):
-        sample = {"x": np.zeros(size, np.uint8)}
-        job = make(list(range(60)), Does(lambda raw, context, same=sample: same), SimpleBatcher(19))
-        planner = Planner(job, 0, Items(job))
-        held: list[int] = []
-        for _ in range(12):
-            planner.next()
-            planner.forget()
-            held.append(len(planner._ahead))
+    sample = {"x": np.zeros(size, np.uint8)}
+    job = make(list(range(60)), Does(lambda raw, context: sample), SimpleBatcher(19))
+    planner = Planner(job, 0, Items(job))
+    held: list[int] = []
 
-        assert max(held) < most, "the item that is drawn is not among them"
-        assert max(held) >= most // 2
+    for _ in range(12):
+        planner.next()
+        planner.forget()
+        held.append(len(planner._ahead))
+
+    assert max(held) < most, "the item that is drawn is not among them"
+    assert max(held) >= most // 2
 
 
 def test_a_lane_that_goes_on_processes_as_many_at_once_as_its_batches_take() -> None:

@@ -16,6 +16,7 @@ from penstock.server.job import Job
 from penstock.server.node.books import KEPT_BATCHES, KEPT_SHARE
 from penstock.server.pipeline.planner import AHEAD_BYTES, LOOK_AHEAD
 from penstock.server.sources.cache import FREE_BYTES
+from penstock.server.sources.parquet import CACHE_BYTES
 
 MIB = 1 << 20
 
@@ -123,6 +124,8 @@ def _blocks_bytes(job: Job, workers: int) -> float:
     part = reading.held * block / (workers if reading.groups else 1)
     each = min(every, max(part, FREE_BYTES))
     bound = getattr(job.sources[reading.source], "cache_bytes", None)
+    if bound is None and reading.blocks is None:
+        bound = CACHE_BYTES
     if bound is not None:
         each = min(each, bound)
     return workers * (each + DECODING_BLOCKS * block)
