@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 import google_crc32c
@@ -48,6 +49,9 @@ _CACHED_BYTES = 1 << 18
 """What is surely still in the second-level cache right after it was written."""
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview | NDArray"
+
+_extend: Callable[[int, NDArray], int] = google_crc32c.extend
+"""`(crc32c of what came before, octets) -> crc32c`. It takes no memoryview, but an array over it."""
 
 MAX_HEADER_BYTES = MAX_MESSAGE_BYTES - CHUNK_BYTES - 4096
 """A header shares its message with the first chunk."""
@@ -80,14 +84,24 @@ class Layout:
         self.nbytes = 0
         self._tensors: list[tuple[int, Array]] = []
         # The header is sorted by field number, so its middle can be written now and the rest later.
-        message = feed_pb2.BatchHeader()
-        for name, plain, host in values:
-            named = message.values.add(name=name)
-            self._put(named.value, plain)
-            if host:
-                named.place = feed_pb2.PLACE_HOST
-        self._values = message.SerializeToString()
+        self._values = b"".join([self._field(*value) for value in values])
         self._names = [name for name, _, _ in values]
+
+    def _field(self, name: str, plain: Plain, host: bool) -> bytes:
+        """Return one entry of the header's `values`, serialized."""
+        if type(plain) is Array:
+            data, start = plain.data, self._place(plain)
+            return _tensor_field(name, host, plain.dtype, data.shape, start, data.nbytes)
+        message = feed_pb2.BatchHeader()
+        self._put(_named(message, name, host), plain)
+        return message.SerializeToString()
+
+    def _place(self, array: Array) -> int:
+        """Return where a tensor begins: behind the last one."""
+        start = -(-self.nbytes // ALIGNMENT) * ALIGNMENT
+        self._tensors.append((start, array))
+        self.nbytes = start + array.data.nbytes
+        return start
 
     def _put(self, message: feed_pb2.Value, plain: Plain) -> None:
         if plain is None:
@@ -110,14 +124,8 @@ class Layout:
             for inner in plain:
                 self._put(add(), inner)
         else:
-            start = -(-self.nbytes // ALIGNMENT) * ALIGNMENT
-            tensor = message.tensor
-            tensor.dtype = plain.dtype
-            tensor.shape.extend(plain.data.shape)
-            tensor.start = start
-            tensor.nbytes = plain.data.nbytes
-            self._tensors.append((start, plain))
-            self.nbytes = start + plain.data.nbytes
+            data, start = plain.data, self._place(plain)
+            _put_tensor(message.tensor, plain.dtype, data.shape, start, data.nbytes)
 
     def write(self, out: memoryview | NDArray) -> int:
         """Write the body and return its crc32c.
@@ -133,8 +141,9 @@ class Layout:
             raise ValueError(f"the body has {self.nbytes} bytes, the buffer {len(body)}")
         end = crc = 0
         for start, (dtype, data) in self._tensors:
-            body[end:start] = 0
-            crc = crc32c(body[end:start], crc)
+            if end < start:
+                body[end:start] = 0
+                crc = _extend(crc, body[end:start])
             end = start + data.nbytes
             if data.flags.c_contiguous and data.dtype == STORAGE[dtype] and data.nbytes:
                 crc = _copy(body[start:end], _octets(data), crc)
@@ -142,7 +151,7 @@ class Layout:
                 # One pass makes it contiguous and little-endian.
                 place: NDArray = np.ndarray(data.shape, STORAGE[dtype], body, start)
                 np.copyto(place, data, casting="equiv")
-                crc = crc32c(body[start:end], crc)
+                crc = _extend(crc, body[start:end])
         return crc
 
     def header(
@@ -182,7 +191,7 @@ class Layout:
                     name=name,
                     type="int",
                 )
-            rest.counts.add(name=str(to_plain(name, name)), value=value)
+            rest.counts.add(name=_name(name), value=value)
         add = rest.samples.add
         for row, source, index, epoch, part, span in samples:
             if span is None:
@@ -210,12 +219,42 @@ class Layout:
         return header
 
 
+def _named(message: feed_pb2.BatchHeader, name: str, host: bool) -> feed_pb2.Value:
+    """Add a name to the values of a header; return the message of its value."""
+    named = message.values.add(name=name)
+    if host:
+        named.place = feed_pb2.PLACE_HOST
+    return named.value
+
+
+def _put_tensor(
+    tensor: feed_pb2.Tensor, dtype: str, shape: tuple[int, ...], start: int, nbytes: int
+) -> None:
+    tensor.dtype, tensor.start, tensor.nbytes = dtype, start, nbytes
+    tensor.shape.extend(shape)
+
+
+@lru_cache(1024)  # the same few at every batch, as long as shapes are
+def _tensor_field(
+    name: str, host: bool, dtype: str, shape: tuple[int, ...], start: int, nbytes: int
+) -> bytes:
+    message = feed_pb2.BatchHeader()
+    _put_tensor(_named(message, name, host).tensor, dtype, shape, start, nbytes)
+    return message.SerializeToString()
+
+
+@lru_cache(1024)
+def _name(name: str) -> str:
+    """Return a name, which travels as text: so what a text may not hold it may not hold either."""
+    return str(to_plain(name, name))
+
+
 def _copy(into: NDArray, data: NDArray, crc: int) -> int:
     """Copy in pieces that the cache still holds when their crc32c is taken; return the whole's."""
     for start in range(0, len(data), _CACHED_BYTES):
         piece = into[start : start + _CACHED_BYTES]
         piece[:] = data[start : start + _CACHED_BYTES]
-        crc = int(google_crc32c.extend(crc, piece))
+        crc = _extend(crc, piece)
     return crc
 
 
@@ -237,8 +276,7 @@ def layout(values: Mapping[str, Any], host: Collection[str] = ()) -> Layout:
                 name=repr(name),
                 type=type(name).__name__,
             )
-        # The name travels as text, so what a text may not hold it may not hold either.
-        found.append((str(to_plain(name, name)), to_plain(value, name), name in host))
+        found.append((_name(name), to_plain(value, name), name in host))
     return Layout(found)
 
 
@@ -661,8 +699,7 @@ def check_chunk(header: feed_pb2.BatchHeader, chunk: ChunkView, filled: int) -> 
 
 def crc32c(body: Buffer, crc: int = 0) -> int:
     """Return the crc32c of contiguous bytes that follow those of `crc`, without copying them."""
-    # google_crc32c takes no memoryview, but an array over the same bytes.
-    return int(google_crc32c.extend(crc, _octets(body)))
+    return _extend(crc, _octets(body))
 
 
 def _octets(buffer: Any) -> NDArray:

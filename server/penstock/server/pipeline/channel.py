@@ -47,19 +47,19 @@ def pack_all(entries: Sequence[tuple[Message, Sequence[bytes]]]) -> bytes:
     start = 0
     while start < len(entries):
         first, blobs = entries[start]
-        keys, each, stop = first.keys(), len(blobs), start + 1
+        keys, each, stop = list(first), len(blobs), start + 1
         while (
             stop < len(entries)
             and len(entries[stop][1]) == each
-            and entries[stop][0].keys() == keys
+            and list(entries[stop][0]) == keys
         ):
             stop += 1
         if stop == start + 1:
             parts.append(pack(first, blobs))
         else:
-            rows = [[message[key] for key in keys] for message, _ in entries[start:stop]]
+            rows = [list(message.values()) for message, _ in entries[start:stop]]
             together = [blob for _, blobs in entries[start:stop] for blob in blobs]
-            parts.append(pack({"keys": list(keys), "rows": rows, "each": each}, together))
+            parts.append(pack({"keys": keys, "rows": rows, "each": each}, together))
         start = stop
     return b"".join(parts)
 

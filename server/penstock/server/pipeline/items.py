@@ -152,6 +152,8 @@ class VerdictBook:
 
     def find(self, stage: str, item: ItemRef, lane: int = 0, offset: int = 0) -> Verdict | None:
         """Return the verdict that leaves an item out of the batch at `offset` of `lane`."""
+        if not self._known:
+            return None
         for verdict in self._known.get((stage, item.source, item.index), ()):
             if verdict.holds(item, lane, offset):
                 return verdict
@@ -245,6 +247,14 @@ class Items:
         columns = job.processor.size_columns
         self._heads = all(source.has_heads(columns) for source in job.sources.values())
         self._ready = False
+        # A torch Dataset decodes what it reads: an error of its own is like one of process().
+        self._fetching = {
+            name: Call(source, "fetch", reading=not source.uses_global_rng)
+            for name, source in job.sources.items()
+        }
+        self._processed_by: dict[str, Call] = {}  # by source, asked once
+        pure = [name for name, source in job.sources.items() if not source.uses_global_rng]
+        self._only_source = pure[0] if len(pure) == len(job.sources) == 1 else None
 
     # --- raw items ---
 
@@ -306,10 +316,8 @@ class Items:
         return raws if source.gives_fresh_items else [own_copy(raw) for raw in raws]
 
     def _read(self, items: Sequence[ItemRef], *, heads: bool = False) -> list[RawItem]:
-        if items and len(self.job.sources) == 1:
-            [name] = self.job.sources
-            if not self.job.sources[name].uses_global_rng:
-                return self._fetch(name, items, heads)
+        if self._only_source is not None and items:
+            return self._fetch(self._only_source, items, heads)
         found: list[RawItem] = [None] * len(items)
         by_source: dict[str, list[int]] = {}
         for place, item in enumerate(items):
@@ -331,9 +339,7 @@ class Items:
         return found
 
     def _fetch(self, name: str, items: Sequence[ItemRef], heads: bool = False) -> list[RawItem]:
-        source = self.job.sources[name]
-        # A torch Dataset decodes what it reads: an error of its own is like one of process().
-        what = Call(source, "fetch", reading=not source.uses_global_rng)
+        source, what = self.job.sources[name], self._fetching[name]
         self.progress("fetch", items[0])
 
         def fetch() -> list[RawItem]:
@@ -416,7 +422,8 @@ class Items:
             raws = self.raws(items)
         except BadItem:
             return [self._alone(item, stage) for item in items]
-        self.read_ahead(coming)
+        if coming:
+            self.read_ahead(coming)
         return self._process(items, raws, stage)
 
     def sizes(self, items: Sequence[ItemRef]) -> list[int | Bad]:
@@ -528,9 +535,7 @@ class Items:
         self, items: Sequence[ItemRef], raws: Sequence[RawItem], stage: str
     ) -> list[list[Sample] | Filtered | Bad]:
         with self._borrowed():
-            return [
-                self._process_one(item, raw, stage) for item, raw in zip(items, raws, strict=True)
-            ]
+            return [self._process_one(*pair, stage) for pair in zip(items, raws, strict=True)]
 
     def _process_one(
         self, item: ItemRef, raw: RawItem, stage: str
@@ -563,9 +568,13 @@ class Items:
 
     def _processing(self, item: ItemRef) -> Call:
         """Return the code that decides what processing an item gives."""
-        source, processor = self.job.sources[item.source], self.job.processor
-        author = processor.author(source)
-        return Call(author, "process" if author is processor else "fetch")
+        found = self._processed_by.get(item.source)
+        if found is None:
+            processor = self.job.processor
+            author = processor.author(self.job.sources[item.source])
+            found = Call(author, "process" if author is processor else "fetch")
+            self._processed_by[item.source] = found
+        return found
 
     def _borrowed(self) -> AbstractContextManager[Any]:
         """Borrow the global generators for a run of items, where the processor may draw."""

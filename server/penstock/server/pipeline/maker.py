@@ -9,7 +9,7 @@ from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.core.seeding import BorrowedGlobals
 from penstock.server.job import Job
-from penstock.server.pipeline.items import Call, Filtered, Items, Quarantined
+from penstock.server.pipeline.items import Bad, Call, Filtered, Items
 from penstock.server.pipeline.standin import StandIns
 from penstock.server.roles.base import CollateContext, Role, Sample, batch_key
 from penstock.wire import frame
@@ -72,6 +72,7 @@ class Maker:
         self.job, self.items = job, items
         self._stand_ins, self._globals = StandIns(items), BorrowedGlobals()
         self._host = [spec.name for spec in job.collator.specs() if spec.place == "host"]
+        self._collating = Call(job.collator, "collate")
 
     def make(
         self,
@@ -96,7 +97,10 @@ class Maker:
         """
         found = self._samples(plan, at_hand or {}, coming)
         kept = plan
-        if not all(ref[:2] in found for row in plan.rows for ref in row):
+        # As many as there are refs: then none is missing.
+        if len(found) < sum(map(len, plan.rows)) and not all(
+            ref[:2] in found for row in plan.rows for ref in row
+        ):
             left = [[ref for ref in row if ref[:2] in found] for row in plan.rows]
             kept = BatchPlan(plan.lane, plan.offset, left)
         rows = [
@@ -140,10 +144,12 @@ class Maker:
                     found[key] = at_hand[key]
                 else:
                     missing.setdefault(ref.item, []).append(ref)
-        outcomes = self.items.samples(list(missing), "exit", plan.lane, plan.offset, coming)
+        outcomes = self.items.outcomes(list(missing), "exit", coming)
         for refs, outcome in zip(missing.values(), outcomes, strict=True):
-            if isinstance(outcome, Quarantined):
-                continue  # removed from its own group only: no other item moves
+            if isinstance(outcome, Bad):
+                # Removed from its own group only: no other item moves.
+                self.items.judge("exit", refs[0].item, outcome, plan.lane, plan.offset)
+                continue
             samples = [] if isinstance(outcome, Filtered) else outcome
             for ref in refs:
                 self._take(ref, samples, found, plan)
@@ -233,7 +239,7 @@ class Maker:
             return values, {name: int(value) for name, value in context.counts.items()}
 
         try:
-            values, counted = self.items.retried(collate, Call(collator, "collate"))
+            values, counted = self.items.retried(collate, self._collating)
         except SourceUnavailable:
             raise
         except BadBatch as error:

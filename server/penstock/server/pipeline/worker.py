@@ -85,6 +85,8 @@ class Page:
         self._serial = 0
         self._stage, self._since_s = "idle", time.perf_counter()
         self._spent_s: defaultdict[str, float] = defaultdict(float)
+        self._item: ItemRef | None = None
+        self._item_text = _item_text(None)
 
     def note(
         self,
@@ -97,7 +99,9 @@ class Page:
         now = time.perf_counter()
         self._spent_s[self._stage] += now - self._since_s
         self._stage, self._since_s = stage, now
-        text = _note_head(stage, job, lane) if item is None else _note(stage, job, lane, item)
+        if item is not self._item:  # one is noted several times
+            self._item, self._item_text = item, _item_text(item)
+        text = (_note_head(stage, job, lane) + self._item_text)[:MAX_NOTE_BYTES]
         self._serial += 1
         data = _PAGE_HEAD.pack(self._serial, len(text)) + text
         self._map[: len(data)] = data
@@ -177,11 +181,13 @@ class Worker:
     def handle(self, message: Message) -> None:
         """Do what one message asks; whatever fails is answered, and never ends the worker."""
         handler = getattr(self, f"_on_{message['op']}")
-        self.lane, self.job = message.get("lane"), message.get("job")
-        self.line = message.get("line")
-        self.careful = message.get("careful", False)
-        for items in self.items.values():
-            items.careful = self.careful
+        get = message.get
+        self.lane, self.job, self.line = get("lane"), get("job"), get("line")
+        careful = get("careful", False)
+        if careful is not self.careful:
+            self.careful = careful
+            for items in self.items.values():
+                items.careful = careful
         try:
             handler(message)
         except PenstockError as error:
@@ -225,7 +231,7 @@ class Worker:
                 return self._verdict(name, verdict)
 
             items = Items(job, VerdictBook((), insert), self._progress)
-            items.may_wait = self._may_wait
+            items.may_wait, items.careful = self._may_wait, self.careful
             # The server process logs it: a worker's own words would stand between JSON lines.
             items.warn = lambda text: self._send(
                 {"op": "warning", "text": clean_text(text, MAX_MESSAGE)}
@@ -354,11 +360,12 @@ class Worker:
         if number in self.broken:
             raise self.broken[number]
         line = self.lines[number]
-        places = self.places.get(line.job.name)
-        if places is not None and places.use(number, line.lane):
-            self._keep_blocks(places, line.job)
+        if self.places:
+            places = self.places.get(line.job.name)
+            if places is not None and places.use(number, line.lane):
+                self._keep_blocks(places, line.job)
         try:
-            snapshots = self._skip(line, offset)
+            snapshots = self._skip(line, offset) if line.planner.offset != offset else []
             return line, self._advance(line, offset), snapshots
         except Exception as error:
             del self.lines[number]
@@ -611,17 +618,17 @@ def _is_forked(pid: int) -> bool:
     return os.getpid() != pid if _MARK is None else not _MARK[0]
 
 
-def _note(stage: str, job: str | None, lane: int | None, item: ItemRef) -> bytes:
-    """Return the JSON of a note; put together by hand, since every batch writes several."""
-    head = _note_head(stage, job, lane).removesuffix(b"null]")
-    text = head + f"[{_quoted(item.source)},{item.index},{item.epoch}]]".encode()
-    return text[:MAX_NOTE_BYTES]
-
-
 @cache
 def _note_head(stage: str, job: str | None, lane: int | None) -> bytes:
-    """Return the JSON of a note without an item."""
-    return json.dumps([stage, job, lane, None]).encode()[:MAX_NOTE_BYTES]
+    """Return the JSON of a note up to its item; by hand, since every batch writes several."""
+    return json.dumps([stage, job, lane, None]).removesuffix("null]").encode()
+
+
+def _item_text(item: ItemRef | None) -> bytes:
+    """Return the rest of the JSON of a note."""
+    if item is None:
+        return b"null]"
+    return f"[{_quoted(item.source)},{item.index},{item.epoch}]]".encode()
 
 
 @cache
