@@ -48,9 +48,12 @@ _SEAL_TAG, _SEAL_BYTES = b"\x7d", 5
 _CACHED_BYTES = 1 << 18
 """What is surely still in the second-level cache right after it was written."""
 
+_SMALL_BYTES = 4096
+"""Up to here one more copy, into bytes, costs less than arrays over the place where data goes."""
+
 Buffer: TypeAlias = "bytes | bytearray | memoryview | NDArray"
 
-_extend: Callable[[int, NDArray], int] = google_crc32c.extend
+_extend: Callable[[int, NDArray | bytes], int] = google_crc32c.extend
 """`(crc32c of what came before, octets) -> crc32c`. It takes no memoryview, but an array over it."""
 
 MAX_HEADER_BYTES = MAX_MESSAGE_BYTES - CHUNK_BYTES - 4096
@@ -80,21 +83,24 @@ class Layout:
         nbytes: The length of the body: the end of the last tensor, 0 without tensors.
     """
 
-    def __init__(self, values: list[tuple[str, Plain, bool]]) -> None:
+    def __init__(self) -> None:
         self.nbytes = 0
         self._tensors: list[tuple[int, Array]] = []
         # The header is sorted by field number, so its middle can be written now and the rest later.
-        self._values = b"".join([self._field(*value) for value in values])
-        self._names = [name for name, _, _ in values]
+        self._values: list[bytes] = []
+        self._names: list[str] = []
 
-    def _field(self, name: str, plain: Plain, host: bool) -> bytes:
-        """Return one entry of the header's `values`, serialized."""
+    def add(self, name: str, plain: Plain, host: bool) -> None:
+        """Add a value behind the others; `host` = it stays off the device."""
         if type(plain) is Array:
             data, start = plain.data, self._place(plain)
-            return _tensor_field(name, host, plain.dtype, data.shape, start, data.nbytes)
-        message = feed_pb2.BatchHeader()
-        self._put(_named(message, name, host), plain)
-        return message.SerializeToString()
+            field = _tensor_field(name, host, plain.dtype, data.shape, start, data.nbytes)
+        else:
+            message = feed_pb2.BatchHeader()
+            self._put(_named(message, name, host), plain)
+            field = message.SerializeToString()
+        self._values.append(field)
+        self._names.append(name)
 
     def _place(self, array: Array) -> int:
         """Return where a tensor begins: behind the last one."""
@@ -136,22 +142,27 @@ class Layout:
         Raises:
             ValueError: `out` has another length.
         """
-        body = _octets(out)
-        if len(body) != self.nbytes:
-            raise ValueError(f"the body has {self.nbytes} bytes, the buffer {len(body)}")
+        body = _octets(out).data if isinstance(out, np.ndarray) else out
+        if body.nbytes != self.nbytes:
+            raise ValueError(f"the body has {self.nbytes} bytes, the buffer {body.nbytes}")
         end = crc = 0
         for start, (dtype, data) in self._tensors:
             if end < start:
-                body[end:start] = 0
-                crc = _extend(crc, body[end:start])
+                gap = bytes(start - end)
+                body[end:start] = gap
+                crc = _extend(crc, gap)
             end = start + data.nbytes
-            if data.flags.c_contiguous and data.dtype == STORAGE[dtype] and data.nbytes:
-                crc = _copy(body[start:end], _octets(data), crc)
+            if data.nbytes <= _SMALL_BYTES and data.dtype == STORAGE[dtype]:
+                octets = data.tobytes()
+                body[start:end] = octets
+                crc = _extend(crc, octets)
+            elif data.flags.c_contiguous and data.dtype == STORAGE[dtype]:
+                crc = _copy(_octets(body[start:end]), _octets(data), crc)
             else:
                 # One pass makes it contiguous and little-endian.
                 place: NDArray = np.ndarray(data.shape, STORAGE[dtype], body, start)
                 np.copyto(place, data, casting="equiv")
-                crc = _extend(crc, body[start:end])
+                crc = crc32c(body[start:end], crc)
         return crc
 
     def header(
@@ -207,7 +218,7 @@ class Layout:
                     start=start,
                     stop=stop,
                 )
-        header = head.SerializeToString() + self._values + rest.SerializeToString()
+        header = b"".join((head.SerializeToString(), *self._values, rest.SerializeToString()))
         if len(header) > MAX_HEADER_BYTES:
             raise UnsupportedValue(
                 f"the values {', '.join(self._names)} of a batch make a header of {len(header)} "
@@ -268,7 +279,7 @@ def layout(values: Mapping[str, Any], host: Collection[str] = ()) -> Layout:
     Raises:
         UnsupportedValue: A value has no form on the wire, or a name is not a str.
     """
-    found: list[tuple[str, Plain, bool]] = []
+    found = Layout()
     for name, value in values.items():
         if not isinstance(name, str) or not name:
             raise UnsupportedValue(
@@ -276,8 +287,8 @@ def layout(values: Mapping[str, Any], host: Collection[str] = ()) -> Layout:
                 name=repr(name),
                 type=type(name).__name__,
             )
-        found.append((_name(name), to_plain(value, name), name in host))
-    return Layout(found)
+        found.add(_name(name), to_plain(value, name), name in host)
+    return found
 
 
 def with_position(header: bytes, position: int) -> bytes:

@@ -91,7 +91,7 @@ def to_plain(value: Any, name: str) -> Plain:
 def _plain(value: Any, where: str, depth: int) -> Plain:
     kind = type(value)  # first what nearly every value of a batch is
     if kind is np.ndarray:
-        return _array(value, where)
+        return _numpy_array(value, value, where)
     if kind is str:
         return _text(value, where)
     if value is None or isinstance(value, bool):
@@ -156,8 +156,6 @@ def _text(value: str, where: str) -> str:
 
 
 def _array(value: Any, where: str) -> Array:
-    if type(value) is np.ndarray:
-        return _numpy_array(value, value, where)
     torch: Any = sys.modules.get("torch")
     # Another thread may be importing torch right now: then no value here is a tensor of it yet.
     if hasattr(torch, "Tensor") and isinstance(value, torch.Tensor):

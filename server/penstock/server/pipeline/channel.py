@@ -135,10 +135,10 @@ def _apart(message: Message) -> list[Message]:
         and each * len(rows) == len(blobs)
     ):
         raise Misspoken("several messages in one that do not fit their keys or byte strings")
-    return [
-        {**dict(zip(keys, row, strict=True)), "blobs": blobs[at * each : (at + 1) * each]}
-        for at, row in enumerate(rows)
-    ]
+    apart: list[Message] = [dict(zip(keys, row, strict=True)) for row in rows]
+    for at, one in enumerate(apart):
+        one["blobs"] = blobs[at * each : (at + 1) * each]
+    return apart
 
 
 def _decode(text: bytearray) -> Message:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from penstock.server.core.contained import contained
+from penstock.server.core.contained import as_exception, contained
 from penstock.server.core.copies import own_copy
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef, Verdict, budget_spent
@@ -146,14 +146,17 @@ class VerdictBook:
         for verdicts in self._known.values():
             yield from verdicts
 
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether it has no verdict, not even a released one: then `find` finds none."""
+        return not self._known
+
     def __contains__(self, verdict: object) -> bool:
         """Tell whether this very verdict is known."""
         return isinstance(verdict, Verdict) and verdict in self._known.get(_place(verdict), ())
 
     def find(self, stage: str, item: ItemRef, lane: int = 0, offset: int = 0) -> Verdict | None:
         """Return the verdict that leaves an item out of the batch at `offset` of `lane`."""
-        if not self._known:
-            return None
         for verdict in self._known.get((stage, item.source, item.index), ()):
             if verdict.holds(item, lane, offset):
                 return verdict
@@ -315,6 +318,13 @@ class Items:
         # A processor may write into what it is given: that must not be the source's own.
         return raws if source.gives_fresh_items else [own_copy(raw) for raw in raws]
 
+    def _seeded(
+        self, source: Source, items: Sequence[ItemRef], heads: bool = False
+    ) -> list[RawItem]:
+        """Read an item for which the borrowed generators are seeded."""
+        self._seed(items[0])
+        return self._of_source(source, items, heads)
+
     def _read(self, items: Sequence[ItemRef], *, heads: bool = False) -> list[RawItem]:
         if self._only_source is not None and items:
             return self._fetch(self._only_source, items, heads)
@@ -342,11 +352,8 @@ class Items:
         source, what = self.job.sources[name], self._fetching[name]
         self.progress("fetch", items[0])
 
-        def fetch() -> list[RawItem]:
-            if source.uses_global_rng:
-                self._globals.seed(item_key(self.job.seed, items[0]))
-            return self._of_source(source, items, heads)
-
+        read = self._seeded if source.uses_global_rng else self._of_source
+        fetch = partial(read, source, items, heads)
         if len(items) > 1:
             try:
                 return self.retried(fetch, what, items[0])
@@ -417,7 +424,8 @@ class Items:
         """
         if not items:
             return []
-        self._prepare()
+        if not self._ready:
+            self._prepare()
         try:
             raws = self.raws(items)
         except BadItem:
@@ -435,7 +443,8 @@ class Items:
         Raises:
             SourceUnavailable: A read failed to the deadline.
         """
-        self._prepare()
+        if not self._ready:
+            self._prepare()
         try:
             raws = self._read(items, heads=True) if self._heads else self.raws(items)
         except BadItem as error:
@@ -501,7 +510,8 @@ class Items:
         context = ProcessContext(item, self.job.seed)
         what = self._processing(item)
         with self._borrowed():
-            self._seed(item)
+            if self.job.processor.uses_global_rng:
+                self._seed(item)
             self.retried(lambda: self.job.processor.process(raw, context), what, item)
             return self._drew(context, item_key(self.job.seed, item))
 
@@ -534,22 +544,26 @@ class Items:
     def _one_by_one(
         self, items: Sequence[ItemRef], raws: Sequence[RawItem], stage: str
     ) -> list[list[Sample] | Filtered | Bad]:
-        with self._borrowed():
-            return [self._process_one(*pair, stage) for pair in zip(items, raws, strict=True)]
+        pairs = zip(items, raws, strict=True)
+        if not self.job.processor.uses_global_rng:
+            return [self._process_one(item, raw, stage) for item, raw in pairs]
+        with self._globals:
+            return [self._process_one(item, raw, stage) for item, raw in pairs]
 
     def _process_one(
         self, item: ItemRef, raw: RawItem, stage: str
     ) -> list[Sample] | Filtered | Bad:
-        chance = False
+        processor, chance = self.job.processor, False
 
         def process() -> list[Sample] | Filtered:
             nonlocal chance
             context = ProcessContext(item, self.job.seed)
             self.processed += 1
-            self._seed(item)
+            if processor.uses_global_rng:
+                self._seed(item)
             failed = True
             try:
-                outcome = outcome_of(self.job.processor.process(raw, context), context)
+                outcome = outcome_of(processor.process(raw, context), context)
                 failed = False
             finally:
                 if failed:
@@ -581,8 +595,7 @@ class Items:
         return self._globals if self.job.processor.uses_global_rng else nullcontext()
 
     def _seed(self, item: ItemRef) -> None:
-        if self.job.processor.uses_global_rng:
-            self._globals.seed(item_key(self.job.seed, item))
+        self._globals.seed(item_key(self.job.seed, item))
 
     def judge(self, stage: str, item: ItemRef, bad: Bad, lane: int, offset: int) -> Quarantined:
         """Apply the job's policy to an item that failed: a durable verdict, or the error.
@@ -698,7 +711,7 @@ class Items:
         failed_s, backoff_s = None, FIRST_BACKOFF_S
         while True:
             try:
-                return contained(call)
+                return call()
             except ImportError as error:
                 raise MissingExtra(
                     f"{what.role} of job {self.job.name!r} fails with {error_line(error)}; install "
@@ -707,9 +720,12 @@ class Items:
                     extra="",
                     traceback=user_traceback(error),
                 ) from error
-            except Exception as error:
+            except BaseException as raised:
+                error = as_exception(raised)
                 if not is_transient(error, reading=what.reading):
-                    raise
+                    if error is raised:
+                        raise
+                    raise error from raised
                 now = time.monotonic()
                 failed_s = failed_s or now
                 if now + backoff_s > failed_s + self.retry_deadline_s or not self.may_wait():
@@ -763,21 +779,20 @@ class Items:
         )
 
     def _prepare(self) -> None:
-        if not self._ready:
-            processor = self.job.processor
-            what = Call(processor, "setup")
-            self.progress("setup", None)
-            try:
-                self.retried(processor.setup, what)
-            except PenstockError:
-                raise
-            except Exception as error:
-                raise InvalidJob(
-                    f"{what.role} of job {self.job.name!r} fails with {error_line(error)}",
-                    key="processor",
-                    traceback=user_traceback(error),
-                ) from error
-            self._ready = True
+        processor = self.job.processor
+        what = Call(processor, "setup")
+        self.progress("setup", None)
+        try:
+            self.retried(processor.setup, what)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise InvalidJob(
+                f"{what.role} of job {self.job.name!r} fails with {error_line(error)}",
+                key="processor",
+                traceback=user_traceback(error),
+            ) from error
+        self._ready = True
 
 
 def outcome_of(result: Any, context: ProcessContext) -> list[Sample] | Filtered:

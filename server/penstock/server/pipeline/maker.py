@@ -123,7 +123,8 @@ class Maker:
         self.items.progress("encode", None)
         layout = frame.layout(values, host=self._host)
         # Of the plan, not of what is left of it: a batch that quarantine emptied has an epoch, too.
-        epoch = min((ref.item.epoch for row in plan.rows for ref in row), default=0)
+        epochs = [ref.item.epoch for row in plan.rows for ref in row]
+        epoch = min(epochs) if epochs else 0
         return Made(self.job.log_id, kept, layout, counts, padding, emptied, epoch)
 
     def _samples(
@@ -134,12 +135,12 @@ class Maker:
     ) -> dict[tuple[ItemRef, int], Sample]:
         found: dict[tuple[ItemRef, int], Sample] = {}
         missing: dict[ItemRef, list[SampleRef]] = {}
-        left_out = self.items.verdicts.find
+        verdicts = None if self.items.verdicts.is_empty else self.items.verdicts
         for row in plan.rows:
             for ref in row:
-                key = (ref.item, ref.part)
-                if left_out("exit", ref.item, plan.lane, plan.offset):
+                if verdicts and verdicts.find("exit", ref.item, plan.lane, plan.offset):
                     continue
+                key = ref[:2]
                 if key in at_hand:
                     found[key] = at_hand[key]
                 else:
@@ -152,7 +153,10 @@ class Maker:
                 continue
             samples = [] if isinstance(outcome, Filtered) else outcome
             for ref in refs:
-                self._take(ref, samples, found, plan)
+                if ref.part < len(samples) and not self.job.batcher.needs_sizes:
+                    found[ref[:2]] = samples[ref.part]
+                else:
+                    self._take(ref, samples, found, plan)
         return found
 
     def _take(
@@ -162,12 +166,9 @@ class Maker:
         found: dict[tuple[ItemRef, int], Sample],
         plan: BatchPlan,
     ) -> None:
-        """Put one processed sample in its place, if it is what the plan counted on."""
+        """Put one processed sample in its place, if it has the size that the plan counted on."""
         if ref.part < len(samples):
             sample = samples[ref.part]
-            if not self.job.batcher.needs_sizes:
-                found[ref.item, ref.part] = sample
-                return
             size = self._size_of(ref, sample, plan)
             planned = ref.size if ref.span is None else ref.span.stop
             # Whole, it may be smaller: size() is a bound. Cut, it must reach to the piece's end.

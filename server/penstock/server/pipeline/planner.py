@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from penstock.server.core.contained import contained
+from penstock.server.core.contained import as_exception, contained
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef, Verdict
 from penstock.server.job import Job
@@ -67,8 +67,9 @@ class Planner:
         self.counters: Counter[str] = Counter()
         self.draws: LaneDraws = job.distributor.open(lane, job.lanes)
         self._take_batcher(job.batcher.clone())
+        self._from_refs = job.plans_from_refs
         self._can_seek = (
-            job.plans_from_refs
+            self._from_refs
             and type(self.draws) is LaneDraws
             and self.batcher.draws_before(0) is not None
         )
@@ -130,11 +131,12 @@ class Planner:
         while len(self.ready) < groups and not self.ended:
             before = self.draws.state()
             try:
-                item = contained(self.draws.next)
+                item = self.draws.next()
             except PenstockError:
                 raise
-            except Exception as error:
-                raise self._failure(error, self.job.distributor, "a draw") from error
+            except BaseException as raised:
+                error = as_exception(raised)
+                raise self._failure(error, self.job.distributor, "a draw") from raised
             if item is None:
                 try:
                     self.ready.extend(contained(self.batcher.flush))
@@ -158,10 +160,10 @@ class Planner:
         self.counters["drawn"] += 1
         groups: list[Group] = []
         accepted = False
-        if self.job.plans_from_refs:
+        if self._from_refs:
             size = self._size(item) if self.batcher.needs_sizes else 0
             if size is not None:
-                groups, accepted = self._add_all([SampleRef(item, size=size)], [None])
+                groups, accepted = self._add_all((SampleRef(item, 0, size),), (None,))
         else:
             outcome = self._outcome(item)
             if isinstance(outcome, Filtered):
@@ -209,13 +211,12 @@ class Planner:
     def _add(self, ref: SampleRef, sample: Sample | None) -> tuple[list[Group], bool]:
         """Give a sample to the batcher; return the finished groups and whether it was kept."""
         try:
-            content = sample if self.batcher.needs_content else None
-            groups = contained(lambda: self.batcher.add(ref, content))
+            groups = self.batcher.add(ref, sample if self.batcher.needs_content else None)
         except PenstockError:
             raise
-        except Exception as error:
+        except BaseException as raised:
             doing = f"sample {ref.part} of item {ref.item}"
-            raise self._failure(error, self.batcher, doing) from error
+            raise self._failure(as_exception(raised), self.batcher, doing) from raised
         before, self._dropped = self._dropped, sum(self.batcher.dropped().values())
         kept = self._dropped == before
         if kept and sample is not None:

@@ -272,10 +272,12 @@ class Worker:
         """Plan and make the batch at an offset of a line."""
         line, plan, snapshots = self._plan_at(message["line"], message["offset"])
         made = line.make(plan, blank=message["blank"])
-        snapshots += self._snapshot_if_due(line)
-        # Where arithmetic leads to any plan, nobody needs this one.
-        told = None if line.planner.can_seek() else plan
-        self._done(message, made, told, snapshots, line)
+        if line.planner.can_seek():
+            plan_told = None  # where arithmetic leads to any plan, nobody needs this one
+        else:
+            plan_told = plan
+            snapshots += self._snapshot_if_due(line)
+        self._done(message, made, plan_told, snapshots, line)
 
     def _on_plan(self, message: Message) -> None:
         """Plan some batches ahead, for any worker to make."""
@@ -438,7 +440,7 @@ class Worker:
         hold = self._may_hold()
         if not hold:
             self._tell_cost(answer)
-        blobs = [header, _plan_bytes(plan) if plan else b"", *(data for _, data in snapshots)]
+        blobs = [header, _plan_bytes(plan) if plan else b"", *[data for _, data in snapshots]]
         self._send(answer, blobs, hold=hold)
 
     def _tell_cost(self, answer: Message) -> None:
@@ -510,13 +512,14 @@ class Worker:
             send_with_fd(self.sock, message, arena.fd)
 
     def _send(self, message: Message, blobs: Sequence[bytes] = (), *, hold: bool = False) -> None:
-        self._end_fork()
+        if not (_MARK and _MARK[0]):
+            self._end_fork()
         with self._sending:
             self._held.append((message, blobs))
             if not hold:
                 self._flush()
-        if hold and not self._holding.is_set():
-            self._holding.set()
+            elif len(self._held) == 1:
+                self._holding.set()
 
     def _may_hold(self) -> bool:
         """Tell whether a finished batch may wait a moment for the next one.
