@@ -185,14 +185,14 @@ def _array(value: Any, where: str) -> Array:
 
 def _numpy_array(data: NDArray, value: Any, where: str) -> Array:
     """Return an array that a value is, or has become."""
-    name = _wire_name(data.dtype)
+    name = wire_name(data.dtype)
     if name is None:
         raise _unsupported(where, value, _dtype_remedy(data.dtype), dtype=data.dtype.name)
     return _bounded(name, data if name != BFLOAT16 else data.view(np.uint16), where)
 
 
 @lru_cache(256)
-def _wire_name(dtype: np.dtype[Any]) -> str | None:
+def wire_name(dtype: np.dtype[Any]) -> str | None:
     """Return the name on the wire of a dtype in either byte order; None = it has none."""
     name = _NAMES.get((dtype.kind, dtype.itemsize)) if dtype.kind in "biufc" else None
     return BFLOAT16 if name is None and dtype.name == BFLOAT16 else name
@@ -310,4 +310,5 @@ __all__ = [
     "NDArray",
     "Plain",
     "to_plain",
+    "wire_name",
 ]

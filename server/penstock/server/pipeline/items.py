@@ -255,6 +255,7 @@ class Items:
             name: Call(source, "fetch", reading=not source.uses_global_rng)
             for name, source in job.sources.items()
         }
+        self._chance = False  # the last item that failed drew random numbers first
         self._processed_by: dict[str, Call] = {}  # by source, asked once
         pure = [name for name, source in job.sources.items() if not source.uses_global_rng]
         self._only_source = pure[0] if len(pure) == len(job.sources) == 1 else None
@@ -553,32 +554,29 @@ class Items:
     def _process_one(
         self, item: ItemRef, raw: RawItem, stage: str
     ) -> list[Sample] | Filtered | Bad:
-        processor, chance = self.job.processor, False
-
-        def process() -> list[Sample] | Filtered:
-            nonlocal chance
-            context = ProcessContext(item, self.job.seed)
-            self.processed += 1
-            if processor.uses_global_rng:
-                self._seed(item)
-            failed = True
-            try:
-                outcome = outcome_of(processor.process(raw, context), context)
-                failed = False
-            finally:
-                if failed:
-                    chance = self._drew(context, item_key(self.job.seed, item))
-            return outcome
-
         what = self._processing(item)
         self.progress("process", item)
         try:
+            process = partial(self._process_once, item, raw)
             return self._twice(process, what, item, NEVER_ABOUT_AN_ITEM)
         except NEVER_ABOUT_AN_ITEM:
             raise
         except Exception as error:
             bad = self._bad(stage, what, item, error)
-            return Bad(bad, content_hash(raw), every_epoch=not chance)
+            return Bad(bad, content_hash(raw), every_epoch=not self._chance)
+
+    def _process_once(self, item: ItemRef, raw: RawItem) -> list[Sample] | Filtered:
+        """Process an item; where that fails, note whether anything random was drawn before."""
+        processor = self.job.processor
+        context = ProcessContext(item, self.job.seed)
+        self.processed += 1
+        if processor.uses_global_rng:
+            self._seed(item)
+        try:
+            return outcome_of(processor.process(raw, context), context)
+        except BaseException:
+            self._chance = self._drew(context, item_key(self.job.seed, item))
+            raise
 
     def _processing(self, item: ItemRef) -> Call:
         """Return the code that decides what processing an item gives."""

@@ -43,11 +43,11 @@ class Made:
     def write(self, out: memoryview) -> bytes:
         """Write the body to exactly `nbytes` bytes and return the header, without its position."""
         crc = self._layout.write(out)
-        samples = (
+        samples = [
             (row, *ref.item, ref.part, ref.span)
             for row, refs in enumerate(self._plan.rows)
             for ref in refs
-        )
+        ]
         return self._layout.header(
             self._log_id,
             self._plan.lane,

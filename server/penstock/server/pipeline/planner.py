@@ -191,9 +191,12 @@ class Planner:
         accepted = False
         try:
             for ref, sample in zip(refs, samples, strict=True):
-                finished, kept = self._add(ref, sample)
-                groups += finished
-                accepted = accepted or kept
+                groups += self._add(ref, sample)
+                before_it, self._dropped = self._dropped, sum(self.batcher.dropped().values())
+                if self._dropped == before_it:
+                    accepted = True
+                    if sample is not None:
+                        self.samples[ref.item, ref.part] = sample
         except Exception as error:
             if before is not None:
                 # A verdict is about the item: a replay, which knows it, adds no part of it either.
@@ -208,20 +211,15 @@ class Planner:
             return [], False
         return groups, accepted
 
-    def _add(self, ref: SampleRef, sample: Sample | None) -> tuple[list[Group], bool]:
-        """Give a sample to the batcher; return the finished groups and whether it was kept."""
+    def _add(self, ref: SampleRef, sample: Sample | None) -> list[Group]:
+        """Give a sample to the batcher; return the finished groups."""
         try:
-            groups = self.batcher.add(ref, sample if self.batcher.needs_content else None)
+            return self.batcher.add(ref, sample if self.batcher.needs_content else None)
         except PenstockError:
             raise
         except BaseException as raised:
             doing = f"sample {ref.part} of item {ref.item}"
             raise self._failure(as_exception(raised), self.batcher, doing) from raised
-        before, self._dropped = self._dropped, sum(self.batcher.dropped().values())
-        kept = self._dropped == before
-        if kept and sample is not None:
-            self.samples[ref.item, ref.part] = sample
-        return groups, kept
 
     def _failure(self, error: Exception, role: Role, doing: str) -> PenstockError:
         what = f"{role.code_of()} fails on {doing}, in lane {self.lane},"

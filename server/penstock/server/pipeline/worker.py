@@ -367,8 +367,16 @@ class Worker:
             if places is not None and places.use(number, line.lane):
                 self._keep_blocks(places, line.job)
         try:
-            snapshots = self._skip(line, offset) if line.planner.offset != offset else []
-            return line, self._advance(line, offset), snapshots
+            planner = line.planner
+            snapshots = self._skip(line, offset) if planner.offset != offset else []
+            before = planner.counters["drawn"]
+            plan = line.advance()
+            self._drawn[line.job.name] += planner.counters["drawn"] - before
+            if plan.offset != offset:  # the line must stand there, whatever happened before
+                raise Internal(
+                    f"a line of lane {line.lane} stood at offset {plan.offset} in place of {offset}"
+                )
+            return line, plan, snapshots
         except Exception as error:
             del self.lines[number]
             self.broken[number] = error
@@ -379,17 +387,6 @@ class Worker:
         count = places.blocks()
         if count is not None:
             job.sources[places.reading.source].keep_blocks(count)
-
-    def _advance(self, line: Line, offset: int) -> BatchPlan:
-        """Return the plan at an offset: the line must stand there, whatever happened before."""
-        before = line.planner.counters["drawn"]
-        plan = line.advance()
-        self._drawn[line.job.name] += line.planner.counters["drawn"] - before
-        if plan.offset != offset:
-            raise Internal(
-                f"a line of lane {line.lane} stood at offset {plan.offset} in place of {offset}"
-            )
-        return plan
 
     def _skip(self, line: Line, offset: int) -> list[tuple[int, bytes]]:
         snapshots: list[tuple[int, bytes]] = []
