@@ -17,7 +17,7 @@ from support import corpus, table, write_job
 from text import job
 
 from penstock.server import packing
-from penstock.server.config import load
+from penstock.server.jobs.load import load
 from penstock.server.pipeline.line import Line
 
 LANES = 2

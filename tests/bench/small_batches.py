@@ -106,7 +106,7 @@ def _worker_of(server: int) -> int:
     """Return the process id of the one worker of a server."""
     children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
     for child in map(int, children):
-        if b"penstock.server.pipeline.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
+        if b"penstock.server.node.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
             return child
     raise RuntimeError("the server has no worker")
 

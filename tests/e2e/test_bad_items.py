@@ -15,8 +15,8 @@ import pytest
 from harness import Server, StubReader, serving, write_job_file
 from invariants import Purity, check_conservation, eventually
 from penstock.client import Loader
-from penstock.server.config import load
 from penstock.server.job import Job
+from penstock.server.jobs.load import load
 from penstock.server.pipeline.items import RETRY_DEADLINE_S, Items
 from penstock.server.pipeline.line import Line
 from penstock.server.sources import ItemsSource

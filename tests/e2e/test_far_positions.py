@@ -14,8 +14,8 @@ from harness import run_command, serving, write_job_file
 from invariants import eventually
 from penstock.client import Loader
 from penstock.server.commands.show import computed_batches
-from penstock.server.config import load
 from penstock.server.job import Job
+from penstock.server.jobs.load import load
 from penstock.server.pipeline.line import LONG_REPLAY, Line
 from penstock.server.store.recorded import Recorded
 from penstock.server.store.schema import FORMAT

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness import serving, write_job_file
-from penstock.server.config import load
+from penstock.server.jobs.load import load
 from penstock.server.pipeline.line import compute
 from penstock.wire.errors import SourceChanged
 

@@ -19,7 +19,7 @@ import pytest
 from harness import ENVIRONMENT, children, kill_process, run_command, write_job_file
 from invariants import Purity, eventually
 from penstock.client import Loader
-from penstock.server.config import load
+from penstock.server.jobs.load import load
 from penstock.server.local import open_transport
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import (

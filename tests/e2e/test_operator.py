@@ -15,8 +15,8 @@ import pytest
 
 from harness import Rank, Server, run_command, serving, write_job_file
 from invariants import eventually
-from penstock.client.control import Control
-from penstock.client.transport import open_transport
+from penstock.client.reading.transport import open_transport
+from penstock.client.run.control import Control
 from penstock.server.metrics import SLOWEST_RANKS
 from penstock.server.store.database import BUSY_TIMEOUT_S
 from penstock.wire import PROTOCOL

@@ -32,8 +32,8 @@ from harness import (
     write_job_file,
 )
 from invariants import Purity, eventually
-from penstock.server.config import load
 from penstock.server.job import Job
+from penstock.server.jobs.load import load
 from penstock.server.store import SqliteStore
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import (

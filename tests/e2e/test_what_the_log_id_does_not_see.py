@@ -14,10 +14,10 @@ import pytest
 
 from harness import Server, run_command, serving, write_job_file
 from penstock.client import Loader
-from penstock.client.control import Control
-from penstock.client.transport import open_transport
-from penstock.server.config import load
+from penstock.client.reading.transport import open_transport
+from penstock.client.run.control import Control
 from penstock.server.core import libraries
+from penstock.server.jobs.load import load
 from penstock.server.store import SqliteStore
 
 DATASET = """\
@@ -46,6 +46,7 @@ def write(folder: Path, jobs: tuple[str, ...] = ("plain", "known")) -> Path:
             for name in jobs
         },
         store="sqlite:///p.db",
+        workers=1,
     )
 
 

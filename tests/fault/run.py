@@ -9,7 +9,7 @@ from pathlib import Path
 from fault.jobs import STEP, write_jobs
 from harness import Rank, Server, kill_process
 from invariants import Attempts, Generation, Purity, eventually
-from penstock.server.config import load
+from penstock.server.jobs.load import load
 from penstock.wire.v1 import cursors_pb2
 
 WORLD_SIZES = (1, 2, 3, 4)

@@ -10,7 +10,7 @@ import pytest
 from fault.jobs import write_jobs
 from harness import children, kill_process, serving
 from invariants import Purity, check_bounds, eventually
-from penstock.server.config import load
+from penstock.server.jobs.load import load
 
 pytestmark = pytest.mark.fault
 

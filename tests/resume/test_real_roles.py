@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from penstock.server.config import load
+from penstock.server.jobs.load import load
 from penstock.server.pipeline.line import Line
 
 ITEMS = 23

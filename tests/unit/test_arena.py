@@ -7,7 +7,7 @@ import os
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server.pipeline.arena import ARENA_BYTES, ArenaReader, Arenas, ArenaWriter
+from penstock.server.node.arena import ARENA_BYTES, ArenaReader, Arenas, ArenaWriter
 from penstock.wire import ALIGNMENT
 
 SIZE = 64 * ALIGNMENT

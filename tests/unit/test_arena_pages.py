@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from penstock.server.pipeline.arena import ARENA_BYTES, IDLE_TAKES, ArenaReader, Arenas, ArenaWriter
+from penstock.server.node.arena import ARENA_BYTES, IDLE_TAKES, ArenaReader, Arenas, ArenaWriter
 
 
 def held_bytes(arena: ArenaWriter) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.config import load
+from penstock.server.jobs.load import load
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
 from penstock.wire.errors import PenstockError

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.pipeline.arena import ArenaWriter
-from penstock.server.pipeline.channel import (
+from penstock.server.node.arena import ArenaWriter
+from penstock.server.node.channel import (
     Message,
     Unpacker,
     pack,

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.client import buffers
-from penstock.client.buffers import BufferPool, size_class
+from penstock.client.reading import buffers
+from penstock.client.reading.buffers import BufferPool, size_class
 from penstock.wire.malloc import keep_memory
 
 
@@ -124,7 +124,7 @@ def test_leases_of_many_threads_never_overlap() -> None:
 
 FORK = """
 import os, sys
-from penstock.client.buffers import BufferPool
+from penstock.client.reading.buffers import BufferPool
 
 pool = BufferPool(keep=1)
 lease = pool.lease(int(sys.argv[1]))

@@ -14,7 +14,7 @@ import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
 from penstock.client import Loader
-from penstock.client.guard import ProcessGuard
+from penstock.client.run.guard import ProcessGuard
 from penstock.wire.errors import ForkedLoader
 from unit.fake_feed import FakeNode, wait_until
 
@@ -64,8 +64,8 @@ def test_a_loader_may_be_used_while_another_thread_imports_torch() -> None:
     code = """
         import os, sys, threading
 
-        from penstock.client.guard import ProcessGuard
-        from penstock.client.ranks import torch_distributed
+        from penstock.client.run.guard import ProcessGuard
+        from penstock.client.run.ranks import torch_distributed
 
         class Halfway:
             # Holds the import up where these packages have begun and not ended.

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from penstock.client.attempt import attempt_token
-from penstock.client.ranks import Place, discover, log_place, mesh_dimensions
+from penstock.client.run.attempt import attempt_token
+from penstock.client.run.ranks import Place, discover, log_place, mesh_dimensions
 from penstock.wire.errors import InvalidRequest, RankOutOfRange
 
 

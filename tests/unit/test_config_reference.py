@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from penstock.server.config import load
-from penstock.server.reference import argument_docs, json_schema, markdown, parameter_rows
-from penstock.server.registry import FUNCTIONS, KINDS
-from penstock.server.settings import JobSettings, ServerSettings
+from penstock.server.jobs.load import load
+from penstock.server.jobs.reference import argument_docs, json_schema, markdown, parameter_rows
+from penstock.server.jobs.registry import FUNCTIONS, KINDS
+from penstock.server.jobs.settings import JobSettings, ServerSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 

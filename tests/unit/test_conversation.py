@@ -21,7 +21,7 @@ import grpc
 import pytest
 
 import penstock.client
-from penstock.client.conversation import Conversation
+from penstock.client.reading.conversation import Conversation
 from unit.fake_feed import FakeNode
 
 METHOD = "/test.Talk/Talk"

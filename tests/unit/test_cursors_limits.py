@@ -13,10 +13,10 @@ import pytest
 import pytest_asyncio
 
 from harness import write_job_file
-from penstock.client.control import Control
-from penstock.client.transport import open_transport
-from penstock.server.config import load
+from penstock.client.reading.transport import open_transport
+from penstock.client.run.control import Control
 from penstock.server.job import Job
+from penstock.server.jobs.load import load
 from penstock.server.rpc import cursors
 from penstock.server.rpc.cursors import Cursors, Listener
 from penstock.server.rpc.opening import open_read

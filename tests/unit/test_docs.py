@@ -10,8 +10,8 @@ import pytest
 
 from penstock import client
 from penstock.server.job import DEFAULT_LANES
-from penstock.server.pipeline.scheduler import KEPT_PLANS
-from penstock.server.pipeline.worker import HOLD_S
+from penstock.server.node.books import KEPT_PLANS
+from penstock.server.node.worker import HOLD_S
 from penstock.server.rpc.service import GATHER_S
 from penstock.wire import CHUNK_BYTES, errors
 

@@ -6,13 +6,9 @@ import re
 import sys
 from pathlib import Path
 
-from penstock.server.pipeline.arena import IDLE_TAKES
+from penstock.server.node.arena import IDLE_TAKES
+from penstock.server.node.books import KEPT_BATCHES, KEPT_SHARE, MAX_LINES_PER_LANE
 from penstock.server.pipeline.planner import LOOK_AHEAD
-from penstock.server.pipeline.scheduler import (
-    KEPT_BATCHES,
-    KEPT_SHARE,
-    MAX_LINES_PER_LANE,
-)
 from penstock.server.store.lanes import CROWDED
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness import serving, write_job_file
-from penstock.server.config import load
+from penstock.server.jobs.load import load
 from penstock.server.local import LocalLoader
 from penstock.server.rpc.service import OPTIONS, WAITING_EVERY_S
 from penstock.wire import (

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import pytest
 
 from harness import Server, serving
-from penstock.client import feed
 from penstock.client.loader import DEADLINE_S
-from penstock.client.state import FORMAT, State
+from penstock.client.reading import feed
+from penstock.client.run.state import FORMAT, State
 from penstock.server.pipeline.items import RETRY_DEADLINE_S
 
 HOME = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from penstock.server.pipeline.homes import Homes
-from penstock.server.pipeline.places import IDLE_ROUNDS, Places
+from penstock.server.node.homes import Homes
+from penstock.server.node.places import IDLE_ROUNDS, Places
 from penstock.server.roles import Reading
 
 
@@ -99,5 +99,9 @@ def test_without_groups_all_blocks_in_use_are_kept() -> None:
     places = Places(reading(None))
 
     places.use(1, 3)
+    places.use(2, 0)
+    alike = places.blocks()
+    places.use(3, 3)
 
-    assert places.blocks() == 5
+    assert alike == 5
+    assert places.blocks() == 10, "a lane has two lines: they read at two places"

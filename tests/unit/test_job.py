@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.server.job import Job, canonical
-from penstock.server.pipeline.count import ensure_counted
+from penstock.server.node.count import ensure_counted
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.planner import Planner
 from penstock.server.roles import (

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.server.config import load
+from penstock.server.jobs.load import load
 
 ROLE = """\
 from penstock.server.roles import RawItemProcessor
@@ -114,7 +114,7 @@ def test_it_is_the_same_in_another_process(folder: Path) -> None:
     job = changed(JOB, "processor", {"type": "./my_roles.py:Upper"})
     here = log_id(folder, job)
     code = (
-        "import sys; from penstock.server.config import load;"
+        "import sys; from penstock.server.jobs.load import load;"
         "print(load(sys.argv[1]).job('j').log_id.hex())"
     )
 
@@ -317,7 +317,7 @@ class Mine(RawItemProcessor):
 }
 
 IDENTITY = (
-    "import sys; from penstock.server.config import load;"
+    "import sys; from penstock.server.jobs.load import load;"
     "print(load(sys.argv[1]).job('j').log_id.hex())"
 )
 
@@ -375,7 +375,7 @@ def test_neighbours_count_by_their_text_wherever_they_lie_and_whatever_ran(tmp_p
     (tmp_path / "link").symlink_to(home)
     ran = (
         f"import sys; sys.path.insert(0, '{home}'); import helpers7, package7.late;"  # by its user
-        "from penstock.server.config import load; job = load(sys.argv[1]).job('j');"
+        "from penstock.server.jobs.load import load; job = load(sys.argv[1]).job('j');"
         "job.processor.process({'text': 'a'}, None); print(job.log_id.hex())"
     )
 
@@ -390,7 +390,7 @@ def test_an_edited_neighbour_is_run_as_it_is_hashed(tmp_path: Path) -> None:
     """Python's cache of compiled code knows times and sizes: it gives no old code here."""
     home = tmp_path / "home"
     code = (
-        "import sys; from penstock.server.config import load; job = load(sys.argv[1]).job('j');"
+        "import sys; from penstock.server.jobs.load import load; job = load(sys.argv[1]).job('j');"
         "print(job.log_id.hex(), job.processor.process({'text': 'a'}, None)['n'])"
     )
 
@@ -411,7 +411,7 @@ def test_what_is_hashed_is_what_runs_later_in_this_process(tmp_path: Path) -> No
     home = tmp_path / "home"
     write_neighbours(home)
     code = (
-        "import sys, pathlib; from penstock.server.config import load;"
+        "import sys, pathlib; from penstock.server.jobs.load import load;"
         "job = load(sys.argv[1]).job('j'); before = job.log_id;"
         "late = pathlib.Path(sys.argv[1]).parent / 'package7' / 'late.py';"
         "late.write_text('def twice(x): return 200 * x');"

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import pytest
 
 from penstock.server import roles
-from penstock.server.place import Place
-from penstock.server.registry import KINDS, absolute, build, describe_type, resolve_path
+from penstock.server.jobs.place import Place
+from penstock.server.jobs.registry import KINDS, absolute, build, describe_type, resolve_path
 from penstock.server.roles import (
     BestFitPackingBatcher,
     FunctionCollator,
@@ -151,7 +151,7 @@ def test_an_entry_point_is_found_and_cannot_replace_a_builtin(
         for name in ("mine", "best_fit")
     )
     monkeypatch.setattr(
-        "penstock.server.registry.entry_points",
+        "penstock.server.jobs.registry.entry_points",
         lambda group: points if group == "penstock.batchers" else (),
     )
 
@@ -168,7 +168,7 @@ def test_an_entry_point_that_fails_to_import_is_told(
 ) -> None:
     """A broken plugin is named; it is not our traceback."""
     point = EntryPoint("mine", "no_such_package_at_all:Batcher", "penstock.batchers")
-    monkeypatch.setattr("penstock.server.registry.entry_points", lambda group: (point,))
+    monkeypatch.setattr("penstock.server.jobs.registry.entry_points", lambda group: (point,))
 
     error = refuse("batcher", {"type": "mine"}, place)
 
@@ -344,7 +344,7 @@ def test_importing_the_registry_needs_no_heavy_package() -> None:
     import subprocess
 
     code = (
-        "import sys, penstock.server.registry\n"
+        "import sys, penstock.server.jobs.registry\n"
         "heavy = ('torch', 'datasets', 'pyarrow', 'tokenizers', 'grpc')\n"
         "print([name for name in heavy if name in sys.modules])"
     )

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from harness import write_job_file
-from penstock.server.config import load
-from penstock.server.pipeline.channel import Message, Unpacker, pack
-from penstock.server.pipeline.worker import PAGE_BYTES, Page, Worker
+from penstock.server.jobs.load import load
+from penstock.server.node.channel import Message, Unpacker, pack
+from penstock.server.node.page import PAGE_BYTES, Page
+from penstock.server.node.worker import Worker
 
 ROLES = """
 import time

@@ -9,16 +9,16 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from penstock.client.aside import aside, tell
-from penstock.client.buffers import BufferPool
-from penstock.client.feed import Delivery, Feed, Opening
 from penstock.client.frameworks.notice import reader_ahead
 from penstock.client.options import check_arguments, check_step
-from penstock.client.ranks import Place, mesh_dimensions
-from penstock.client.session import Opener, Resources, Session, Wish
-from penstock.client.state import State
+from penstock.client.reading.buffers import BufferPool
+from penstock.client.reading.feed import Delivery, Feed, Opening
+from penstock.client.reading.values import Decoder, make_decoder, position_value
+from penstock.client.run.ranks import Place, mesh_dimensions
+from penstock.client.run.session import Opener, Resources, Session, Wish
+from penstock.client.run.state import State
 from penstock.client.stats import Tally, Waits, report
 from penstock.client.steps import Batch, BatchInfo, Step
-from penstock.client.values import Decoder, make_decoder, position_value
 from penstock.wire.errors import InvalidRequest, NoGroup, NotStarted, PastEnd, PositionFar
 from penstock.wire.transport import Transport
 from penstock.wire.v1 import feed_pb2

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Protocol
 
 from numpy.typing import NDArray
 
-from penstock.client.ranks import Place, torch_distributed
+from penstock.client.run.ranks import Place, torch_distributed
 from penstock.wire.errors import BadState, InvalidRequest
 from penstock.wire.v1 import feed_pb2
 

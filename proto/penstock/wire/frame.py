@@ -56,7 +56,7 @@ _SMALL_BYTES = 4096
 Buffer: TypeAlias = "bytes | bytearray | memoryview | NDArray"
 
 _extend: Callable[[int, NDArray | bytes], int] = google_crc32c.extend
-"""`(crc32c of what came before, octets) -> crc32c`. It takes no memoryview, but an array over it."""
+"""`(crc32c of what came before, octets) -> crc32c`. It takes no memoryview, but arrays over one."""
 
 MAX_HEADER_BYTES = MAX_MESSAGE_BYTES - CHUNK_BYTES - 4096
 """A header shares its message with the first chunk."""

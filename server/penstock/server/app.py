@@ -13,11 +13,11 @@ from typing import TextIO
 
 import structlog
 
-from penstock.server.config import Config
 from penstock.server.http import HttpEdge
+from penstock.server.jobs.load import Config
 from penstock.server.logs import configure
 from penstock.server.metrics import Metrics
-from penstock.server.pipeline.node import Node
+from penstock.server.node.node import Node
 from penstock.server.rpc.opening import VERSION
 from penstock.server.rpc.service import Service
 from penstock.server.store import open_store
@@ -93,7 +93,7 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             at_once.set()
             stop.set()
 
-        node.on_fatal = fail
+        node.life.on_fatal = fail
         # Workers are started before gRPC exists in this process.
         stack.push_async_callback(
             ending.stage, "workers", lambda: node.close(ending.left_s(WORKERS_END_S, STORE_SHARE))

@@ -34,12 +34,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from penstock.server.core.refs import Verdict
 from penstock.server.environment import worker_environment
+from penstock.server.jobs.target import absolute_target
+from penstock.server.node.made import MadeOffsets
 from penstock.server.pipeline.items import Items, Progress, VerdictBook
 from penstock.server.pipeline.line import Computed, Line, compute, nearest_line, replay_cost
-from penstock.server.pipeline.made import MadeOffsets
 from penstock.server.store.base import Seen
 from penstock.server.store.recorded import Recorded
-from penstock.server.target import absolute_target
 from penstock.wire.errors import (
     ERRORS,
     DataTimeout,
@@ -53,7 +53,7 @@ from penstock.wire.errors import (
 
 if TYPE_CHECKING:
     from penstock.server.job import Job
-    from penstock.server.pipeline.worker import Note
+    from penstock.server.node.page import Note
     from penstock.server.rpc.opening import Opening
 
 logger = logging.getLogger("penstock")
@@ -289,7 +289,7 @@ class Child:
     def note(self) -> Note:
         """Return what it noted last about its work."""
         # Here and not above: this is for a death, and its imports are those of a node.
-        from penstock.server.pipeline.worker import Page
+        from penstock.server.node.page import Page
 
         return Page(self._page_fd).read()
 

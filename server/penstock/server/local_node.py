@@ -27,11 +27,11 @@ from typing import Any, BinaryIO, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from penstock.server.config import Config, load
 from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line
 from penstock.server.core.refs import ItemRef, Verdict
 from penstock.server.job import Job
+from penstock.server.jobs.load import Config, load
 from penstock.server.local import (
     END,
     FAILED,
@@ -44,11 +44,12 @@ from penstock.server.local import (
     pack_frame,
     read_frame,
 )
-from penstock.server.pipeline.channel import receive
-from penstock.server.pipeline.count import ensure_counted
+from penstock.server.node.channel import receive
+from penstock.server.node.child import die_with_parent, told
+from penstock.server.node.count import ensure_counted
+from penstock.server.node.page import Page
 from penstock.server.pipeline.items import VerdictBook
 from penstock.server.pipeline.line import Computed
-from penstock.server.pipeline.worker import Page, die_with_parent, told
 from penstock.server.rpc.cursors import Cursors
 from penstock.server.rpc.opening import (
     VERSION,

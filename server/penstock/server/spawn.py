@@ -31,7 +31,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 from penstock.server.environment import worker_environment
-from penstock.server.target import absolute_target
+from penstock.server.jobs.target import absolute_target
 from penstock.wire.errors import ERRORS, InvalidRequest, PenstockError, Unreachable
 from penstock.wire.transport import Address
 

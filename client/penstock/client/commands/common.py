@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.client.control import Control
-from penstock.client.transport import open_transport
+from penstock.client.reading.transport import open_transport
+from penstock.client.run.control import Control
 from penstock.wire.order import MAX_POSITION
 from penstock.wire.terminal import columns_of, folded, plain, plain_lines
 

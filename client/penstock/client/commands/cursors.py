@@ -15,7 +15,7 @@ from penstock.client.commands.common import (
     say,
 )
 from penstock.client.commands.layout import Column, fitted, screen
-from penstock.client.control import Control
+from penstock.client.run.control import Control
 from penstock.wire.errors import GroupInUse, InvalidRequest
 from penstock.wire.terminal import plain
 from penstock.wire.v1 import cursors_pb2

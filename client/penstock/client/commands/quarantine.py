@@ -12,7 +12,7 @@ from penstock.client.commands.common import (
     say,
     table,
 )
-from penstock.client.control import Control
+from penstock.client.run.control import Control
 from penstock.wire.order import MAX_POSITION
 from penstock.wire.terminal import plain
 from penstock.wire.v1 import cursors_pb2

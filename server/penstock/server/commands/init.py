@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from penstock.server.commands.say import say
-from penstock.server.config import load
 from penstock.server.examples import chat as chat_example
-from penstock.server.guess import BATCH_SIZE, Guess, guess
+from penstock.server.jobs.guess import BATCH_SIZE, Guess, guess
+from penstock.server.jobs.load import load
 from penstock.wire.errors import InvalidRequest
 
 CHAT = Path(chat_example.__file__)

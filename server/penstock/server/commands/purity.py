@@ -312,7 +312,7 @@ def gather_elsewhere(
     """Return `gather_backwards` of a job, from another process with another hash seed.
 
     Args:
-        target: What `penstock.server.config.load` takes.
+        target: What `penstock.server.jobs.load.load` takes.
         job: The job's name.
         item_count: How many items.
         batch_count: How many batches.
@@ -529,7 +529,7 @@ def _difference(ours: Facts, theirs: Facts) -> str | None:
 def _main(
     target: str, job: str, item_count: str, batch_count: str, answer: str, retry_s: str
 ) -> None:
-    from penstock.server.config import load
+    from penstock.server.jobs.load import load
 
     path = Path(answer)
     try:

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from penstock.server.reference import json_schema, markdown
+from penstock.server.jobs.reference import json_schema, markdown
 
 
 @click.command()

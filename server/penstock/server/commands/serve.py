@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from penstock.server.config import load
+from penstock.server.jobs.load import load
 
 
 @click.command()

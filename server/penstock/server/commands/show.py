@@ -10,9 +10,9 @@ import click
 from penstock.server.commands.progress import Progress
 from penstock.server.commands.say import say
 from penstock.server.commands.text import Decode, batch_text, decoder
-from penstock.server.config import load
 from penstock.server.job import Job
-from penstock.server.pipeline.count import ensure_counted
+from penstock.server.jobs.load import load
+from penstock.server.node.count import ensure_counted
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import (
     Computed,

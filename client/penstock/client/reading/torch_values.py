@@ -1,0 +1,144 @@
+"""Torch tensors out of a body: views on the host, or one copy to the device and views there.
+
+Imported only where torch is installed. NumPy has no bfloat16, and a device has no arrays: such
+tensors are made from the bytes of the body, one uint8 tensor, sliced, viewed as a dtype and a
+shape.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from penstock.client.reading.feed import Delivery
+from penstock.client.reading.values import host_starts, unsupported_dtype, widen_labels
+from penstock.wire import frame
+from penstock.wire.errors import InvalidRequest
+from penstock.wire.values import BFLOAT16, STORAGE
+
+BY_ARRAY = frozenset(STORAGE) - {BFLOAT16, "uint16", "uint32", "uint64"}
+"""Dtypes that every torch takes from an array as they are."""
+
+
+class TorchDecoder:
+    """Makes the tensors of batches, used by one thread.
+
+    Args:
+        device: A name or a `torch.device`; None = the host.
+
+    Raises:
+        InvalidRequest: torch knows no such device.
+    """
+
+    makes_tensors = True
+
+    def __init__(self, device: Any) -> None:
+        try:
+            self._device = None if device is None else torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise InvalidRequest(f"device={device!r} is no device of torch: {error}") from error
+        self._mover = None if self._device is None else make_mover(self._device)
+
+    def __call__(self, delivery: Delivery) -> dict[str, Any]:
+        """Return the values of a batch; tensors whose place is the device are there, or on the way.
+
+        The copy is queued on the current stream, so kernels launched behind it see the values.
+        """
+        return widen_labels(self._decode(delivery), lambda tensor: tensor.to(torch.int64))
+
+    def _decode(self, delivery: Delivery) -> dict[str, Any]:
+        header, views = delivery.header, HostViews(delivery.body)
+        if self._mover is None:
+            return frame.decode_values(header, delivery.body, views)
+        on_device = TensorViews(self._mover(torch.from_numpy(delivery.body)))
+        host = host_starts(header)
+        if not host:
+            return frame.decode_values(header, delivery.body, on_device)
+
+        def place(dtype: str, shape: tuple[int, ...], start: int, nbytes: int) -> Any:
+            return (views if nbytes and start in host else on_device)(dtype, shape, start, nbytes)
+
+        return frame.decode_values(header, delivery.body, place)
+
+
+class HostViews:
+    """Makes tensors over a body on the host: a `frame.TensorMaker`.
+
+    By way of an array, in one call of torch that keeps the interpreter: slicing and viewing are
+    three, each of which lets another thread have it and then waits to get it back.
+    """
+
+    def __init__(self, body: NDArray[np.uint8]) -> None:
+        self._body = body
+
+    def __call__(self, dtype: str, shape: tuple[int, ...], start: int, nbytes: int) -> Any:
+        """Return the tensor at `start`."""
+        if dtype in BY_ARRAY and nbytes:
+            return torch.from_numpy(np.ndarray(shape, STORAGE[dtype], self._body, start))
+        return TensorViews(torch.from_numpy(self._body))(dtype, shape, start, nbytes)
+
+
+class TensorViews:
+    """Makes tensors as views of one uint8 tensor: a `frame.TensorMaker`."""
+
+    def __init__(self, body: Any) -> None:
+        self._body = body
+
+    def __call__(self, dtype: str, shape: tuple[int, ...], start: int, nbytes: int) -> Any:
+        """Return the tensor at `start`; every dtype of the wire has its name in torch."""
+        found = getattr(torch, dtype, None)
+        if found is None:
+            raise unsupported_dtype(dtype)
+        if nbytes == 0:
+            return torch.empty(shape, dtype=found, device=self._body.device)
+        return self._body[start : start + nbytes].view(found).view(shape)
+
+
+def make_mover(device: Any) -> Any:
+    """Return a function from a uint8 tensor on the host to one on `device`."""
+    if device.type == "cpu":
+        return lambda body: body
+    if device.type == "cuda":
+        return PinnedMover(device)
+    return lambda body: body.to(device)
+
+
+class PinnedMover:
+    """Moves bodies to a CUDA device through pinned memory, without waiting for the copy.
+
+    A copy from pageable memory would block the training loop. Two pinned buffers take turns; each
+    is written again only when the event behind its last copy has passed.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._buffers: list[Any] = [None, None]
+        self._events: list[Any] = [None, None]
+        self._turn = 0
+
+    def __call__(self, body: Any) -> Any:
+        """Return `body` on the device; the copy is queued on the current stream."""
+        nbytes = body.numel()
+        if nbytes == 0:
+            return body.to(self._device)
+        turn = self._turn
+        self._turn = 1 - turn
+        if self._events[turn] is not None:
+            self._events[turn].synchronize()
+        if self._buffers[turn] is None or self._buffers[turn].numel() < nbytes:
+            # A quarter more: bodies of a packed job differ a little, and pinning is slow.
+            self._buffers[turn] = torch.empty(
+                nbytes + nbytes // 4, dtype=torch.uint8, pin_memory=True
+            )
+        staged = self._buffers[turn][:nbytes]
+        staged.copy_(body)
+        moved = staged.to(self._device, non_blocking=True)
+        event = self._events[turn] = self._events[turn] or torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return moved
+
+
+__all__ = ["HostViews", "PinnedMover", "TensorViews", "TorchDecoder", "make_mover"]

@@ -1,0 +1,150 @@
+"""From a body to what the training loop gets: NumPy views, or torch tensors on a device.
+
+torch is imported when the first batch is made, never before, and only where it is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.client.reading.feed import Delivery
+from penstock.wire import frame
+from penstock.wire.errors import InvalidRequest, MissingExtra, UnsupportedValue
+from penstock.wire.v1 import feed_pb2
+
+
+class Decoder(Protocol):
+    """Makes the values of batches.
+
+    Attributes:
+        makes_tensors: They are torch tensors, not arrays.
+    """
+
+    makes_tensors: bool
+
+    def __call__(self, delivery: Delivery) -> dict[str, Any]:
+        """Return the values of one batch."""
+        ...
+
+
+class NumpyDecoder:
+    """Makes arrays, views of the body but for labels that are widened."""
+
+    makes_tensors = False
+
+    def __call__(self, delivery: Delivery) -> dict[str, Any]:
+        """Return the values of one batch."""
+        values = frame.decode_values(delivery.header, delivery.body)
+        return widen_labels(values, lambda array: array.astype(np.int64))
+
+
+def make_decoder(device: Any, as_numpy: bool | None) -> Decoder:
+    """Return what makes the values of batches.
+
+    Args:
+        device: Where tensors go: a name or a `torch.device`; None = the host.
+        as_numpy: True = arrays, False = tensors, None = tensors where torch is installed.
+
+    Raises:
+        InvalidRequest: Arrays are asked for on a device.
+        MissingExtra: Tensors are asked for and torch is not installed.
+    """
+    if as_numpy and device is not None:
+        raise InvalidRequest(
+            f"device={device!r} moves tensors, and as_numpy=True asks for arrays: pass one of them"
+        )
+    has_torch = importlib.util.find_spec("torch") is not None
+    if as_numpy or (as_numpy is None and device is None and not has_torch):
+        return NumpyDecoder()
+    if not has_torch:
+        raise MissingExtra(
+            f"{'as_numpy=False' if device is None else f'device={device!r}'} needs torch, which is "
+            "not installed: install torch, or leave it out and get NumPy arrays",
+            package="torch",
+            extra="",
+        )
+    from penstock.client.reading.torch_values import TorchDecoder
+
+    return TorchDecoder(device)
+
+
+def position_value(as_tensor: bool, position: int) -> Any:
+    """Return `position` as an int64 of no dimensions: an array, or a tensor on the host."""
+    array = np.array(position, np.int64)
+    if not as_tensor:
+        return array
+    import torch
+
+    return torch.from_numpy(array)
+
+
+LABELS = "labels"
+"""The name under which trainers and losses look for the targets."""
+
+NARROW = frozenset({"int8", "int16", "int32", "uint8", "uint16", "uint32"})
+"""Dtypes whose every value int64 holds too."""
+
+
+def widen_labels(values: dict[str, Any], widen: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the values of a batch with integer `labels` as int64, whatever travelled.
+
+    Losses take int64 alone, and a job may send int32 to halve its bytes. Tensors of other dtypes,
+    and values of other names, are kept.
+
+    Args:
+        values: The values by name; changed in place.
+        widen: Makes an int64 of an array or a tensor.
+    """
+    if LABELS in values:
+        values[LABELS] = _widened(values[LABELS], widen)
+    return values
+
+
+def _widened(value: Any, widen: Callable[[Any], Any]) -> Any:
+    if isinstance(value, list):
+        return [_widened(inner, widen) for inner in value]
+    # "int32" of NumPy, "torch.int32" of torch; what is no tensor has no dtype.
+    dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
+    return widen(value) if dtype in NARROW else value
+
+
+def host_starts(header: feed_pb2.BatchHeader) -> set[int]:
+    """Return where in the body the tensors begin that stay on the host."""
+    found: set[int] = set()
+
+    def walk(value: feed_pb2.Value) -> None:
+        kind = value.WhichOneof("kind")
+        if kind == "tensor" and value.tensor.nbytes:
+            found.add(value.tensor.start)
+        elif kind == "list":
+            for inner in value.list.values:
+                walk(inner)
+
+    for named in header.values:
+        if named.place == feed_pb2.PLACE_HOST:
+            walk(named.value)
+    return found
+
+
+def unsupported_dtype(dtype: str) -> UnsupportedValue:
+    """Return the error for a dtype that this torch lacks."""
+    return UnsupportedValue(
+        f"a batch holds a tensor of {dtype}, which this torch has no dtype for: install a newer "
+        "torch, pass as_numpy=True, or let the collator give another dtype",
+        type=dtype,
+    )
+
+
+__all__ = [
+    "Decoder",
+    "NumpyDecoder",
+    "host_starts",
+    "make_decoder",
+    "position_value",
+    "unsupported_dtype",
+    "widen_labels",
+]

@@ -1,0 +1,1 @@
+"""The job file: read, checked with the line of each key, and built into jobs."""

@@ -1,0 +1,418 @@
+"""A job file for data that nobody has described: source, column, tokenizer and sizes, guessed."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.server.core.nearest import hint
+from penstock.server.job import DEFAULT_LANES
+from penstock.server.jobs.place import Place
+from penstock.server.jobs.registry import KINDS, build
+from penstock.server.jobs.validate import shown
+from penstock.server.roles.base import RawItem, Source
+from penstock.wire.errors import InvalidRequest
+
+BUILDERS = {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".tar": "webdataset",
+}
+"""What the end of a file's name says of it; any other file is text, if it is UTF-8."""
+
+_COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+_TOKENIZER = "tokenizer.json"
+
+END_TOKENS = (
+    "<eos>",
+    "</s>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|im_end|>",
+    "<end_of_turn>",
+    "[EOS]",
+    "[SEP]",
+)
+"""What vocabularies call the token behind a document, most common first."""
+
+LOOKED_AT = 64
+"""Items that are read to guess columns."""
+
+POOL_SIZE, BATCH_SIZE = 64, 8
+
+TURNS = ({"role", "content"}, {"from", "value"})
+"""The keys of a turn of a conversation: of OpenAI, of ShareGPT."""
+
+_LANES = tuple(lanes for lanes in range(DEFAULT_LANES, 0, -1) if DEFAULT_LANES % lanes == 0)
+
+
+@dataclass
+class Guess:
+    """What was found out about some data.
+
+    Attributes:
+        source: The `source:` section.
+        items: How many items it holds.
+        text_column: The column with the longest texts, if any.
+        ids_column: A column that is tokenized already, if any.
+        chat_column: A column of conversations, if any; then there is no text column.
+        columns: All columns; empty where items are no dicts.
+        tokenizer: A tokenizer.json; for conversations the folder of one, with a chat template.
+        end_token: The vocabulary's token behind a document.
+        lanes: How many lanes suit that many items.
+        pool_size: How large a packing pool suits them.
+        max_tokens: How long rows suit the amount of text.
+        batch_size: Samples of a batch, where they are asked for in place of rows of tokens.
+        notes: What was left out and why.
+    """
+
+    source: dict[str, Any]
+    items: int
+    text_column: str | None = None
+    ids_column: str | None = None
+    chat_column: str | None = None
+    columns: list[str] = field(default_factory=list)
+    tokenizer: str | None = None
+    end_token: str | None = None
+    lanes: int = DEFAULT_LANES
+    pool_size: int = POOL_SIZE
+    max_tokens: int = 8192
+    batch_size: int | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def gives_tokens(self) -> bool:
+        """Tell whether samples have token ids, so that they can be packed."""
+        text = self.text_column or self.chat_column
+        return self.ids_column is not None or (self.tokenizer is not None and text is not None)
+
+
+def guess(
+    paths: Sequence[str],
+    base: Path,
+    tokenizer: str | None = None,
+    *,
+    column: str | None = None,
+    max_tokens: int | None = None,
+    batch_size: int | None = None,
+) -> Guess:
+    """Look at data and say how a job would read it.
+
+    Args:
+        paths: Files, globs or folders.
+        base: The folder of the job file: what lies below it is named relative to it.
+        tokenizer: A tokenizer.json, or its folder; None looks for one beside the data and beside
+            the job file.
+        column: The column to read; None = the most likely one.
+        max_tokens: The length of packed rows; None = what suits the amount of text.
+        batch_size: Samples of a batch, in place of packed rows.
+
+    Raises:
+        InvalidRequest: Nothing is there, the files are of several kinds, or what was asked for does
+            not go with the data.
+        InvalidJob: The data cannot be opened.
+    """
+    if max_tokens is not None and batch_size is not None:
+        raise InvalidRequest(
+            "--max-tokens packs rows of tokens and --batch-size stacks samples: give one of them"
+        )
+    base = Path(os.path.abspath(base))
+    notes: list[str] = []
+    spec, folders = _source(paths, base, notes)
+    source: Source = build(KINDS["source"], spec, Place(" ".join(paths), base, ("source",)))
+    try:
+        count = len(source)
+        looked = source.fetch(range(min(LOOKED_AT, count)))
+    finally:
+        source.close()
+    found = Guess(spec, count, batch_size=batch_size, notes=notes)
+    _columns(found, looked, column)
+    if count < 4 * POOL_SIZE:
+        found.pool_size = max(2, count // 4)
+    read = found.chat_column or found.text_column or found.ids_column
+    lengths = [_length(item, read) for item in looked]
+    # About four characters make a token.
+    tokens = count * sum(lengths) / max(1, len(lengths)) / (1 if found.ids_column else 4)
+    if tokens < 128 * found.max_tokens:
+        found.max_tokens = 1024
+    if found.ids_column is None:
+        given = [Path(path).expanduser().absolute() for path in paths]
+        near = [*folders, *(path for path in given if path.is_dir())]
+        path = _find_tokenizer(tokenizer, near, base)
+        if path is not None:
+            _take_tokenizer(found, path, base, asked=tokenizer is not None)
+    if max_tokens is not None:
+        if not found.gives_tokens:
+            raise InvalidRequest(
+                f"--max-tokens {max_tokens} packs tokens, and these items give none: add "
+                "--tokenizer FILE, or leave --max-tokens out"
+            )
+        found.max_tokens = max_tokens
+    packs = found.gives_tokens and batch_size is None
+    found.lanes = _lanes(count, 4 * (POOL_SIZE if packs else batch_size or BATCH_SIZE))
+    return found
+
+
+# --- files ---
+
+
+def _source(
+    paths: Sequence[str], base: Path, notes: list[str]
+) -> tuple[dict[str, Any], list[Path]]:
+    """Return the source's section, and the folders that the data lies in."""
+    files: list[Path] = []
+    patterns: list[str] = []
+    for text in paths:
+        path = Path(text).expanduser().absolute()
+        if path.is_dir():
+            if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+                if len(paths) > 1:
+                    raise InvalidRequest(
+                        f"{text} is a folder of save_to_disk: give it alone, a job reads one"
+                    )
+                return {"type": "hf", "path": _named(path, base)}, [path, path.parent]
+            inside, pattern = _folder(path, base, notes)
+            files += inside
+            patterns.append(pattern)
+        elif path.is_file():
+            files.append(path)
+            patterns.append(_named(path, base))
+        elif matches := sorted(glob.glob(str(path), recursive=True)):
+            files += [Path(match) for match in matches if Path(match).is_file()]
+            patterns.append(_named(path, base))
+        else:
+            raise InvalidRequest(f"there is no file or folder {text!r}", path=text)
+    if not files:
+        raise InvalidRequest(f"{' '.join(paths)} holds no files", path=paths[0])
+    kinds = Counter(map(_builder, files))
+    if len(kinds) > 1:
+        listed = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+        raise InvalidRequest(
+            f"the files are of several kinds ({listed}): a source reads one, so name those to use"
+        )
+    [builder] = kinds
+    folders = list(dict.fromkeys(file.parent for file in files))
+    chosen = _shorten(files, patterns, base)
+    if builder == "parquet":
+        return {"type": "parquet", "files": chosen}, folders
+    spec: dict[str, Any] = {"type": "hf", "path": builder, "data_files": chosen}
+    if builder == "text":
+        _refuse_binary(files[0])
+        if len(files) > 1:
+            spec["options"] = {"sample_by": "document"}
+            notes.append("every file is one item; without sample_by every line is one")
+        else:
+            notes.append("every line is one item; options: {sample_by: document} takes whole files")
+    if any(_plain_suffix(file) == ".tsv" for file in files):
+        spec["options"] = {"delimiter": "\t"}
+    return spec, folders
+
+
+def _folder(path: Path, base: Path, notes: list[str]) -> tuple[list[Path], str]:
+    """Return the files of the most common kind in a folder, and their glob."""
+    inside = sorted(
+        file
+        for file in path.rglob("*")
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )
+    inside = [file for file in inside if file.name != _TOKENIZER]
+    if not inside:
+        raise InvalidRequest(f"the folder {path} holds no files", path=str(path))
+    suffixes = Counter(file.suffix for file in inside)
+    suffix = min(suffixes, key=lambda name: (name not in BUILDERS, -suffixes[name], name))
+    if len(suffixes) > 1:
+        others = ", ".join(sorted(name or "no ending" for name in suffixes if name != suffix))
+        notes.append(f"only the {suffix or 'unnamed'} files of the folder are read, not: {others}")
+    chosen = [file for file in inside if file.suffix == suffix]
+    deep = any(file.parent != path for file in chosen)
+    return chosen, _named(path / ("**" if deep else "") / f"*{suffix}", base)
+
+
+def _shorten(files: Sequence[Path], patterns: list[str], base: Path) -> Any:
+    """Return the patterns; where the files are all of their kind in one folder, their glob."""
+    if len(patterns) == 1:
+        return patterns[0]
+    folders, suffixes = {file.parent for file in files}, {file.suffix for file in files}
+    if len(folders) == 1 and len(suffixes) == 1:
+        [folder], [suffix] = folders, suffixes
+        if suffix and set(folder.glob(f"*{suffix}")) == set(files):
+            return _named(folder / f"*{suffix}", base)
+    return patterns
+
+
+def _plain_suffix(file: Path) -> str:
+    return Path(file.stem).suffix if file.suffix in _COMPRESSED else file.suffix
+
+
+def _builder(file: Path) -> str:
+    return BUILDERS.get(_plain_suffix(file).lower(), "text")
+
+
+def _refuse_binary(file: Path) -> None:
+    if file.suffix in _COMPRESSED:
+        return
+    try:
+        with file.open(encoding="utf-8") as stream:
+            stream.read(4096)
+    except UnicodeDecodeError:
+        raise InvalidRequest(
+            f"{file} is neither text nor a known kind ({', '.join(BUILDERS)}): "
+            "write a source of your own, docs/roles.md shows how",
+            path=str(file),
+        ) from None
+
+
+def _named(path: Path, base: Path) -> str:
+    """Return a path as the job file names it: relative where it lies below the file's folder."""
+    return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
+
+
+# --- content ---
+
+
+def _columns(found: Guess, looked: Sequence[RawItem], asked: str | None) -> None:
+    """Find out which column to read, or what the one that was asked for holds.
+
+    Raises:
+        InvalidRequest: There is no such column, or it holds what no role turns into tokens.
+    """
+    if not looked or not all(isinstance(item, Mapping) for item in looked):
+        if asked is not None:
+            raise InvalidRequest(f"--column {asked}: these items have no columns: leave it out")
+        return
+    found.columns = [str(name) for name in looked[0]]
+    if asked is not None and asked not in found.columns:
+        raise InvalidRequest(f"--column {asked}: {hint(asked, found.columns)}", column=asked)
+    columns = found.columns if asked is None else [asked]
+    found.ids_column = next((name for name in columns if _holds_ids(looked, name)), None)
+    found.chat_column = next((name for name in columns if _holds_chats(looked, name)), None)
+    texts = {name: length for name in columns if (length := _text_length(looked, name))}
+    if texts and found.chat_column is None:  # beside conversations texts are their titles and ids
+        found.text_column = max(texts, key=lambda name: texts[name])
+    if asked is not None and not (found.ids_column or found.chat_column or found.text_column):
+        kind = type(looked[0][asked]).__name__
+        raise InvalidRequest(
+            f"--column {asked} holds a {kind}, such as {shown(looked[0][asked])}: name one of "
+            f"texts or conversations, or of token ids that is called {_IDS}; else leave it out and "
+            "write a function, as docs/roles.md shows",
+            column=asked,
+        )
+
+
+_IDS = "input_ids"
+
+
+def _holds_ids(looked: Sequence[RawItem], name: str) -> bool:
+    """Tell whether a column holds token ids: packers and collators know them by this name."""
+    if name != _IDS:
+        return False
+    values = [np.asarray(item[name]) for item in looked if item.get(name) is not None]
+    return bool(values) and all(one.ndim == 1 and one.dtype.kind in "iu" for one in values)
+
+
+def _holds_chats(looked: Sequence[RawItem], name: str) -> bool:
+    """Tell whether a column holds conversations: lists of turns, as of OpenAI or of ShareGPT."""
+    return _most(looked, name, _is_chat)
+
+
+def _is_chat(value: Any) -> bool:
+    return (
+        isinstance(value, Sequence)
+        and len(value) > 0
+        and all(
+            isinstance(turn, Mapping) and any(keys <= turn.keys() for keys in TURNS)
+            for turn in value
+        )
+    )
+
+
+def _text_length(looked: Sequence[RawItem], name: str) -> int:
+    """Return the characters of a column of texts; 0 where it is none."""
+    if not _most(looked, name, lambda value: isinstance(value, str)):
+        return 0
+    return sum(len(item[name]) for item in looked if isinstance(item.get(name), str))
+
+
+def _most(looked: Sequence[RawItem], name: str, holds: Callable[[Any], bool]) -> bool:
+    return sum(holds(item.get(name)) for item in looked) * 2 > len(looked)
+
+
+def _length(item: RawItem, column: str | None) -> int:
+    """Return the characters of a text or a conversation, or how many ids there are."""
+    value = item.get(column) if isinstance(item, Mapping) and column is not None else None
+    if value is not None and _is_chat(value):
+        return sum(len(str(turn.get("content") or turn.get("value") or "")) for turn in value)
+    return len(value) if value is not None else 0
+
+
+def _lanes(items: int, per_lane: int) -> int:
+    """Return the most lanes, of the divisors of the default, that leave each enough items."""
+    return next((lanes for lanes in _LANES if items // lanes >= per_lane), 1)
+
+
+def _find_tokenizer(given: str | None, folders: Sequence[Path], base: Path) -> Path | None:
+    if given is not None:
+        path = Path(given).expanduser().absolute()
+        path = path / _TOKENIZER if path.is_dir() else path
+        if not path.is_file():
+            raise InvalidRequest(f"there is no tokenizer {given!r}: give a tokenizer.json")
+        return path
+    places = [*folders, *(folder.parent for folder in folders), base]
+    return next((place / _TOKENIZER for place in places if (place / _TOKENIZER).is_file()), None)
+
+
+def _take_tokenizer(found: Guess, path: Path, base: Path, *, asked: bool) -> None:
+    """Note the tokenizer, where it suits what the items hold.
+
+    Raises:
+        InvalidRequest: It was asked for, and has no chat template for conversations.
+        InvalidJob: It is no tokenizer.
+    """
+    if found.chat_column is None:
+        found.tokenizer, found.end_token = _named(path, base), _end_token(path)
+    elif has_chat_template(path.parent):
+        found.tokenizer = _named(path.parent, base)
+    elif asked:
+        raise InvalidRequest(
+            f"column {found.chat_column} holds conversations, and the tokenizer in {path.parent} "
+            "has no chat template: give the folder of one that has, as save_pretrained of "
+            "transformers writes it",
+            path=str(path.parent),
+        )
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Tell whether a tokenizer's folder, as transformers writes it, has a chat template."""
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and bool(config.get("chat_template"))
+
+
+def _end_token(path: Path) -> str | None:
+    """Return the vocabulary's token behind a document; a file that is no tokenizer is refused."""
+    probe = {"type": "tokenize", "tokenizer": str(path)}
+    build(KINDS["processor"], probe, Place(str(path), path.parent, ("processor",)))
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    return next((token for token in END_TOKENS if tokenizer.token_to_id(token) is not None), None)
+
+
+__all__ = ["Guess", "guess", "has_chat_template"]

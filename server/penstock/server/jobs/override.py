@@ -1,0 +1,73 @@
+"""Settings of a node from where it is started: flags, then PENSTOCK_* variables, then the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.server.core.nearest import hint
+from penstock.server.jobs.place import Place
+from penstock.server.jobs.settings import ServerSettings
+from penstock.server.jobs.validate import validate
+from penstock.wire.errors import InvalidJob, InvalidRequest
+
+ENVIRONMENT_PREFIX = "PENSTOCK_"
+
+_KUBERNETES = re.compile(
+    r"PENSTOCK_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)"
+)
+"""What a Pod finds in its environment for a Service whose name begins with penstock."""
+
+
+def override(
+    settings: ServerSettings, overrides: Mapping[str, Any] | None, environ: Mapping[str, str]
+) -> ServerSettings:
+    """Return server settings with PENSTOCK_* variables and then flags put over them.
+
+    Variables that Kubernetes makes for a service of the name penstock are left alone.
+
+    Raises:
+        InvalidRequest: A value cannot be, or a variable of the prefix is not a setting; names the
+            variable or the flag.
+    """
+    names = ServerSettings.model_fields
+    settable = {ENVIRONMENT_PREFIX + name.upper() for name in names}
+    for variable in sorted(environ):
+        if (
+            variable.startswith(ENVIRONMENT_PREFIX)
+            and variable not in settable
+            and not _KUBERNETES.fullmatch(variable)
+        ):
+            raise InvalidRequest(
+                f"the environment variable {variable} is not a setting of penstock: "
+                f"{hint(variable, settable)}",
+                name=variable,
+            )
+    layers: list[tuple[dict[str, str], dict[str, Any]]] = [
+        (
+            {name: ENVIRONMENT_PREFIX + name.upper() for name in names},
+            {
+                name: environ[variable]
+                for name in names
+                if (variable := ENVIRONMENT_PREFIX + name.upper()) in environ
+            },
+        ),
+        (
+            {name: "--" + name.replace("_", "-") for name in names},
+            {name: value for name, value in (overrides or {}).items() if value is not None},
+        ),
+    ]
+    for labels, values in layers:
+        for name, value in values.items():
+            try:
+                one = validate(ServerSettings, {name: value}, Place("", Path()), strict=False)
+            except InvalidJob as error:
+                sentence = error.message.removeprefix(": ").replace(name, labels.get(name, name), 1)
+                raise InvalidRequest(sentence, name=labels.get(name, name), value=value) from None
+            settings = settings.model_copy(update={name: getattr(one, name)})
+    return settings
+
+
+__all__ = ["override"]

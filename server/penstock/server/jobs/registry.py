@@ -1,0 +1,335 @@
+"""From `type:` in a job file to a role: finding the class, checking its parameters, building it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+
+from penstock.server.core.contained import contained
+from penstock.server.core.frames import error_line, user_place, user_traceback
+from penstock.server.core.imports import is_file_spec, load_attribute
+from penstock.server.core.nearest import hint
+from penstock.server.jobs.place import Place
+from penstock.server.jobs.validate import shown
+from penstock.server.roles.base import (
+    BatchCollator,
+    DataDistributor,
+    RawItemProcessor,
+    Role,
+    SampleBatcher,
+    Source,
+)
+from penstock.server.roles.batchers import BUILTIN_BATCHERS
+from penstock.server.roles.collators import BUILTIN_COLLATORS, FunctionCollator
+from penstock.server.roles.distributors import BUILTIN_DISTRIBUTORS
+from penstock.server.roles.function import FunctionRole
+from penstock.server.roles.processors import BUILTIN_PROCESSORS, FunctionProcessor
+from penstock.server.sources import BUILTIN_SOURCES
+from penstock.wire.errors import InvalidJob, PenstockError
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of the five things that a job is made of.
+
+    Attributes:
+        name: Its key in a job file.
+        base: What a class must be to serve as one.
+        builtins: The classes that penstock brings, by their names in job files.
+    """
+
+    name: str
+    base: type[Role]
+    builtins: Mapping[str, type[Role]]
+
+    @property
+    def group(self) -> str:
+        """The entry point group in which installed packages offer more of them."""
+        return f"penstock.{self.name}s"
+
+    def entry_points(self) -> dict[str, EntryPoint]:
+        """Return what installed packages offer, by name."""
+        return {point.name: point for point in entry_points(group=self.group)}
+
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("source", Source, BUILTIN_SOURCES),
+        Kind("distributor", DataDistributor, BUILTIN_DISTRIBUTORS),
+        Kind("processor", RawItemProcessor, BUILTIN_PROCESSORS),
+        Kind("batcher", SampleBatcher, BUILTIN_BATCHERS),
+        Kind("collator", BatchCollator, BUILTIN_COLLATORS),
+    )
+}
+
+FUNCTIONS: dict[str, type[FunctionRole]] = {
+    cls.kind: cls for cls in (FunctionProcessor, FunctionCollator)
+}
+"""The roles that `function:` makes in the place of `type:`, by their key in a job file."""
+
+
+def resolve(kind: Kind, name: str, place: Place) -> type[Role]:
+    """Return the class that a `type:` names.
+
+    Built-in names come first: an installed package cannot change what a job file means.
+
+    Args:
+        kind: Which role.
+        name: A built-in, an entry point, `package.module:Class` or `./file.py:Class`.
+        place: Where the role stands in the job file.
+
+    Raises:
+        InvalidJob: Nothing has that name, its import fails, or the class is no such role.
+    """
+    at = place.at("type")
+    if name in kind.builtins:
+        return kind.builtins[name]
+    offered = kind.entry_points()
+    if name in offered:
+        try:
+            found = contained(offered[name].load)
+        except Exception as error:
+            raise at.error(
+                f"the {kind.name} {name!r} of {offered[name].value} cannot be imported: "
+                f"{error_line(error)}",
+                traceback=user_traceback(error),
+            ) from error
+    elif ":" in name:
+        try:
+            found = load_attribute(resolve_path(name, place.base))
+        except InvalidJob as error:
+            raise at.error(f"{at.key}: {error.message}", **_without_place(error)) from error
+    else:
+        known = [*kind.builtins, *offered]
+        remedy = hint(name, known)
+        raise at.error(
+            f"there is no {kind.name} {name!r}: {remedy}"
+            + ("" if remedy.startswith("known") else f" (known are {', '.join(sorted(known))})")
+            + "; your own is named as ./file.py:Class or package.module:Class",
+            known=sorted(known),
+        )
+    if not (inspect.isclass(found) and issubclass(found, kind.base)):
+        what = f"a {type(found).__name__}"
+        if inspect.isclass(found):
+            what = f"the class {found.__name__}"
+        remedy = f"derive it from penstock.server.roles.{kind.base.__name__}"
+        if kind.name in FUNCTIONS and callable(found) and not inspect.isclass(found):
+            remedy = (
+                f"write function: {name} in place of processor:"
+                if kind.name == "processor"
+                else f"write {kind.name}: {{function: {name}}}"
+            )
+        if kind.name == "source" and callable(found):
+            remedy = (
+                f"for a Dataset with __len__ and __getitem__ write {{type: torch, factory: "
+                f"{name}}}, else derive it from penstock.server.roles.Source"
+            )
+        raise at.error(f"{name!r} is {what} and no {kind.name}: {remedy}")
+    return found
+
+
+def build(kind: Kind, spec: Mapping[str, Any], place: Place) -> Any:
+    """Return the role that a section of a job file describes.
+
+    Args:
+        kind: Which role.
+        spec: `type`, and the constructor's parameters beside it.
+        place: Where it stands.
+
+    Raises:
+        InvalidJob: The class or a parameter is wrong, or the constructor raises.
+    """
+    parameters = dict(spec)
+    name = parameters.pop("type", None)
+    if name is None and kind.name in FUNCTIONS and "function" in parameters:
+        cls: type[Role] = FUNCTIONS[kind.name]
+    elif name is None:
+        raise place.error(
+            f"{place.key} has no type: give one of {', '.join(sorted(kind.builtins))}, "
+            "or your own as ./file.py:Class"
+        )
+    else:
+        cls = resolve(kind, name, place)
+    _check_names(cls, parameters, place)
+    _check_types(cls, parameters, place)
+    for path_param in {*cls.path_params, *(["function"] if cls in FUNCTIONS.values() else [])}:
+        if path_param in parameters:
+            parameters[path_param] = absolute(parameters[path_param], place.base)
+    try:
+        role = contained(lambda: cls(**parameters))
+        # A tokenizer that is none, a function that is missing: found here, where the key is
+        # known. A source's identity reads data, and is left to the log id.
+        _ = contained(role.content if isinstance(role, Source) else role.identity)
+    except PenstockError as error:
+        key = str(error.fields.get("key") or "").removeprefix(f"{kind.name}.")
+        if "spec" in error.fields:  # code that was not found: which parameter names it?
+            key = next((k for k, v in parameters.items() if v == error.fields["spec"]), key)
+        at = place.at(key) if key in spec else place
+        if not isinstance(error, InvalidJob):
+            raise type(error)(f"{at.key}: {error.message}", **error.fields) from error
+        # Many messages begin with the parameter's name, which the path then completes.
+        sentence = (
+            f"{place.key}.{error.message}"
+            if error.message.startswith(f"{key} ") and at is not place
+            else f"{at.key}: {error.message}"
+        )
+        raise at.error(sentence, **_without_place(error)) from error
+    except Exception as error:
+        source = user_place(error)
+        raise place.error(
+            f"{place.key}: {cls.__name__} cannot be built: {error_line(error)}"
+            + (f" ({source})" if source else ""),
+            traceback=user_traceback(error),
+        ) from error
+    return role
+
+
+def _without_place(error: PenstockError) -> dict[str, Any]:
+    """The fields of an error that its new place does not replace."""
+    return {k: v for k, v in error.fields.items() if k not in ("key", "file", "line")}
+
+
+def constructor_parameters(cls: type[Role]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a class's constructor by name, `self` left out."""
+    if cls.__init__ is object.__init__:  # its signature would promise to take anything
+        return {}
+    return dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
+
+
+def _check_names(cls: type[Role], parameters: Mapping[str, Any], place: Place) -> None:
+    """Refuse parameters that the constructor lacks; name required ones that are not given."""
+    accepted = constructor_parameters(cls)
+    named = {
+        name: parameter
+        for name, parameter in accepted.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+    for name in parameters:
+        if name not in named and not takes_any:
+            at = place.at(name)
+            raise at.error(f"{at.key} is no parameter of {cls.__name__}: {hint(name, named)}")
+    missing = [
+        name
+        for name, parameter in named.items()
+        if parameter.default is parameter.empty and name not in parameters
+    ]
+    if missing:
+        given = f" (given are {', '.join(parameters)})" if parameters else ""
+        raise place.error(
+            f"{place.key}: {cls.__name__} needs {' and '.join(missing)}, which "
+            f"{'is' if len(missing) == 1 else 'are'} not given{given}",
+            missing=missing,
+        )
+
+
+_ADAPTER = ConfigDict(strict=True, arbitrary_types_allowed=True)
+
+
+def _check_types(cls: type[Role], parameters: Mapping[str, Any], place: Place) -> None:
+    """Check values against the annotations of a built-in's constructor.
+
+    A user's class is asked by calling it: its annotations may promise less than it accepts.
+    """
+    if not cls.__module__.startswith("penstock."):
+        return
+    try:
+        hints = typing.get_type_hints(cls.__init__)
+    except NameError:  # an annotation of a package that is only imported for type checkers
+        return
+    for name, value in parameters.items():
+        wanted = hints.get(name, Any)
+        try:
+            # As JSON: what a file can say is exactly JSON, and lists then pass for tuples.
+            TypeAdapter(wanted, config=_ADAPTER).validate_json(json.dumps(value))
+        except ValidationError:
+            at = place.at(name)
+            raise at.error(f"{at.key} is {shown(value)}: give {describe_type(wanted)}") from None
+        except (PydanticUserError, TypeError):
+            continue  # no schema for this annotation: the constructor has the word
+
+
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "list": "a list",
+    "tuple": "a list",
+    "Sequence": "a list",
+    "dict": "keys and values",
+    "Mapping": "keys and values",
+    "NoneType": "null",
+    "PathLike": "a path",
+}
+
+
+def describe_type(wanted: Any) -> str:
+    """Return a type as the words of an error message."""
+    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin is typing.Literal:
+        return " or ".join(map(str, arguments))
+    if origin is typing.Annotated:
+        return describe_type(arguments[0])
+    if origin is typing.Union or type(wanted).__name__ == "UnionType":
+        words = dict.fromkeys(describe_type(argument) for argument in arguments)
+        return " or ".join(word for word in words if word)
+    name = getattr(origin or wanted, "__name__", str(wanted))
+    word = _WORDS.get(name, "" if name == "Callable" else name)
+    if name in ("list", "Sequence") and arguments:
+        return f"a list of {describe_type(arguments[0]).removeprefix('a ')} values"
+    return word
+
+
+# --- paths ---
+
+_MODULE_ATTRIBUTE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def resolve_path(value: str, base: Path) -> str:
+    """Return a path of a job file as an absolute one, relative to the folder `base`.
+
+    `scheme://...` and `package.module:name` are no paths and stay as they are; the `:name` behind a
+    `.py` file stays where it is.
+    """
+    place, colon, name = value.rpartition(":")
+    if "://" in value or (_MODULE_ATTRIBUTE.fullmatch(value) and not is_file_spec(place)):
+        return value
+    if colon and place.endswith(".py"):
+        return f"{resolve_path(place, base)}:{name}"
+    # Not Path.resolve(): a link to the data is as good a place as the data.
+    return str(base / Path(value).expanduser())
+
+
+def absolute(value: Any, base: Path) -> Any:
+    """Return `value` with every path in it made absolute: a string, a list, or a dict of them."""
+    if isinstance(value, str):
+        return resolve_path(value, base)
+    if isinstance(value, list):
+        return [absolute(inner, base) for inner in value]
+    if isinstance(value, dict):
+        return {key: absolute(inner, base) for key, inner in value.items()}
+    return value
+
+
+__all__ = [
+    "FUNCTIONS",
+    "KINDS",
+    "Kind",
+    "absolute",
+    "build",
+    "constructor_parameters",
+    "describe_type",
+    "resolve",
+    "resolve_path",
+]

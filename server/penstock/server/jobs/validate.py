@@ -1,0 +1,110 @@
+"""From pydantic's findings to one sentence: what stands where, and what belongs there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from penstock.server.core.nearest import hint
+from penstock.server.jobs.place import KeyPath, Place
+from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_SHOWN_CHARS = 80
+
+
+def shown(value: Any) -> str:
+    """Return a value as an error message shows it: as in the file, cut where it is long."""
+    text = {None: "null", True: "true", False: "false"}.get(value) if _is_constant(value) else None
+    text = text or repr(value)
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 4] + " ..."
+
+
+def _is_constant(value: Any) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def validate(model: type[Model], data: Any, place: Place, *, strict: bool = True) -> Model:
+    """Return `data` as a model.
+
+    Args:
+        model: What it should be.
+        data: What the file holds.
+        place: Where it stands.
+        strict: Refuse `"7"` where 7 belongs; False for environment variables, which are all text.
+
+    Raises:
+        InvalidJob: The first thing in the file that is wrong: an unknown key with the nearest known
+            one, or a key path, its value and what is expected.
+    """
+    try:
+        return model.model_validate(data, strict=strict)
+    except ValidationError as error:
+        found = [
+            _complaint(model, data, item["loc"], item["type"], place) for item in error.errors()
+        ]
+    line_of = [(at.line or 0, order) for order, (at, _) in enumerate(found)]
+    at, sentence = found[min(line_of)[1]]
+    raise at.error(sentence)
+
+
+def _complaint(
+    model: type[BaseModel], data: Any, loc: KeyPath, kind: str, place: Place
+) -> tuple[Place, str]:
+    keys, field, section, value = _descend(model, data, loc)
+    at = place.at(*keys)
+    if kind == "extra_forbidden" and section is not None:
+        above = place.at(*keys[:-1]).key
+        known = list(section.model_fields)
+        return at, f"{at.key} is no key of {_noun(section, above)}: {hint(str(keys[-1]), known)}"
+    expects = "a job: {source: ..., ...}" if section is JobSettings else _expects(field)
+    if kind == "missing":
+        return at, f"{at.key} is missing: give {expects}"
+    return at, f"{at.key or 'the file'} is {shown(value)}: give {expects}"
+
+
+def _descend(
+    model: type[BaseModel], data: Any, loc: KeyPath
+) -> tuple[KeyPath, FieldInfo | None, type[BaseModel] | None, Any]:
+    """Follow pydantic's location as far as it names keys of the file.
+
+    Beyond that it names branches of unions and validators, which mean nothing to a user.
+    """
+    keys: list[str | int] = []
+    field: FieldInfo | None = None
+    section: type[BaseModel] | None = model
+    value = data
+    for part in loc:
+        if section is not None:
+            field = section.model_fields.get(str(part))
+            owner: type[BaseModel] | None = section
+            section = {"server": ServerSettings}.get(str(part)) if model is JobFile else None
+        elif model is JobFile and keys == ["jobs"]:
+            owner, section, field = None, JobSettings, None
+        else:
+            break
+        keys.append(part)
+        value = value.get(part) if isinstance(value, Mapping) else None
+        if owner is not None and field is None:  # an unknown key
+            return tuple(keys), None, owner, value
+    return tuple(keys), field, section, value
+
+
+def _noun(section: type[BaseModel], above: str) -> str:
+    if section is JobFile:
+        return "a job file"
+    return f"{above}" if above else "the server's settings"
+
+
+def _expects(field: FieldInfo | None) -> str:
+    extra = field.json_schema_extra if field is not None else None
+    if isinstance(extra, dict) and "expects" in extra:
+        return str(extra["expects"])
+    return "keys and values: server and jobs"
+
+
+__all__ = ["shown", "validate"]

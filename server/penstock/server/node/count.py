@@ -1,0 +1,152 @@
+"""Where the lanes of a finite job end, found by one pass over its items.
+
+A processor may filter an item or make several samples of it, so how many batches a lane has is
+known only when all of its items were processed. Plans are made, and no batch: samples are dropped
+as they come.
+
+It is started as `python -m penstock.server.node.count FD PAGE_FD FILES_FD PARENT TARGET JOB
+LOG PART PARTS CAREFUL` to count the lanes of part PART of PARTS, in the environment of the
+workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from penstock.server.core.refs import ItemRef
+from penstock.server.job import Job
+from penstock.server.jobs.load import load
+from penstock.server.node.homes import Homes
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.planner import Planner
+from penstock.server.sources.catalog import take_catalogs
+from penstock.wire.errors import Internal, JobChanged, PenstockError, clean_text
+
+TELL_S = 1.0
+"""How often a count says how far it is."""
+
+MAX_TEXT = 4000
+
+
+def count_lanes(
+    job: Job, lanes: Iterable[int], items: Items, tell: Callable[[int], None]
+) -> dict[int, int]:
+    """Return how many batches each of some lanes has.
+
+    The lanes go on side by side, as their readers' do, so that a block of storage is decoded for
+    all of them at once.
+
+    Args:
+        job: A finite job.
+        lanes: Which lanes.
+        items: Fetches and processes; its verdicts are found again when the lanes are read.
+        tell: Told now and then how many items were drawn.
+
+    Raises:
+        BadItem: An item fails and the job's policy is to stop.
+        SourceUnavailable: A read failed to the deadline.
+    """
+    planners = {lane: Planner(job, lane, items) for lane in lanes}
+    ends: dict[int, int] = {}
+    told_s = time.monotonic()
+    while len(ends) < len(planners):
+        for lane, planner in planners.items():
+            if lane not in ends and planner.next() is None:
+                ends[lane] = planner.offset
+            planner.forget()
+        if time.monotonic() - told_s >= TELL_S:
+            told_s = time.monotonic()
+            tell(sum(planner.counters["drawn"] for planner in planners.values()))
+    return ends
+
+
+def ensure_counted(job: Job) -> None:
+    """Count a job's batches in this process, where that is needed and was not done.
+
+    For `local:`, `show` and `check`, which have no node to do it for them.
+
+    Raises:
+        PenstockError: As `count_lanes`.
+    """
+    if job.needs_counting and job.lane_ends is None:
+        job.check_end()
+        ends = count_lanes(job, range(job.lanes), Items(job), lambda drawn: None)
+        job.set_lane_ends([ends[lane] for lane in range(job.lanes)])
+
+
+def part_of_lanes(job: Job, part: int, parts: int) -> list[int]:
+    """Return the lanes of one of several processes; those of a reading group go into one.
+
+    The source keeps what their groups draw from.
+    """
+    reading = job.distributor.reading()
+    groups = job.lanes if reading is None or reading.groups is None else reading.groups
+    homes = Homes(groups)
+    homes.settle(range(parts))
+    here = [group for group in range(groups) if homes.of(group) == part]
+    if reading is not None and reading.groups is not None and reading.blocks is not None:
+        job.sources[reading.source].keep_blocks(max(1, len(here)) * reading.blocks)
+    held = set(here)
+    return [lane for lane in range(job.lanes) if lane % groups in held]
+
+
+def expected_draws(job: Job) -> int:
+    """Return how many draws all lanes of a finite job have."""
+    return sum(job.distributor.draws(lane, job.lanes) or 0 for lane in range(job.lanes))
+
+
+def main(argv: list[str]) -> None:
+    """Count some lanes and write JSON lines to the pipe that was inherited."""
+    from penstock.server.node.child import die_with_parent
+    from penstock.server.node.page import Page
+
+    fd, page_fd, files_fd, parent = map(int, argv[:4])
+    target, name, log, part, parts, careful = argv[4:]
+    die_with_parent()
+    if os.getppid() != parent:
+        return  # the parent died before prctl took effect
+    if files_fd >= 0:
+        take_catalogs(files_fd)
+    page = Page(page_fd, write=True)
+    with os.fdopen(fd, "w") as out:
+
+        def write(message: dict[str, Any]) -> None:
+            out.write(json.dumps(message) + "\n")
+            out.flush()
+
+        def progress(stage: str, item: ItemRef | None) -> None:
+            page.note(stage, name, None, item)
+
+        try:
+            page.note("build", name)
+            job = load(target).jobs[name]
+            if job.log_id.hex() != log:
+                raise JobChanged(
+                    f"job {name!r} is not what it was when the server started: its files changed; "
+                    "restart the server",
+                    job=name,
+                    differences=["log id"],
+                )
+            items = Items(job, progress=progress)
+            items.careful = careful == "1"
+            lanes = part_of_lanes(job, int(part), int(parts))
+            ends = count_lanes(job, lanes, items, lambda drawn: write({"drawn": drawn}))
+            write({"ends": list(ends.items())})
+        except PenstockError as error:
+            write({"code": error.code, "message": clean_text(error.message, MAX_TEXT)})
+        except Exception as error:
+            bug = Internal(f"a bug in penstock: {type(error).__name__}")
+            write({"code": bug.code, "message": bug.message})
+            raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+
+
+__all__ = ["count_lanes", "ensure_counted", "expected_draws", "part_of_lanes"]

@@ -1,0 +1,217 @@
+"""The server process's side of counting: processes of its own, so that no reader waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import structlog
+
+from penstock.server.environment import worker_environment
+from penstock.server.job import Job
+from penstock.server.node.count import expected_draws
+from penstock.server.node.page import PAGE_BYTES, Note, Page
+from penstock.wire.errors import ERRORS, Counting, Internal, PenstockError, WorkerCrashed
+
+log = structlog.get_logger("penstock.node")
+
+MAX_DEATHS = 3
+LOOK_S, LOG_EVERY_S, END_S = 0.5, 10.0, 2.0
+FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0
+
+
+class Count:
+    """Counts the batches of one job, by as many processes as the node has workers.
+
+    Args:
+        target: The job file, which they load themselves.
+        job: The job; who asks for its order meanwhile is told how far it is.
+        processes: How many.
+        item_deadline_s: How long they may be at one item.
+        files_fd: What the node knows of its sources' files (`pack_catalogs`); -1 = nothing.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        job: Job,
+        processes: int,
+        item_deadline_s: float,
+        *,
+        files_fd: int = -1,
+    ) -> None:
+        self.target, self.job, self.files_fd = target, job, files_fd
+        self.parts = min(processes, job.lanes)
+        self.item_deadline_s = item_deadline_s
+        self._items = expected_draws(job)
+        self._drawn = [0] * self.parts
+        self._logged_s = 0.0
+
+    async def run(self) -> list[int]:
+        """Return the batches of every lane, in order.
+
+        What may be gone in a moment is tried again for as long as the node runs.
+
+        Raises:
+            PenstockError: What a reader of the lanes would be told.
+            WorkerCrashed: A process died three times.
+        """
+        wait_s = FIRST_WAIT_S
+        while True:
+            self._note(Note(0))
+            try:
+                found = await self._all_parts()
+            except PenstockError as error:
+                if error.status != "UNAVAILABLE":
+                    raise
+                log.warning("counting waits", job=self.job.name, error=error.message)
+                self.job.uncounted = Counting(
+                    f"{self._progress()}; it waits: {error.message}", job=self.job.name
+                )
+            else:
+                return [found[lane] for lane in range(self.job.lanes)]
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, MAX_WAIT_S)
+
+    async def _all_parts(self) -> dict[int, int]:
+        tasks = [asyncio.ensure_future(self._part(part)) for part in range(self.parts)]
+        try:
+            return {lane: end for ends in await asyncio.gather(*tasks) for lane, end in ends}
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _part(self, part: int) -> list[tuple[int, int]]:
+        for death in range(MAX_DEATHS):
+            answer, note, code = await self._attempt(part, careful=death > 0)
+            if "ends" in answer:
+                ends: list[tuple[int, int]] = answer["ends"]
+                return ends
+            if "code" in answer:
+                raise ERRORS.get(answer["code"], Internal)(answer["message"])
+            log.error(
+                "a count died", job=self.job.name, exit=code, stage=note.stage, item=str(note.item)
+            )
+        doing = str(note.item) if note.item else f"stage {note.stage}"
+        raise WorkerCrashed(
+            f"the batches of job {self.job.name!r} cannot be counted: {doing} ended the process "
+            f"that does it {MAX_DEATHS} times, at last with {_status(code)}; remove or repair the "
+            "item, then restart the node",
+            item=doing,
+            deaths=MAX_DEATHS,
+        )
+
+    async def _attempt(self, part: int, *, careful: bool) -> tuple[dict[str, Any], Note, int]:
+        """Return what a process said at last, what it was doing then, and its exit status."""
+        process, page, ours = self._launch(part, careful=careful)
+        lines = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        pipe, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(ours, "rb")
+        )
+        try:
+            answer = await self._listen(part, process, page, lines)
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            pipe.close()
+            code = await asyncio.shield(asyncio.to_thread(_end, process))
+        return answer, page.read(), code
+
+    def _launch(self, part: int, *, careful: bool) -> tuple[subprocess.Popen[bytes], Page, int]:
+        """Start a process; return it with its page and the end of its pipe to read from."""
+        ours, theirs = os.pipe()
+        page_fd = os.memfd_create("penstock-page", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(page_fd, PAGE_BYTES)
+            job = self.job
+            fds = [theirs, page_fd, self.files_fd]
+            arguments = [*fds, os.getpid(), self.target, job.name, job.log_id.hex()]
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "penstock.server.node.count"]
+                + [str(one) for one in (*arguments, part, self.parts, int(careful))],
+                env=worker_environment(os.environ),
+                pass_fds=[fd for fd in fds if fd >= 0],
+                stdin=subprocess.DEVNULL,
+            )
+            return process, Page(page_fd), ours
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+            os.close(page_fd)
+
+    async def _listen(
+        self,
+        part: int,
+        process: subprocess.Popen[bytes],
+        page: Page,
+        lines: asyncio.StreamReader,
+    ) -> dict[str, Any]:
+        loop = asyncio.get_running_loop()
+        serial, since_s = 0, loop.time()
+        reading = asyncio.ensure_future(lines.readline())
+        try:
+            while True:
+                done, _ = await asyncio.wait({reading}, timeout=LOOK_S)
+                note = page.read()
+                if note.serial != serial:
+                    serial, since_s = note.serial, loop.time()
+                elif loop.time() - since_s > self.item_deadline_s:
+                    process.kill()
+                if done:
+                    line = reading.result()
+                    if not line:
+                        return {}
+                    message: dict[str, Any] = json.loads(line)
+                    if "drawn" not in message:
+                        return message
+                    self._drawn[part] = message["drawn"]
+                    reading = asyncio.ensure_future(lines.readline())
+                self._note(note)
+        finally:
+            reading.cancel()
+
+    def _progress(self) -> str:
+        return (
+            f"the batches of job {self.job.name!r} are being counted, once: "
+            f"{sum(self._drawn):,} of {self._items:,} items were processed"
+        )
+
+    def _note(self, note: Note) -> None:
+        """Say how far it is, to whoever asks and now and then to the log."""
+        at = f" (now: {note.stage} of item {note.item})" if note.item else ""
+        self.job.uncounted = Counting(
+            self._progress() + at,
+            job=self.job.name,
+            items_done=sum(self._drawn),
+            items=self._items,
+        )
+        now = asyncio.get_running_loop().time()
+        if now - self._logged_s >= LOG_EVERY_S:
+            self._logged_s = now
+            log.info("counting", job=self.job.name, items_done=sum(self._drawn), items=self._items)
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """Let a process that has said all end by itself, and end it if it does not."""
+    try:
+        return process.wait(timeout=END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _status(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+
+
+__all__ = ["Count"]

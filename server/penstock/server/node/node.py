@@ -1,0 +1,356 @@
+"""A loader node: demand in, tickets out to workers, batches back, snapshots to the store.
+
+Everything here runs in one event loop. Nothing here knows gRPC: `penstock.server.rpc` opens the
+readers, whose demand it is. This is the face that the edge sees, and the order in which the parts
+start and end: `books` and `reader` say what is wanted, `dispatch` gives it to workers, `answers`
+hears them, `crew` keeps them alive; `shelf`, `audit` and `quarantine` see to snapshots, purity and
+verdicts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+
+import structlog
+
+from penstock.server.core.refs import Verdict
+from penstock.server.job import Job
+from penstock.server.node.answers import Answers
+from penstock.server.node.audit import Audit
+from penstock.server.node.books import Log
+from penstock.server.node.counting import Count
+from penstock.server.node.crew import ITEM_DEADLINE_S, Crew, Hear, Lose
+from penstock.server.node.dispatch import Dispatch
+from penstock.server.node.entry import Entry, State
+from penstock.server.node.life import Life
+from penstock.server.node.observer import Observer
+from penstock.server.node.page import Note
+from penstock.server.node.process import WorkerProcess
+from penstock.server.node.quarantine import Quarantine
+from penstock.server.node.reader import Reader
+from penstock.server.node.shelf import STORE_RETRY_S, Shelf
+from penstock.server.pipeline.items import VerdictBook
+from penstock.server.sources.catalog import pack_catalogs
+from penstock.server.store.base import JobRecord, Store
+from penstock.wire.errors import PenstockError, StoreUnavailable, UnknownJob
+from penstock.wire.order import Share, Tail
+
+log = structlog.get_logger("penstock.node")
+
+END_GRACE_S = 2.0
+
+
+class Node:
+    """One loader node.
+
+    Args:
+        target: The job file: workers load it themselves.
+        jobs: The jobs that it holds.
+        store: Where snapshots and verdicts go; open.
+        workers: How many worker processes.
+        bound_bytes: How many bytes of batches may be ready or being made.
+        snapshot_seconds: The least time between two writes of snapshots.
+        observer: Told what happens.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        jobs: Mapping[str, Job],
+        store: Store,
+        *,
+        workers: int,
+        bound_bytes: int,
+        snapshot_seconds: float = 2.0,
+        item_deadline_s: float = ITEM_DEADLINE_S,
+        observer: Observer | None = None,
+    ) -> None:
+        self.target, self.jobs, self.store = target, dict(jobs), store
+        self.bound_bytes, self._snapshot_seconds = bound_bytes, snapshot_seconds
+        self.observer = observer = observer or Observer()
+        self.incarnation = uuid.uuid4().hex[:12]
+        self.started_at = time.monotonic()
+        self.verdicts: dict[str, VerdictBook] = {}
+        self._files_fd = -1
+        self._drained: dict[int, asyncio.Future[None]] = {}
+        self.life = life = Life()
+        self.shelf = Shelf(store, life)
+        self.crew = crew = Crew(workers, self._new_worker, life, observer, item_deadline_s)
+        self.dispatch = dispatch = Dispatch(
+            self.jobs, self.verdicts, crew, self.shelf, life, observer, bound_bytes
+        )
+        self._audit = Audit(dispatch, crew, store, life, observer)
+        self._quarantine = Quarantine(
+            self.jobs, self.verdicts, dispatch, crew, store, life, observer
+        )
+        answers = Answers(dispatch, crew, self.shelf, self._audit, self._quarantine, life, observer)
+        self.shelf.on_diverged = dispatch.diverged
+        crew.dispatch, crew.hear = dispatch, answers.hear
+        crew.on_lost = answers.drained = self._has_drained
+        answers.is_draining = lambda worker: worker.number in self._drained
+
+    def _new_worker(self, number: int, hear: Hear, lose: Lose) -> WorkerProcess:
+        return WorkerProcess(number, self.target, hear, lose, files_fd=self._files_fd)
+
+    @property
+    def workers(self) -> list[WorkerProcess]:
+        """Return the workers by slot."""
+        return self.crew.workers
+
+    @property
+    def logs(self) -> dict[str, Log]:
+        """Return by job what this node does for its log."""
+        return self.dispatch.logs
+
+    # --- life ---
+
+    async def start(self) -> None:
+        """Start the workers and wait until all are ready.
+
+        Raises:
+            Internal: A worker does not start.
+        """
+        self.life.begin()
+        for name, job in self.jobs.items():
+            if job.needs_counting:
+                ends = await self.store.lane_ends(job.log_id)
+                if len(ends) == job.lanes:
+                    job.set_lane_ends([ends[lane] for lane in range(job.lanes)])
+            if not job.needs_counting or job.lane_ends is not None:
+                self._hold(job)
+            await self.store.register_job(JobRecord(name, job.log_id, job.plan))
+            self.verdicts[name] = VerdictBook(await self.store.verdicts(job.log_id))
+            self.observer.quarantined(name, self.verdicts[name].left_out)
+        self._files_fd = pack_catalogs(
+            catalog
+            for job in self.jobs.values()
+            for source in job.sources.values()
+            if (catalog := source.hand_over()) is not None
+        )
+        for worker in self.crew:
+            worker.files_fd = self._files_fd
+        await self.crew.start()
+        self.life.spawn(self.shelf.keep_saving(self._snapshot_seconds))
+        for name, job in self.jobs.items():
+            if name not in self.logs:
+                self.life.spawn(self._count(job))
+
+    def _hold(self, job: Job) -> None:
+        """Take a job whose order is known into the books; say how it reads."""
+        self.dispatch.hold(job)
+        self._say_how_it_reads(job)
+
+    def _say_how_it_reads(self, job: Job) -> None:
+        """Log a job's reading groups, and if there are more workers than suit it."""
+        reading = job.distributor.reading()
+        if reading is not None and reading.is_read_by_all and len(self.workers) > 1:
+            log.warning(
+                "every worker reads and decodes all of a job; shuffle: blocks deals it to them",
+                job=job.name,
+                blocks=reading.all_blocks,
+                workers=len(self.workers),
+            )
+        if reading is None or reading.groups is None:
+            return
+        log.info(
+            "a job reads by groups",
+            job=job.name,
+            groups=reading.groups,
+            blocks_in_memory=reading.held,
+            about_mib=round(reading.held * reading.block_bytes / 2**20),
+        )
+        if reading.groups < len(self.crew):
+            log.warning(
+                "some workers have no work for a job; more reading_groups give them some",
+                job=job.name,
+                groups=reading.groups,
+                workers=len(self.crew),
+            )
+
+    async def _count(self, job: Job) -> None:
+        """Find out where a job's lanes end, once for all nodes; until then nobody can open it."""
+        count = Count(
+            self.target, job, len(self.crew), self.crew.item_deadline_s, files_fd=self._files_fd
+        )
+        try:
+            ends = await count.run()
+            for lane, batches in enumerate(ends):
+                await self._keep_end(job, lane, batches)
+            job.set_lane_ends(ends)
+            _ = job.order
+        except PenstockError as error:
+            log.error("a job cannot be counted", job=job.name, error=error.message)
+            job.uncounted = error
+            job.forget_lane_ends()
+            return
+        self._hold(job)
+        log.info("counted", job=job.name, batches=sum(ends))
+
+    async def _keep_end(self, job: Job, lane: int, batches: int) -> None:
+        while True:
+            try:
+                await self.store.add_lane_end(job.log_id, lane, batches)
+                return
+            except StoreUnavailable as error:  # the store's own watch tells of it, once
+                log.debug("the store does not answer; waiting", error=str(error))
+                await asyncio.sleep(STORE_RETRY_S)
+
+    async def drain(self, grace_s: float) -> None:
+        """Give out no more tickets, let workers finish theirs, and save where lines stand."""
+        self.life.draining = True
+        loop = self.life.loop
+        deadline = loop.time() + grace_s
+        asked: set[int] = set()
+        # Tickets end in many places, and this runs once, to a deadline.
+        while loop.time() < deadline:
+            for worker in self.crew:
+                # Each as soon as it is free: one that hangs costs the others no snapshot.
+                if worker.ready and not (worker.dead or worker.tickets or worker.number in asked):
+                    asked.add(worker.number)
+                    self._drained[worker.number] = loop.create_future()
+                    worker.send({"op": "snapshot"})
+            if not self._drained and not any(worker.tickets for worker in self.crew):
+                break
+            await asyncio.sleep(0.02)
+        await self.shelf.save()
+
+    def _has_drained(self, worker: WorkerProcess) -> None:
+        future = self._drained.pop(worker.number, None)
+        if future is not None and not future.done():
+            future.set_result(None)
+
+    async def close(self, grace_s: float = END_GRACE_S) -> None:
+        """End everything; workers have a moment to end by themselves."""
+        await self.life.end()
+        self.crew.close(grace_s)
+        if self._files_fd >= 0:
+            os.close(self._files_fd)
+            self._files_fd = -1
+
+    # --- readers ---
+
+    def log(self, job: str) -> Log:
+        """Return what this node does for a job.
+
+        Raises:
+            UnknownJob: There is no such job here; names those there are.
+        """
+        if job not in self.logs:
+            known = ", ".join(sorted(self.logs)) or "none"
+            raise UnknownJob(
+                f"this node has no job {job!r}; it has: {known}", job=job, jobs=sorted(self.logs)
+            )
+        return self.logs[job]
+
+    def open(
+        self,
+        job: str,
+        share: Share,
+        tail: Tail | None,
+        start: int,
+        lanes: Iterable[int] | None,
+        wake: Callable[[], None],
+    ) -> Reader:
+        """Return a new reader; the caller closes it."""
+        return self.log(job).open(
+            share, tail, start, frozenset(lanes) if lanes is not None else None, wake
+        )
+
+    def note_given(self, job: str, offsets: Mapping[int, int]) -> None:
+        """Take in what a reader was given before this node knew of it: nothing of it may move.
+
+        Args:
+            job: The job.
+            offsets: By lane the offset below which batches were given.
+        """
+        lanes = self.log(job).lanes
+        for lane, offset in offsets.items():
+            lanes[lane].planned = max(lanes[lane].planned, offset)
+            lanes[lane].asked = max(lanes[lane].asked, offset)
+
+    def extend(self, reader: Reader, horizon: int, position: int = 0, bytes_limit: int = 0) -> None:
+        """Move a reader's horizon, and what it has room for; see to what it wants now."""
+        reader.grant(position, bytes_limit)
+        reader.extend(horizon)
+        self.dispatch.schedule()
+
+    def take(self, reader: Reader, room_bytes: int | None = None) -> Entry | None:
+        """Return a reader's next batch, as `Reader.take`, and see to what it wants instead of it.
+
+        Raises:
+            PenstockError: The batch that is owed next cannot be made.
+        """
+        entry = reader.take(room_bytes)
+        if entry is None:
+            # Looking for it may have reached positions that nobody has asked for.
+            self.dispatch.schedule()
+        return entry
+
+    def sent(self, reader: Reader, entry: Entry) -> None:
+        """A reader's batch has gone out: there may be room for another."""
+        reader.sent(entry)
+        self.dispatch.schedule()
+
+    def leave(self, reader: Reader) -> None:
+        """A reader is gone."""
+        reader.close()
+        self.dispatch.schedule()
+
+    def waiting_for(self, reader: Reader) -> tuple[int, int, str, str]:
+        """Return (lane, offset, stage, item) of what a reader's next position waits for."""
+        entry = reader.pending.get(reader.head)
+        if entry is None:
+            return 0, 0, "horizon", ""
+        key = entry.key
+        lane = reader.log.lanes[key.lane]
+        name = reader.log.job.name
+        if entry.state is State.MAKING or lane.planning:
+            for worker in self.crew:
+                if any(t.log is reader.log and t.lane is lane for t in worker.tickets.values()):
+                    note = worker.current()
+                    if (note.job, note.lane) != (name, key.lane):
+                        return key.lane, key.offset, "queued", _in_the_way(note)
+                    return key.lane, key.offset, note.stage or "producing", str(note.item or "")
+            return key.lane, key.offset, "producing", ""
+        if lane.looking:
+            return key.lane, key.offset, "store", ""
+        if any(not worker.ready for worker in self.crew):
+            return key.lane, key.offset, "restarting", ""
+        busy = [worker for worker in self.crew if worker.tickets]
+        holders = {line.worker for line in lane.lines}
+        first = max(
+            busy, key=lambda worker: (worker.number in holders, worker.held_up_s), default=None
+        )
+        way = _in_the_way(first.current()) if first is not None else ""
+        return key.lane, key.offset, "queued", way
+
+    async def release(self, job: Job, source: str, index: int) -> list[Verdict]:
+        """Let an item be drawn again, above all that was given or asked for; tell every worker.
+
+        Returns:
+            Every verdict about the item, released; empty = there is none.
+
+        Raises:
+            UnknownJob: The job is not counted yet.
+            LogDiverged: The log holds no batch above.
+            StoreUnavailable: The store does not answer.
+        """
+        return await self._quarantine.release(self.log(job.name), source, index)
+
+    def asked(self, job: Job) -> int:
+        """Return below which offset lanes of a job's log were planned here, or are being."""
+        return self._quarantine.planned_below(job)
+
+
+def _in_the_way(note: Note) -> str:
+    """Return in words what a worker is doing for somebody else."""
+    if note.stage in ("", "idle"):
+        return ""
+    return f"{note.item or note.stage} of job {note.job!r}"
+
+
+__all__ = ["Node"]

@@ -1,0 +1,511 @@
+"""A node's books: who is owed what, what may be made, what is kept; no processes here."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from penstock.server.job import Job
+from penstock.server.node.books import KEPT_BATCHES, KEPT_PLANS, KEPT_SHARE, Log
+from penstock.server.node.entry import Entry, State
+from penstock.server.node.reader import MAX_PENDING, Reader
+from penstock.server.sources import ItemsSource
+from penstock.wire.errors import BadItem
+from penstock.wire.order import Share, Tail
+
+SIZE = 100
+
+
+def make_job(lanes: int = 8, epochs: int | None = None) -> Job:
+    return Job(ItemsSource(list(range(30))), batch_size=1, lanes=lanes, epochs=epochs)
+
+
+def whole(log: Log, horizon: int, start: int = 0, lanes: frozenset[int] | None = None) -> Reader:
+    """Return a reader of every position."""
+    reader = log.open(Share(1, 0, 1), None, start, lanes, lambda: None)
+    reader.extend(horizon)
+    return reader
+
+
+def best(log: Log) -> Entry | None:
+    """Return the most urgent entry that may be made, as a node picks it."""
+    for one in sorted(log.candidates(), key=lambda one: one.rank):
+        if log.admits(one.entry, log.busy_bytes):
+            return one.entry
+    return None
+
+
+def finish(log: Log, entry: Entry, nbytes: int = SIZE) -> list[Entry]:
+    """Make an entry; return a list that holds it once its bytes were let go."""
+    let_go: list[Entry] = []
+    if entry.state is State.WANTED:
+        log.started(entry)
+    log.ready(entry, b"", memoryview(bytes(nbytes)), nbytes, lambda: let_go.append(entry))
+    return let_go
+
+
+def test_the_owed_batch_is_admitted_above_the_bound() -> None:
+    """With a bound below one batch every reader still gets its next one, and no other is made."""
+    log = Log(make_job(), bound_bytes=SIZE // 2)
+    readers = [whole(log, 8), whole(log, 24, start=16)]
+    finish(log, next(log.candidates()).entry)
+
+    made = []
+    while (entry := best(log)) is not None:
+        made.append(entry.key.position)
+        finish(log, entry)
+
+    assert sorted({0, *made}) == [0, 16]
+    assert [reader.head for reader in readers] == [0, 16]
+
+
+def test_a_head_does_not_wait_behind_another_readers_batches() -> None:
+    """In one lane a reader far ahead is served although one behind it takes nothing."""
+    log = Log(make_job(lanes=1), bound_bytes=SIZE)
+    stalled = whole(log, 50)
+    finish(log, next(log.candidates()).entry)
+    ahead = whole(log, 60, start=40)
+
+    taken = []
+    for _ in range(20):
+        entry = best(log)
+        if entry is not None:
+            finish(log, entry)
+        ready = ahead.take()
+        if ready is not None:
+            taken.append(ready.key.position)
+            ahead.sent(ready)
+
+    assert taken == list(range(40, 60))
+    assert stalled.head == 0
+
+
+def test_batches_of_a_lane_are_taken_in_order() -> None:
+    """What is ready early waits for what comes before it in its lane, not for other lanes."""
+    log = Log(make_job(lanes=2), bound_bytes=10**9)
+    reader = whole(log, 6)
+    entries = {entry.key.position: entry for entry in reader.pending.values()}
+
+    for position in (2, 4, 3):
+        finish(log, entries[position])
+    assert reader.take() is None
+    finish(log, entries[1])
+    order = []
+    while (entry := reader.take()) is not None:
+        order.append(entry.key.position)
+        reader.sent(entry)
+
+    assert order == [1, 3]
+    assert reader.head == 0
+
+
+def test_a_batch_is_made_once_for_all_readers_in_its_window() -> None:
+    """Two readers of the same positions share an entry; its bytes go when both have taken it."""
+    log = Log(make_job(), bound_bytes=10**9)
+    one, two = whole(log, 1), whole(log, 1)
+    assert one.pending[0] is two.pending[0]
+    finish(log, one.pending[0])
+
+    first = one.take()
+    assert first is not None
+    one.sent(first)
+    assert log.ready_bytes == SIZE
+    second = two.take()
+    assert second is first
+    two.sent(second)
+
+    assert (log.ready_bytes, log.kept_bytes, log.produced) == (0, SIZE, 1)
+
+
+def test_a_late_reader_takes_what_is_kept() -> None:
+    """A batch that everybody has taken is there for who comes soon after, without being made."""
+    log = Log(make_job(), bound_bytes=10**9)
+    early = whole(log, 1)
+    finish(log, early.pending[0])
+    entry = early.take()
+    assert entry is not None
+    early.sent(entry)
+
+    late = whole(log, 1)
+
+    assert late.take() is entry
+    assert (log.produced, log.kept_bytes) == (1, 0)
+
+
+@pytest.mark.parametrize("bound", [10 * KEPT_SHARE * SIZE, 10**9])
+def test_what_is_kept_is_bounded(bound: int) -> None:
+    """By number and by a share of the byte bound; the oldest goes first."""
+    log = Log(make_job(), bound_bytes=bound)
+    reader = whole(log, 300)
+    let_go: list[list[Entry]] = []
+    for _ in range(300):
+        entry = best(log)
+        assert entry is not None
+        let_go.append(finish(log, entry))
+        taken = reader.take()
+        assert taken is entry
+        reader.sent(taken)
+
+    limit = min(KEPT_BATCHES, bound // KEPT_SHARE // SIZE)
+    assert len(log.kept) == limit
+    assert log.kept_bytes == limit * SIZE
+    assert [bool(one) for one in let_go] == [True] * (300 - limit) + [False] * limit
+    log.shed()
+    assert all(let_go)
+    assert log.busy_bytes == 0
+
+
+def test_bytes_stay_while_a_stream_writes_them() -> None:
+    """An evicted batch is let go only when the last stream has written it."""
+    log = Log(make_job(), bound_bytes=0)
+    one, two = whole(log, 1), whole(log, 1)
+    let_go = finish(log, one.pending[0])
+    first, second = one.take(), two.take()
+    assert first is not None
+    assert second is first
+
+    one.sent(first)
+    assert not let_go
+    two.sent(second)
+
+    assert let_go == [first]
+    assert first.body is None
+
+
+def test_a_failure_is_told_in_order_and_may_be_tried_again() -> None:
+    """Batches before the failed one are delivered; who asks anew gets a new attempt."""
+    log = Log(make_job(lanes=2), bound_bytes=10**9)
+    reader = whole(log, 4)
+    entries = dict(reader.pending)
+    log.started(entries[1])
+    log.failed(entries[1], BadItem("item 7 is bad"))
+    assert reader.take() is None
+    finish(log, entries[0])
+
+    assert reader.take() is entries[0]
+    with pytest.raises(BadItem, match="item 7"):
+        reader.take()
+    again = whole(log, 4)
+
+    assert again.pending[1] is not entries[1]
+    assert again.pending[1].state is State.WANTED
+
+
+def test_a_stopped_lane_fails_all_that_waits_and_whoever_comes() -> None:
+    """Only that lane; and an answer that comes too late is let go without a trace in the books."""
+    log = Log(make_job(lanes=2), bound_bytes=10**9)
+    reader = whole(log, 6)
+    making = reader.pending[3]
+    log.started(making)
+
+    log.stop_lane(log.lanes[1], BadItem("poison"))
+    let_go = finish(log, making)
+    late = whole(log, 6)
+
+    assert [entry.state for entry in reader.pending.values()] == [State.WANTED, State.FAILED] * 3
+    assert let_go == [making]
+    assert (log.making, log.ready_bytes) == (0, 0)
+    assert late.pending[1].state is State.FAILED
+    log.back(making)
+    assert making.state is State.FAILED
+
+
+def test_an_unwanted_batch_is_kept_when_it_is_done() -> None:
+    """A reader that leaves takes its demand along; what is being made is not lost."""
+    log = Log(make_job(), bound_bytes=10**9)
+    reader = whole(log, 3)
+    making, waiting = reader.pending[0], reader.pending[1]
+    log.started(making)
+
+    reader.close()
+    finish(log, making)
+
+    assert not log.wants(waiting)
+    assert list(log.kept) == [making.key]
+    assert list(log.candidates()) == []
+    assert (log.entries, log.making) == ({}, 0)
+
+
+def test_an_orphan_never_displaces_the_entry_that_took_its_place() -> None:
+    """A late failure of an entry that nobody wants leaves the new entry for the batch alone."""
+    log = Log(make_job(), bound_bytes=10**9)
+    first = whole(log, 1)
+    orphan = first.pending[0]
+    first.close()
+    second = whole(log, 1)
+
+    log.failed(orphan, BadItem("late"))
+
+    assert log.wants(second.pending[0])
+    assert best(log) is second.pending[0]
+
+
+@pytest.mark.parametrize("horizon", [MAX_PENDING - 1, MAX_PENDING, 5000, 2**62])
+def test_a_horizon_is_only_a_number(horizon: int) -> None:
+    """However far it lies, what is wanted at once is bounded, and moves on as batches are taken."""
+    log = Log(make_job(), bound_bytes=10**9)
+    reader = whole(log, horizon)
+    assert len(reader.pending) == min(horizon, MAX_PENDING)
+
+    for position in range(1500 if horizon > 1500 else horizon):
+        finish(log, reader.pending[position])
+        taken = reader.take()
+        assert taken is not None
+        assert taken.key.position == position
+        reader.sent(taken)
+
+    assert len(log.entries) <= MAX_PENDING
+
+
+def test_lanes_that_never_meet_the_rank_cost_nothing() -> None:
+    """A far horizon over lanes that this rank never reads ends at once."""
+    log = Log(make_job(lanes=2), bound_bytes=10**9)
+    reader = log.open(Share(2, 0, 2), None, 0, frozenset({1}), lambda: None)
+
+    reader.extend(2**62)
+
+    assert reader.pending == {}
+
+
+def test_wanted_lanes_alone_are_taken_to_the_end_of_a_finite_log() -> None:
+    """A reader of some lanes is finished when the log is, however few are its own."""
+    job = make_job(lanes=3, epochs=2)
+    log = Log(job, bound_bytes=10**9)
+    tail = Tail(job.order.batches or 0, 1)
+    woken: list[int] = []
+    reader = log.open(Share(1, 0, 1), tail, 0, frozenset({2}), lambda: woken.append(1))
+    reader.extend(2**62)
+
+    positions = []
+    for _ in range(200):
+        for entry in list(reader.pending.values()):
+            if entry.state is State.WANTED:
+                finish(log, entry)
+        taken = reader.take()
+        if taken is not None:
+            positions.append(taken.key.position)
+            reader.sent(taken)
+
+    assert reader.finished
+    assert positions == [p for p in range(60) if job.order.address(p).lane == 2]
+
+
+def test_plans_are_remembered_in_a_ring() -> None:
+    """The latest plans of a lane stay, so that a batch costs itself again and not a replay."""
+    log = Log(make_job(), bound_bytes=10**9)
+    lane = log.lanes[0]
+
+    for offset in range(3 * KEPT_PLANS):
+        log.remember_plan(lane, offset, b"plan")
+
+    assert list(lane.plans) == list(range(2 * KEPT_PLANS, 3 * KEPT_PLANS))
+
+
+@dataclass
+class _Model:
+    """What must be true of a log with some readers, whatever happens in whatever order."""
+
+    rng: random.Random
+    log: Log
+    readers: list[Reader] = field(default_factory=list)
+    goals: dict[Reader, list[int]] = field(default_factory=dict)
+    taken: dict[Reader, list[int]] = field(default_factory=dict)
+    making: list[Entry] = field(default_factory=list)
+    held: list[tuple[Reader, Entry]] = field(default_factory=list)
+    lives: int = 0
+
+    def open(self) -> None:
+        rank = self.rng.randrange(2)
+        share = self.rng.choice([Share(1, 0, 1), Share(2, rank, 2), Share(4, rank * 2, 4)])
+        start, count = self.rng.randrange(40), self.rng.randrange(1, 40)
+        reader = self.log.open(share, None, start, None, lambda: None)
+        self.readers.append(reader)
+        first = share.at_or_after(start)
+        self.goals[reader] = [first + n * share.world_size for n in range(count)]
+        self.taken[reader] = []
+
+    def extend(self) -> None:
+        if self.readers:
+            reader = self.rng.choice(self.readers)
+            reader.extend(min(reader.horizon + self.rng.randrange(20), self.goals[reader][-1] + 1))
+
+    def give(self) -> None:
+        entry = best(self.log)
+        if entry is not None:
+            self.log.started(entry)
+            self.making.append(entry)
+
+    def answer(self) -> None:
+        if self.making:
+            entry = self.making.pop(self.rng.randrange(len(self.making)))
+            if self.rng.random() < 0.1:
+                self.log.back(entry)  # its worker died
+                return
+            nbytes = self.rng.choice([0, 1, SIZE, 3 * SIZE])
+            body = memoryview(bytes(nbytes)) if nbytes else None
+            self.lives += 1
+            self.log.ready(entry, b"", body, nbytes, self.die)
+
+    def die(self) -> None:
+        self.lives -= 1
+
+    def take(self) -> None:
+        if self.readers:
+            reader = self.rng.choice(self.readers)
+            entry = reader.take()
+            if entry is not None:
+                self.taken[reader].append(entry.key.position)
+                self.held.append((reader, entry))
+
+    def send(self) -> None:
+        if self.held:
+            reader, entry = self.held.pop(self.rng.randrange(len(self.held)))
+            reader.sent(entry)
+
+    def leave(self) -> None:
+        if self.readers and self.rng.random() < 0.2:
+            reader = self.readers.pop(self.rng.randrange(len(self.readers)))
+            for held in [one for one in self.held if one[0] is reader]:
+                self.held.remove(held)
+                reader.sent(held[1])
+            reader.close()
+            self.goals.pop(reader)
+
+    def check(self) -> None:
+        log = self.log
+        ready = [e for e in log.entries.values() if e.state is State.READY]
+        assert log.ready_bytes == sum(entry.nbytes for entry in ready)
+        assert log.kept_bytes == sum(entry.nbytes for entry in log.kept.values())
+        assert log.making == len(self.making)
+        assert log.kept_bytes <= log.bound_bytes // KEPT_SHARE
+        for positions in self.taken.values():
+            by_lane: dict[int, list[int]] = {}
+            for position in positions:
+                by_lane.setdefault(log.order.address(position).lane, []).append(position)
+            assert all(one == sorted(one) for one in by_lane.values())
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_whatever_happens_every_reader_gets_its_positions(seed: int) -> None:
+    """Random readers, answers, deaths and bounds: nothing stalls, repeats, leaks or overtakes.
+
+    At the end everything is let run: every reader has taken exactly its positions, and no bytes
+    are alive but those that are kept.
+    """
+    rng = random.Random(seed)
+    bound = rng.choice([0, SIZE, 5 * SIZE, 100 * SIZE])
+    model = _Model(rng, Log(make_job(rng.choice([1, 3, 8])), bound))
+    acts: list[Callable[[], None]] = [
+        model.open,
+        model.leave,
+        *[model.extend] * 4,
+        *[model.give] * 6,
+        *[model.answer] * 6,
+        *[model.take] * 6,
+        *[model.send] * 6,
+    ]
+
+    for _ in range(400):
+        rng.choice(acts)()
+        model.check()
+    for reader, goal in model.goals.items():
+        reader.extend(goal[-1] + 1)
+    for _ in range(20_000):
+        if all(len(model.taken[r]) == len(goal) for r, goal in model.goals.items()):
+            break
+        for act in (model.give, model.answer, model.take, model.send):
+            act()
+
+    for reader, goal in model.goals.items():
+        assert sorted(model.taken[reader]) == goal, f"seed {seed}"
+    while model.held or model.making:
+        model.send()
+        model.answer()
+    model.check()
+    for reader in list(model.readers):
+        reader.close()
+    assert not any(entry.state is State.READY for entry in model.log.entries.values())
+    model.log.shed()
+    assert model.lives == 0, f"seed {seed}: bytes were never let go"
+
+
+@dataclass
+class Rank:
+    """A consumer as a client behaves: a bound in bytes, and one stream to each node."""
+
+    readers: list[Reader]
+    share: Share
+    bound: int
+    prefetch: int
+    next: int = 0
+    ready: dict[int, int] = field(default_factory=dict)  # by position, its size
+    received: list[int] = field(default_factory=list)  # by stream
+    most: int = 0
+
+    def tell(self, stream: int) -> None:
+        """Tell one node where it is, and what that node's stream may have sent."""
+        held = sum(size for at, size in self.ready.items() if at >= self.next)
+        self.readers[stream].grant(self.next, max(1, self.received[stream] + self.bound - held))
+        self.readers[stream].extend(self.share.nth_after(self.next, self.prefetch))
+
+    def take(self) -> bool:
+        """Take the next batch, if it is there."""
+        if self.next not in self.ready:
+            return False
+        self.ready.pop(self.next)
+        self.next = self.share.nth_after(self.next, 1)
+        return True
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_bound_in_bytes_never_leaves_anybody_waiting(seed: int) -> None:
+    """Whatever the sizes, the order of making and the messages that come late: all is delivered.
+
+    Three ranks, lanes far apart in size and a batch larger than the bound, on one node or split
+    over two that know nothing of each other. What lies at a rank stays within its bound for each
+    stream, and one batch more.
+    """
+    rng = random.Random(seed)
+    nodes, lanes, bound, end = 1 + seed % 2, 4, 1000, 60
+    logs = [Log(make_job(lanes), bound_bytes=10**9) for _ in range(nodes)]
+    sizes = [(1, 10, 300, 900)[position % lanes] for position in range(end)]
+    sizes[rng.randrange(end)] = 5000
+    ranks = []
+    for number in range(3):
+        share = Share(3, number, 3)
+        readers = [
+            log.open(share, None, number, frozenset(range(node, lanes, nodes)), lambda: None)
+            for node, log in enumerate(logs)
+        ]
+        ranks.append(Rank(readers, share, bound, prefetch=30, next=number))
+        ranks[-1].received = [0] * nodes
+        for stream in range(nodes):
+            ranks[-1].tell(stream)
+
+    for _ in range(20_000):
+        if all(rank.next >= end for rank in ranks):
+            break
+        log = rng.choice(logs)
+        wanted = [one.entry for one in log.candidates() if one.entry.key.position < end]
+        if wanted:
+            entry = rng.choice(wanted)
+            finish(log, entry, sizes[entry.key.position])
+        rank, stream = rng.choice(ranks), rng.randrange(nodes)
+        reader = rank.readers[stream]
+        if (taken := reader.take()) is not None:
+            assert taken.key.position not in rank.ready
+            rank.received[stream] += taken.nbytes
+            rank.ready[taken.key.position] = taken.nbytes
+            reader.sent(taken)
+            held = sum(size for at, size in rank.ready.items() if at >= rank.next)
+            beside = held - max(rank.ready.values())
+            assert beside <= nodes * bound
+        for _ in range(rng.randrange(3)):
+            rank.take()
+        if rng.random() < 0.5:
+            rank.tell(rng.randrange(nodes))
+
+    assert [rank.next >= end for rank in ranks] == [True] * 3
