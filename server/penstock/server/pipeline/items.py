@@ -375,12 +375,7 @@ class Items:
             raise self._bad("draw", what, items[0], error) from error
 
     def samples(
-        self,
-        items: Sequence[ItemRef],
-        stage: str,
-        lane: int = 0,
-        offset: int = 0,
-        coming: Sequence[ItemRef] = (),
+        self, items: Sequence[ItemRef], stage: str, lane: int = 0, offset: int = 0
     ) -> list[Outcome]:
         """Return what processing gives for each item, judged.
 
@@ -389,7 +384,6 @@ class Items:
             stage: `draw` where the planner asks, `exit` where a maker does.
             lane: The lane of the batch that they are for.
             offset: Its offset.
-            coming: Items that will be needed next.
 
         Raises:
             SourceUnavailable: A read failed to the deadline.
@@ -403,7 +397,7 @@ class Items:
                 wanted.append(item)
             else:
                 outcomes[item] = Quarantined(verdict)
-        for item, outcome in zip(wanted, self.outcomes(wanted, stage, coming), strict=True):
+        for item, outcome in zip(wanted, self.outcomes(wanted, stage), strict=True):
             if isinstance(outcome, Bad):
                 outcomes[item] = self.judge(stage, item, outcome, lane, offset)
             else:
@@ -710,14 +704,14 @@ class Items:
         while True:
             try:
                 return call()
-            except ImportError as error:
+            except ImportError as missing:
                 raise MissingExtra(
-                    f"{what.role} of job {self.job.name!r} fails with {error_line(error)}; install "
-                    "it wherever this job is computed",
-                    package=error.name or "",
+                    f"{what.role} of job {self.job.name!r} fails with {error_line(missing)}; "
+                    "install it wherever this job is computed",
+                    package=missing.name or "",
                     extra="",
-                    traceback=user_traceback(error),
-                ) from error
+                    traceback=user_traceback(missing),
+                ) from missing
             except BaseException as raised:
                 error = as_exception(raised)
                 if not is_transient(error, reading=what.reading):

@@ -138,7 +138,7 @@ class Maker:
         verdicts = None if self.items.verdicts.is_empty else self.items.verdicts
         for row in plan.rows:
             for ref in row:
-                if verdicts and verdicts.find("exit", ref.item, plan.lane, plan.offset):
+                if verdicts is not None and verdicts.find("exit", ref.item, plan.lane, plan.offset):
                     continue
                 key = ref[:2]
                 if key in at_hand:

@@ -135,8 +135,9 @@ class Planner:
             except PenstockError:
                 raise
             except BaseException as raised:
-                error = as_exception(raised)
-                raise self._failure(error, self.job.distributor, "a draw") from raised
+                raise self._failure(
+                    as_exception(raised), self.job.distributor, "a draw"
+                ) from raised
             if item is None:
                 try:
                     self.ready.extend(contained(self.batcher.flush))
