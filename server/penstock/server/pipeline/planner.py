@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from penstock.server.core.contained import contained
+from penstock.server.core.contained import as_exception, contained
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef, Verdict
 from penstock.server.job import Job
@@ -72,8 +72,9 @@ class Planner:
         self.counters: Counter[str] = Counter()
         self.draws: LaneDraws = job.distributor.open(lane, job.lanes)
         self._take_batcher(job.batcher.clone())
+        self._from_refs = job.plans_from_refs
         self._can_seek = (
-            job.plans_from_refs
+            self._from_refs
             and type(self.draws) is LaneDraws
             and self.batcher.draws_before(0) is not None
         )
@@ -136,11 +137,13 @@ class Planner:
         while len(self.ready) < groups and not self.ended:
             before = self.draws.state()
             try:
-                item = contained(self.draws.next)
+                item = self.draws.next()
             except PenstockError:
                 raise
-            except Exception as error:
-                raise self._failure(error, self.job.distributor, "a draw") from error
+            except BaseException as raised:
+                raise self._failure(
+                    as_exception(raised), self.job.distributor, "a draw"
+                ) from raised
             if item is None:
                 try:
                     self.ready.extend(contained(self.batcher.flush))
@@ -164,10 +167,10 @@ class Planner:
         self.counters["drawn"] += 1
         groups: list[Group] = []
         accepted = False
-        if self.job.plans_from_refs:
+        if self._from_refs:
             size = self._size(item) if self.batcher.needs_sizes else 0
             if size is not None:
-                groups, accepted = self._add_all([SampleRef(item, size=size)], [None])
+                groups, accepted = self._add_all((SampleRef(item, 0, size),), (None,))
         else:
             outcome = self._outcome(item)
             if isinstance(outcome, Filtered):
@@ -195,9 +198,12 @@ class Planner:
         accepted = False
         try:
             for ref, sample in zip(refs, samples, strict=True):
-                finished, kept = self._add(ref, sample)
-                groups += finished
-                accepted = accepted or kept
+                groups += self._add(ref, sample)
+                before_it, self._dropped = self._dropped, sum(self.batcher.dropped().values())
+                if self._dropped == before_it:
+                    accepted = True
+                    if sample is not None:
+                        self.samples[ref.item, ref.part] = sample
         except Exception as error:
             if before is not None:
                 # A verdict is about the item: a replay, which knows it, adds no part of it either.
@@ -212,21 +218,15 @@ class Planner:
             return [], False
         return groups, accepted
 
-    def _add(self, ref: SampleRef, sample: Sample | None) -> tuple[list[Group], bool]:
-        """Give a sample to the batcher; return the finished groups and whether it was kept."""
+    def _add(self, ref: SampleRef, sample: Sample | None) -> list[Group]:
+        """Give a sample to the batcher; return the finished groups."""
         try:
-            content = sample if self.batcher.needs_content else None
-            groups = contained(lambda: self.batcher.add(ref, content))
+            return self.batcher.add(ref, sample if self.batcher.needs_content else None)
         except PenstockError:
             raise
-        except Exception as error:
+        except BaseException as raised:
             doing = f"sample {ref.part} of item {ref.item}"
-            raise self._failure(error, self.batcher, doing) from error
-        before, self._dropped = self._dropped, sum(self.batcher.dropped().values())
-        kept = self._dropped == before
-        if kept and sample is not None:
-            self.samples[ref.item, ref.part] = sample
-        return groups, kept
+            raise self._failure(as_exception(raised), self.batcher, doing) from raised
 
     def _failure(self, error: Exception, role: Role, doing: str) -> PenstockError:
         what = f"{role.code_of()} fails on {doing}, in lane {self.lane},"
