@@ -24,8 +24,8 @@ from grpc_reflection.v1alpha import reflection
 
 from penstock.server.core.frames import error_line
 from penstock.server.metrics import Metrics
+from penstock.server.node.entry import Entry
 from penstock.server.node.node import Node
-from penstock.server.node.scheduler import Entry
 from penstock.server.rpc.cursors import Cursors
 from penstock.server.rpc.opening import (
     VERSION,

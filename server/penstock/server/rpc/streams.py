@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import structlog
 
 from penstock.server.metrics import Metrics
-from penstock.server.node.scheduler import Reader
+from penstock.server.node.reader import Reader
 from penstock.server.rpc import story
 from penstock.server.rpc.cursors import Listener
 from penstock.server.store.base import (
