@@ -27,7 +27,7 @@ SERVER_MIB, WORKER_MIB = 57, 33
 PACKAGES_MIB = {"pyarrow": 8, "tokenizers": 4, "torch": 130}
 """What each of these adds to every process, where a source or a role imports it."""
 
-TOKENIZING_MIB, READING_MIB = 35, 8
+TOKENIZING_MIB, READING_MIB = 30, 6
 """What a worker takes besides while it tokenizes: what malloc keeps after texts of up to 250,000
 characters; and while it reads storage blocks: what Arrow's allocator keeps for the next one."""
 
