@@ -153,8 +153,15 @@ class Node:
         self._say_how_it_reads(job)
 
     def _say_how_it_reads(self, job: Job) -> None:
-        """Log a job's reading groups, and if there are more workers than groups."""
+        """Log a job's reading groups, and if there are more workers than suit it."""
         reading = job.distributor.reading()
+        if reading is not None and reading.is_read_by_all and len(self.workers) > 1:
+            log.warning(
+                "every worker reads and decodes all of a job; shuffle: blocks deals it to them",
+                job=job.name,
+                blocks=reading.all_blocks,
+                workers=len(self.workers),
+            )
         if reading is None or reading.groups is None:
             return
         log.info(

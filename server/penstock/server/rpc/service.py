@@ -288,6 +288,8 @@ class Service:
             await call.write(_draining().SerializeToString())
             return
         await self._check_token(request)
+        if not request.token and opening.given_from is None:
+            await self.cursors.present.check(opening.job)  # it begins: nothing was given yet
         wake = asyncio.Event()
         self.node.note_given(request.job, opening.given())
         reader = self.node.open(

@@ -328,7 +328,7 @@ def _origin(request: BeginRequest, begun: Begun) -> str:
     """Return in words where a new generation's start comes from."""
     if request.start_step is not None:
         return "the trainer's state" if request.store else "start="
-    if begun.generation == 1:
+    if begun.batches_per_step_from != "group":
         return "a new group"
     return f"the cursor of generation {begun.generation - 1}"
 
