@@ -16,7 +16,7 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.node.channel import Message, pack
 from penstock.server.node.node import Node
 from penstock.server.node.page import PAGE_BYTES, Page
-from penstock.server.node.process import LaunchedCrew, WorkerProcess
+from penstock.server.node.process import WorkerProcess
 from penstock.server.store import SqliteStore
 
 
@@ -80,24 +80,6 @@ async def test_a_start_that_fails_leaks_nothing(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(FileNotFoundError):
             worker.start(asyncio.get_running_loop())
 
-    assert sorted(os.listdir("/proc/self/fd")) == before
-
-
-def test_workers_that_wait_for_a_node_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that cannot open its jobs leaves neither processes nor file descriptors."""
-    before = sorted(os.listdir("/proc/self/fd"))
-
-    launched = LaunchedCrew("", 2)
-    running = [worker.process.poll() for worker in launched.workers]
-    launched.end()
-    ended = [worker.process.poll() for worker in launched.workers]
-    del launched  # and with it the memory of the workers' pages
-    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    with pytest.raises(FileNotFoundError):
-        LaunchedCrew("", 2)
-
-    assert running == [None, None]
-    assert ended == [-9, -9]
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 

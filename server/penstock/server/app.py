@@ -18,7 +18,6 @@ from penstock.server.jobs.load import Config
 from penstock.server.logs import configure
 from penstock.server.metrics import Metrics
 from penstock.server.node.node import Node
-from penstock.server.node.process import LaunchedCrew
 from penstock.server.rpc.opening import VERSION
 from penstock.server.rpc.service import Service
 from penstock.server.store import open_store
@@ -55,21 +54,18 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
     stop, at_once = asyncio.Event(), asyncio.Event()
     ending = Ending()
     _on_signals(stop, at_once)
+    jobs = {name: config.jobs[name] for name in config.jobs}
+    store = open_store(settings.store, config.base)
+    metrics = Metrics(VERSION)
+    metrics.begin(jobs)
+    watch = StoreWatch(store)
+
+    def store_failed(error: PenstockError) -> None:
+        metrics.store_failed(error)
+        watch.failed(error)
+
+    store.watch(store_failed)
     async with contextlib.AsyncExitStack() as stack:
-        # Before the jobs: they import while this process opens the files, and before gRPC exists.
-        launched = LaunchedCrew(config.target, settings.worker_count)
-        stack.callback(launched.end)
-        jobs = {name: config.jobs[name] for name in config.jobs}
-        store = open_store(settings.store, config.base)
-        metrics = Metrics(VERSION)
-        metrics.begin(jobs)
-        watch = StoreWatch(store)
-
-        def store_failed(error: PenstockError) -> None:
-            metrics.store_failed(error)
-            watch.failed(error)
-
-        store.watch(store_failed)
         users: TextIO | None = None
         if exit_when_unused is not None:
             # Opened first, so closed last: whoever waits for this lock finds the store free.
@@ -89,7 +85,6 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             snapshot_seconds=settings.snapshot_seconds,
             item_deadline_s=settings.item_seconds,
             observer=metrics,
-            launched=launched,
         )
         failed = asyncio.Event()
 
@@ -99,6 +94,7 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             stop.set()
 
         node.life.on_fatal = fail
+        # Workers are started before gRPC exists in this process.
         stack.push_async_callback(
             ending.stage, "workers", lambda: node.close(ending.left_s(WORKERS_END_S, STORE_SHARE))
         )

@@ -29,12 +29,12 @@ from penstock.server.node.entry import Entry, State
 from penstock.server.node.life import Life
 from penstock.server.node.observer import Observer
 from penstock.server.node.page import Note
-from penstock.server.node.process import LaunchedCrew, WorkerProcess
+from penstock.server.node.process import WorkerProcess
 from penstock.server.node.quarantine import Quarantine
 from penstock.server.node.reader import Reader
 from penstock.server.node.shelf import STORE_RETRY_S, Shelf
 from penstock.server.pipeline.items import VerdictBook
-from penstock.server.sources.catalog import empty_pack, pack_catalogs
+from penstock.server.sources.catalog import pack_catalogs
 from penstock.server.store.base import JobRecord, Store
 from penstock.wire.errors import PenstockError, StoreUnavailable, UnknownJob
 from penstock.wire.order import Share, Tail
@@ -55,8 +55,6 @@ class Node:
         bound_bytes: How many bytes of batches may be ready or being made.
         snapshot_seconds: The least time between two writes of snapshots.
         observer: Told what happens.
-        launched: The processes of its workers, where they were launched before; the caller ends
-            them after the node.
     """
 
     def __init__(
@@ -70,7 +68,6 @@ class Node:
         snapshot_seconds: float = 2.0,
         item_deadline_s: float = ITEM_DEADLINE_S,
         observer: Observer | None = None,
-        launched: LaunchedCrew | None = None,
     ) -> None:
         self.target, self.jobs, self.store = target, dict(jobs), store
         self.bound_bytes, self._snapshot_seconds = bound_bytes, snapshot_seconds
@@ -78,16 +75,11 @@ class Node:
         self.incarnation = uuid.uuid4().hex[:12]
         self.started_at = time.monotonic()
         self.verdicts: dict[str, VerdictBook] = {}
-        self._launched = launched
-        self._files_fd = -1 if launched is None else launched.files_fd
+        self._files_fd = -1
         self._drained: dict[int, asyncio.Future[None]] = {}
         self.life = life = Life()
         self.shelf = Shelf(store, life)
         self.crew = crew = Crew(workers, self._new_worker, life, observer, item_deadline_s)
-        if launched is not None:
-            early = zip(launched.workers, launched.sockets, strict=True)
-            for worker, process in zip(crew, early, strict=True):
-                worker.launched = process
         self.dispatch = dispatch = Dispatch(
             self.jobs, self.verdicts, crew, self.shelf, life, observer, bound_bytes
         )
@@ -133,14 +125,14 @@ class Node:
             await self.store.register_job(JobRecord(name, job.log_id, job.plan))
             self.verdicts[name] = VerdictBook(await self.store.verdicts(job.log_id))
             self.observer.quarantined(name, self.verdicts[name].left_out)
-        if self._launched is None:
-            self._files_fd = empty_pack()
-            for worker in self.crew:
-                worker.files_fd = self._files_fd
-        catalogs = (
-            source.hand_over() for job in self.jobs.values() for source in job.sources.values()
+        self._files_fd = pack_catalogs(
+            catalog
+            for job in self.jobs.values()
+            for source in job.sources.values()
+            if (catalog := source.hand_over()) is not None
         )
-        pack_catalogs(self._files_fd, (catalog for catalog in catalogs if catalog is not None))
+        for worker in self.crew:
+            worker.files_fd = self._files_fd
         await self.crew.start()
         self.life.spawn(self.shelf.keep_saving(self._snapshot_seconds))
         for name, job in self.jobs.items():
@@ -235,9 +227,9 @@ class Node:
         """End everything; workers have a moment to end by themselves."""
         await self.life.end()
         self.crew.close(grace_s)
-        if self._launched is None and self._files_fd >= 0:
+        if self._files_fd >= 0:
             os.close(self._files_fd)
-        self._files_fd = -1
+            self._files_fd = -1
 
     # --- readers ---
 

@@ -25,7 +25,6 @@ from penstock.server.node.channel import Message, Misspoken, Unpacker, pack_all,
 from penstock.server.node.entry import Entry
 from penstock.server.node.messages import check, check_arena
 from penstock.server.node.page import PAGE_BYTES, Note, Page
-from penstock.server.sources.catalog import empty_pack
 
 log = structlog.get_logger("penstock.worker")
 
@@ -61,89 +60,6 @@ class Ticket:
         return note.job == self.log.job.name and note.lane in (None, self.lane.lane)
 
 
-class Launched:
-    """The process of a worker that imports what it needs, and waits for `go`.
-
-    Args:
-        target: The job file that it will load.
-        files_fd: What `pack_catalogs` has filled, or will before `go`; -1 = nothing.
-        theirs: Its end of the socket to the node.
-
-    Attributes:
-        process: The process.
-        page: Where it notes what it does.
-
-    Raises:
-        OSError: The system has no memory, process or file descriptor left for it.
-    """
-
-    def __init__(self, target: str, files_fd: int, theirs: socket.socket) -> None:
-        page_fd = sealed_memory("penstock-page", PAGE_BYTES)
-        try:
-            module = "penstock.server.node.worker"
-            fds = [theirs.fileno(), page_fd, files_fd]
-            arguments = [*map(str, fds), str(os.getpid()), target]
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, *arguments],
-                env=worker_environment(os.environ),
-                pass_fds=[fd for fd in fds if fd >= 0],
-                stdin=subprocess.PIPE,
-            )
-            self.page = Page(page_fd)
-        finally:
-            os.close(page_fd)
-
-    def go(self) -> None:
-        """Have it load the job file: it waits for the end of its input, which is empty."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-
-    def end(self) -> None:
-        """End the process, if it has not ended."""
-        self.go()
-        self.process.kill()
-        self.process.wait()
-
-
-class LaunchedCrew:
-    """The processes of a node's first workers, which import while the node opens its files.
-
-    Args:
-        target: The job file that they will load.
-        size: How many.
-
-    Attributes:
-        files_fd: What `pack_catalogs` fills before they go on.
-        workers: The processes by slot.
-        sockets: Our ends of their sockets.
-
-    Raises:
-        OSError: The system has no memory, process or file descriptor left for them.
-    """
-
-    def __init__(self, target: str, size: int) -> None:
-        self.files_fd = empty_pack()
-        self.workers: list[Launched] = []
-        self.sockets: list[socket.socket] = []
-        try:
-            for _ in range(size):
-                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-                self.sockets.append(ours)
-                with theirs:
-                    self.workers.append(Launched(target, self.files_fd, theirs))
-        except BaseException:
-            self.end()
-            raise
-
-    def end(self) -> None:
-        """End those that still run: the node has ended, or could not open its jobs."""
-        for sock in self.sockets:
-            sock.close()
-        for worker in self.workers:
-            worker.end()
-        os.close(self.files_fd)
-
-
 @dataclass(eq=False)
 class WorkerProcess:
     """A worker process.
@@ -154,7 +70,6 @@ class WorkerProcess:
         on_message: Called in the event loop for each message.
         on_death: Called once in the event loop, when its socket has closed.
         files_fd: What the node knows of its sources' files (`pack_catalogs`); -1 = nothing.
-        launched: Its process and our end of its socket, where it was launched before.
 
     Attributes:
         tickets: What it was asked and has not answered, in the order in which it was asked.
@@ -170,7 +85,6 @@ class WorkerProcess:
     on_message: Callable[[WorkerProcess, Message], None]
     on_death: Callable[[WorkerProcess], None]
     files_fd: int = -1
-    launched: tuple[Launched, socket.socket] | None = None
     tickets: dict[int, Ticket] = field(default_factory=dict)
     taken_back: dict[int, Ticket] = field(default_factory=dict)
     arenas: dict[int, ArenaReader] = field(default_factory=dict)
@@ -185,17 +99,11 @@ class WorkerProcess:
     _answered_s: float = 0.0
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the process, or have the one that was launched go on; `on_message` tells the rest.
+        """Start the process; `on_message` tells when it is ready.
 
         Raises:
             OSError: The system has no memory, process or file descriptor left for it.
         """
-        if self.launched is not None:
-            (launched, ours), self.launched = self.launched, None
-            self.process, self.page = launched.process, launched.page
-            launched.go()
-            self._attach(ours, loop)
-            return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._launch(theirs)
@@ -207,9 +115,20 @@ class WorkerProcess:
         self._attach(ours, loop)
 
     def _launch(self, theirs: socket.socket) -> None:
-        launched = Launched(self.target, self.files_fd, theirs)
-        self.process, self.page = launched.process, launched.page
-        launched.go()
+        page_fd = sealed_memory("penstock-page", PAGE_BYTES)
+        try:
+            module = "penstock.server.node.worker"
+            fds = [theirs.fileno(), page_fd, self.files_fd]
+            arguments = [*map(str, fds), str(os.getpid()), self.target]
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, *arguments],
+                env=worker_environment(os.environ),
+                pass_fds=[fd for fd in fds if fd >= 0],
+                stdin=subprocess.DEVNULL,
+            )
+            self.page = Page(page_fd)
+        finally:
+            os.close(page_fd)
 
     def _attach(self, ours: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
         """Listen to the worker at the other end of a socket."""

@@ -2,8 +2,7 @@
 
 It is started as `python -m penstock.server.node.worker FD PAGE_FD FILES_FD PARENT TARGET`, with
 a fixed environment (`penstock.server.environment`), before or after gRPC runs in the parent: it is
-a fresh program, never a fork. It imports what it needs, and loads the job file when its standard
-input ends: the server process has opened the files of all jobs by then.
+a fresh program, never a fork.
 """
 
 from __future__ import annotations
@@ -531,7 +530,6 @@ def main(argv: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     keep_memory()
-    os.read(sys.stdin.fileno(), 1)  # until its end: by then the server has opened all files
     if files_fd >= 0:
         take_catalogs(files_fd)
     sock = socket.socket(fileno=fd)

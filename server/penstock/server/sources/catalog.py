@@ -329,17 +329,8 @@ def _folder(setting: str, base: Path) -> Path | None:
     return None
 
 
-def empty_pack() -> int:
-    """Return a memfd for `pack_catalogs`, which processes may inherit before it is filled.
-
-    Raises:
-        OSError: There is no file descriptor left for it.
-    """
-    return os.memfd_create("penstock-files", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-
-
-def pack_catalogs(fd: int, catalogs: Iterable[Catalog]) -> None:
-    """Fill a memfd with catalogs, for processes that this one starts or has started.
+def pack_catalogs(catalogs: Iterable[Catalog]) -> int:
+    """Return a memfd that holds catalogs, for processes that this one starts.
 
     Nobody can change it any more, neither here nor there.
 
@@ -349,12 +340,18 @@ def pack_catalogs(fd: int, catalogs: Iterable[Catalog]) -> None:
     by_key: dict[str, Catalog] = {}
     for catalog in catalogs:  # two jobs may read the same files
         by_key.setdefault(catalog.key, Catalog(catalog.key)).merge(catalog)
-    with open(fd, "wb", closefd=False) as file:
-        for key, catalog in by_key.items():
-            data = catalog.to_bytes()
-            file.write(_LENGTHS.pack(len(key), len(data)) + key.encode() + data)
-    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    fd = os.memfd_create("penstock-files", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            for key, catalog in by_key.items():
+                data = catalog.to_bytes()
+                file.write(_LENGTHS.pack(len(key), len(data)) + key.encode() + data)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def take_catalogs(fd: int) -> None:
@@ -386,7 +383,6 @@ __all__ = [
     "Stamp",
     "cache_folder",
     "catalog_key",
-    "empty_pack",
     "keep_in",
     "local_stamp",
     "open_catalog",
