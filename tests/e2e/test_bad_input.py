@@ -108,14 +108,22 @@ def penstockd(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 # --- job files ------------------------------------------------------------------------------------
 
 SERVED: list[tuple[str, dict[str, Any], str]] = [
-    ("key", {"sed": 7}, "jobs.main.sed is no key of jobs.main: did you mean seed? [invalid_job]"),
+    (
+        "key",
+        {"sed": 7},
+        "jobs.main.sed is not a key of jobs.main: did you mean seed? [invalid_job]",
+    ),
     (
         "parameter",
         {"batcher": {"type": "best_fit", "max_tokens": 16, "poolsize": 4}},
-        "jobs.main.batcher.poolsize is no parameter of BestFitPackingBatcher: did you mean "
+        "jobs.main.batcher.poolsize is not a parameter of best_fit: did you mean "
         "pool_size? [invalid_job]",
     ),
-    ("role", {"batcher": {"type": "bestfit"}}, "no batcher 'bestfit': did you mean best_fit?"),
+    (
+        "role",
+        {"batcher": {"type": "bestfit"}},
+        "jobs.main.batcher.type: there is no batcher 'bestfit': did you",
+    ),
     (
         "column",
         {"source": {"type": "parquet", "files": "data.parquet", "columns": ["txt"]}},
@@ -226,8 +234,8 @@ def test_a_users_exception_shows_the_users_frames_alone(home: Path) -> None:
 ADDRESSES = [
     ("127.0.0.1", "give an address: host:port or unix:/path"),
     ("192.0.2.1:50051", "give an address of this machine as --listen"),
-    ("unix:{home}/data.parquet", "a file that is no socket lies there, and it is left alone"),
-    ("unix:{home}/none/node.sock", "none is no folder that this process may write to"),
+    ("unix:{home}/data.parquet", "a file that is not a socket lies there, and it is left alone"),
+    ("unix:{home}/none/node.sock", "none is not a folder that this process may write to"),
     ("unix:{home}/" + "x" * 120, "is longer than the 100 bytes that the system allows"),
 ]
 

@@ -197,8 +197,8 @@ def test_init_of_conversations_without_a_template_points_at_the_example(
             ["--max-tokens", "8"],
             "--max-tokens 8 packs tokens, and these items give none: add --tok",
         ),
-        (["--column", "bdy"], "--column bdy: did you mean body?"),
-        (["--column", "id"], "--column id holds a int, such as 0: name one of texts or conversa"),
+        (["--column", "bdy"], "no column of this name; did you mean body?"),
+        (["--column", "id"], "--column id holds values of type int, such as 0: name one of texts"),
         (
             ["--column", "c", "--tokenizer", "tokenizer.json"],
             "has no chat template: give the folder",
@@ -958,3 +958,17 @@ def test_the_pages_own_roles_pass_check(home: Path) -> None:
     job, called = json.loads(done.stdout)["jobs"]
     assert job["filtered"].keys() <= {"no sevens"}
     assert (job["job"], called["job"]) == ("job", "called")
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in cli.commands)])
+def test_help_fits_a_terminal(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 80 columns no line is broken by the terminal, and no sentence ends in `...`."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    assert run([*command, "--help"]) == 0
+
+    written = capsys.readouterr().out
+    assert [line for line in written.splitlines() if len(line) > 80] == []
+    assert re.search(r"\w\.\.\.$", written, re.MULTILINE) is None

@@ -239,7 +239,7 @@ def test_a_folder_without_a_run_is_refused(
 ) -> None:
     """In one sentence."""
     assert judge_main([str(tmp_path)]) == 2
-    assert "is no folder of a demo's run" in capsys.readouterr().err
+    assert "is not a folder of a demo's run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

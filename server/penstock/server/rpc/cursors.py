@@ -211,7 +211,9 @@ class Cursors:
     async def _commit(self, request: pb.CommitRequest) -> pb.CommitReply:
         job = self._job(request.job, request.group)
         if request.step > MAX_POSITION:
-            raise CommitOutOfRange(f"step {request.step} is no step", step=request.step)
+            raise CommitOutOfRange(
+                f"step {request.step} is larger than any step", step=request.step
+            )
         if job.order.batches is not None or request.all_rows:
             await self._check_commit(job, request)
         committed = await self._store.commit(

@@ -24,10 +24,14 @@ from penstock.server.store.base import (
     Moved,
     Store,
 )
+from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, WIDE_CHUNK_BYTES
 from penstock.wire.errors import PenstockError, StaleGeneration, UnknownGroup
 from penstock.wire.v1 import feed_pb2
 
 log = structlog.get_logger("penstock.rpc")
+
+_BESIDE_BYTES = 4096
+"""What a message holds beside a header and a chunk is less: tags, lengths, lane and offset."""
 
 
 class Stream:
@@ -38,7 +42,8 @@ class Stream:
         peer: Where its consumer is, as the network names it.
         error: What it ends with, as soon as it can be told.
         ending: Why it ended, in a word or two, where it has.
-        finished_step: The first step that the consumer has not finished, as it says.
+        finished_step: The first step that the consumer has not finished, as it says here or by a
+            commit.
         wrote_at: When a batch was written last, of the monotonic clock.
     """
 
@@ -53,6 +58,30 @@ class Stream:
         self.waited_s = 0.0
         self.wrote_at = 0.0
         self._opened_at = time.monotonic()
+        self._widest = CHUNK_BYTES // 2  # body bytes of the largest message so far, or this
+
+    def chunk_bytes(self, header_bytes: int, body_bytes: int) -> int:
+        """Return how many bytes of a body go into each message of the next batch.
+
+        `CHUNK_BYTES`, which are the fastest; but the first batch of a size, to the next power of
+        two, goes in the fewest messages. That is for malloc on the consumer's side: glibc's keeps
+        as much freed memory as twice the largest block that it has seen freed. A consumer that has
+        seen no more than chunks gives each of them back to the system, and page faults for the
+        next take a quarter of its time.
+
+        Args:
+            header_bytes: The length of its header, which shares the first message.
+            body_bytes: The length of its body.
+        """
+        wide = min(body_bytes, WIDE_CHUNK_BYTES, MAX_MESSAGE_BYTES - _BESIDE_BYTES - header_bytes)
+        if wide < 2 * self._widest:
+            return CHUNK_BYTES
+        self._widest = wide
+        return wide
+
+    def note_finished(self, step: int) -> None:
+        """Note that all steps below this one are finished; messages may come out of order."""
+        self.finished_step = max(self.finished_step, step)
 
     def waiting_s(self) -> float:
         """Return for how long the consumer has waited for its next batch, all waits together."""
@@ -227,6 +256,10 @@ class Streams(Listener):
         self, job: str, group: str, rank: int, committed: Committed
     ) -> None:
         self._at(job, group, committed.cursor)
+        for stream in self._of_attempts(job, group):
+            # A reader that ends after its last commit says no more on its stream.
+            own = stream.request.rank == rank
+            stream.note_finished(committed.row if own else committed.cursor)
         log.debug("cursor committed", job=job, group=group, rank=rank, **committed._asdict())
 
     def checkpointed(  # noqa: D102
