@@ -110,7 +110,11 @@ SERVED: list[tuple[str, dict[str, Any], str]] = [
         "jobs.main.batcher.poolsize is not a parameter of best_fit: did you mean "
         "pool_size? [invalid_job]",
     ),
-    ("role", {"batcher": {"type": "bestfit"}}, "jobs.main.batcher.type: there is no batcher 'bestfit': did you"),
+    (
+        "role",
+        {"batcher": {"type": "bestfit"}},
+        "jobs.main.batcher.type: there is no batcher 'bestfit': did you",
+    ),
     (
         "column",
         {"source": {"type": "parquet", "files": "data.parquet", "columns": ["txt"]}},
