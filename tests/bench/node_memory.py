@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from support import HERE, corpus, serving, table, write_job
 
-from penstock.server.node.scheduler import KEPT_BATCHES, KEPT_SHARE
+from penstock.server.node.books import KEPT_BATCHES, KEPT_SHARE
 from penstock.wire import MAX_MESSAGE_BYTES, PROTOCOL
 from penstock.wire.v1 import feed_pb2, feed_pb2_grpc
 

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from harness import ENVIRONMENT
 from penstock.client.demo.verdict import judge
 from penstock.client.demo.verdict import main as judge_main
 from penstock.server.examples import stdlib
@@ -372,6 +373,7 @@ def test_the_job_file_passes_check(corpus: stdlib.Corpus) -> None:
     """What the demo serves is a job file like any user's."""
     done = subprocess.run(
         [sys.executable, "-m", "penstock.server.cli", "check", str(corpus.job_file), "--json"],
+        env={**ENVIRONMENT, "PENSTOCK_WORKERS": "1"},
         capture_output=True,
         text=True,
         timeout=120,

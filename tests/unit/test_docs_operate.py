@@ -7,11 +7,7 @@ import sys
 from pathlib import Path
 
 from penstock.server.node.arena import IDLE_TAKES
-from penstock.server.node.scheduler import (
-    KEPT_BATCHES,
-    KEPT_SHARE,
-    MAX_LINES_PER_LANE,
-)
+from penstock.server.node.books import KEPT_BATCHES, KEPT_SHARE, MAX_LINES_PER_LANE
 from penstock.server.pipeline.planner import LOOK_AHEAD
 from penstock.server.store.lanes import CROWDED
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from penstock.server.core.refs import Group, SampleRef
 from penstock.server.job import Job
 from penstock.server.local import LocalLoader
-from penstock.server.node.scheduler import Reader
+from penstock.server.node.reader import Reader
 from penstock.server.roles import (
     MapDistributor,
     PaddedCollator,

@@ -17,9 +17,10 @@ import pytest
 
 from penstock.server.core.refs import Verdict
 from penstock.server.job import Job
-from penstock.server.node import scheduler
+from penstock.server.node import books
 from penstock.server.node.channel import Message, Unpacker, pack
-from penstock.server.node.scheduler import Reader
+from penstock.server.node.crew import Hear, Lose
+from penstock.server.node.reader import Reader
 from penstock.server.roles import (
     BatchCollator,
     BestFitPackingBatcher,
@@ -135,8 +136,8 @@ class ThreadWorker(InlineWorker):
 class ThreadNode(InlineNode):
     """A node of such workers."""
 
-    def _new_worker(self, number: int) -> InlineWorker:
-        return ThreadWorker(number, "", self._message, self._death)
+    def _new_worker(self, number: int, hear: Hear, lose: Lose) -> InlineWorker:
+        return ThreadWorker(number, "", hear, lose)
 
 
 class World:
@@ -149,7 +150,7 @@ class World:
         self.given: dict[tuple[int, int], list[int]] = {}
         self.again = 0
         self.broken: list[str] = []
-        self.node.on_fatal = lambda: self.broken.append("the node ended")
+        self.node.life.on_fatal = lambda: self.broken.append("the node ended")
 
     @property
     def hands(self) -> list[ThreadWorker]:
@@ -184,7 +185,7 @@ class World:
         elif roll < 0.21:
             await self.node.release(self.job, "main", dice.randrange(ITEMS))
         elif roll < 0.22:
-            await self.node._save()
+            await self.node.shelf.save()
         elif roll < 0.23:
             hand = dice.choice(self.hands)
             if hand.busy is None and not hand.dead:
@@ -230,8 +231,8 @@ async def test_what_was_given_at_an_address_is_given_there_for_ever(
     tmp_path: Path, planned: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Thousands of random turns; replays are frequent, for next to nothing is kept."""
-    monkeypatch.setattr(scheduler, "KEPT_PLANS", scheduler.PLANS_AHEAD + 1)
-    monkeypatch.setattr(scheduler, "KEPT_BATCHES", 1)
+    monkeypatch.setattr(books, "KEPT_PLANS", books.PLANS_AHEAD + 1)
+    monkeypatch.setattr(books, "KEPT_BATCHES", 1)
     given = again = verdicts = 0
     for seed in range(SEEDS):
         Fickle.bad = set()

@@ -15,7 +15,8 @@ import pytest
 from harness import write_job_file
 from penstock.server.jobs.load import load
 from penstock.server.node.channel import Message, Unpacker, pack
-from penstock.server.node.worker import PAGE_BYTES, Page, Worker
+from penstock.server.node.page import PAGE_BYTES, Page
+from penstock.server.node.worker import Worker
 
 ROLES = """
 import time

@@ -53,7 +53,7 @@ from penstock.wire.errors import (
 
 if TYPE_CHECKING:
     from penstock.server.job import Job
-    from penstock.server.node.worker import Note
+    from penstock.server.node.page import Note
     from penstock.server.rpc.opening import Opening
 
 logger = logging.getLogger("penstock")
@@ -289,7 +289,7 @@ class Child:
     def note(self) -> Note:
         """Return what it noted last about its work."""
         # Here and not above: this is for a death, and its imports are those of a node.
-        from penstock.server.node.worker import Page
+        from penstock.server.node.page import Page
 
         return Page(self._page_fd).read()
 

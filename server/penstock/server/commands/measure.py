@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any
 
 from penstock.server.commands import purity
-from penstock.server.commands.pace import pace
+from penstock.server.commands.pace import lanes_beside, pace
 from penstock.server.commands.progress import Say, silent
 from penstock.server.commands.text import decoder, documents, render, summary
+from penstock.server.commands.together import Together
 from penstock.server.commands.window import WindowRead, read_window
 from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_traceback
@@ -80,8 +81,9 @@ class Measured:
         paced_batches: Batches past the lane's start, from which efficiency and rates are; 0 where
             the lane ends before, and the efficiency is that of its first batches.
         pool_filled: The pool had been filled before these; None where the batcher has none.
-        per_second: Samples and, where they are counted, tokens per second of one process.
+        per_second: Samples and, where they are counted, tokens per second of one process alone.
         workers: Processes that the node would have here.
+        together: As many processes at the same time, as far as there is work for each.
         reading: How a window of storage blocks is read, or None where there are none.
         warnings: Sentences; nothing is wrong, but something may surprise.
         sample: The first sample as text.
@@ -105,6 +107,7 @@ class Measured:
     pool_filled: bool | None = None
     per_second: dict[str, float] = field(default_factory=dict)
     workers: int = 1
+    together: Together = field(default_factory=Together)
     reading: WindowRead | None = None
     warnings: list[str] = field(default_factory=list)
     sample: str = ""
@@ -121,6 +124,7 @@ def examine(
     item_count: int = 32,
     batch_count: int = 4,
     workers: int = 1,
+    together: Callable[[], Together] = Together,
     say: Say = silent,
 ) -> Measured:
     """Run items and batches of a job here and elsewhere, compare, and measure.
@@ -131,6 +135,7 @@ def examine(
         item_count: How many items.
         batch_count: How many batches of one lane.
         workers: Processes that the node would have here.
+        together: Measures what they give at the same time.
         say: Told what is being done.
 
     Raises:
@@ -184,6 +189,7 @@ def examine(
     purity.check_promises(job, items, good, line)
     watch.what = f"job {job.name}, past its start"
     _measure_pace(found, line, batch_count)
+    found.together = together()
     found.warnings = _warnings(job, found)
 
     ours = {
@@ -275,8 +281,10 @@ def _count_batches(found: Measured, batches: Sequence[Computed]) -> None:
 
 
 def _measure_pace(found: Measured, line: Line, least: int) -> None:
-    """Go on past the start of the lane, whose first rows are chosen from a pool that fills."""
-    past = pace(line, least)
+    """Go on past the start of lanes, whose first rows are chosen from a pool that fills."""
+    lanes = lanes_beside(line.job, line.lane)
+    lines = [line, *(Line(line.job, lane, line.items) for lane in lanes[1:])]
+    past = pace(lines, least)
     found.paced_batches, found.pool_filled = past.batches, past.past
     found.per_second = past.per_second()
     if past.batches:
@@ -314,6 +322,17 @@ def _warnings(job: Job, found: Measured) -> list[str]:
     for what, reasons in (("give no sample", found.filtered), ("fail", found.quarantined)):
         for reason, count in reasons.items():
             warnings.append(f"{count} of {found.items_run} items {what}: {reason}")
+    reading = job.distributor.reading()
+    if reading is not None and reading.is_read_by_all and found.workers > 1:
+        warnings.append(
+            f"shuffle: none has each of {found.workers} workers read and decode all "
+            f"{reading.all_blocks:,} storage blocks, since all lanes go through them together: "
+            "shuffle: blocks reads each once, and workers: 1 does with this order"
+        )
+    if found.together.why_not:
+        warnings.append(
+            f"what {found.workers} workers give together was not measured: {found.together.why_not}"
+        )
     if found.efficiency is not None and found.efficiency < 0.9:
         warnings.append(
             f"{1 - found.efficiency:.0%} of the tokens are padding: a packing batcher (best_fit) "

@@ -102,7 +102,8 @@ def expected_draws(job: Job) -> int:
 
 def main(argv: list[str]) -> None:
     """Count some lanes and write JSON lines to the pipe that was inherited."""
-    from penstock.server.node.worker import Page, die_with_parent
+    from penstock.server.node.child import die_with_parent
+    from penstock.server.node.page import Page
 
     fd, page_fd, files_fd, parent = map(int, argv[:4])
     target, name, log, part, parts, careful = argv[4:]

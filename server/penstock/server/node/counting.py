@@ -15,7 +15,7 @@ import structlog
 from penstock.server.environment import worker_environment
 from penstock.server.job import Job
 from penstock.server.node.count import expected_draws
-from penstock.server.node.worker import PAGE_BYTES, Note, Page
+from penstock.server.node.page import PAGE_BYTES, Note, Page
 from penstock.wire.errors import ERRORS, Counting, Internal, PenstockError, WorkerCrashed
 
 log = structlog.get_logger("penstock.node")

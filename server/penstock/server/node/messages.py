@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from penstock.server.core.refs import Verdict
 from penstock.server.node.channel import Message, Misspoken
+from penstock.server.node.page import STAGES
 from penstock.wire.errors import clean_json, clean_text
 from penstock.wire.frame import MAX_HEADER_BYTES
 from penstock.wire.order import MAX_POSITION
@@ -21,20 +22,6 @@ MAX_TEXT = 8000
 
 MAX_LIBRARIES = 64
 """Libraries whose versions are recorded."""
-
-STAGES = (
-    "build",
-    "collate",
-    "encode",
-    "fetch",
-    "idle",
-    "plan",
-    "process",
-    "replay",
-    "retrying",
-    "setup",
-)
-"""What a worker may be doing, as it notes it."""
 
 _CASES = ("open", "close", "job", "plan", "produce", "make", "verify", "snapshot", "free", "hurry")
 
@@ -300,4 +287,4 @@ _CHECKS: dict[str, Callable[..., None]] = {
 }
 
 
-__all__ = ["MAX_TEXT", "STAGES", "check", "check_arena"]
+__all__ = ["MAX_TEXT", "check", "check_arena"]

@@ -10,18 +10,21 @@ import socket
 import subprocess
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
 from penstock.server.core.frames import error_line
+from penstock.server.core.refs import Verdict
 from penstock.server.environment import worker_environment
+from penstock.server.job import Job
 from penstock.server.node.arena import ArenaReader, sealed_memory
+from penstock.server.node.books import LaneState, LineState, Log
 from penstock.server.node.channel import Message, Misspoken, Unpacker, pack_all, receive
+from penstock.server.node.entry import Entry
 from penstock.server.node.messages import check, check_arena
-from penstock.server.node.scheduler import Entry, LaneState, LineState, Log
-from penstock.server.node.worker import PAGE_BYTES, Note, Page
+from penstock.server.node.page import PAGE_BYTES, Note, Page
 
 log = structlog.get_logger("penstock.worker")
 
@@ -51,6 +54,10 @@ class Ticket:
     suspect: bool = False  # a worker has ended over it
     stale: bool = False  # a verdict has overtaken it: its answer is not used
     given_s: float = 0.0
+
+    def is_of(self, note: Note) -> bool:
+        """Tell whether a worker's note is about this ticket; without a lane, about all its job."""
+        return note.job == self.log.job.name and note.lane in (None, self.lane.lane)
 
 
 @dataclass(eq=False)
@@ -155,6 +162,12 @@ class WorkerProcess:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
+    def send_job(self, job: Job, verdicts: Iterable[Verdict]) -> None:
+        """Have it know a job, or more verdicts of one that it knows."""
+        entries = [verdict.to_json() for verdict in verdicts]
+        log_id, ends = job.log_id.hex(), job.lane_ends
+        self.send({"op": "job", "job": job.name, "log": log_id, "verdicts": entries, "ends": ends})
+
     @property
     def takes_part(self) -> bool:
         """Tell whether it has a share of the lanes: not while it starts, or is held up."""
@@ -198,9 +211,28 @@ class WorkerProcess:
             self._answered_s = now
         return ticket
 
+    def at_work(self, note: Note) -> Ticket | None:
+        """Return the ticket that it is at: the one of its note, else the first."""
+        tickets = list(self.tickets.values())
+        return next((one for one in tickets if one.is_of(note)), next(iter(tickets), None))
+
     def take_back(self, ticket: Ticket) -> None:
         """Take a ticket from this worker, which may still answer it."""
         self.taken_back[ticket.number] = self.tickets.pop(ticket.number)
+
+    def take_body(
+        self, arena: int, start: int, nbytes: int
+    ) -> tuple[memoryview, Callable[[], None]]:
+        """Return the body that lies in an arena, and what gives its memory back to the worker."""
+        reader = self.arenas[arena]
+        reader.starts.add(start)
+        view = reader.view[start : start + nbytes]
+
+        def release() -> None:
+            view.release()
+            self.free_later(arena, start)
+
+        return view, release
 
     def free_later(self, arena: int, start: int) -> None:
         """Tell the worker that a span is free, with the next message or soon."""

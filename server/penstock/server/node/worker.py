@@ -7,22 +7,17 @@ a fresh program, never a fork.
 
 from __future__ import annotations
 
-import ctypes
 import json
-import mmap
 import os
 import select
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
 import traceback
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 from penstock.server.core import libraries
 from penstock.server.core.frames import error_line
@@ -31,7 +26,8 @@ from penstock.server.job import Job
 from penstock.server.jobs.load import load
 from penstock.server.node.arena import Arenas, ArenaWriter
 from penstock.server.node.channel import Message, Unpacker, pack, pack_all, send_with_fd
-from penstock.server.node.messages import STAGES
+from penstock.server.node.child import MARK, MAX_MESSAGE, die_with_parent, is_forked, told
+from penstock.server.node.page import Page
 from penstock.server.node.places import Places
 from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import Line
@@ -40,93 +36,11 @@ from penstock.server.sources.catalog import take_catalogs
 from penstock.wire.errors import ERRORS, Internal, JobChanged, PenstockError, clean_text
 from penstock.wire.malloc import keep_memory
 
-PAGE_BYTES = 4096
-
 HOLD_S = 0.001
 """How long a finished batch may wait for the next one, where more tickets are at hand."""
 
-MAX_MESSAGE, MAX_FIELD = 4000, 16_000
-"""Characters of an error's sentence and of any text in its fields that leave a worker: what a role
-says is copied to the server process, its log and every reader, and may be as long as a file."""
-
 LATE_S = 0.02
 """Behind this it goes without the next one, which takes longer than the ones before it."""
-
-_PAGE_HEAD = struct.Struct("<QI")  # a number that grows with every note, and the note's length
-
-MAX_NOTE_BYTES = PAGE_BYTES - _PAGE_HEAD.size
-
-
-class Note(NamedTuple):
-    """What a worker is at.
-
-    Attributes:
-        serial: Grows with every note.
-        stage: What it does; empty = the note was not finished.
-        job: The job that it does it for.
-        lane: The lane.
-        item: The item, where there is one.
-    """
-
-    serial: int
-    stage: str = ""
-    job: str | None = None
-    lane: int | None = None
-    item: ItemRef | None = None
-
-
-class Page:
-    """A page of memory where a worker notes what it does; the server reads it after a death."""
-
-    def __init__(self, fd: int, *, write: bool = False) -> None:
-        self._map = mmap.mmap(
-            fd, PAGE_BYTES, prot=mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
-        )
-        self._serial = 0
-        self._stage, self._since_s = "idle", time.perf_counter()
-        self._spent_s: defaultdict[str, float] = defaultdict(float)
-
-    def note(
-        self,
-        stage: str,
-        job: str | None = None,
-        lane: int | None = None,
-        item: ItemRef | None = None,
-    ) -> None:
-        """Write what comes next; the time since the last note counts for its stage."""
-        now = time.perf_counter()
-        self._spent_s[self._stage] += now - self._since_s
-        self._stage, self._since_s = stage, now
-        text = _note_head(stage, job, lane) if item is None else _note(stage, job, lane, item)
-        self._serial += 1
-        data = _PAGE_HEAD.pack(self._serial, len(text)) + text
-        self._map[: len(data)] = data
-
-    def take_spent(self) -> dict[str, float]:
-        """Return the seconds spent at each stage since the last call, without those of waiting."""
-        self.note(self._stage)
-        spent, self._spent_s = dict(self._spent_s), defaultdict(float)
-        spent.pop("idle", None)
-        return spent
-
-    def read(self) -> Note:
-        """Return the last note."""
-        serial, length = _PAGE_HEAD.unpack_from(self._map)
-        try:
-            text = self._map[_PAGE_HEAD.size : _PAGE_HEAD.size + length]
-            stage, job, lane, item = json.loads(text)
-            if stage not in STAGES:  # a role's code may write anything here
-                return Note(serial)
-            return Note(serial, stage, job, lane, _item(item) if item else None)
-        except (ValueError, TypeError, RecursionError):
-            return Note(serial)
-
-
-def _item(entry: Any) -> ItemRef:
-    source, index, epoch = entry
-    if not (isinstance(source, str) and type(index) is int and type(epoch) is int):
-        raise TypeError("not an item")
-    return ItemRef(clean_text(source, 300), index, epoch)
 
 
 class ServerGone(BaseException):
@@ -485,14 +399,14 @@ class Worker:
 
         It shares the socket and the arenas: a second answer, or a batch written over another.
         """
-        if _is_forked(self.pid):
+        if is_forked(self.pid):
             job = f" of job {self.job!r}" if self.job else ""
             text = f"penstock: a process that a role{job} forked came back; it is ended\n"
             os.write(2, text.encode("utf-8", "backslashreplace"))
             os._exit(70)
 
     def _progress(self, stage: str, item: ItemRef | None) -> None:
-        if not (_MARK and _MARK[0]):  # asked here: every batch comes by several times
+        if not (MARK and MARK[0]):  # asked here: every batch comes by several times
             self._end_fork()
         self.page.note(stage, self.job, self.lane, item)
 
@@ -585,72 +499,6 @@ class Worker:
         return bool(data)
 
 
-def _mark() -> mmap.mmap | None:
-    """Return memory that holds a 1, and a 0 in every process that is forked from this one.
-
-    None where the system has no such memory (Linux has it from 4.14 on).
-    """
-    page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    try:
-        page.madvise(_WIPE_ON_FORK)
-    except OSError:
-        return None
-    page[0] = 1
-    return page
-
-
-_WIPE_ON_FORK = 18  # MADV_WIPEONFORK, which Python's mmap does not name
-_MARK = _mark()
-
-
-def _is_forked(pid: int) -> bool:
-    """Tell whether this process is a fork of the one that had a process id; asked all the time.
-
-    However it was forked, by Python or by native code.
-    """
-    return os.getpid() != pid if _MARK is None else not _MARK[0]
-
-
-def _note(stage: str, job: str | None, lane: int | None, item: ItemRef) -> bytes:
-    """Return the JSON of a note; put together by hand, since every batch writes several."""
-    head = _note_head(stage, job, lane).removesuffix(b"null]")
-    text = head + f"[{_quoted(item.source)},{item.index},{item.epoch}]]".encode()
-    return text[:MAX_NOTE_BYTES]
-
-
-@cache
-def _note_head(stage: str, job: str | None, lane: int | None) -> bytes:
-    """Return the JSON of a note without an item."""
-    return json.dumps([stage, job, lane, None]).encode()[:MAX_NOTE_BYTES]
-
-
-@cache
-def _quoted(text: str) -> str:
-    return json.dumps(text)
-
-
-def told(error: PenstockError) -> dict[str, Any]:
-    """Return an error as JSON of bounded texts: `code`, `message` and `fields`."""
-    return {
-        "code": error.code,
-        "message": clean_text(str(error.message), MAX_MESSAGE),
-        "fields": _clean(error.fields),
-    }
-
-
-def _clean(value: Any) -> Any:
-    """Return the fields of an error as JSON of bounded texts; they may come from a role."""
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, str):
-        return clean_text(value, MAX_FIELD)
-    if isinstance(value, Mapping):
-        return {clean_text(str(name), 99): _clean(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean(inner) for inner in value[:1000]]
-    return f"a {type(value).__name__}"
-
-
 def _tell_counts(answer: Message, line: Line) -> None:
     """Put into an answer what a line's planner has counted, if that is news.
 
@@ -669,13 +517,6 @@ def _tell_counts(answer: Message, line: Line) -> None:
 
 def _plan_bytes(plan: BatchPlan) -> bytes:
     return json.dumps(plan.to_json(), separators=(",", ":")).encode()
-
-
-def die_with_parent() -> None:
-    """Let the kernel end this process when the server process dies, even while a role computes."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def main(argv: list[str]) -> None:

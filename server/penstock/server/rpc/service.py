@@ -24,8 +24,8 @@ from grpc_reflection.v1alpha import reflection
 
 from penstock.server.core.frames import error_line
 from penstock.server.metrics import Metrics
+from penstock.server.node.entry import Entry
 from penstock.server.node.node import Node
-from penstock.server.node.scheduler import Entry
 from penstock.server.rpc.cursors import Cursors
 from penstock.server.rpc.opening import (
     VERSION,
@@ -288,6 +288,8 @@ class Service:
             await call.write(_draining().SerializeToString())
             return
         await self._check_token(request)
+        if not request.token and opening.given_from is None:
+            await self.cursors.present.check(opening.job)  # it begins: nothing was given yet
         wake = asyncio.Event()
         self.node.note_given(request.job, opening.given())
         reader = self.node.open(

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import structlog
 
 from penstock.server.metrics import Metrics
-from penstock.server.node.scheduler import Reader
+from penstock.server.node.reader import Reader
 from penstock.server.rpc import story
 from penstock.server.rpc.cursors import Listener
 from penstock.server.store.base import (
@@ -337,7 +337,7 @@ def _origin(request: BeginRequest, begun: Begun) -> str:
     """Return in words where a new generation's start comes from."""
     if request.start_step is not None:
         return "the trainer's state" if request.store else "start="
-    if begun.generation == 1:
+    if begun.batches_per_step_from != "group":
         return "a new group"
     return f"the cursor of generation {begun.generation - 1}"
 

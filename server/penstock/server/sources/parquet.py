@@ -250,6 +250,14 @@ class ParquetSource(Source):
         self._read.clear()
         return files_fingerprint(entries)
 
+    def check_present(self) -> None:
+        """Refuse files that are gone or changed, where they lie on this machine's disks.
+
+        Raises:
+            SourceChanged: Names the file.
+        """
+        self._set.check_all()
+
     def hand_over(self) -> Catalog:
         """Return the files with their footers and hashes, for the workers of this node."""
         return self._set.hand_over()

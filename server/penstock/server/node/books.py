@@ -1,4 +1,4 @@
-"""Who needs which batch, and which ticket is most urgent: no processes or sockets, only books.
+"""What a node knows of each log: who needs which batch, and what is ready. Books alone.
 
 Demand is the union of what open readers may still take: their own positions below their horizon. A
 batch that is wanted becomes an `Entry`; the node gives the most urgent of the `candidates`, by
@@ -13,12 +13,13 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple
 
 from penstock.server.job import Job
+from penstock.server.node.entry import Entry, Key, State
 from penstock.server.node.homes import Homes
 from penstock.server.node.made import MadeOffsets
+from penstock.server.node.reader import Reader
 from penstock.wire.errors import PenstockError
 from penstock.wire.order import Share, Tail
 
@@ -34,12 +35,6 @@ MAX_LINES_PER_LANE = 4
 KEPT_EMPTIED = 1024
 """Offsets kept per lane of batches that quarantine has emptied: enough to see many in a row."""
 
-MAX_PENDING = 1024
-"""Batches that one reader wants at once, wherever its horizon lies: that is only a number."""
-
-LOOK_POSITIONS = 1000
-"""Positions that a reader of some lanes passes over in one turn: others are served in between."""
-
 MAX_STARTS = 16
 """Starts kept per lane for lines that are not open yet."""
 
@@ -48,62 +43,6 @@ ELSEWHERE_SHARE = 0.01
 
 PLANS_AHEAD = 8
 """Plans asked for at once where planning needs no processing."""
-
-
-class State(Enum):
-    """What is known of a wanted batch."""
-
-    WANTED = "wanted"
-    MAKING = "making"
-    READY = "ready"
-    FAILED = "failed"
-
-
-class Key(NamedTuple):
-    """What an entry is: a position, and the address whose batch stands there."""
-
-    position: int
-    lane: int
-    offset: int
-    blank: bool
-
-
-@dataclass(eq=False)
-class Entry:
-    """One batch that somebody wants, or that is kept for late readers.
-
-    Attributes:
-        key: Its address.
-        readers: Who wants it.
-        pins: Streams that are writing it to the network right now.
-        body: Its bytes, in shared memory.
-        release: Gives the shared memory back.
-    """
-
-    key: Key
-    state: State = State.WANTED
-    readers: set[Reader] = field(default_factory=set)
-    pins: int = 0
-    header: bytes = b""
-    body: memoryview | None = None
-    nbytes: int = 0
-    tokens: int = 0
-    release: Callable[[], None] | None = None
-    error: PenstockError | None = None
-    evicted: bool = False
-
-    def free(self) -> None:
-        """Let the bytes go as soon as no stream writes them."""
-        self.evicted = True
-        if self.pins == 0 and self.release is not None:
-            release, self.release, self.body = self.release, None, None
-            release()
-
-    def unpin(self) -> None:
-        """One stream has written this batch."""
-        self.pins -= 1
-        if self.evicted:
-            self.free()
 
 
 @dataclass(eq=False)
@@ -198,144 +137,6 @@ class LaneState:
         if len(self.emptied) > KEPT_EMPTIED:
             self.emptied.remove(min(self.emptied))
         return last - first + 1 >= at_most
-
-
-class Reader:
-    """One open stream's demand.
-
-    Args:
-        log: The log it reads.
-        share: Which positions are its own.
-        tail: The end of a finite log; None = endless.
-        start: No position below this is wanted.
-        lanes: Lanes wanted from this node; None = all.
-        wake: Called when something may be taken, or has failed.
-
-    Attributes:
-        next: The position that its consumer needs next; it is given in any case.
-        bytes_limit: What all that it is given may have in sum; 0 = no such limit.
-        taken_bytes: What it was given.
-        is_full: What is ready for it would go beyond the limit: it waits for its consumer.
-    """
-
-    def __init__(
-        self,
-        log: Log,
-        share: Share,
-        tail: Tail | None,
-        start: int,
-        lanes: frozenset[int] | None,
-        wake: Callable[[], None],
-    ) -> None:
-        self.log, self.share, self.tail, self.lanes, self.wake = log, share, tail, lanes, wake
-        self.pending: dict[int, Entry] = {}
-        self.horizon = 0
-        self.next = self.bytes_limit = self.taken_bytes = 0
-        self.is_full = False
-        self.closed = False
-        self.sent_batches = self.sent_bytes = self.sent_tokens = 0
-        self._next_wanted = share.at_or_after(start)
-
-    @property
-    def head(self) -> int:
-        """Return the lowest own position that was not taken yet."""
-        # Positions are added in rising order, and a dict keeps it.
-        return next(iter(self.pending), self._next_wanted)
-
-    @property
-    def finished(self) -> bool:
-        """Tell whether everything up to the log's end was taken."""
-        return self.tail is not None and not self.pending and self._next_wanted >= self.tail.end
-
-    def extend(self, horizon: int) -> None:
-        """Move the horizon; a lower one changes nothing, and none does behind `close`."""
-        if self.closed:
-            return
-        self.horizon = max(self.horizon, horizon)
-        self._fill()
-
-    def grant(self, position: int, bytes_limit: int) -> None:
-        """Move what the consumer needs next, and what it has room for; lower ones change nothing.
-
-        Counts since the stream began, not bytes to be added: so a message that comes twice, or
-        late, grants nothing twice. And the next position is always given, by whichever node has its
-        lane: so no split of the room over nodes or lanes can leave everybody waiting.
-        """
-        self.next = max(self.next, position)
-        self.bytes_limit = max(self.bytes_limit, bytes_limit)
-
-    def _has_room(self, position: int, nbytes: int) -> bool:
-        return (
-            not self.bytes_limit
-            or position <= self.next
-            or self.taken_bytes + nbytes <= self.bytes_limit
-        )
-
-    def _fill(self) -> None:
-        """Want what lies below the horizon, a bounded number at once: more when these are taken."""
-        limit = self.horizon if self.tail is None else min(self.horizon, self.tail.end)
-        missed = 0
-        while self._next_wanted < limit and len(self.pending) < MAX_PENDING:
-            position = self._next_wanted
-            self._next_wanted = self.share.nth_after(position, 1)
-            key = self.log.key(position, self.tail)
-            if self.lanes is None or key.lane in self.lanes:
-                self.pending[position] = self.log.want(key, self)
-                missed = 0
-                continue
-            missed += 1
-            if missed > max(self.log.job.lanes, LOOK_POSITIONS):
-                # In an endless log its own positions meet none of its lanes, ever; in a finite one
-                # they may go on behind the ends of others: later, so that nobody else waits.
-                if self.tail is not None:
-                    self.wake()
-                return
-
-    def take(self, room_bytes: int | None = None) -> Entry | None:
-        """Return the next batch to send and pin it: in order per lane, the lowest that is ready.
-
-        Args:
-            room_bytes: Take it only if it is no larger than this; None = whatever its size.
-
-        Raises:
-            PenstockError: The batch that is owed next cannot be made; not with `room_bytes`.
-        """
-        self._fill()
-        self.is_full = False
-        blocked: set[int] = set()
-        for position, entry in self.pending.items():
-            if entry.state is State.READY and entry.key.lane not in blocked:
-                if room_bytes is not None and entry.nbytes > room_bytes:
-                    return None
-                if not self._has_room(position, entry.nbytes):
-                    # Nor what is smaller and comes later: it would take this one's room.
-                    self.is_full = True
-                    return None
-                del self.pending[position]
-                entry.pins += 1
-                self.taken_bytes += entry.nbytes
-                return entry
-            if entry.state is State.FAILED and not blocked and room_bytes is None:
-                assert entry.error is not None
-                raise entry.error
-            blocked.add(entry.key.lane)
-        return None
-
-    def sent(self, entry: Entry) -> None:
-        """The entry that `take` gave has been written to the network."""
-        self.sent_batches += 1
-        self.sent_bytes += entry.nbytes
-        self.sent_tokens += entry.tokens
-        entry.unpin()
-        self.log.leave(entry, self)
-
-    def close(self) -> None:
-        """Stop wanting anything; idempotent."""
-        self.closed = True
-        for entry in self.pending.values():
-            self.log.leave(entry, self)
-        self.pending.clear()
-        self.log.readers.discard(self)
 
 
 class Log:
@@ -462,6 +263,10 @@ class Log:
             if entry is not None and entry.state is State.WANTED and entry not in seen:
                 seen.add(entry)
                 yield Candidate(0, entry.key.position, self, entry, self.lanes[entry.key.lane])
+
+    def most_urgent(self) -> Candidate | None:
+        """Return the wanted batch that somebody needs soonest."""
+        return min(self.candidates(), key=lambda one: one.rank, default=None)
 
     def candidate(self, lane: LaneState) -> Candidate | None:
         """Return a lane's next wanted batch."""
@@ -644,12 +449,8 @@ __all__ = [
     "MAX_LINES_PER_LANE",
     "PLANS_AHEAD",
     "Candidate",
-    "Entry",
-    "Key",
     "LaneState",
     "LineState",
     "Log",
-    "Reader",
     "Start",
-    "State",
 ]

@@ -1,4 +1,4 @@
-"""The scheduler's books: who is owed what, what may be made, what is kept; no processes here."""
+"""A node's books: who is owed what, what may be made, what is kept; no processes here."""
 
 from __future__ import annotations
 
@@ -9,16 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from penstock.server.job import Job
-from penstock.server.node.scheduler import (
-    KEPT_BATCHES,
-    KEPT_PLANS,
-    KEPT_SHARE,
-    MAX_PENDING,
-    Entry,
-    Log,
-    Reader,
-    State,
-)
+from penstock.server.node.books import KEPT_BATCHES, KEPT_PLANS, KEPT_SHARE, Log
+from penstock.server.node.entry import Entry, State
+from penstock.server.node.reader import MAX_PENDING, Reader
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import BadItem
 from penstock.wire.order import Share, Tail

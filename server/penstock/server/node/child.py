@@ -1,0 +1,75 @@
+"""What every process that runs roles does about its parent, its forks and its errors."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.wire.errors import PenstockError, clean_text
+
+MAX_MESSAGE, MAX_FIELD = 4000, 16_000
+"""Characters of an error's sentence and of any text in its fields that leave a worker: what a role
+says is copied to the server process, its log and every reader, and may be as long as a file."""
+
+
+def die_with_parent() -> None:
+    """Let the kernel end this process when the server process dies, even while a role computes."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _mark() -> mmap.mmap | None:
+    """Return memory that holds a 1, and a 0 in every process that is forked from this one.
+
+    None where the system has no such memory (Linux has it from 4.14 on).
+    """
+    page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        page.madvise(_WIPE_ON_FORK)
+    except OSError:
+        return None
+    page[0] = 1
+    return page
+
+
+_WIPE_ON_FORK = 18  # MADV_WIPEONFORK, which Python's mmap does not name
+MARK = _mark()
+
+
+def is_forked(pid: int) -> bool:
+    """Tell whether this process is a fork of the one that had a process id; asked all the time.
+
+    However it was forked, by Python or by native code.
+    """
+    return os.getpid() != pid if MARK is None else not MARK[0]
+
+
+def told(error: PenstockError) -> dict[str, Any]:
+    """Return an error as JSON of bounded texts: `code`, `message` and `fields`."""
+    return {
+        "code": error.code,
+        "message": clean_text(str(error.message), MAX_MESSAGE),
+        "fields": _clean(error.fields),
+    }
+
+
+def _clean(value: Any) -> Any:
+    """Return the fields of an error as JSON of bounded texts; they may come from a role."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        return clean_text(value, MAX_FIELD)
+    if isinstance(value, Mapping):
+        return {clean_text(str(name), 99): _clean(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(inner) for inner in value[:1000]]
+    return f"a {type(value).__name__}"
+
+
+__all__ = ["MARK", "MAX_MESSAGE", "die_with_parent", "is_forked", "told"]

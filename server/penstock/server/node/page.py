@@ -1,0 +1,128 @@
+"""A page of shared memory where a worker notes what it is at: it is read when it hangs or dies."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+import time
+from collections import defaultdict
+from functools import cache
+from typing import Any, NamedTuple
+
+from penstock.server.core.refs import ItemRef
+from penstock.wire.errors import clean_text
+
+PAGE_BYTES = 4096
+
+_PAGE_HEAD = struct.Struct("<QI")  # a number that grows with every note, and the note's length
+
+MAX_NOTE_BYTES = PAGE_BYTES - _PAGE_HEAD.size
+
+
+STAGES = (
+    "build",
+    "collate",
+    "encode",
+    "fetch",
+    "idle",
+    "plan",
+    "process",
+    "replay",
+    "retrying",
+    "setup",
+)
+"""What a worker may be doing, as it notes it."""
+
+
+class Note(NamedTuple):
+    """What a worker is at.
+
+    Attributes:
+        serial: Grows with every note.
+        stage: What it does; empty = the note was not finished.
+        job: The job that it does it for.
+        lane: The lane.
+        item: The item, where there is one.
+    """
+
+    serial: int
+    stage: str = ""
+    job: str | None = None
+    lane: int | None = None
+    item: ItemRef | None = None
+
+
+class Page:
+    """A page of memory where a worker notes what it does; the server reads it after a death."""
+
+    def __init__(self, fd: int, *, write: bool = False) -> None:
+        self._map = mmap.mmap(
+            fd, PAGE_BYTES, prot=mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
+        )
+        self._serial = 0
+        self._stage, self._since_s = "idle", time.perf_counter()
+        self._spent_s: defaultdict[str, float] = defaultdict(float)
+
+    def note(
+        self,
+        stage: str,
+        job: str | None = None,
+        lane: int | None = None,
+        item: ItemRef | None = None,
+    ) -> None:
+        """Write what comes next; the time since the last note counts for its stage."""
+        now = time.perf_counter()
+        self._spent_s[self._stage] += now - self._since_s
+        self._stage, self._since_s = stage, now
+        text = _note_head(stage, job, lane) if item is None else _note(stage, job, lane, item)
+        self._serial += 1
+        data = _PAGE_HEAD.pack(self._serial, len(text)) + text
+        self._map[: len(data)] = data
+
+    def take_spent(self) -> dict[str, float]:
+        """Return the seconds spent at each stage since the last call, without those of waiting."""
+        self.note(self._stage)
+        spent, self._spent_s = dict(self._spent_s), defaultdict(float)
+        spent.pop("idle", None)
+        return spent
+
+    def read(self) -> Note:
+        """Return the last note."""
+        serial, length = _PAGE_HEAD.unpack_from(self._map)
+        try:
+            text = self._map[_PAGE_HEAD.size : _PAGE_HEAD.size + length]
+            stage, job, lane, item = json.loads(text)
+            if stage not in STAGES:  # a role's code may write anything here
+                return Note(serial)
+            return Note(serial, stage, job, lane, _item(item) if item else None)
+        except (ValueError, TypeError, RecursionError):
+            return Note(serial)
+
+
+def _item(entry: Any) -> ItemRef:
+    source, index, epoch = entry
+    if not (isinstance(source, str) and type(index) is int and type(epoch) is int):
+        raise TypeError("not an item")
+    return ItemRef(clean_text(source, 300), index, epoch)
+
+
+def _note(stage: str, job: str | None, lane: int | None, item: ItemRef) -> bytes:
+    """Return the JSON of a note; put together by hand, since every batch writes several."""
+    head = _note_head(stage, job, lane).removesuffix(b"null]")
+    text = head + f"[{_quoted(item.source)},{item.index},{item.epoch}]]".encode()
+    return text[:MAX_NOTE_BYTES]
+
+
+@cache
+def _note_head(stage: str, job: str | None, lane: int | None) -> bytes:
+    """Return the JSON of a note without an item."""
+    return json.dumps([stage, job, lane, None]).encode()[:MAX_NOTE_BYTES]
+
+
+@cache
+def _quoted(text: str) -> str:
+    return json.dumps(text)
+
+
+__all__ = ["MAX_NOTE_BYTES", "PAGE_BYTES", "STAGES", "Note", "Page"]

@@ -1,0 +1,159 @@
+"""One open stream's demand: which positions it may still take, and what is given to it next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.server.node.entry import Entry, State
+from penstock.wire.order import Share, Tail
+
+if TYPE_CHECKING:
+    from penstock.server.node.books import Log
+
+MAX_PENDING = 1024
+"""Batches that one reader wants at once, wherever its horizon lies: that is only a number."""
+
+LOOK_POSITIONS = 1000
+"""Positions that a reader of some lanes passes over in one turn: others are served in between."""
+
+
+class Reader:
+    """One open stream's demand.
+
+    Args:
+        log: The log it reads.
+        share: Which positions are its own.
+        tail: The end of a finite log; None = endless.
+        start: No position below this is wanted.
+        lanes: Lanes wanted from this node; None = all.
+        wake: Called when something may be taken, or has failed.
+
+    Attributes:
+        next: The position that its consumer needs next; it is given in any case.
+        bytes_limit: What all that it is given may have in sum; 0 = no such limit.
+        taken_bytes: What it was given.
+        is_full: What is ready for it would go beyond the limit: it waits for its consumer.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        share: Share,
+        tail: Tail | None,
+        start: int,
+        lanes: frozenset[int] | None,
+        wake: Callable[[], None],
+    ) -> None:
+        self.log, self.share, self.tail, self.lanes, self.wake = log, share, tail, lanes, wake
+        self.pending: dict[int, Entry] = {}
+        self.horizon = 0
+        self.next = self.bytes_limit = self.taken_bytes = 0
+        self.is_full = False
+        self.closed = False
+        self.sent_batches = self.sent_bytes = self.sent_tokens = 0
+        self._next_wanted = share.at_or_after(start)
+
+    @property
+    def head(self) -> int:
+        """Return the lowest own position that was not taken yet."""
+        # Positions are added in rising order, and a dict keeps it.
+        return next(iter(self.pending), self._next_wanted)
+
+    @property
+    def finished(self) -> bool:
+        """Tell whether everything up to the log's end was taken."""
+        return self.tail is not None and not self.pending and self._next_wanted >= self.tail.end
+
+    def extend(self, horizon: int) -> None:
+        """Move the horizon; a lower one changes nothing, and none does behind `close`."""
+        if self.closed:
+            return
+        self.horizon = max(self.horizon, horizon)
+        self._fill()
+
+    def grant(self, position: int, bytes_limit: int) -> None:
+        """Move what the consumer needs next, and what it has room for; lower ones change nothing.
+
+        Counts since the stream began, not bytes to be added: so a message that comes twice, or
+        late, grants nothing twice. And the next position is always given, by whichever node has its
+        lane: so no split of the room over nodes or lanes can leave everybody waiting.
+        """
+        self.next = max(self.next, position)
+        self.bytes_limit = max(self.bytes_limit, bytes_limit)
+
+    def _has_room(self, position: int, nbytes: int) -> bool:
+        return (
+            not self.bytes_limit
+            or position <= self.next
+            or self.taken_bytes + nbytes <= self.bytes_limit
+        )
+
+    def _fill(self) -> None:
+        """Want what lies below the horizon, a bounded number at once: more when these are taken."""
+        limit = self.horizon if self.tail is None else min(self.horizon, self.tail.end)
+        missed = 0
+        while self._next_wanted < limit and len(self.pending) < MAX_PENDING:
+            position = self._next_wanted
+            self._next_wanted = self.share.nth_after(position, 1)
+            key = self.log.key(position, self.tail)
+            if self.lanes is None or key.lane in self.lanes:
+                self.pending[position] = self.log.want(key, self)
+                missed = 0
+                continue
+            missed += 1
+            if missed > max(self.log.job.lanes, LOOK_POSITIONS):
+                # In an endless log its own positions meet none of its lanes, ever; in a finite one
+                # they may go on behind the ends of others: later, so that nobody else waits.
+                if self.tail is not None:
+                    self.wake()
+                return
+
+    def take(self, room_bytes: int | None = None) -> Entry | None:
+        """Return the next batch to send and pin it: in order per lane, the lowest that is ready.
+
+        Args:
+            room_bytes: Take it only if it is no larger than this; None = whatever its size.
+
+        Raises:
+            PenstockError: The batch that is owed next cannot be made; not with `room_bytes`.
+        """
+        self._fill()
+        self.is_full = False
+        blocked: set[int] = set()
+        for position, entry in self.pending.items():
+            if entry.state is State.READY and entry.key.lane not in blocked:
+                if room_bytes is not None and entry.nbytes > room_bytes:
+                    return None
+                if not self._has_room(position, entry.nbytes):
+                    # Nor what is smaller and comes later: it would take this one's room.
+                    self.is_full = True
+                    return None
+                del self.pending[position]
+                entry.pins += 1
+                self.taken_bytes += entry.nbytes
+                return entry
+            if entry.state is State.FAILED and not blocked and room_bytes is None:
+                assert entry.error is not None
+                raise entry.error
+            blocked.add(entry.key.lane)
+        return None
+
+    def sent(self, entry: Entry) -> None:
+        """The entry that `take` gave has been written to the network."""
+        self.sent_batches += 1
+        self.sent_bytes += entry.nbytes
+        self.sent_tokens += entry.tokens
+        entry.unpin()
+        self.log.leave(entry, self)
+
+    def close(self) -> None:
+        """Stop wanting anything; idempotent."""
+        self.closed = True
+        for entry in self.pending.values():
+            self.log.leave(entry, self)
+        self.pending.clear()
+        self.log.readers.discard(self)
+
+
+__all__ = ["Reader"]
