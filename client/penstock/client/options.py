@@ -42,7 +42,11 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         if given[name] is not None and not _is_whole(given[name]):
             refuse(f"{name}={given[name]!r}: use an integer")
     deadline_s = given["deadline_s"]
-    if isinstance(deadline_s, bool) or not isinstance(deadline_s, Real) or not deadline_s > 0:
+    if (
+        isinstance(deadline_s, bool)
+        or not isinstance(deadline_s, Real)
+        or not float(deadline_s) > 0
+    ):
         refuse(f"deadline_s={deadline_s!r}: use seconds above 0")
     if not given["job"] or not isinstance(given["job"], str):
         refuse(f"job={given['job']!r}: pass the name of a job of the server")
