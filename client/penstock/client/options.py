@@ -39,7 +39,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         if value is not None and value > MAX_POSITION:
             refuse(f"{name}={value!r}: use an integer of at most {MAX_POSITION}")
     for name in ("rank", "world_size"):
-        if given[name] is not None and not _is_whole(given[name]):
+        if given[name] is not None and not hasattr(given[name], "__index__"):
             refuse(f"{name}={given[name]!r}: use an integer")
     deadline_s = given["deadline_s"]
     if (
