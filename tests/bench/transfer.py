@@ -11,8 +11,8 @@ that have such a setting a deep one, the same for each.
 
 The second table is what a trainer sees. A process that has once freed a large block, as one that
 has loaded weights has, keeps freed memory from then on: glibc raises its thresholds with the
-largest block up to 32 MiB that it saw freed. In a bare process every message of 1 MiB is fresh
-memory, and page faults cost a quarter of the time.
+largest block up to 32 MiB that it saw freed. For penstock alone the first table is the same: the
+first batch of its streams comes in chunks that large.
 """
 
 from __future__ import annotations

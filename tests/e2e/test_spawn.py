@@ -99,6 +99,39 @@ def test_a_folder_with_a_long_path_is_refused_with_the_way_on(
         spawn.open_transport(str(file))
 
 
+def test_who_started_a_node_that_others_use_exits_without_a_word(
+    runtime: Path, tmp_path: Path
+) -> None:
+    """Also where Python tells of all that is left open: the node is meant to live on."""
+    file = write_job_file(tmp_path / "jobs.yaml", {"one": JOB})
+    starts = (
+        "from penstock.client import Loader\n"
+        f"loader = Loader('spawn:{file}?workers=1', 'one', rank=0, world_size=1, as_numpy=True)\n"
+        "batches = iter(loader)\n"
+        "print(next(batches).position, flush=True)\n"
+        "input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", starts],
+        env={**ENVIRONMENT, "XDG_RUNTIME_DIR": str(runtime)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "0\n"
+        with Loader(f"spawn:{file}?workers=1", "one", rank=0, world_size=1) as second:
+            batches = iter(second)
+            next(batches)
+            [node] = nodes(runtime)
+            _, said = first.communicate("go\n", timeout=60)
+            assert next(batches).position == 1
+            assert nodes(runtime) == [node]
+
+    assert (first.returncode, said) == (0, "")
+
+
 @pytest.mark.parametrize(("setting", "mode"), [({}, 0o600), ({"socket_mode": "0660"}, 0o660)])
 def test_a_unix_socket_is_its_owners_unless_asked(
     setting: dict[str, str], mode: int, runtime: Path, tmp_path: Path

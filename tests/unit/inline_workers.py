@@ -34,7 +34,7 @@ class _Side(Worker):
         self.jobs, self.items, self.makers, self.lines, self.broken = {}, {}, {}, {}, {}
         self.places, self._drawn = {}, defaultdict(int)
         self.announced, self._told = {}, set()
-        self.lane, self._unreported = None, 0
+        self.lane, self._unreported, self.careful = None, 0, False
         self._told = set()
         self.answers: deque[Message] = deque()
         self.inbox = deque()

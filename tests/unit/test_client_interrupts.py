@@ -79,8 +79,8 @@ loader = Loader(sys.argv[1], "code", rank=0, world_size=1, as_numpy=True)
 batches = iter(loader)
 next(batches)
 for _ in range(3):
-    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-    try:
+    try:  # also around the timer: on a busy machine it may fire before the next line
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         next(batches)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
@@ -118,8 +118,8 @@ import os, signal, sys, threading, time
 from penstock.client import Loader
 
 loader = Loader("127.0.0.1:1", "code", rank=0, world_size=1, as_numpy=True)
-threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     len(loader)
 except KeyboardInterrupt:
     print("interrupted", flush=True)

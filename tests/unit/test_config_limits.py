@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -63,6 +64,20 @@ def test_a_bomb_is_one_sentence_at_once(name: str, tmp_path: Path) -> None:
     assert len(caught.value.message.splitlines()) == 1
     assert len(caught.value.message) < 400 + len(str(path))
     assert time.process_time() - begun < 30, "of this process alone; it takes well under a second"
+
+
+@pytest.mark.parametrize("place", ["pipe", "/dev/zero"])
+def test_a_job_file_that_is_no_file_is_refused_and_not_waited_for(
+    place: str, tmp_path: Path
+) -> None:
+    """A named pipe has an end for whoever writes: opened for reading it would wait for that."""
+    os.mkfifo(tmp_path / "pipe")
+    path = tmp_path / place
+
+    with pytest.raises(InvalidJob, match=f"the job file {path} is not a regular file") as caught:
+        load(str(path), environ={})
+
+    assert len(caught.value.message.splitlines()) == 1
 
 
 def test_what_people_write_stays_below_the_limits(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 from harness import serving, write_job_file
 from penstock.server.jobs.load import load
 from penstock.server.local import LocalLoader
-from penstock.server.rpc.service import OPTIONS, WAITING_EVERY_S
+from penstock.server.rpc.read import WAITING_EVERY_S
+from penstock.server.rpc.service import OPTIONS
 from penstock.wire import (
     ALIGNMENT,
     CHUNK_BYTES,
@@ -23,6 +24,7 @@ from penstock.wire import (
     MAX_TOKEN,
     MAX_WORLD_SIZE,
     PROTOCOL,
+    WIDE_CHUNK_BYTES,
 )
 from penstock.wire.digest import batch_digest
 from penstock.wire.errors import ERROR_METADATA_KEY
@@ -105,8 +107,10 @@ def test_numbers_are_those_of_the_code() -> None:
 
     assert limits["One message"] == f"{MAX_MESSAGE_BYTES >> 20} MiB"
     assert limits["One message to a server"] == f"{MAX_REQUEST_BYTES >> 20} MiB"
-    assert limits["Body bytes in one chunk"] == f"{CHUNK_BYTES >> 20} MiB"
-    assert limits["A header"].startswith("16 MiB less one chunk and 4 KiB;")
+    wide, usual = WIDE_CHUNK_BYTES >> 20, CHUNK_BYTES >> 20
+    assert limits["Body bytes in one chunk"] == f"{wide} MiB, mostly {usual} MiB"
+    assert f"comes in chunks of up to {wide} MiB" in section("A batch is a header and chunks")
+    assert limits["A header"].startswith("16 MiB less 1 MiB for a chunk and 4 KiB;")
     assert MAX_HEADER_BYTES == MAX_MESSAGE_BYTES - CHUNK_BYTES - (4 << 10)
     assert (limits["Positions, offsets, steps"], MAX_POSITION) == ("below 2^63", (1 << 63) - 1)
     assert limits["Dimensions of a tensor"] == str(MAX_DIMENSIONS)

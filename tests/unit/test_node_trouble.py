@@ -19,7 +19,8 @@ from penstock.server.node.entry import Entry
 from penstock.server.node.reader import Reader
 from penstock.server.roles import IdentityProcessor, MapDistributor
 from penstock.server.roles.base import LaneDraws
-from penstock.server.rpc.service import EOF, Service
+from penstock.server.rpc.read import EOF
+from penstock.server.rpc.service import Service
 from penstock.server.sources import ItemsSource
 from penstock.server.store import SqliteStore
 from penstock.server.store.base import SnapshotRecord

@@ -165,15 +165,16 @@ def test_bfloat16_without_ml_dtypes_says_what_to_install(monkeypatch: pytest.Mon
     assert found.tolist() == torch.arange(70).reshape(7, 10).tolist()
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 4), (40, 30, 20)])  # small ones go another way
 @pytest.mark.parametrize("name", NUMPY_DTYPES)
-def test_layout_in_memory_does_not_show(name: str) -> None:
+def test_layout_in_memory_does_not_show(name: str, shape: tuple[int, ...]) -> None:
     """Strides and byte order of the sender's array leave no trace."""
-    base = np.arange(24).reshape(2, 3, 4).astype(STORAGE[name])
+    base = np.arange(np.prod(shape)).reshape(shape).astype(STORAGE[name])
     views = {
         "fortran": np.asfortranarray(base),
         "transposed": base.transpose(2, 0, 1),
         "reversed": base[::-1, :, ::-2],
-        "broadcast": np.broadcast_to(base[0, 0], (3, 4)),
+        "broadcast": np.broadcast_to(base[0, 0], shape[1:]),
         "big_endian": base.astype(base.dtype.newbyteorder(">")),
         "read_only": base[0],
     }

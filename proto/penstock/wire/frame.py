@@ -17,7 +17,9 @@ What comes from the network is checked before anything is allocated by it, and `
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 import google_crc32c
@@ -39,6 +41,7 @@ from penstock.wire.values import (
     NDArray,
     Plain,
     to_plain,
+    wire_name,
 )
 
 _SEAL_TAG, _SEAL_BYTES = b"\x7d", 5
@@ -47,7 +50,13 @@ _SEAL_TAG, _SEAL_BYTES = b"\x7d", 5
 _CACHED_BYTES = 1 << 18
 """What is surely still in the second-level cache right after it was written."""
 
+_SMALL_BYTES = 4096
+"""Up to here one more copy, into bytes, costs less than arrays over the place where data goes."""
+
 Buffer: TypeAlias = "bytes | bytearray | memoryview | NDArray"
+
+_extend: Callable[[int, NDArray | bytes], int] = google_crc32c.extend
+"""`(crc32c of what came before, octets) -> crc32c`. It takes no memoryview, but arrays over one."""
 
 MAX_HEADER_BYTES = MAX_MESSAGE_BYTES - CHUNK_BYTES - 4096
 """A header shares its message with the first chunk."""
@@ -76,18 +85,33 @@ class Layout:
         nbytes: The length of the body: the end of the last tensor, 0 without tensors.
     """
 
-    def __init__(self, values: list[tuple[str, Plain, bool]]) -> None:
+    def __init__(self) -> None:
         self.nbytes = 0
         self._tensors: list[tuple[int, Array]] = []
-        # The header is sorted by field number, so its middle can be written now and the rest later.
-        message = feed_pb2.BatchHeader()
-        for name, plain, host in values:
-            named = message.values.add(name=name)
-            self._put(named.value, plain)
-            if host:
-                named.place = feed_pb2.PLACE_HOST
-        self._values = message.SerializeToString()
-        self._names = [name for name, _, _ in values]
+        self._values: list[bytes] = []  # entries of the header, serialized
+        self._names: list[str] = []
+
+    def add(self, name: str, value: Any, host: bool) -> None:
+        """Add a value behind the others; `host` = it stays off the device.
+
+        Raises:
+            UnsupportedValue: It has no form on the wire.
+        """
+        found = None
+        if type(value) is np.ndarray:
+            start = -(-self.nbytes // ALIGNMENT) * ALIGNMENT
+            found = _tensor_field(name, host, value.dtype, value.shape, start)
+        if found is not None:
+            dtype, field = found
+            self._tensors.append((start, Array(dtype, value)))
+            self.nbytes = start + value.nbytes
+        else:
+            plain = to_plain(value, name)
+            message = feed_pb2.BatchHeader()
+            self._put(_named(message, name, host), plain)
+            field = message.SerializeToString()
+        self._values.append(field)
+        self._names.append(name)
 
     def _put(self, message: feed_pb2.Value, plain: Plain) -> None:
         if plain is None:
@@ -111,11 +135,7 @@ class Layout:
                 self._put(add(), inner)
         else:
             start = -(-self.nbytes // ALIGNMENT) * ALIGNMENT
-            tensor = message.tensor
-            tensor.dtype = plain.dtype
-            tensor.shape.extend(plain.data.shape)
-            tensor.start = start
-            tensor.nbytes = plain.data.nbytes
+            _put_tensor(message.tensor, plain.dtype, plain.data.shape, start, plain.data.nbytes)
             self._tensors.append((start, plain))
             self.nbytes = start + plain.data.nbytes
 
@@ -128,16 +148,22 @@ class Layout:
         Raises:
             ValueError: `out` has another length.
         """
-        body = _octets(out)
-        if len(body) != self.nbytes:
-            raise ValueError(f"the body has {self.nbytes} bytes, the buffer {len(body)}")
+        body = _octets(out).data if isinstance(out, np.ndarray) else out
+        if body.nbytes != self.nbytes:
+            raise ValueError(f"the body has {self.nbytes} bytes, the buffer {body.nbytes}")
         end = crc = 0
         for start, (dtype, data) in self._tensors:
-            body[end:start] = 0
-            crc = crc32c(body[end:start], crc)
+            if end < start:
+                gap = bytes(start - end)
+                body[end:start] = gap
+                crc = _extend(crc, gap)
             end = start + data.nbytes
-            if data.flags.c_contiguous and data.dtype == STORAGE[dtype] and data.nbytes:
-                crc = _copy(body[start:end], _octets(data), crc)
+            if data.nbytes <= _SMALL_BYTES and data.dtype == STORAGE[dtype]:
+                octets = data.tobytes()
+                body[start:end] = octets
+                crc = _extend(crc, octets)
+            elif data.flags.c_contiguous and data.dtype == STORAGE[dtype]:
+                crc = _copy(_octets(body[start:end]), _octets(data), crc)
             else:
                 # One pass makes it contiguous and little-endian.
                 place: NDArray = np.ndarray(data.shape, STORAGE[dtype], body, start)
@@ -171,10 +197,13 @@ class Layout:
         Raises:
             UnsupportedValue: A count does not fit int64, or the header is too large for a message.
         """
-        head = feed_pb2.BatchHeader(
-            log_id=log_id, lane=lane, offset=offset, body_bytes=self.nbytes, crc32c=crc
-        )
-        rest = feed_pb2.BatchHeader(padding=padding, epoch=epoch)
+        # Attributes that are set cost half of what keywords do, and 0 is not written anyway.
+        message = feed_pb2.BatchHeader()
+        message.log_id, message.lane, message.offset = log_id, lane, offset
+        message.body_bytes, message.crc32c = self.nbytes, crc
+        message.padding, message.epoch = padding, epoch
+        for field in self._values:
+            message.MergeFromString(field)
         for name, value in sorted(counts.items()):
             if not -(1 << 63) <= value < 1 << 63:
                 raise UnsupportedValue(
@@ -182,23 +211,21 @@ class Layout:
                     name=name,
                     type="int",
                 )
-            rest.counts.add(name=str(to_plain(name, name)), value=value)
-        add = rest.samples.add
-        for row, source, index, epoch, part, span in samples:
-            if span is None:
-                add(row=row, source=source, index=index, epoch=epoch, part=part)
-            else:
-                start, stop = span
-                add(
-                    row=row,
-                    source=source,
-                    index=index,
-                    epoch=epoch,
-                    part=part,
-                    start=start,
-                    stop=stop,
-                )
-        header = head.SerializeToString() + self._values + rest.SerializeToString()
+            count = message.counts.add()
+            count.name, count.value = _name(name), value
+        add = message.samples.add
+        for row, source, index, drawn, part, span in samples:
+            sample = add()
+            sample.source, sample.index = source, index
+            if row:
+                sample.row = row
+            if drawn:
+                sample.epoch = drawn
+            if part:
+                sample.part = part
+            if span is not None:
+                sample.start, sample.stop = span
+        header = message.SerializeToString()
         if len(header) > MAX_HEADER_BYTES:
             raise UnsupportedValue(
                 f"the values {', '.join(self._names)} of a batch make a header of {len(header)} "
@@ -210,12 +237,50 @@ class Layout:
         return header
 
 
+def _named(message: feed_pb2.BatchHeader, name: str, host: bool) -> feed_pb2.Value:
+    """Add a name to the values of a header; return the message of its value."""
+    named = message.values.add(name=name)
+    if host:
+        named.place = feed_pb2.PLACE_HOST
+    return named.value
+
+
+def _put_tensor(
+    tensor: feed_pb2.Tensor, dtype: str, shape: tuple[int, ...], start: int, nbytes: int
+) -> None:
+    tensor.dtype, tensor.start, tensor.nbytes = dtype, start, nbytes
+    tensor.shape.extend(shape)
+
+
+@lru_cache(1024)  # the same few at every batch, as long as shapes are
+def _tensor_field(
+    name: str, host: bool, dtype: np.dtype[Any], shape: tuple[int, ...], start: int
+) -> tuple[str, bytes] | None:
+    """Return the dtype's name on the wire, and the header's entry for such an array.
+
+    None where an array like this does not travel as it is.
+    """
+    wire = wire_name(dtype)
+    if wire is None or wire == BFLOAT16 or len(shape) > MAX_DIMENSIONS:
+        return None
+    message = feed_pb2.BatchHeader()
+    nbytes = dtype.itemsize * math.prod(shape)
+    _put_tensor(_named(message, name, host).tensor, wire, shape, start, nbytes)
+    return wire, message.SerializeToString()
+
+
+@lru_cache(1024)
+def _name(name: str) -> str:
+    """Return a name, which travels as text: so what a text may not hold it may not hold either."""
+    return str(to_plain(name, name))
+
+
 def _copy(into: NDArray, data: NDArray, crc: int) -> int:
     """Copy in pieces that the cache still holds when their crc32c is taken; return the whole's."""
     for start in range(0, len(data), _CACHED_BYTES):
         piece = into[start : start + _CACHED_BYTES]
         piece[:] = data[start : start + _CACHED_BYTES]
-        crc = int(google_crc32c.extend(crc, piece))
+        crc = _extend(crc, piece)
     return crc
 
 
@@ -229,7 +294,7 @@ def layout(values: Mapping[str, Any], host: Collection[str] = ()) -> Layout:
     Raises:
         UnsupportedValue: A value has no form on the wire, or a name is not a str.
     """
-    found: list[tuple[str, Plain, bool]] = []
+    found = Layout()
     for name, value in values.items():
         if not isinstance(name, str) or not name:
             raise UnsupportedValue(
@@ -237,9 +302,8 @@ def layout(values: Mapping[str, Any], host: Collection[str] = ()) -> Layout:
                 name=repr(name),
                 type=type(name).__name__,
             )
-        # The name travels as text, so what a text may not hold it may not hold either.
-        found.append((str(to_plain(name, name)), to_plain(value, name), name in host))
-    return Layout(found)
+        found.add(_name(name), value, name in host)
+    return found
 
 
 def with_position(header: bytes, position: int) -> bytes:
@@ -661,8 +725,7 @@ def check_chunk(header: feed_pb2.BatchHeader, chunk: ChunkView, filled: int) -> 
 
 def crc32c(body: Buffer, crc: int = 0) -> int:
     """Return the crc32c of contiguous bytes that follow those of `crc`, without copying them."""
-    # google_crc32c takes no memoryview, but an array over the same bytes.
-    return int(google_crc32c.extend(crc, _octets(body)))
+    return _extend(crc, _octets(body))
 
 
 def _octets(buffer: Any) -> NDArray:

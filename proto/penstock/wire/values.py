@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -90,7 +91,7 @@ def to_plain(value: Any, name: str) -> Plain:
 def _plain(value: Any, where: str, depth: int) -> Plain:
     kind = type(value)  # first what nearly every value of a batch is
     if kind is np.ndarray:
-        return _array(value, where)
+        return _numpy_array(value, value, where)
     if kind is str:
         return _text(value, where)
     if value is None or isinstance(value, bool):
@@ -179,13 +180,22 @@ def _array(value: Any, where: str) -> Array:
             raise _unsupported(
                 where, value, f"it does not become a NumPy array ({error}): convert it yourself"
             ) from error
-    dtype = data.dtype
-    name = _NAMES.get((dtype.kind, dtype.itemsize)) if dtype.kind in "biufc" else None
-    if name is None and dtype.name == BFLOAT16:
-        name, data = BFLOAT16, data.view(np.uint16)
+    return _numpy_array(data, value, where)
+
+
+def _numpy_array(data: NDArray, value: Any, where: str) -> Array:
+    """Return an array that a value is, or has become."""
+    name = wire_name(data.dtype)
     if name is None:
-        raise _unsupported(where, value, _dtype_remedy(dtype), dtype=dtype.name)
-    return _bounded(name, data, where)
+        raise _unsupported(where, value, _dtype_remedy(data.dtype), dtype=data.dtype.name)
+    return _bounded(name, data if name != BFLOAT16 else data.view(np.uint16), where)
+
+
+@lru_cache(256)
+def wire_name(dtype: np.dtype[Any]) -> str | None:
+    """Return the name on the wire of a dtype in either byte order; None = it has none."""
+    name = _NAMES.get((dtype.kind, dtype.itemsize)) if dtype.kind in "biufc" else None
+    return BFLOAT16 if name is None and dtype.name == BFLOAT16 else name
 
 
 def _torch_array(value: Any, torch: Any, where: str) -> Array:
@@ -300,4 +310,5 @@ __all__ = [
     "NDArray",
     "Plain",
     "to_plain",
+    "wire_name",
 ]

@@ -11,6 +11,7 @@ watches it in a thread. Readers see an address that is away for a moment, and go
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import hashlib
 import logging
@@ -97,6 +98,13 @@ def open_transport(rest: str) -> Address:
 
 _started: list[subprocess.Popen[bytes]] = []
 """Nodes that this process has started: whoever starts a process must ask how it ended."""
+
+
+def _leave_running() -> None:
+    """Let nodes live on that others use: Python would warn of each as this process exits."""
+    for process in _started:
+        if process.poll() is None:
+            process.returncode = 0  # nobody will ask any more: it becomes a child of init
 
 
 class _Node:
@@ -239,6 +247,9 @@ def _start(
             start_new_session=True,
             env=worker_environment(os.environ),
         )
+    if not _started:
+        atexit.unregister(_leave_running)  # it stands there once, however many nodes there are
+        atexit.register(_leave_running)
     _started[:] = [one for one in _started if one.poll() is None]
     _started.append(process)
     deadline = time.monotonic() + START_DEADLINE_S

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from penstock.server.commands.measure import Measured, examine
+from penstock.server.commands.memory import NodeMemory
 from penstock.server.commands.progress import Progress
 from penstock.server.commands.purity import gather_elsewhere
 from penstock.server.commands.report import report
@@ -100,6 +101,7 @@ def _examine(config: Config, name: str, items: int, batches: int) -> Measured:
                 item_count=items,
                 batch_count=batches,
                 workers=workers,
+                ready_bytes=config.server.ready_limit_bytes,
                 together=partial(measure_together, job, config.target, workers, progress.say),
                 say=progress.say,
             )
@@ -147,8 +149,19 @@ def _rows(measured: Measured) -> Iterator[tuple[str, str]]:
         yield f"blocks in memory{each}", held
         read = f"{reading.amplification:.2f} ({_counted(reading.blocks_read, 'block')})"
         yield "read amplification of a window", read
+    if (memory := measured.memory) is not None:
+        yield "memory of a node", _memory(memory)
     for name, value in measured.counts.items():
         yield f"{plain(name)} in {_counted(measured.batches_run, 'batch')}", f"{value:,}"
+
+
+def _memory(memory: NodeMemory) -> str:
+    """Return what a node takes; readers that stall let it fill its `ready_bytes`."""
+    each = f" and {memory.reader:,.1f} for each reader" if memory.reader >= 1 else ""
+    return (
+        f"{memory.keeping_up:,.0f} MiB with {_counted(memory.workers, 'worker')}{each}; "
+        f"{memory.stalled:,.0f} MiB where readers are slower than it"
+    )
 
 
 def _measured_on(measured: Measured) -> str:

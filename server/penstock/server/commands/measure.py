@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from penstock.server.commands import purity
+from penstock.server.commands.memory import NodeMemory, node_memory
 from penstock.server.commands.pace import lanes_beside, pace
 from penstock.server.commands.progress import Say, silent
 from penstock.server.commands.text import decoder, documents, render, summary
@@ -20,6 +22,7 @@ from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef, SampleRef
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Filtered, Items, Outcome, Quarantined
+from penstock.server.pipeline.kept import held_bytes
 from penstock.server.pipeline.line import Computed, Line
 from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.wire.errors import BadBatch, BadItem, PenstockError
@@ -85,6 +88,7 @@ class Measured:
         workers: Processes that the node would have here.
         together: As many processes at the same time, as far as there is work for each.
         reading: How a window of storage blocks is read, or None where there are none.
+        memory: What the node takes while it serves this job.
         warnings: Sentences; nothing is wrong, but something may surprise.
         sample: The first sample as text.
     """
@@ -109,12 +113,14 @@ class Measured:
     workers: int = 1
     together: Together = field(default_factory=Together)
     reading: WindowRead | None = None
+    memory: NodeMemory | None = None
     warnings: list[str] = field(default_factory=list)
     sample: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
-        return asdict(self)
+        memory = self.memory.to_json() if self.memory is not None else None
+        return {**asdict(self), "memory": memory}
 
 
 def examine(
@@ -124,6 +130,7 @@ def examine(
     item_count: int = 32,
     batch_count: int = 4,
     workers: int = 1,
+    ready_bytes: int = 1 << 30,
     together: Callable[[], Together] = Together,
     say: Say = silent,
 ) -> Measured:
@@ -135,6 +142,7 @@ def examine(
         item_count: How many items.
         batch_count: How many batches of one lane.
         workers: Processes that the node would have here.
+        ready_bytes: Its bound on ready batches here.
         together: Measures what they give at the same time.
         say: Told what is being done.
 
@@ -189,6 +197,14 @@ def examine(
     purity.check_promises(job, items, good, line)
     watch.what = f"job {job.name}, past its start"
     _measure_pace(found, line, batch_count)
+    found.memory = node_memory(
+        job,
+        workers=workers,
+        ready_bytes=ready_bytes,
+        imported=sys.modules.keys(),
+        sample_bytes=_sample_bytes(outcomes),
+        batch_bytes=found.bytes_per_batch,
+    )
     found.together = together()
     found.warnings = _warnings(job, found)
 
@@ -216,6 +232,17 @@ def _count_outcomes(found: Measured, outcomes: Sequence[Outcome]) -> None:
         elif isinstance(outcome, Quarantined):
             reason = outcome.verdict.reason
             found.quarantined[reason] = found.quarantined.get(reason, 0) + 1
+
+
+def _sample_bytes(outcomes: Sequence[Outcome]) -> float:
+    """Return the memory of a sample, in the mean; 0 where there are none."""
+    sizes = [
+        held_bytes(sample)
+        for outcome in outcomes
+        if not isinstance(outcome, Filtered | Quarantined)
+        for sample in outcome
+    ]
+    return sum(sizes) / max(1, len(sizes))
 
 
 def _batching_seconds(

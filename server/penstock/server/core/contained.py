@@ -57,10 +57,26 @@ def contained(call: Callable[[], T]) -> T:
     """
     try:
         return call()
-    except BaseException as error:
-        if isinstance(error, Exception) or is_ctrl_c(error):
+    except BaseException as raised:
+        error = as_exception(raised)
+        if error is raised:
             raise
-        raise escaped(error) from error
+        raise error from raised
+
+
+def as_exception(raised: BaseException) -> Exception:
+    """Return the `Exception` that something stands for which code of a user raised.
+
+    For whoever calls such code often and has a `try` of their own, in place of `contained`.
+
+    Raises:
+        KeyboardInterrupt: Somebody pressed Ctrl-C, where that is not ignored.
+    """
+    if isinstance(raised, Exception):
+        return raised
+    if is_ctrl_c(raised):
+        raise raised
+    return escaped(raised)
 
 
 def escaped(error: BaseException) -> Escaped:
@@ -84,6 +100,7 @@ def is_ctrl_c(error: BaseException) -> bool:
 __all__ = [
     "Escaped",
     "ProcessExit",
+    "as_exception",
     "contained",
     "escaped",
     "exits_are_errors",

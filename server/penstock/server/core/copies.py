@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-_IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
+_IMMUTABLE = frozenset((bool, int, float, complex, str, bytes, type(None)))
 
 
 def own_copy(value: Any) -> Any:
@@ -20,7 +20,10 @@ def own_copy(value: Any) -> Any:
     if kind in _IMMUTABLE:
         return value
     if kind is dict:
-        return {name: own_copy(inner) for name, inner in value.items()}
+        return {
+            name: inner if type(inner) in _IMMUTABLE else own_copy(inner)
+            for name, inner in value.items()
+        }
     if kind is list:
         return [own_copy(inner) for inner in value]
     if kind is tuple:

@@ -6,7 +6,9 @@ a date: each would decide bytes behind the user's back. Here plain scalars are w
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +79,13 @@ def read(path: Path, shown: str) -> tuple[Any, Place]:
     base = path.absolute().parent
     place = Place(shown, base)
     try:
-        with path.open("rb") as file:
+        # Opening a named pipe would wait for somebody who writes, so this does not wait.
+        with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise place.error(
+                    f"the job file {shown} is not a regular file but a pipe or a device: every "
+                    "process of a node reads it, so write it to a file"
+                )
             data = file.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
             raise place.error(

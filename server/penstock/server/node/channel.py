@@ -47,19 +47,17 @@ def pack_all(entries: Sequence[tuple[Message, Sequence[bytes]]]) -> bytes:
     start = 0
     while start < len(entries):
         first, blobs = entries[start]
-        keys, each, stop = first.keys(), len(blobs), start + 1
+        keys, each, stop = list(first), len(blobs), start + 1
         while (
-            stop < len(entries)
-            and len(entries[stop][1]) == each
-            and entries[stop][0].keys() == keys
+            stop < len(entries) and len(entries[stop][1]) == each and list(entries[stop][0]) == keys
         ):
             stop += 1
         if stop == start + 1:
             parts.append(pack(first, blobs))
         else:
-            rows = [[message[key] for key in keys] for message, _ in entries[start:stop]]
+            rows = [list(message.values()) for message, _ in entries[start:stop]]
             together = [blob for _, blobs in entries[start:stop] for blob in blobs]
-            parts.append(pack({"keys": list(keys), "rows": rows, "each": each}, together))
+            parts.append(pack({"keys": keys, "rows": rows, "each": each}, together))
         start = stop
     return b"".join(parts)
 
@@ -135,10 +133,10 @@ def _apart(message: Message) -> list[Message]:
         and each * len(rows) == len(blobs)
     ):
         raise Misspoken("several messages in one that do not fit their keys or byte strings")
-    return [
-        {**dict(zip(keys, row, strict=True)), "blobs": blobs[at * each : (at + 1) * each]}
-        for at, row in enumerate(rows)
-    ]
+    apart: list[Message] = [dict(zip(keys, row, strict=True)) for row in rows]
+    for at, one in enumerate(apart):
+        one["blobs"] = blobs[at * each : (at + 1) * each]
+    return apart
 
 
 def _decode(text: bytearray) -> Message:

@@ -254,7 +254,7 @@ class Crew:
                 "a worker is stuck",
                 worker=worker.number,
                 stage=note.stage,
-                item=str(note.item),
+                **({} if note.item is None else {"item": str(note.item)}),
                 item_seconds=self.item_deadline_s,
             )
             self._page_seen.pop(worker.number)
@@ -282,7 +282,7 @@ class Crew:
                 worker=worker.number,
                 job=note.job,
                 stage=note.stage,
-                item=str(note.item),
+                **({} if note.item is None else {"item": str(note.item)}),
                 since_s=round(since_s, 1),
             )
 

@@ -79,6 +79,7 @@ class Node:
         self._drained: dict[int, asyncio.Future[None]] = {}
         self.life = life = Life()
         self.shelf = Shelf(store, life)
+        self._worker_count = workers
         self.crew = crew = Crew(workers, self._new_worker, life, observer, item_deadline_s)
         self.dispatch = dispatch = Dispatch(
             self.jobs, self.verdicts, crew, self.shelf, life, observer, bound_bytes
@@ -94,7 +95,9 @@ class Node:
         answers.is_draining = lambda worker: worker.number in self._drained
 
     def _new_worker(self, number: int, hear: Hear, lose: Lose) -> WorkerProcess:
-        return WorkerProcess(number, self.target, hear, lose, files_fd=self._files_fd)
+        return WorkerProcess(
+            number, self.target, hear, lose, files_fd=self._files_fd, workers=self._worker_count
+        )
 
     @property
     def workers(self) -> list[WorkerProcess]:

@@ -63,6 +63,8 @@ class Page:
         self._serial = 0
         self._stage, self._since_s = "idle", time.perf_counter()
         self._spent_s: defaultdict[str, float] = defaultdict(float)
+        self._item: ItemRef | None = None
+        self._item_text = _item_text(None)
 
     def note(
         self,
@@ -75,7 +77,9 @@ class Page:
         now = time.perf_counter()
         self._spent_s[self._stage] += now - self._since_s
         self._stage, self._since_s = stage, now
-        text = _note_head(stage, job, lane) if item is None else _note(stage, job, lane, item)
+        if item is not self._item:  # one is noted several times
+            self._item, self._item_text = item, _item_text(item)
+        text = (_note_head(stage, job, lane) + self._item_text)[:MAX_NOTE_BYTES]
         self._serial += 1
         data = _PAGE_HEAD.pack(self._serial, len(text)) + text
         self._map[: len(data)] = data
@@ -107,17 +111,17 @@ def _item(entry: Any) -> ItemRef:
     return ItemRef(clean_text(source, 300), index, epoch)
 
 
-def _note(stage: str, job: str | None, lane: int | None, item: ItemRef) -> bytes:
-    """Return the JSON of a note; put together by hand, since every batch writes several."""
-    head = _note_head(stage, job, lane).removesuffix(b"null]")
-    text = head + f"[{_quoted(item.source)},{item.index},{item.epoch}]]".encode()
-    return text[:MAX_NOTE_BYTES]
-
-
 @cache
 def _note_head(stage: str, job: str | None, lane: int | None) -> bytes:
-    """Return the JSON of a note without an item."""
-    return json.dumps([stage, job, lane, None]).encode()[:MAX_NOTE_BYTES]
+    """Return the JSON of a note up to its item; by hand, since every batch writes several."""
+    return json.dumps([stage, job, lane, None]).removesuffix("null]").encode()
+
+
+def _item_text(item: ItemRef | None) -> bytes:
+    """Return the rest of the JSON of a note."""
+    if item is None:
+        return b"null]"
+    return f"[{_quoted(item.source)},{item.index},{item.epoch}]]".encode()
 
 
 @cache

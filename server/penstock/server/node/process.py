@@ -70,6 +70,8 @@ class WorkerProcess:
         on_message: Called in the event loop for each message.
         on_death: Called once in the event loop, when its socket has closed.
         files_fd: What the node knows of its sources' files (`pack_catalogs`); -1 = nothing.
+        workers: How many there are on this node: what they keep for themselves is bounded for all
+            of them together.
 
     Attributes:
         tickets: What it was asked and has not answered, in the order in which it was asked.
@@ -85,6 +87,7 @@ class WorkerProcess:
     on_message: Callable[[WorkerProcess, Message], None]
     on_death: Callable[[WorkerProcess], None]
     files_fd: int = -1
+    workers: int = 1
     tickets: dict[int, Ticket] = field(default_factory=dict)
     taken_back: dict[int, Ticket] = field(default_factory=dict)
     arenas: dict[int, ArenaReader] = field(default_factory=dict)
@@ -166,7 +169,8 @@ class WorkerProcess:
         """Have it know a job, or more verdicts of one that it knows."""
         entries = [verdict.to_json() for verdict in verdicts]
         log_id, ends = job.log_id.hex(), job.lane_ends
-        self.send({"op": "job", "job": job.name, "log": log_id, "verdicts": entries, "ends": ends})
+        message = {"op": "job", "job": job.name, "log": log_id, "verdicts": entries, "ends": ends}
+        self.send({**message, "workers": self.workers})
 
     @property
     def takes_part(self) -> bool:

@@ -30,6 +30,7 @@ from penstock.server.node.child import MARK, MAX_MESSAGE, die_with_parent, is_fo
 from penstock.server.node.page import Page
 from penstock.server.node.places import Places
 from penstock.server.pipeline.items import Items, VerdictBook
+from penstock.server.pipeline.kept import KEPT_BYTES, NODE_KEPT_BYTES
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Made, Maker
 from penstock.server.sources.catalog import take_catalogs
@@ -91,11 +92,13 @@ class Worker:
     def handle(self, message: Message) -> None:
         """Do what one message asks; whatever fails is answered, and never ends the worker."""
         handler = getattr(self, f"_on_{message['op']}")
-        self.lane, self.job = message.get("lane"), message.get("job")
-        self.line = message.get("line")
-        self.careful = message.get("careful", False)
-        for items in self.items.values():
-            items.careful = self.careful
+        get = message.get
+        self.lane, self.job, self.line = get("lane"), get("job"), get("line")
+        careful = get("careful", False)
+        if careful is not self.careful:
+            self.careful = careful
+            for items in self.items.values():
+                items.careful = careful
         try:
             handler(message)
         except PenstockError as error:
@@ -139,7 +142,8 @@ class Worker:
                 return self._verdict(name, verdict)
 
             items = Items(job, VerdictBook((), insert), self._progress)
-            items.may_wait = self._may_wait
+            items.may_wait, items.careful = self._may_wait, self.careful
+            items.kept_bytes = min(KEPT_BYTES, NODE_KEPT_BYTES // waiting[0]["workers"])
             # The server process logs it: a worker's own words would stand between JSON lines.
             items.warn = lambda text: self._send(
                 {"op": "warning", "text": clean_text(text, MAX_MESSAGE)}
@@ -180,10 +184,12 @@ class Worker:
         """Plan and make the batch at an offset of a line."""
         line, plan, snapshots = self._plan_at(message["line"], message["offset"])
         made = line.make(plan, blank=message["blank"])
-        snapshots += self._snapshot_if_due(line)
-        # Where arithmetic leads to any plan, nobody needs this one.
-        told = None if line.planner.can_seek() else plan
-        self._done(message, made, told, snapshots, line)
+        if line.planner.can_seek():
+            plan_told = None  # where arithmetic leads to any plan, nobody needs this one
+        else:
+            plan_told = plan
+            snapshots += self._snapshot_if_due(line)
+        self._done(message, made, plan_told, snapshots, line)
 
     def _on_plan(self, message: Message) -> None:
         """Plan some batches ahead, for any worker to make."""
@@ -268,12 +274,21 @@ class Worker:
         if number in self.broken:
             raise self.broken[number]
         line = self.lines[number]
-        places = self.places.get(line.job.name)
-        if places is not None and places.use(number, line.lane):
-            self._keep_blocks(places, line.job)
+        if self.places:
+            places = self.places.get(line.job.name)
+            if places is not None and places.use(number, line.lane):
+                self._keep_blocks(places, line.job)
         try:
-            snapshots = self._skip(line, offset)
-            return line, self._advance(line, offset), snapshots
+            planner = line.planner
+            snapshots = self._skip(line, offset) if planner.offset != offset else []
+            before = planner.counters["drawn"]
+            plan = line.advance()
+            self._drawn[line.job.name] += planner.counters["drawn"] - before
+            if plan.offset != offset:  # the line must stand there, whatever happened before
+                raise Internal(
+                    f"a line of lane {line.lane} stood at offset {plan.offset} in place of {offset}"
+                )
+            return line, plan, snapshots
         except Exception as error:
             del self.lines[number]
             self.broken[number] = error
@@ -284,17 +299,6 @@ class Worker:
         count = places.blocks()
         if count is not None:
             job.sources[places.reading.source].keep_blocks(count)
-
-    def _advance(self, line: Line, offset: int) -> BatchPlan:
-        """Return the plan at an offset: the line must stand there, whatever happened before."""
-        before = line.planner.counters["drawn"]
-        plan = line.advance()
-        self._drawn[line.job.name] += line.planner.counters["drawn"] - before
-        if plan.offset != offset:
-            raise Internal(
-                f"a line of lane {line.lane} stood at offset {plan.offset} in place of {offset}"
-            )
-        return plan
 
     def _skip(self, line: Line, offset: int) -> list[tuple[int, bytes]]:
         snapshots: list[tuple[int, bytes]] = []
@@ -345,7 +349,7 @@ class Worker:
         hold = self._may_hold()
         if not hold:
             self._tell_cost(answer)
-        blobs = [header, _plan_bytes(plan) if plan else b"", *(data for _, data in snapshots)]
+        blobs = [header, _plan_bytes(plan) if plan else b"", *[data for _, data in snapshots]]
         self._send(answer, blobs, hold=hold)
 
     def _tell_cost(self, answer: Message) -> None:
@@ -417,13 +421,14 @@ class Worker:
             send_with_fd(self.sock, message, arena.fd)
 
     def _send(self, message: Message, blobs: Sequence[bytes] = (), *, hold: bool = False) -> None:
-        self._end_fork()
+        if not (MARK and MARK[0]):
+            self._end_fork()
         with self._sending:
             self._held.append((message, blobs))
             if not hold:
                 self._flush()
-        if hold and not self._holding.is_set():
-            self._holding.set()
+            elif len(self._held) == 1:
+                self._holding.set()
 
     def _may_hold(self) -> bool:
         """Tell whether a finished batch may wait a moment for the next one.

@@ -20,14 +20,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from penstock.server.core.contained import contained
+from penstock.server.core.contained import as_exception, contained
 from penstock.server.core.copies import own_copy
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef, Verdict, budget_spent
 from penstock.server.core.seeding import BorrowedGlobals, drawn_since
 from penstock.server.core.transient import is_transient
 from penstock.server.job import Job
-from penstock.server.pipeline.kept import KeptItems
+from penstock.server.pipeline.kept import KEPT_BYTES, KeptItems
 from penstock.server.roles.base import ProcessContext, RawItem, Role, Sample, Source, item_key
 from penstock.wire.errors import (
     BadBatch,
@@ -146,6 +146,11 @@ class VerdictBook:
         for verdicts in self._known.values():
             yield from verdicts
 
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether it has no verdict, not even a released one: then `find` finds none."""
+        return not self._known
+
     def __contains__(self, verdict: object) -> bool:
         """Tell whether this very verdict is known."""
         return isinstance(verdict, Verdict) and verdict in self._known.get(_place(verdict), ())
@@ -218,6 +223,8 @@ class Items:
         careful: One item at a time, none ahead: something here has ended a worker, and `progress`
             shall name it.
         may_wait: Asked before a retry; False ends it, with the error, for those who wait behind.
+        kept_bytes: Raw items that are kept until they are needed again, or were read ahead, take at
+            most so much memory.
         warn: Told, as a sentence, what people should know of although nothing failed for good.
     """
 
@@ -237,6 +244,7 @@ class Items:
         self._told: set[tuple[str, type[Exception]]] = set()
         self.processed = 0
         self.careful = False
+        self.kept_bytes = KEPT_BYTES
         self._globals = BorrowedGlobals()
         self._may_read_ahead = all(source.may_read_ahead for source in job.sources.values())
         self._reading = threading.Lock()  # a source is called by one thread at a time
@@ -245,6 +253,15 @@ class Items:
         columns = job.processor.size_columns
         self._heads = all(source.has_heads(columns) for source in job.sources.values())
         self._ready = False
+        # A torch Dataset decodes what it reads: an error of its own is like one of process().
+        self._fetching = {
+            name: Call(source, "fetch", reading=not source.uses_global_rng)
+            for name, source in job.sources.items()
+        }
+        self._chance = False  # the last item that failed drew random numbers first
+        self._processed_by: dict[str, Call] = {}  # by source, asked once
+        pure = [name for name, source in job.sources.items() if not source.uses_global_rng]
+        self._only_source = pure[0] if len(pure) == len(job.sources) == 1 else None
 
     # --- raw items ---
 
@@ -278,7 +295,7 @@ class Items:
 
     def _keeper(self) -> KeptItems:
         if self._kept is None:
-            self._kept = KeptItems(self._read_aside)
+            self._kept = KeptItems(self._read_aside, self.kept_bytes)
         return self._kept
 
     def _read_aside(self, items: Sequence[ItemRef]) -> list[RawItem]:
@@ -305,11 +322,16 @@ class Items:
         # A processor may write into what it is given: that must not be the source's own.
         return raws if source.gives_fresh_items else [own_copy(raw) for raw in raws]
 
+    def _seeded(
+        self, source: Source, items: Sequence[ItemRef], heads: bool = False
+    ) -> list[RawItem]:
+        """Read an item for which the borrowed generators are seeded."""
+        self._seed(items[0])
+        return self._of_source(source, items, heads)
+
     def _read(self, items: Sequence[ItemRef], *, heads: bool = False) -> list[RawItem]:
-        if items and len(self.job.sources) == 1:
-            [name] = self.job.sources
-            if not self.job.sources[name].uses_global_rng:
-                return self._fetch(name, items, heads)
+        if self._only_source is not None and items:
+            return self._fetch(self._only_source, items, heads)
         found: list[RawItem] = [None] * len(items)
         by_source: dict[str, list[int]] = {}
         for place, item in enumerate(items):
@@ -331,16 +353,11 @@ class Items:
         return found
 
     def _fetch(self, name: str, items: Sequence[ItemRef], heads: bool = False) -> list[RawItem]:
-        source = self.job.sources[name]
-        # A torch Dataset decodes what it reads: an error of its own is like one of process().
-        what = Call(source, "fetch", reading=not source.uses_global_rng)
+        source, what = self.job.sources[name], self._fetching[name]
         self.progress("fetch", items[0])
 
-        def fetch() -> list[RawItem]:
-            if source.uses_global_rng:
-                self._globals.seed(item_key(self.job.seed, items[0]))
-            return self._of_source(source, items, heads)
-
+        read = self._seeded if source.uses_global_rng else self._of_source
+        fetch = partial(read, source, items, heads)
         if len(items) > 1:
             try:
                 return self.retried(fetch, what, items[0])
@@ -361,12 +378,7 @@ class Items:
             raise self._bad("draw", what, items[0], error) from error
 
     def samples(
-        self,
-        items: Sequence[ItemRef],
-        stage: str,
-        lane: int = 0,
-        offset: int = 0,
-        coming: Sequence[ItemRef] = (),
+        self, items: Sequence[ItemRef], stage: str, lane: int = 0, offset: int = 0
     ) -> list[Outcome]:
         """Return what processing gives for each item, judged.
 
@@ -375,7 +387,6 @@ class Items:
             stage: `draw` where the planner asks, `exit` where a maker does.
             lane: The lane of the batch that they are for.
             offset: Its offset.
-            coming: Items that will be needed next.
 
         Raises:
             SourceUnavailable: A read failed to the deadline.
@@ -389,7 +400,7 @@ class Items:
                 wanted.append(item)
             else:
                 outcomes[item] = Quarantined(verdict)
-        for item, outcome in zip(wanted, self.outcomes(wanted, stage, coming), strict=True):
+        for item, outcome in zip(wanted, self.outcomes(wanted, stage), strict=True):
             if isinstance(outcome, Bad):
                 outcomes[item] = self.judge(stage, item, outcome, lane, offset)
             else:
@@ -411,12 +422,14 @@ class Items:
         """
         if not items:
             return []
-        self._prepare()
+        if not self._ready:
+            self._prepare()
         try:
             raws = self.raws(items)
         except BadItem:
             return [self._alone(item, stage) for item in items]
-        self.read_ahead(coming)
+        if coming:
+            self.read_ahead(coming)
         return self._process(items, raws, stage)
 
     def sizes(self, items: Sequence[ItemRef]) -> list[int | Bad]:
@@ -428,7 +441,8 @@ class Items:
         Raises:
             SourceUnavailable: A read failed to the deadline.
         """
-        self._prepare()
+        if not self._ready:
+            self._prepare()
         try:
             raws = self._read(items, heads=True) if self._heads else self.raws(items)
         except BadItem as error:
@@ -494,7 +508,8 @@ class Items:
         context = ProcessContext(item, self.job.seed)
         what = self._processing(item)
         with self._borrowed():
-            self._seed(item)
+            if self.job.processor.uses_global_rng:
+                self._seed(item)
             self.retried(lambda: self.job.processor.process(raw, context), what, item)
             return self._drew(context, item_key(self.job.seed, item))
 
@@ -527,53 +542,55 @@ class Items:
     def _one_by_one(
         self, items: Sequence[ItemRef], raws: Sequence[RawItem], stage: str
     ) -> list[list[Sample] | Filtered | Bad]:
-        with self._borrowed():
-            return [
-                self._process_one(item, raw, stage) for item, raw in zip(items, raws, strict=True)
-            ]
+        pairs = zip(items, raws, strict=True)
+        if not self.job.processor.uses_global_rng:
+            return [self._process_one(item, raw, stage) for item, raw in pairs]
+        with self._globals:
+            return [self._process_one(item, raw, stage) for item, raw in pairs]
 
     def _process_one(
         self, item: ItemRef, raw: RawItem, stage: str
     ) -> list[Sample] | Filtered | Bad:
-        chance = False
-
-        def process() -> list[Sample] | Filtered:
-            nonlocal chance
-            context = ProcessContext(item, self.job.seed)
-            self.processed += 1
-            self._seed(item)
-            failed = True
-            try:
-                outcome = outcome_of(self.job.processor.process(raw, context), context)
-                failed = False
-            finally:
-                if failed:
-                    chance = self._drew(context, item_key(self.job.seed, item))
-            return outcome
-
         what = self._processing(item)
         self.progress("process", item)
         try:
+            process = partial(self._process_once, item, raw)
             return self._twice(process, what, item, NEVER_ABOUT_AN_ITEM)
         except NEVER_ABOUT_AN_ITEM:
             raise
         except Exception as error:
             bad = self._bad(stage, what, item, error)
-            return Bad(bad, content_hash(raw), every_epoch=not chance)
+            return Bad(bad, content_hash(raw), every_epoch=not self._chance)
+
+    def _process_once(self, item: ItemRef, raw: RawItem) -> list[Sample] | Filtered:
+        """Process an item; where that fails, note whether anything random was drawn before."""
+        processor = self.job.processor
+        context = ProcessContext(item, self.job.seed)
+        self.processed += 1
+        if processor.uses_global_rng:
+            self._seed(item)
+        try:
+            return outcome_of(processor.process(raw, context), context)
+        except BaseException:
+            self._chance = self._drew(context, item_key(self.job.seed, item))
+            raise
 
     def _processing(self, item: ItemRef) -> Call:
         """Return the code that decides what processing an item gives."""
-        source, processor = self.job.sources[item.source], self.job.processor
-        author = processor.author(source)
-        return Call(author, "process" if author is processor else "fetch")
+        found = self._processed_by.get(item.source)
+        if found is None:
+            processor = self.job.processor
+            author = processor.author(self.job.sources[item.source])
+            found = Call(author, "process" if author is processor else "fetch")
+            self._processed_by[item.source] = found
+        return found
 
     def _borrowed(self) -> AbstractContextManager[Any]:
         """Borrow the global generators for a run of items, where the processor may draw."""
         return self._globals if self.job.processor.uses_global_rng else nullcontext()
 
     def _seed(self, item: ItemRef) -> None:
-        if self.job.processor.uses_global_rng:
-            self._globals.seed(item_key(self.job.seed, item))
+        self._globals.seed(item_key(self.job.seed, item))
 
     def judge(self, stage: str, item: ItemRef, bad: Bad, lane: int, offset: int) -> Quarantined:
         """Apply the job's policy to an item that failed: a durable verdict, or the error.
@@ -689,18 +706,21 @@ class Items:
         failed_s, backoff_s = None, FIRST_BACKOFF_S
         while True:
             try:
-                return contained(call)
-            except ImportError as error:
+                return call()
+            except ImportError as missing:
                 raise MissingExtra(
-                    f"{what.role} of job {self.job.name!r} fails with {error_line(error)}; install "
-                    "it wherever this job is computed",
-                    package=error.name or "",
+                    f"{what.role} of job {self.job.name!r} fails with {error_line(missing)}; "
+                    "install it wherever this job is computed",
+                    package=missing.name or "",
                     extra="",
-                    traceback=user_traceback(error),
-                ) from error
-            except Exception as error:
+                    traceback=user_traceback(missing),
+                ) from missing
+            except BaseException as raised:
+                error = as_exception(raised)
                 if not is_transient(error, reading=what.reading):
-                    raise
+                    if error is raised:
+                        raise
+                    raise error from raised
                 now = time.monotonic()
                 failed_s = failed_s or now
                 if now + backoff_s > failed_s + self.retry_deadline_s or not self.may_wait():
@@ -754,21 +774,20 @@ class Items:
         )
 
     def _prepare(self) -> None:
-        if not self._ready:
-            processor = self.job.processor
-            what = Call(processor, "setup")
-            self.progress("setup", None)
-            try:
-                self.retried(processor.setup, what)
-            except PenstockError:
-                raise
-            except Exception as error:
-                raise InvalidJob(
-                    f"{what.role} of job {self.job.name!r} fails with {error_line(error)}",
-                    key="processor",
-                    traceback=user_traceback(error),
-                ) from error
-            self._ready = True
+        processor = self.job.processor
+        what = Call(processor, "setup")
+        self.progress("setup", None)
+        try:
+            self.retried(processor.setup, what)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise InvalidJob(
+                f"{what.role} of job {self.job.name!r} fails with {error_line(error)}",
+                key="processor",
+                traceback=user_traceback(error),
+            ) from error
+        self._ready = True
 
 
 def outcome_of(result: Any, context: ProcessContext) -> list[Sample] | Filtered:

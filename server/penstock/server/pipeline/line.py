@@ -94,7 +94,8 @@ class Line:
         """Return the batch of a plan, from the samples at hand where they are."""
         coming = self.planner.coming(plan)
         made = self.maker.make(plan, self.planner.samples, coming, blank=blank)
-        self.planner.forget()
+        if self.planner.samples:
+            self.planner.forget()
         return made
 
 

@@ -9,7 +9,7 @@ from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.core.seeding import BorrowedGlobals
 from penstock.server.job import Job
-from penstock.server.pipeline.items import Call, Filtered, Items, Quarantined
+from penstock.server.pipeline.items import Bad, Call, Filtered, Items
 from penstock.server.pipeline.standin import StandIns
 from penstock.server.roles.base import CollateContext, Role, Sample, batch_key
 from penstock.wire import frame
@@ -43,11 +43,11 @@ class Made:
     def write(self, out: memoryview) -> bytes:
         """Write the body to exactly `nbytes` bytes and return the header, without its position."""
         crc = self._layout.write(out)
-        samples = (
+        samples = [
             (row, *ref.item, ref.part, ref.span)
             for row, refs in enumerate(self._plan.rows)
             for ref in refs
-        )
+        ]
         return self._layout.header(
             self._log_id,
             self._plan.lane,
@@ -72,6 +72,7 @@ class Maker:
         self.job, self.items = job, items
         self._stand_ins, self._globals = StandIns(items), BorrowedGlobals()
         self._host = [spec.name for spec in job.collator.specs() if spec.place == "host"]
+        self._collating = Call(job.collator, "collate")
 
     def make(
         self,
@@ -96,7 +97,10 @@ class Maker:
         """
         found = self._samples(plan, at_hand or {}, coming)
         kept = plan
-        if not all(ref[:2] in found for row in plan.rows for ref in row):
+        # As many as there are refs: then none is missing.
+        if len(found) < sum(map(len, plan.rows)) and not all(
+            ref[:2] in found for row in plan.rows for ref in row
+        ):
             left = [[ref for ref in row if ref[:2] in found] for row in plan.rows]
             kept = BatchPlan(plan.lane, plan.offset, left)
         rows = [
@@ -119,7 +123,8 @@ class Maker:
         self.items.progress("encode", None)
         layout = frame.layout(values, host=self._host)
         # Of the plan, not of what is left of it: a batch that quarantine emptied has an epoch, too.
-        epoch = min((ref.item.epoch for row in plan.rows for ref in row), default=0)
+        epochs = [ref.item.epoch for row in plan.rows for ref in row]
+        epoch = min(epochs) if epochs else 0
         return Made(self.job.log_id, kept, layout, counts, padding, emptied, epoch)
 
     def _samples(
@@ -130,23 +135,28 @@ class Maker:
     ) -> dict[tuple[ItemRef, int], Sample]:
         found: dict[tuple[ItemRef, int], Sample] = {}
         missing: dict[ItemRef, list[SampleRef]] = {}
-        left_out = self.items.verdicts.find
+        verdicts = None if self.items.verdicts.is_empty else self.items.verdicts
         for row in plan.rows:
             for ref in row:
-                key = (ref.item, ref.part)
-                if left_out("exit", ref.item, plan.lane, plan.offset):
+                if verdicts is not None and verdicts.find("exit", ref.item, plan.lane, plan.offset):
                     continue
+                key = ref[:2]
                 if key in at_hand:
                     found[key] = at_hand[key]
                 else:
                     missing.setdefault(ref.item, []).append(ref)
-        outcomes = self.items.samples(list(missing), "exit", plan.lane, plan.offset, coming)
+        outcomes = self.items.outcomes(list(missing), "exit", coming)
         for refs, outcome in zip(missing.values(), outcomes, strict=True):
-            if isinstance(outcome, Quarantined):
-                continue  # removed from its own group only: no other item moves
+            if isinstance(outcome, Bad):
+                # Removed from its own group only: no other item moves.
+                self.items.judge("exit", refs[0].item, outcome, plan.lane, plan.offset)
+                continue
             samples = [] if isinstance(outcome, Filtered) else outcome
             for ref in refs:
-                self._take(ref, samples, found, plan)
+                if ref.part < len(samples) and not self.job.batcher.needs_sizes:
+                    found[ref[:2]] = samples[ref.part]
+                else:
+                    self._take(ref, samples, found, plan)
         return found
 
     def _take(
@@ -156,12 +166,9 @@ class Maker:
         found: dict[tuple[ItemRef, int], Sample],
         plan: BatchPlan,
     ) -> None:
-        """Put one processed sample in its place, if it is what the plan counted on."""
+        """Put one processed sample in its place, if it has the size that the plan counted on."""
         if ref.part < len(samples):
             sample = samples[ref.part]
-            if not self.job.batcher.needs_sizes:
-                found[ref.item, ref.part] = sample
-                return
             size = self._size_of(ref, sample, plan)
             planned = ref.size if ref.span is None else ref.span.stop
             # Whole, it may be smaller: size() is a bound. Cut, it must reach to the piece's end.
@@ -233,7 +240,7 @@ class Maker:
             return values, {name: int(value) for name, value in context.counts.items()}
 
         try:
-            values, counted = self.items.retried(collate, Call(collator, "collate"))
+            values, counted = self.items.retried(collate, self._collating)
         except SourceUnavailable:
             raise
         except BadBatch as error:

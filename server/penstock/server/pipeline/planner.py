@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from penstock.server.core.contained import contained
+from penstock.server.core.contained import as_exception, contained
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef, Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Bad, Filtered, Items
+from penstock.server.pipeline.kept import held_bytes
 from penstock.server.roles.base import LaneDraws, Role, Sample, SampleBatcher
 from penstock.wire.errors import (
     BadBatch,
@@ -40,6 +41,10 @@ LOOK_AHEAD, BATCHES_PER_ITEM_AHEAD = 16, 16
 """Items fetched and processed at once, at most: coalesced reads, and processors' batch calls. What
 is processed for later batches delays the next one, so a lane begins with one item, and looks ahead
 of as many as a batch takes, or as one for so many batches that it made."""
+
+AHEAD_BYTES = 4 << 20
+"""Memory that a lane may take for what it has processed ahead, beyond the item that it needs: large
+samples gain nothing from company, and every lane of a node holds some."""
 
 MIN_DRAWS_WITHOUT_SAMPLE, STARVED_EPOCHS = 1000, 4
 """A lane is starved after so many whole epochs' draws, and no fewer draws than these: a lane's own
@@ -67,8 +72,9 @@ class Planner:
         self.counters: Counter[str] = Counter()
         self.draws: LaneDraws = job.distributor.open(lane, job.lanes)
         self._take_batcher(job.batcher.clone())
+        self._from_refs = job.plans_from_refs
         self._can_seek = (
-            job.plans_from_refs
+            self._from_refs
             and type(self.draws) is LaneDraws
             and self.batcher.draws_before(0) is not None
         )
@@ -79,6 +85,7 @@ class Planner:
         self._without_sample = 0
         self._without_group = 0
         self._draws_of_group = 0  # of the last finished one; 0 before the second, which has no pool
+        self._outcome_bytes = 0.0  # memory that an item takes once it is processed, in the mean
 
     @property
     def last_verdict(self) -> int:
@@ -130,11 +137,13 @@ class Planner:
         while len(self.ready) < groups and not self.ended:
             before = self.draws.state()
             try:
-                item = contained(self.draws.next)
+                item = self.draws.next()
             except PenstockError:
                 raise
-            except Exception as error:
-                raise self._failure(error, self.job.distributor, "a draw") from error
+            except BaseException as raised:
+                raise self._failure(
+                    as_exception(raised), self.job.distributor, "a draw"
+                ) from raised
             if item is None:
                 try:
                     self.ready.extend(contained(self.batcher.flush))
@@ -158,10 +167,10 @@ class Planner:
         self.counters["drawn"] += 1
         groups: list[Group] = []
         accepted = False
-        if self.job.plans_from_refs:
+        if self._from_refs:
             size = self._size(item) if self.batcher.needs_sizes else 0
             if size is not None:
-                groups, accepted = self._add_all([SampleRef(item, size=size)], [None])
+                groups, accepted = self._add_all((SampleRef(item, 0, size),), (None,))
         else:
             outcome = self._outcome(item)
             if isinstance(outcome, Filtered):
@@ -189,9 +198,12 @@ class Planner:
         accepted = False
         try:
             for ref, sample in zip(refs, samples, strict=True):
-                finished, kept = self._add(ref, sample)
-                groups += finished
-                accepted = accepted or kept
+                groups += self._add(ref, sample)
+                before_it, self._dropped = self._dropped, sum(self.batcher.dropped().values())
+                if self._dropped == before_it:
+                    accepted = True
+                    if sample is not None:
+                        self.samples[ref.item, ref.part] = sample
         except Exception as error:
             if before is not None:
                 # A verdict is about the item: a replay, which knows it, adds no part of it either.
@@ -206,21 +218,15 @@ class Planner:
             return [], False
         return groups, accepted
 
-    def _add(self, ref: SampleRef, sample: Sample | None) -> tuple[list[Group], bool]:
-        """Give a sample to the batcher; return the finished groups and whether it was kept."""
+    def _add(self, ref: SampleRef, sample: Sample | None) -> list[Group]:
+        """Give a sample to the batcher; return the finished groups."""
         try:
-            content = sample if self.batcher.needs_content else None
-            groups = contained(lambda: self.batcher.add(ref, content))
+            return self.batcher.add(ref, sample if self.batcher.needs_content else None)
         except PenstockError:
             raise
-        except Exception as error:
+        except BaseException as raised:
             doing = f"sample {ref.part} of item {ref.item}"
-            raise self._failure(error, self.batcher, doing) from error
-        before, self._dropped = self._dropped, sum(self.batcher.dropped().values())
-        kept = self._dropped == before
-        if kept and sample is not None:
-            self.samples[ref.item, ref.part] = sample
-        return groups, kept
+            raise self._failure(as_exception(raised), self.batcher, doing) from raised
 
     def _failure(self, error: Exception, role: Role, doing: str) -> PenstockError:
         what = f"{role.code_of()} fails on {doing}, in lane {self.lane},"
@@ -325,6 +331,10 @@ class Planner:
             # What follows these is read while they are processed; this draw is one of them.
             later = self._peek(count - 1, LOOK_AHEAD) if self.items.reads_ahead else []
             outcomes = self.items.outcomes(items, "draw", later)
+            # One of them will do: they are many, and alike.
+            taken = held_bytes(outcomes[-1])
+            before = self._outcome_bytes or taken
+            self._outcome_bytes = before + 0.25 * (taken - before)
             self._ahead.update(zip(items, outcomes, strict=True))
         outcome = self._ahead.pop(item)
         if isinstance(outcome, Bad):
@@ -351,7 +361,8 @@ class Planner:
         """Return how many items to process at once, so that the next batch is soon there."""
         made = (self.offset + len(self.ready)) // BATCHES_PER_ITEM_AHEAD
         ahead = max(self._without_group // 2, self._draws_of_group, made)
-        return max(1, min(ahead, LOOK_AHEAD))
+        room = AHEAD_BYTES / max(1.0, self._outcome_bytes)
+        return max(1, min(ahead, LOOK_AHEAD, int(room)))
 
     def _coming(self, item: ItemRef, count: int) -> list[ItemRef]:
         """Return the items to fetch together with this one: distinct, and not known to be bad.
@@ -479,4 +490,4 @@ def _reasons(counts: dict[str, int]) -> str:
     return ", ".join(f"{name}: {count}" for name, count in sorted(counts.items()) if count)
 
 
-__all__ = ["LOOK_AHEAD", "MAX_REASONS", "MAX_REASON_CHARACTERS", "Planner"]
+__all__ = ["AHEAD_BYTES", "LOOK_AHEAD", "MAX_REASONS", "MAX_REASON_CHARACTERS", "Planner"]

@@ -24,10 +24,14 @@ from penstock.server.store.base import (
     Moved,
     Store,
 )
+from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, WIDE_CHUNK_BYTES
 from penstock.wire.errors import PenstockError, StaleGeneration, UnknownGroup
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 
 log = structlog.get_logger("penstock.rpc")
+
+_BESIDE_BYTES = 4096
+"""What a message holds beside a header and a chunk is less: tags, lengths, lane and offset."""
 
 
 class Stream:
@@ -54,6 +58,26 @@ class Stream:
         self.waited_s = 0.0
         self.wrote_at = 0.0
         self._opened_at = time.monotonic()
+        self._widest = CHUNK_BYTES // 2  # body bytes of the largest message so far, or this
+
+    def chunk_bytes(self, header_bytes: int, body_bytes: int) -> int:
+        """Return how many bytes of a body go into each message of the next batch.
+
+        `CHUNK_BYTES`, which are the fastest; but the first batch of a size, to the next power of
+        two, goes in the fewest messages. That is for malloc on the consumer's side: glibc's keeps
+        as much freed memory as twice the largest block that it has seen freed. A consumer that has
+        seen no more than chunks gives each of them back to the system, and page faults for the
+        next take a quarter of its time.
+
+        Args:
+            header_bytes: The length of its header, which shares the first message.
+            body_bytes: The length of its body.
+        """
+        wide = min(body_bytes, WIDE_CHUNK_BYTES, MAX_MESSAGE_BYTES - _BESIDE_BYTES - header_bytes)
+        if wide < 2 * self._widest:
+            return CHUNK_BYTES
+        self._widest = wide
+        return wide
 
     def note_finished(self, step: int) -> None:
         """Note that all steps below this one are finished; messages may come out of order."""

@@ -117,7 +117,7 @@ class ParquetSource(Source):
             )
         self._stored = self._stored_bytes()
         self._lock = threading.Lock()
-        self._cache_bytes = cache_bytes
+        self.cache_bytes = cache_bytes
         self._cache: BlockCache[ArrowRows] = BlockCache(
             CACHE_BYTES if cache_bytes is None else cache_bytes
         )
@@ -143,7 +143,7 @@ class ParquetSource(Source):
     def keep_blocks(self, count: int) -> None:
         """Keep so many decoded row groups, and no more bytes of them than `cache_bytes`."""
         with self._lock:
-            if self._cache_bytes is None:
+            if self.cache_bytes is None:
                 self._cache.max_bytes = sys.maxsize
             self._cache.bound(count)
 

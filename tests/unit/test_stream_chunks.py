@@ -1,0 +1,60 @@
+"""How many bytes of a batch go into one message."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from penstock.server.node.reader import Reader
+from penstock.server.rpc.streams import Stream
+from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, WIDE_CHUNK_BYTES, frame
+from penstock.wire.order import Share
+from penstock.wire.v1 import feed_pb2
+
+MB = 1_000_000
+
+
+def stream() -> Stream:
+    """Return a stream that has sent nothing."""
+    log = cast(Any, None)  # a reader that takes nothing asks nothing of it
+    reader = Reader(log, Share(1, 0, 1), None, 0, None, lambda: None)
+    return Stream(feed_pb2.Open(), reader, asyncio.Event())
+
+
+def test_the_first_large_batch_goes_in_the_fewest_messages() -> None:
+    """One of a size is enough for the consumer's malloc; chunks of 1 MiB are faster."""
+    one = stream()
+
+    assert [one.chunk_bytes(300, 8 * MB) for _ in range(3)] == [8 * MB, CHUNK_BYTES, CHUNK_BYTES]
+    assert one.chunk_bytes(300, 100 * MB) == CHUNK_BYTES  # nothing is twice as wide
+
+
+def test_sizes_that_grow_are_followed_by_doubling() -> None:
+    """A batch that is a little larger than all before it is no reason; small ones never are."""
+    one = stream()
+    sizes = [0, MB, 2 * MB, 3 * MB, 5 * MB, 9 * MB, 64 * MB]
+
+    found = [one.chunk_bytes(300, size) for size in sizes]
+
+    assert found == [
+        CHUNK_BYTES,
+        CHUNK_BYTES,
+        2 * MB,
+        CHUNK_BYTES,
+        5 * MB,
+        CHUNK_BYTES,
+        CHUNK_BYTES,
+    ]
+    assert stream().chunk_bytes(300, 64 * MB) == WIDE_CHUNK_BYTES
+
+
+def test_every_message_keeps_the_limit_whatever_the_header() -> None:
+    """The first message holds header and chunk together."""
+    body = bytes(20 * MB)
+    for header_bytes in (0, 300, 7 << 20, 9 << 20, frame.MAX_HEADER_BYTES):
+        header = bytes(header_bytes)
+        chunk = stream().chunk_bytes(header_bytes, len(body))
+
+        messages = frame.batch_messages(header, 1 << 31, 1 << 62, body, chunk_bytes=chunk)
+
+        assert max(map(len, messages)) <= MAX_MESSAGE_BYTES
