@@ -73,7 +73,7 @@ class Candidate(NamedTuple):
     """A wanted batch that a worker may be given now, if it can go on with it.
 
     Attributes:
-        urgency: Its position minus the next of the reader that needs it soonest.
+        urgency: Its position minus the next of the reader that needs it soonest; 0 = it is owed.
         position: Its position.
     """
 
@@ -273,7 +273,7 @@ class Log:
         if entry is None:
             return None
         position = entry.key.position
-        urgency = min(position - reader.head for reader in entry.readers)
+        urgency = min(reader.urgency(entry) for reader in entry.readers)
         return Candidate(urgency, position, self, entry, lane)
 
     def admits(self, entry: Entry, busy_bytes: int) -> bool:

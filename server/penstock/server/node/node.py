@@ -40,6 +40,7 @@ from penstock.server.node.entry import Entry, State
 from penstock.server.node.page import Note
 from penstock.server.node.process import Ticket, WorkerProcess
 from penstock.server.node.reader import Reader
+from penstock.server.node.setups import Setups
 from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import MAX_EMPTIED, far, only_padding
 from penstock.server.pipeline.planner import Planner
@@ -89,10 +90,13 @@ plan to another one, and to wake it up, costs as much as it would save."""
 
 MAX_CHECKS = 16
 
+SET_UP_S = 5.0
+"""How long readers of other jobs wait for a worker that sets up a job which nobody reads."""
+
 AHEAD_PER_WORKER = 4
-"""Positions beyond a reader's horizon that are made, for each worker. Batches take unlike times, and
-a reader that accepts four ahead of a slow one left a worker without work: text went 1.2 times as
-fast with this, and no faster with more."""
+"""Positions beyond a reader's horizon that are made, for each worker. Batches take unlike times, so
+a reader that accepts four ahead of a slow one left workers without work: text went 1.2 times as
+fast with this."""
 
 _RANK = operator.attrgetter("rank")
 
@@ -187,6 +191,7 @@ class Node:
         self._tasks: set[asyncio.Task[None]] = set()
         self._scheduled = False
         self._failed_starts = 0
+        self._setups = Setups()
         self._all_ready = asyncio.Event()
         self._start_error: PenstockError | None = None
         self._drained: dict[int, asyncio.Future[None]] = {}
@@ -238,9 +243,21 @@ class Node:
             raise self._start_error
         self._spawn(self._write_snapshots())
         self._spawn(self._watch())
+        self._set_up_ahead()
         for name, job in self.jobs.items():
             if name not in self.logs:
                 self._spawn(self._count(job))
+
+    def _set_up_ahead(self) -> None:
+        """Let idle workers set jobs up for the readers to come; not while somebody reads."""
+        if self.draining or any(one.readers for one in self.logs.values()):
+            return
+        for worker in self.workers:
+            if not worker.ready or worker.dead or worker.tickets:
+                continue
+            job = self._setups.begin(worker.number, self.logs, worker.jobs)
+            if job is not None:
+                self._introduce(worker, self.jobs[job], set_up=True)
 
     def _hold(self, job: Job) -> None:
         """Take a job whose order is known into the books."""
@@ -286,6 +303,7 @@ class Node:
             job.forget_lane_ends()
             return
         self._hold(job)
+        self._set_up_ahead()
         log.info("counted", job=job.name, batches=sum(ends))
 
     async def _keep_end(self, job: Job, lane: int, batches: int) -> None:
@@ -306,7 +324,8 @@ class Node:
         while self._loop.time() < deadline:
             for worker in self.workers:
                 # Each as soon as it is free: one that hangs costs the others no snapshot.
-                if worker.ready and not (worker.dead or worker.tickets or worker.number in asked):
+                busy = worker.tickets or worker.number in self._setups.at
+                if worker.ready and not (worker.dead or busy or worker.number in asked):
                     asked.add(worker.number)
                     self._drained[worker.number] = self._loop.create_future()
                     worker.send({"op": "snapshot"})
@@ -664,16 +683,22 @@ class Node:
         worker.send(message, [start.snapshot] if start.snapshot is not None else [])
         return line
 
-    def _introduce(self, worker: WorkerProcess, job: Job) -> None:
+    def _introduce(self, worker: WorkerProcess, job: Job, *, set_up: bool = False) -> None:
         if job.name not in worker.jobs:
             worker.jobs.add(job.name)
-            self._tell_verdicts(worker, job.name, self.verdicts[job.name])
+            self._tell_verdicts(worker, job.name, self.verdicts[job.name], set_up=set_up)
 
-    def _tell_verdicts(self, worker: WorkerProcess, job: str, verdicts: Iterable[Verdict]) -> None:
-        log_id = self.jobs[job].log_id.hex()
-        entries = [verdict.to_json() for verdict in verdicts]
-        ends = self.jobs[job].lane_ends
-        worker.send({"op": "job", "job": job, "log": log_id, "verdicts": entries, "ends": ends})
+    def _tell_verdicts(
+        self,
+        worker: WorkerProcess,
+        name: str,
+        verdicts: Iterable[Verdict],
+        *,
+        set_up: bool = False,
+    ) -> None:
+        job, entries = self.jobs[name], [verdict.to_json() for verdict in verdicts]
+        message = {"op": "job", "job": name, "log": job.log_id.hex(), "verdicts": entries}
+        worker.send({**message, "ends": job.lane_ends, "set_up": set_up})
 
     # --- answers ---
 
@@ -701,8 +726,16 @@ class Node:
             after_s = round(self._loop.time() - died_at, 3)
             log.info("a worker was replaced", worker=worker.number, pid=worker.pid, after_s=after_s)
         self._loop.call_later(GIVE_WAY_S, self._end_giving_way)
-        if all(one.ready for one in self.workers):
+        if self._all_ready.is_set():
+            self._set_up_ahead()
+        elif all(one.ready for one in self.workers):
             self._all_ready.set()
+
+    def _on_set_up(self, worker: WorkerProcess, message: Message) -> None:
+        if worker.number not in self._setups.at:
+            raise Misspoken("it has set a job up, and nobody asked")
+        self._setups.done(worker.number)
+        self._set_up_ahead()
 
     def _end_giving_way(self) -> None:
         """Let batches over which a worker ended have their turn like others."""
@@ -886,9 +919,13 @@ class Node:
 
         Only its own: others of the job are at work in the same worker, and will be answered.
         """
-        log.error("a line cannot start", job=message["job"], code=error.code, error=error.message)
         one = self.logs[message["job"]]
+        what = "a job cannot be set up" if message["of"] == "job" else "a line cannot start"
+        log.error(what, job=message["job"], code=error.code, error=error.message)
         if message["of"] == "job":
+            if self._setups.at.get(worker.number) == message["job"]:
+                self._setups.failed(worker.number)
+                self._set_up_ahead()
             worker.jobs.discard(message["job"])
             self._take_back(worker, [t for t in worker.tickets.values() if t.log is one], error)
             one.drop_lines(worker.number)
@@ -1159,6 +1196,8 @@ class Node:
                 ticket.lane.planning = False
             ticket.log.back(ticket.entry)
         self._find_guilty(worker, tickets, note)
+        if (job := self._setups.failed(worker.number)) is not None:
+            log.warning("a job is left for its readers to be set up", job=job)
         self._has_drained(worker)
         if self.draining:
             return
@@ -1249,7 +1288,7 @@ class Node:
             for worker in self.workers:
                 # A child of its own may hold its socket open beyond its end.
                 worker.notice_end()
-                if worker.dead or not worker.tickets:
+                if worker.dead or not (worker.tickets or worker.number in self._setups.at):
                     self._page_seen.pop(worker.number, None)
                     worker.held_up_s = 0.0
                     continue
@@ -1280,8 +1319,17 @@ class Node:
             self._page_seen.pop(worker.number)
             worker.stuck_s = self.item_deadline_s
             worker.kill()
+        elif since_s > SET_UP_S and self._is_in_the_way(worker):
+            worker.made_way = True
+            worker.kill()
         elif since_s > self._patience_s(note):
             self._relieve(worker, note, since_s)
+
+    def _is_in_the_way(self, worker: WorkerProcess) -> bool:
+        """Tell whether readers wait for a worker that sets up a job which none of them reads."""
+        job = self._setups.at.get(worker.number)
+        others = [ticket for ticket in worker.tickets.values() if ticket.log.job.name != job]
+        return job is not None and bool(others) and not self.logs[job].readers
 
     def _patience_s(self, note: Note) -> float:
         """Return after how long at one thing a worker is held up."""

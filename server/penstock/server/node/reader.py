@@ -66,6 +66,14 @@ class Reader:
         """Return what its consumer is owed next; None where it accepts nothing more."""
         return next(iter(self.pending.values()), None)
 
+    def urgency(self, entry: Entry) -> int:
+        """Return how many positions an entry lies behind what is owed: 0 is that alone.
+
+        For the node makes what is owed even above its bound, and would look no further at what
+        stood before it and may not be made.
+        """
+        return 0 if self.owed is entry else max(1, entry.key.position - self.head)
+
     @property
     def finished(self) -> bool:
         """Tell whether everything up to the log's end was taken."""

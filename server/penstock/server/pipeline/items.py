@@ -411,7 +411,7 @@ class Items:
         """
         if not items:
             return []
-        self._prepare()
+        self.set_up()
         try:
             raws = self.raws(items)
         except BadItem:
@@ -428,7 +428,7 @@ class Items:
         Raises:
             SourceUnavailable: A read failed to the deadline.
         """
-        self._prepare()
+        self.set_up()
         try:
             raws = self._read(items, heads=True) if self._heads else self.raws(items)
         except BadItem as error:
@@ -753,7 +753,13 @@ class Items:
             **({} if what.reading else {"role": what.role, "traceback": user_traceback(error)}),
         )
 
-    def _prepare(self) -> None:
+    def set_up(self) -> None:
+        """Have the processor set up what it needs, once.
+
+        Raises:
+            InvalidJob: It fails.
+            SourceUnavailable, MissingExtra: As `retried`.
+        """
         if not self._ready:
             processor = self.job.processor
             what = Call(processor, "setup")
