@@ -18,6 +18,11 @@ def two_megabytes(raw: dict[str, Any]) -> dict[str, Any]:
     return {"x": np.full(500_000, raw["n"], np.float32)}
 
 
+def image(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return an image of 600 KB."""
+    return {"x": np.full((448, 448, 3), raw["n"] % 256, np.uint8)}
+
+
 def array_of(raw: dict[str, Any]) -> dict[str, Any]:
     """Return the bytes of a row as an array."""
     return {"x": np.frombuffer(raw["b"], np.uint8)}

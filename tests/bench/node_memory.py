@@ -1,106 +1,78 @@
-"""Peak memory of real nodes beside what docs/operate.md states.
+"""Peak memory of real nodes beside what `penstockd check` says of their jobs.
 
-Memory is the sum of PSS over the node's processes, from `/proc/PID/smaps_rollup`, so that a page
-that several of them map counts once. It is looked at every 50 ms, and the highest sum stands.
+Memory is the sum of `Pss_Anon` and `Pss_Shmem` of `/proc/PID/smaps_rollup` over the node's
+processes: a page that several of them map counts once, and pages of files do not count. It is
+looked at every 50 ms, and the highest sum stands. The constants of the formula in
+`penstock.server.commands.memory` were chosen by the first table; the nodes of the second one had no
+part in that.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import random
+import subprocess
+import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import grpc
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from support import HERE, corpus, serving, table, write_job
 
-from penstock.server.node.books import KEPT_BATCHES, KEPT_SHARE
+from penstock.client import Loader
 from penstock.wire import MAX_MESSAGE_BYTES, PROTOCOL
 from penstock.wire.v1 import feed_pb2, feed_pb2_grpc
 
 MIB = 1 << 20
 
-SERVER_MIB, WORKER_MIB = 60, 33
-"""A server process, and a worker, without packages of sources and roles."""
-
-PACKAGES_MIB = {"pyarrow": 13, "tokenizers": 8, "torch": 130}
-"""What each of these adds to the server process and to every worker."""
-
-TOKENIZING_MIB, READING_MIB = 120, 30
-"""What a worker takes besides while it tokenizes, and while it reads Parquet."""
-
-SPREAD = 1.25
-"""Memory that was touched, by what is in use at a time: of shared memory, and of row groups."""
-
-AHEAD = 16
-"""Items that a lane processes at a time, where they are processed to be planned."""
-
 
 @dataclass(frozen=True)
 class Case:
-    """One node and what is known of its job; sizes in MiB.
+    """One node.
 
     Attributes:
         job: Its job.
-        packages: Those of `PACKAGES_MIB` that it imports.
-        batch_mib: A batch.
         readers: How many read, all of them the same.
         batches: How many each of them takes.
-        cache_mib: Decoded row groups that each worker keeps.
-        sample_mib: A sample, on average.
-        waiting: Samples that wait in a lane, pooled or processed ahead.
-        tokenizes: Its workers tokenize.
         stalls: The readers take nothing until the node has made all that it may.
         ready_mib: Its bound on ready batches.
         workers: Its workers.
-        lanes: Its lanes.
     """
 
     job: dict[str, Any]
-    packages: tuple[str, ...]
-    batch_mib: float
-    readers: int
-    batches: int
-    cache_mib: float = 0
-    sample_mib: float = 0
-    waiting: int = 0
-    tokenizes: bool = False
+    workers: int = 2
+    readers: int = 2
+    batches: int = 400
     stalls: bool = False
     ready_mib: int = 256
-    workers: int = 2
-    lanes: int = 48
-
-    @property
-    def stated_mib(self) -> float:
-        """What docs/operate.md says that it takes."""
-        packages = sum(PACKAGES_MIB[one] for one in self.packages)
-        worker = WORKER_MIB + packages + SPREAD * self.cache_mib
-        worker += self.tokenizes * TOKENIZING_MIB + ("pyarrow" in self.packages) * READING_MIB
-        kept = min(KEPT_BATCHES * self.batch_mib, self.ready_mib / KEPT_SHARE)
-        ready = (self.ready_mib if self.stalls else kept) + self.readers * self.batch_mib
-        return (
-            SERVER_MIB
-            + packages
-            + SPREAD * ready
-            + self.workers * worker
-            + self.lanes * self.waiting * self.sample_mib
-        )
 
 
-def pss_mib(pid: int) -> float:
-    """Return a process's share of the memory that it maps, in MiB; 0 = it has ended."""
+def stated(job_file: Path, case: Case) -> tuple[float, dict[str, float]]:
+    """Return what `penstockd check` says that the node takes, in MiB, and its parts."""
+    command = [sys.executable, "-m", "penstock.server.cli", "check", str(job_file), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    said: dict[str, float] = json.loads(done.stdout)["jobs"][0]["memory"]
+    return said["stalled" if case.stalls else "keeping_up"] + case.readers * said["reader"], said
+
+
+def memory_mib(pid: int) -> float:
+    """Return a process's share of anonymous and shared memory, in MiB; 0 = it has ended."""
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) / 1024
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        parts = [line.split() for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:"))]
+        return sum(int(part[1]) for part in parts) / 1024
     return 0.0
 
 
@@ -115,7 +87,7 @@ class Watch:
     def look(self) -> float:
         """Return what the node has now, in MiB."""
         found = [child.pid for child in psutil.Process(self._pid).children(recursive=True)]
-        return sum(map(pss_mib, [self._pid, *found]))
+        return sum(map(memory_mib, [self._pid, *found]))
 
     def _run(self) -> None:
         while not self._ended.wait(0.05):
@@ -149,34 +121,67 @@ class Reader:
         """Read to the end of what was asked for."""
         complete = 0
         for reply in self._call:
-            complete += reply.HasField("header")
+            if reply.HasField("header"):
+                complete, self._last = complete + 1, reply.header.body_bytes
             if complete == self._count and reply.HasField("chunk"):
                 left = reply.chunk.start + len(reply.chunk.data)
                 if left == self._last:
                     break
-            if reply.HasField("header"):
-                self._last = reply.header.body_bytes
         self._call.cancel()
         self._requests.put(None)
         self._channel.close()
 
 
-def measure(case: Case) -> tuple[float, float]:
-    """Return a node's memory with nothing to do, and its peak, in MiB."""
+@dataclass(frozen=True)
+class Found:
+    """What was found of one node, in MiB.
+
+    Attributes:
+        stated: What was said that it takes.
+        parts: What that is made of.
+        idle: What it took with nothing to do.
+        peak: The most that it took.
+    """
+
+    stated: float
+    parts: dict[str, float]
+    idle: float
+    peak: float
+
+
+def measure(case: Case) -> Found:
+    """Run a node, and return its memory."""
     with tempfile.TemporaryDirectory() as folder:
-        job_file = write_job(Path(folder), {"main": case.job}, ready_bytes=case.ready_mib * MIB)
-        with serving(job_file, "--workers", str(case.workers)) as (address, process):
+        job_file = write_job(
+            Path(folder),
+            {"main": case.job},
+            ready_bytes=case.ready_mib * MIB,
+            workers=case.workers,
+        )
+        total, parts = stated(job_file, case)
+        with serving(job_file) as (address, process):
             watch = Watch(process.pid)
             idle = watch.look()
-            readers = [Reader(address, case.batches) for _ in range(case.readers)]
+            takers: list[Callable[[], None]]
             if case.stalls:
+                takers = [Reader(address, case.batches).take for _ in range(case.readers)]
                 _wait_until_full(watch)
-            threads = [threading.Thread(target=reader.take) for reader in readers]
+            else:
+                takers = [partial(_follow, address, case.batches)] * case.readers
+            threads = [threading.Thread(target=take) for take in takers]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-            return idle, watch.end()
+            return Found(total, parts, idle, watch.end())
+
+
+def _follow(address: str, count: int) -> None:
+    """Read as a trainer does that waits for data."""
+    with Loader(address, "main") as loader:
+        for batch in loader:
+            if batch.position == count - 1:
+                return
 
 
 def _wait_until_full(watch: Watch) -> None:
@@ -188,81 +193,149 @@ def _wait_until_full(watch: Watch) -> None:
             peak, since = watch.peak_mib, time.monotonic()
 
 
-def cases(folder: Path) -> dict[str, Case]:
-    """Return the nodes that are measured."""
+def fitted(folder: Path) -> dict[str, Case]:
+    """Return the nodes that the constants were chosen by."""
+    blocks = _blocks(folder / "blocks.parquet", 64, 4 * MIB)
+    return {
+        "items, batches of 1 KB, 2 workers": Case(_small(), batches=2000),
+        "text, 8 lanes, 2 workers": Case(_text(8, 64), batches=1700),
+        "batches of 8 MB, readers stall": Case(_large(), readers=4, batches=100, stalls=True),
+        "16 groups of 2 x 4 MiB, 1 worker": Case(_rows(blocks, 16, 2), workers=1, batches=1500),
+        "16 groups of 2 x 4 MiB, 4 workers": Case(_rows(blocks, 16, 2), workers=4, batches=1500),
+    }
+
+
+def validated(folder: Path) -> dict[str, Case]:
+    """Return nodes that had no part in that."""
+    blocks = _blocks(folder / "blocks.parquet", 64, 4 * MIB)
+    large = _blocks(folder / "large.parquet", 40, 12 * MIB)
+    tokens = _tokens(folder / "tokens.parquet")
+    return {
+        "text, 16 lanes, 8 workers": Case(_text(16, 16), workers=8, batches=700),
+        "items, batches of 1 KB, 16 workers": Case(_small(), workers=16, batches=2000),
+        "images of 600 KB, 4 workers": Case(_images(), workers=4),
+        "images of 600 KB, readers stall": Case(_images(), workers=4, stalls=True),
+        "batches of 8 MB, readers keep up": Case(_large(), workers=1, batches=150),
+        "16 groups of 2 x 4 MiB, 16 workers": Case(_rows(blocks, 16, 2), workers=16, batches=1500),
+        "4 groups of 4 x 12 MiB, 2 workers": Case(_rows(large, 4, 4), batches=1500),
+        "token ids, compressed, 4 workers": Case(_packed(tokens), workers=4, batches=1500),
+    }
+
+
+def _small() -> dict[str, Any]:
+    return {
+        "source": {"type": "items", "items": [{"n": n} for n in range(1000)]},
+        "function": f"{HERE / 'cheap.py'}:document",
+        "batcher": {"type": "best_fit", "max_tokens": 256, "pool_size": 64},
+        "collator": {"type": "packed", "pad_to": 256},
+    }
+
+
+def _large() -> dict[str, Any]:
+    return {
+        "source": {"type": "items", "items": [{"n": n} for n in range(1000)]},
+        "function": f"{HERE / 'cheap.py'}:two_megabytes",
+        "batch_size": 4,
+    }
+
+
+def _images() -> dict[str, Any]:
+    return {
+        "source": {"type": "items", "items": [{"n": n} for n in range(1000)]},
+        "function": f"{HERE / 'cheap.py'}:image",
+        "batcher": {"type": f"{HERE / 'reading.py'}:Looking", "batch_size": 8},
+        "lanes": 24,
+    }
+
+
+def _text(lanes: int, pool: int) -> dict[str, Any]:
+    """Return a job of few lanes, or small pools: they are full when each lane made 4 x 64 rows."""
     files = corpus()
-    text = {
+    return {
+        "lanes": lanes,
         "source": {"type": "parquet", "files": f"{files}/corpus/*.parquet", "columns": ["text"]},
         "processor": {
             "type": "tokenize",
             "tokenizer": f"{files}/tokenizer.json",
             "column": "text",
         },
-        "batcher": {"type": "best_fit", "max_tokens": 8192, "overlong": "split"},
+        "batcher": {
+            "type": "best_fit",
+            "max_tokens": 8192,
+            "overlong": "split",
+            "pool_size": pool,
+        },
         "collator": {"type": "packed", "pad_to": 8192},
     }
-    large = {
-        "source": {"type": "items", "items": [{"n": n} for n in range(1000)]},
-        "function": f"{HERE / 'cheap.py'}:two_megabytes",
-        "batch_size": 4,
-    }
-    blocks = {
-        "source": {"type": "parquet", "files": str(_blocks(folder)), "cache_bytes": 96 * MIB},
+
+
+def _rows(path: Path, groups: int, window: int) -> dict[str, Any]:
+    return {
+        "source": {"type": "parquet", "files": str(path)},
+        "distributor": {"type": "map", "reading_groups": groups, "window_blocks": window},
         "function": f"{HERE / 'cheap.py'}:array_of",
         "batch_size": 64,
     }
+
+
+def _packed(path: Path) -> dict[str, Any]:
     return {
-        "text": Case(
-            text,
-            ("pyarrow", "tokenizers"),
-            batch_mib=0.2,
-            readers=2,
-            batches=400,
-            cache_mib=30,
-            sample_mib=0.02,
-            waiting=64 + AHEAD // 2,
-            tokenizes=True,
-        ),
-        "8 MB, readers stall": Case(
-            large,
-            (),
-            batch_mib=7.6,
-            readers=4,
-            batches=100,
-            sample_mib=1.9,
-            waiting=AHEAD - 4,
-            stalls=True,
-        ),
-        "row groups": Case(
-            blocks, ("pyarrow",), batch_mib=0.25, readers=2, batches=1500, cache_mib=96
-        ),
+        "source": {"type": "parquet", "files": str(path)},
+        "distributor": {"type": "map", "reading_groups": 24, "window_blocks": 2},
+        "batcher": {"type": "best_fit", "max_tokens": 4096, "overlong": "split"},
+        "collator": {"type": "packed", "pad_to": 4096},
     }
 
 
-def _blocks(folder: Path) -> Path:
-    """Write 64 row groups of 4 MiB."""
-    path = folder / "blocks.parquet"
+def _blocks(path: Path, count: int, nbytes: int) -> Path:
+    """Write so many row groups of so many bytes, in rows of 4 KiB."""
     draws = random.Random(7)
-    with pq.ParquetWriter(path, pa.schema([("b", pa.binary())]), compression="none") as writer:
-        for _ in range(64):
-            rows = [draws.randbytes(4096) for _ in range(1024)]
+    schema = pa.schema([("b", pa.binary())])
+    with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
+        for _ in range(count):
+            rows = [draws.randbytes(4096) for _ in range(nbytes // 4096)]
             writer.write_table(pa.table({"b": pa.array(rows, pa.binary())}))
     return path
 
 
+def _tokens(path: Path) -> Path:
+    """Write 150 row groups of token ids, of 1 to 3 MiB each."""
+    draws = np.random.default_rng(7)
+    schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for _ in range(150):
+            lengths = draws.integers(64, 1024, draws.integers(500, 1500))
+            rows = [draws.integers(0, 32000, length, np.int32) for length in lengths]
+            writer.write_table(pa.table({"input_ids": pa.array(rows, schema.field(0).type)}))
+    return path
+
+
 def run() -> None:
-    """Print the table."""
+    """Print the tables."""
     with tempfile.TemporaryDirectory() as folder:
-        rows = []
-        for name, case in cases(Path(folder)).items():
-            idle, peak = measure(case)
-            stated = case.stated_mib
-            rows.append(
-                (name, f"{idle:.0f}", f"{peak:.0f}", f"{stated:.0f}", f"{peak / stated - 1:+.0%}")
+        _print("that the constants were chosen by", fitted(Path(folder)))
+        _print("that had no part in that", validated(Path(folder)))
+
+
+def _print(which: str, nodes: dict[str, Case]) -> None:
+    parts: Sequence[str] = ("processes", "blocks", "samples")
+    rows = []
+    for name, case in nodes.items():
+        found = measure(case)
+        rows.append(
+            (
+                name,
+                f"{found.idle:.0f}",
+                f"{found.peak:.0f}",
+                f"{found.stated:.0f}",
+                f"{found.peak / found.stated - 1:+.0%}",
+                *(f"{found.parts[part]:.0f}" for part in parts),
             )
+        )
     table(
-        "Memory of a node (PSS of all processes, MiB) (goal: peak within 10 % of docs/operate.md)",
-        ("node", "idle", "peak", "stated", "difference"),
+        f"Memory of nodes {which}: all processes, and as `penstockd check` states it, MiB "
+        "(goal: peak within 10 %)",
+        ("node", "idle", "peak", "stated", "difference", *parts),
         rows,
     )
 

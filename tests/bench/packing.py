@@ -52,7 +52,7 @@ def run() -> None:
 def _functions(data: Path) -> None:
     draw = np.random.default_rng(0)
     lengths = {
-        "tokens of source files": draw.choice(_tokens(data), SAMPLES),
+        "tokens of source files": draw.choice(document_tokens(data), SAMPLES),
         "uniform, 1 to 8,192": draw.integers(1, CAPACITY + 1, SAMPLES),
         "8 distinct": draw.choice(draw.integers(1, CAPACITY // 2, 8), SAMPLES),
     }
@@ -82,7 +82,7 @@ def _functions(data: Path) -> None:
     )
 
 
-def _tokens(data: Path) -> npt.NDArray[np.int64]:
+def document_tokens(data: Path) -> npt.NDArray[np.int64]:
     """Return the tokens of each document, int64 (documents,)."""
     import pyarrow.parquet as pq
     from tokenizers import Tokenizer

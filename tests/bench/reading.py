@@ -38,6 +38,7 @@ RUNS = [
         (f"{workers} workers, 16 groups of 2", workers, {"reading_groups": 16, "window_blocks": 2})
         for workers in (1, 2, 4, 16)
     ),
+    *((f"{workers} workers, shuffle: none", workers, {"shuffle": "none"}) for workers in (1, 2, 4)),
 ]
 
 
@@ -89,7 +90,7 @@ def write_corpus(folder: Path) -> int:
 # --- what is read and held ------------------------------------------------------------------------
 
 
-def epoch(folder: Path, nbytes: int, workers: int, parameters: dict[str, int]) -> Sequence[str]:
+def epoch(folder: Path, nbytes: int, workers: int, parameters: dict[str, Any]) -> Sequence[str]:
     """Read one epoch; return what it took."""
     job = {
         "lanes": LANES,
@@ -134,7 +135,8 @@ def stated_bytes(file: Path, workers: int) -> float:
     """Return what docs/operate.md says that the workers of a node hold of decoded blocks."""
     reading = load(str(file)).job("job").distributor.reading()
     assert reading is not None
-    return (reading.held + 2 * workers) * reading.block_bytes
+    kept = reading.held * (1 if reading.groups else workers)
+    return (kept + 2 * workers) * reading.block_bytes
 
 
 class Looking(SimpleBatcher):

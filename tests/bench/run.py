@@ -33,6 +33,7 @@ from penstock.server.resources import usable_cpus
 
 NAMES = (
     "packing",
+    "first_rows",
     "text",
     "transfer",
     "small_batches",

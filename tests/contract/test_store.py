@@ -891,7 +891,7 @@ class StoreContract(ABC):
             with pytest.raises(errors.UnknownGroup, match="it has 'other'"):
                 await call
         begun = await again.begin(ask("t2", world_size=2, batches_per_step=8))
-        assert (begun.generation, begun.start_step, begun.batches_per_step) == (1, 0, 8)
+        assert (begun.generation, begun.start_step, begun.batches_per_step) == (2, 0, 8)
         assert (await again.groups("code", "run"))[0].checkpoints == ()
         assert await again.groups("code", "other") == [other]
         await again.close()
@@ -914,6 +914,35 @@ class StoreContract(ABC):
         with pytest.raises(errors.StaleGeneration):
             await store.commit("code", "run", "t2", 2, 0, 5)
         assert (await store.groups("code", "run"))[0].cursor == 0
+
+    @pytest.mark.parametrize("name", ["run", "run 2"])
+    async def test_a_new_group_begins_above_all_that_were_deleted(
+        self, store: Store, tmp_path: Path, name: str
+    ) -> None:
+        """So who outlived its group is fenced in the next one, also if both have one token."""
+        for token in ("t1", "t2", "t3"):
+            await store.begin(ask(token, world_size=1))
+        await store.begin(ask("other", group="other"))
+        await store.delete_group("code", "run")
+        await store.delete_group("code", "other")
+        await store.close()
+        again = self.make(tmp_path)
+        await again.open()
+
+        begun = await again.begin(ask("t3", world_size=1, group=name))
+
+        assert (begun.generation, begun.start_step, begun.joined) == (4, 0, False)
+        with pytest.raises(errors.StaleGeneration, match=r"by generation 4 .* is generation 3"):
+            await again.commit("code", name, "t3", 3, 0, 9)
+        with pytest.raises(errors.StaleGeneration):
+            await again.check_token("code", name, "t3", 3)
+        with pytest.raises(errors.StaleGeneration):  # a retry whose first answer was lost
+            await again.delete_group("code", name, 3)
+        assert (await again.groups("code", name))[0].cursor == 0
+        assert (await again.begin(ask("t3", world_size=1, group=name))).joined
+        assert (await again.commit("code", name, "t3", 4, 0, 2)).cursor == 2
+        assert (await again.seek("code", name, 1, "", "ada")).generation == 5
+        await again.close()
 
     async def test_only_the_generation_that_was_looked_at_is_deleted(self, store: Store) -> None:
         """Somebody who begins between a look and a deletion keeps the group."""

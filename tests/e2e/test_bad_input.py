@@ -7,6 +7,7 @@ status, one line on stderr that ends in a stable code, and no traceback of ours.
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -21,7 +22,15 @@ import pytest
 from harness import ENVIRONMENT, Server, kill_process, run_command, serving, write_job_file
 from invariants import eventually
 from penstock.client import Loader
-from penstock.wire.errors import BadItem, InvalidRequest, JobChanged, OtherStore, PenstockError
+from penstock.wire.errors import (
+    BadItem,
+    InvalidJob,
+    InvalidRequest,
+    JobChanged,
+    OtherStore,
+    PenstockError,
+    SourceChanged,
+)
 
 DEADLINE_S = 30.0
 
@@ -99,14 +108,22 @@ def penstockd(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 # --- job files ------------------------------------------------------------------------------------
 
 SERVED: list[tuple[str, dict[str, Any], str]] = [
-    ("key", {"sed": 7}, "jobs.main.sed is no key of jobs.main: did you mean seed? [invalid_job]"),
+    (
+        "key",
+        {"sed": 7},
+        "jobs.main.sed is not a key of jobs.main: did you mean seed? [invalid_job]",
+    ),
     (
         "parameter",
         {"batcher": {"type": "best_fit", "max_tokens": 16, "poolsize": 4}},
-        "jobs.main.batcher.poolsize is no parameter of BestFitPackingBatcher: did you mean "
+        "jobs.main.batcher.poolsize is not a parameter of best_fit: did you mean "
         "pool_size? [invalid_job]",
     ),
-    ("role", {"batcher": {"type": "bestfit"}}, "no batcher 'bestfit': did you mean best_fit?"),
+    (
+        "role",
+        {"batcher": {"type": "bestfit"}},
+        "jobs.main.batcher.type: there is no batcher 'bestfit': did you",
+    ),
     (
         "column",
         {"source": {"type": "parquet", "files": "data.parquet", "columns": ["txt"]}},
@@ -217,8 +234,8 @@ def test_a_users_exception_shows_the_users_frames_alone(home: Path) -> None:
 ADDRESSES = [
     ("127.0.0.1", "give an address: host:port or unix:/path"),
     ("192.0.2.1:50051", "give an address of this machine as --listen"),
-    ("unix:{home}/data.parquet", "a file that is no socket lies there, and it is left alone"),
-    ("unix:{home}/none/node.sock", "none is no folder that this process may write to"),
+    ("unix:{home}/data.parquet", "a file that is not a socket lies there, and it is left alone"),
+    ("unix:{home}/none/node.sock", "none is not a folder that this process may write to"),
     ("unix:{home}/" + "x" * 120, "is longer than the 100 bytes that the system allows"),
 ]
 
@@ -531,7 +548,8 @@ def test_files_that_went_away_are_waited_for_and_changed_ones_are_named_to_every
         first = server.read("main", horizon=8).take(8)
         data.rename(kept)
         _restart_workers(server)
-        reader = server.read("main", start=40, horizon=48)  # it makes them, others it may have kept
+        # It makes these, others it may have kept; and it has read before: a new one is refused.
+        reader = server.read("main", start=40, horizon=48, given_from=0)
         eventually(
             lambda: any(worker["stage"] == "retrying" for worker in server.status()["workers"]),
             DEADLINE_S,
@@ -547,10 +565,42 @@ def test_files_that_went_away_are_waited_for_and_changed_ones_are_named_to_every
         pq.write_table(table, data)
         _restart_workers(server)
         for lane in range(2):
-            reader = server.read("main", lanes=[lane], start=100, horizon=104)
+            reader = server.read("main", lanes=[lane], start=100, horizon=104, given_from=0)
             with pytest.raises(PenstockError, match="changed"):
                 reader.take(1)
         assert "a bug" not in "".join(server.lines)
+
+
+@pytest.mark.parametrize("group", [None, "run"])
+def test_a_run_that_begins_is_told_at_once_which_file_is_missing_or_another(
+    tmp_path: Path, home: Path, group: str | None
+) -> None:
+    """It has nothing to wait for, and no generation begins; with the file as it was one does."""
+    data, kept = tmp_path / "data.parquet", tmp_path / "kept"
+    data.write_bytes((home / "data.parquet").read_bytes())
+    file = write_job_file(tmp_path / "jobs.yaml", {"main": GOOD})
+
+    def first(address: str) -> int:
+        with Loader(address, "main", group=group, rank=0, world_size=1, as_numpy=True) as loader:
+            return int(next(iter(loader)).position)
+
+    with serving(file) as server:
+        data.rename(kept)
+        with pytest.raises(SourceChanged, match=re.escape(f"{data} is not there any more: put it")):
+            first(server.address)
+        pq.write_table(pa.table({"text": ["1"], "input_ids": [[1]]}), data)
+        with pytest.raises(SourceChanged, match=re.escape(f"{data} changed under an open source")):
+            first(server.address)
+        assert server.events("generation began") == []
+        kept.rename(data)
+        assert first(server.address) == 0
+
+    data.unlink()
+    ended = penstockd(tmp_path, "serve", file.name)
+    assert ended.returncode == 2
+    assert f"no file matches '{data}'" in seen(ended, "penstockd")
+    with pytest.raises(InvalidJob, match=re.escape(f"no file matches '{data}'")):
+        first(f"local:{file}")
 
 
 def _restart_workers(server: Server) -> None:

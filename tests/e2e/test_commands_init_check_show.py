@@ -101,6 +101,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory and a cache of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PENSTOCK_WORKERS", "1")  # what many give at once has tests of its own
     return tmp_path
 
 
@@ -196,8 +197,8 @@ def test_init_of_conversations_without_a_template_points_at_the_example(
             ["--max-tokens", "8"],
             "--max-tokens 8 packs tokens, and these items give none: add --tok",
         ),
-        (["--column", "bdy"], "--column bdy: did you mean body?"),
-        (["--column", "id"], "--column id holds a int, such as 0: name one of texts or conversa"),
+        (["--column", "bdy"], "no column of this name; did you mean body?"),
+        (["--column", "id"], "--column id holds values of type int, such as 0: name one of texts"),
         (
             ["--column", "c", "--tokenizer", "tokenizer.json"],
             "has no chat template: give the folder",
@@ -759,7 +760,7 @@ def test_check_measures_packing_past_the_first_fill_of_the_pool(
         "def items(): return json.loads(pathlib.Path(__file__).with_name('ids.json').read_text())\n"
     )
     (home / "ids.yaml").write_text(
-        "server: {workers: 3}\njobs:\n  job:\n    lanes: 1\n"
+        "jobs:\n  job:\n    lanes: 1\n"
         "    source: {type: torch, factory: ./ids.py:items}\n"
         f"    batcher: {{type: best_fit, max_tokens: 64, pool_size: {pool_size}}}\n"
         "    collator: {type: packed, pad_to: 64}\n"
@@ -773,7 +774,7 @@ def test_check_measures_packing_past_the_first_fill_of_the_pool(
         line.advance()
     tokens = sum(ref.size for _ in range(MAX_BATCHES) for row in line.advance().rows for ref in row)
     assert job["efficiency"] == pytest.approx(tokens / (64 * MAX_BATCHES))
-    assert (job["paced_batches"], job["pool_filled"], job["workers"]) == (MAX_BATCHES, True, 3)
+    assert (job["paced_batches"], job["pool_filled"], job["workers"]) == (MAX_BATCHES, True, 1)
     assert job["per_second"].keys() == {"tokens", "samples"}
     assert all(rate > 0 for rate in job["per_second"].values())
 
@@ -957,3 +958,17 @@ def test_the_pages_own_roles_pass_check(home: Path) -> None:
     job, called = json.loads(done.stdout)["jobs"]
     assert job["filtered"].keys() <= {"no sevens"}
     assert (job["job"], called["job"]) == ("job", "called")
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in cli.commands)])
+def test_help_fits_a_terminal(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 80 columns no line is broken by the terminal, and no sentence ends in `...`."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    assert run([*command, "--help"]) == 0
+
+    written = capsys.readouterr().out
+    assert [line for line in written.splitlines() if len(line) > 80] == []
+    assert re.search(r"\w\.\.\.$", written, re.MULTILINE) is None

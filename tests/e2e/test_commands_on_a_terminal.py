@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 JOB = """
+server: {workers: 1}
 jobs:
   main:
     lanes: 2

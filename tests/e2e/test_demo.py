@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from harness import ENVIRONMENT
 from penstock.client.demo.verdict import judge
 from penstock.client.demo.verdict import main as judge_main
 from penstock.server.examples import stdlib
@@ -238,7 +239,7 @@ def test_a_folder_without_a_run_is_refused(
 ) -> None:
     """In one sentence."""
     assert judge_main([str(tmp_path)]) == 2
-    assert "is no folder of a demo's run" in capsys.readouterr().err
+    assert "is not a folder of a demo's run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -372,6 +373,7 @@ def test_the_job_file_passes_check(corpus: stdlib.Corpus) -> None:
     """What the demo serves is a job file like any user's."""
     done = subprocess.run(
         [sys.executable, "-m", "penstock.server.cli", "check", str(corpus.job_file), "--json"],
+        env={**ENVIRONMENT, "PENSTOCK_WORKERS": "1"},
         capture_output=True,
         text=True,
         timeout=120,

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -56,8 +58,11 @@ def ask(url: str) -> Any:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A node that all tests share, with a reader that holds its stream open."""
     folder = tmp_path_factory.mktemp("deploy")
+    pq.write_table(pa.table({"n": range(8)}), folder / "rows.parquet")
+    rows = {**JOB, "source": {"type": "parquet", "files": "rows.parquet"}}
+    file = write_job_file(folder / "jobs.yaml", {"code": JOB, "rows": rows}, metrics="127.0.0.1:0")
     with (
-        serving(write_job_file(folder / "jobs.yaml", {"code": JOB}, metrics="127.0.0.1:0")) as node,
+        serving(file) as node,
         Loader(node.address, "code", group="run", rank=0, world_size=1, as_numpy=True) as loader,
     ):
         batches = iter(loader)

@@ -18,6 +18,7 @@ import torch
 import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from harness import ENVIRONMENT
 from penstock.client import Loader
 from penstock.server.core.imports import load_attribute
 from penstock.server.core.refs import ItemRef
@@ -95,6 +96,7 @@ def test_an_example_passes_check(file: str, jobs: list[str], folder: Path) -> No
     """Every role builds, is pure, and gives batches."""
     done = subprocess.run(
         [sys.executable, "-m", "penstock.server.cli", "check", str(folder / file), "--json"],
+        env={**ENVIRONMENT, "PENSTOCK_WORKERS": "1"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -302,6 +304,7 @@ def test_init_of_conversations_is_the_chat_example(
     checked = subprocess.run(
         [*command, "check", "penstock.yaml", "--json", "--items", "8", "--batches", "2"],
         cwd=folder,
+        env={**ENVIRONMENT, "PENSTOCK_WORKERS": "1"},
         capture_output=True,
         text=True,
         check=False,

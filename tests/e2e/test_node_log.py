@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import pty
+import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -29,7 +31,7 @@ from invariants import eventually
 from penstock.client import Loader
 from penstock.server.store.database import BUSY_TIMEOUT_S
 from penstock.wire import PROTOCOL
-from penstock.wire.errors import PenstockError, StoreUnavailable, UnknownGroup
+from penstock.wire.errors import PenstockError, StaleGeneration, StoreUnavailable, UnknownGroup
 from penstock.wire.v1 import cursors_pb2
 
 DEADLINE_S = 90.0
@@ -81,9 +83,10 @@ def test_a_run_can_be_followed_in_the_log(server: Server, tmp_path: Path) -> Non
     owner = json.loads(moved.stdout)
     assert owner["step"] == 3
     assert ready["store"] == str((Path(str(server.file)).parent / "penstock.db").resolve())
-    [left] = server.events("reader left", 1, group="run", generation=1)
-    [joined] = server.events("reader joined", 1, group="run", generation=1)
     began = server.events("generation began", 3, group="run")
+    number = began[0]["generation"]
+    [left] = server.events("reader left", 1, group="run", generation=number)
+    [joined] = server.events("reader joined", 1, group="run", generation=number)
     [fenced] = server.events("readers fenced", 1, group="run")
     assert of([joined], "job", "rank", "world_size", "position") == [("code", 0, 1, 0)]
     assert joined["peer"].startswith("ipv4:127.0.0.1:")
@@ -91,12 +94,12 @@ def test_a_run_can_be_followed_in_the_log(server: Server, tmp_path: Path) -> Non
     # What was on its way when the call ended counts as given, and not as sent.
     assert left["position"] >= left["sent_batches"] > 20
     assert of(began, "generation", "start_step", "start") == [
-        (1, 0, "a new group"),
-        (3, 2, "start="),
-        (4, 2, "the cursor of generation 3"),
+        (number, 0, "a new group"),
+        (number + 2, 2, "start="),
+        (number + 3, 2, f"the cursor of generation {number + 2}"),
     ]
     assert began[0]["world_size"] == 1
-    assert of([fenced], "readers", "generation", "current") == [(1, 1, 2)]
+    assert of([fenced], "readers", "generation", "current") == [(1, number, number + 1)]
     assert fenced["by"] == server.events("cursor moved", 1, group="run")[0]["by"]
     assert server.events("cursor committed") == [], "each commit would be too much"
     [reader] = status["groups"]
@@ -199,13 +202,16 @@ def test_a_group_that_is_read_is_not_deleted_unless_its_readers_are_fenced(serve
     deleted = cursors(server, "delete", "mine", "--fence", "--yes")
     with pytest.raises(UnknownGroup, match=r"was deleted by .* at step 0, while this attempt"):
         reader.take(9)
-    commit = cursors_pb2.CommitRequest(job="code", group="mine", token="t", generation=1, step=1)
+    number = attempt["generation"]
+    commit = cursors_pb2.CommitRequest(
+        job="code", group="mine", token="t", generation=number, step=1
+    )
     late = refused(server.cursors.Commit, commit)
     again = cursors(server, "delete", "mine", "--yes")
     looking.cancel()
 
     assert (refusal.returncode, refusal.stdout) == (1, "")
-    assert "has 1 reader now (generation 1" in refusal.stderr
+    assert f"has 1 reader now (generation {number}" in refusal.stderr
     assert "[group_in_use]" in refusal.stderr
     assert [one["readers"] for one in listed if one["group"] == "mine"] == [1]
     assert asked.returncode == 2
@@ -214,10 +220,10 @@ def test_a_group_that_is_read_is_not_deleted_unless_its_readers_are_fenced(serve
         "group 'mine' of job 'code' is deleted; 1 reader ended with an error\n"
     )
     assert isinstance(late, UnknownGroup)
-    assert "generation 1, is not in the store any more: it was deleted" in str(late)
+    assert f"generation {number}, is not in the store any more: it was deleted" in str(late)
     assert (again.returncode, "[unknown_group]" in again.stderr) == (1, True)
     [told] = server.events("group deleted", 1, group="mine")
-    assert of([told], "readers", "cursor", "generation") == [(1, 0, 1)]
+    assert of([told], "readers", "cursor", "generation") == [(1, 0, number)]
     assert server.events("reader left", 1, group="mine", why="unknown_group")
 
 
@@ -240,6 +246,41 @@ def test_a_trainer_whose_group_was_deleted_ends_with_one_sentence(server: Server
     assert "start the run again" in caught.value.message
     with Loader(server.address, "code", group="gone", as_numpy=True) as loader:
         assert next(iter(loader)).position == 0
+
+
+def test_who_outlived_a_deleted_group_is_fenced_in_the_next_one(
+    server: Server, tmp_path: Path
+) -> None:
+    """A trainer that was stopped, with the token of the run that took its name, moves nothing."""
+    read = ("code", "--group", "zombie", "--commit", "--attempt", "job-7", "--json")
+    old = Rank(server.address, tmp_path / "old", *read)
+    try:
+        eventually(lambda: len(old.records()) > 8, DEADLINE_S, "the first run reads")
+        [began] = server.events("generation began", 1, group="zombie")
+        generation = began["generation"]
+        old.process.send_signal(signal.SIGSTOP)
+        cursors(server, "delete", "zombie", "--yes", "--fence")
+        new = Loader(server.address, "code", group="zombie", attempt="job-7", as_numpy=True)
+        with new:
+            first = next(iter(new))
+            old.process.send_signal(signal.SIGCONT)
+            assert old.wait() == 1
+            listed = json.loads(cursors(server, "--group", "zombie", "show", "--json").stdout)
+            commit = cursors_pb2.CommitRequest(
+                job="code", group="zombie", token="job-7", generation=generation, step=5
+            )
+            late = refused(server.cursors.Commit, commit)
+            new.commit(step=1)
+    finally:
+        old.kill()
+
+    assert first.position == 0
+    assert re.search(r"\[(unknown_group|stale_generation)\]", old.errors())
+    assert isinstance(late, StaleGeneration)
+    assert (listed["generation"] > generation, listed["cursor"]) == (True, 0)
+    begun = server.events("generation began", 2, group="zombie")
+    assert begun[1]["start"] == "a new group"
+    assert begun[1]["generation"] == listed["generation"]
 
 
 @pytest.mark.parametrize(("answer", "status"), [("y", 0), ("", 1)])

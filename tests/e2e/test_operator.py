@@ -194,13 +194,15 @@ def test_lag_restarts_and_commits_of_a_group_are_seen(server: Server) -> None:
     again.take(4)
     server.cursors.Commit(
         cursors_pb2.CommitRequest(
-            job="simple", group="lag", token="t", generation=begun.generation, step=8
+            job="simple", group="lag", token="t", generation=begun.generation, step=9
         ),
         timeout=DEADLINE_S,
     )
 
     after = scrape(server)
     again.cancel()
+    left = server.events("reader left", 2, group="lag")
+    assert [one["finished_step"] for one in left] == [8, 9], "a commit says so, too"
     assert after[restarts] - before.get(restarts, 0) == 1
     assert after[commits] - before.get(commits, 0) == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ class Looking(SimpleBatcher):
 """
 
 LANES, BLOCKS = 12, 48
+ALL = "every worker reads and decodes all of a job; shuffle: blocks deals it to them"
 IDLE = "some workers have no work for a job; more reading_groups give them some"
 
 
@@ -107,6 +109,33 @@ def test_a_block_is_read_by_one_worker_but_for_those_on_a_border(tmp_path: Path)
         assert max(parts) - min(parts) <= 3
     assert {event["groups"] for event in told} == {12, 2}
     assert warned[0]["groups"] == 2
+
+
+def test_in_the_order_of_the_source_every_worker_reads_all_and_says_so(tmp_path: Path) -> None:
+    """All lanes go through one block at a time; steps hold the items in order."""
+    spec = job(tmp_path, "ordered", "./roles.py:Looking", epochs=1)
+    spec["distributor"] = {"type": "map", "shuffle": "none"}
+    spec["source"]["rows"] = 400
+    file = write_job_file(tmp_path / "penstock.yaml", {"ordered": spec}, workers=2)
+    reading = load(str(file)).job("ordered").distributor.reading()
+    with serving(file) as server:
+        with Loader(
+            server.address, "ordered", batches_per_step=LANES, rank=0, world_size=1, as_numpy=True
+        ) as loader:
+            seen = [x for b in islice(loader, 60 * LANES) for x in b["x"].tolist()]
+        [warned] = server.events(ALL, job="ordered", at_least=1)
+
+    in_steps = LANES * 3
+    steps = [seen[at : at + in_steps] for at in range(0, len(seen), in_steps)]
+    assert [sorted(step) for step in steps] == [
+        list(range(n * in_steps, (n + 1) * in_steps)) for n in range(60)
+    ]
+    pids = {line.split()[0] for line in (tmp_path / "ordered.notes").read_text().splitlines()}
+    assert len(pids) == 2
+    assert (warned["blocks"], warned["workers"]) == (BLOCKS, 2)
+    assert reading is not None
+    assert reading.is_read_by_all
+    assert reading.held == 1 + -(-64 * LANES // 401), "a worker keeps what the lanes are in"
 
 
 @pytest.mark.parametrize("batcher", ["simple", "./roles.py:Looking"])

@@ -82,7 +82,7 @@ def test_the_folder_of_sockets_is_nobody_elses(runtime: Path, tmp_path: Path) ->
         spawn.open_transport(str(file))
     place.rmdir()
     place.write_text("")
-    with pytest.raises(InvalidRequest, match="is no folder"):
+    with pytest.raises(InvalidRequest, match="is not a folder"):
         spawn.open_transport(str(file))
 
     assert list(elsewhere.iterdir()) == []

@@ -46,6 +46,7 @@ def write(folder: Path, jobs: tuple[str, ...] = ("plain", "known")) -> Path:
             for name in jobs
         },
         store="sqlite:///p.db",
+        workers=1,
     )
 
 

@@ -203,7 +203,7 @@ class FakeNode(feed_pb2_grpc.FeedServicer, cursors_pb2_grpc.CursorsServicer):
             "node": "fake",
             "uptime_s": 12.5,
             "draining": False,
-            "workers": [{"pid": 1, "busy": True}],
+            "workers": [{"pid": 1, "busy": True, "stage": "process"}],
             "jobs": [
                 {
                     "name": "code",

@@ -16,6 +16,7 @@ from penstock.server.core.refs import ItemRef, Verdict
 from penstock.server.job import Job
 from penstock.server.node.arena import ArenaReader, Arenas, ArenaWriter
 from penstock.server.node.channel import Message, Unpacker, pack
+from penstock.server.node.crew import Hear, Lose
 from penstock.server.node.node import Node
 from penstock.server.node.page import PAGE_BYTES, Page
 from penstock.server.node.process import WorkerProcess
@@ -148,8 +149,8 @@ class InlineNode(Node):
             "", jobs, store, workers=workers, bound_bytes=bound_bytes, snapshot_seconds=3600.0
         )
 
-    def _new_worker(self, number: int) -> InlineWorker:
-        return InlineWorker(number, "", self._message, self._death)
+    def _new_worker(self, number: int, hear: Hear, lose: Lose) -> InlineWorker:
+        return InlineWorker(number, "", hear, lose)
 
     @property
     def hands(self) -> list[InlineWorker]:

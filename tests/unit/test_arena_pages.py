@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import os
 
-from penstock.server.node.arena import ARENA_BYTES, IDLE_TAKES, ArenaReader, Arenas, ArenaWriter
+from penstock.server.node.arena import (
+    ARENA_BYTES,
+    IDLE_BYTES,
+    IDLE_TAKES,
+    ArenaReader,
+    Arenas,
+    ArenaWriter,
+)
 
 
 def held_bytes(arena: ArenaWriter) -> int:
@@ -47,5 +54,24 @@ def test_an_arena_that_is_idle_for_long_gives_its_memory_back() -> None:
     assert len(announced) == 3
     for reader in readers:
         reader.close()
+    for arena in announced:
+        os.close(arena.fd)
+
+
+def test_large_batches_need_not_be_many() -> None:
+    """What a burst of them took is given back after a few hundred megabytes of others."""
+    announced: list[ArenaWriter] = []
+    arenas = Arenas(announced.append)
+    nbytes = ARENA_BYTES // 4
+    burst = [arenas.take(nbytes) for _ in range(12)]
+    for arena, start in burst:
+        arena.view[start : start + nbytes] = bytes(nbytes)
+    for arena, start in burst:
+        arenas.give_back(arena.number, start)
+
+    for _ in range(3 * IDLE_BYTES // nbytes):
+        arenas.give_back(0, arenas.take(nbytes)[1])
+
+    assert [held_bytes(arena) for arena in announced] == [ARENA_BYTES, 0, 0]
     for arena in announced:
         os.close(arena.fd)

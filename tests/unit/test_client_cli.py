@@ -321,7 +321,7 @@ def test_top_prints_readers_once_or_as_json(
     (found,) = lines(capsys, "top", node.address, "--once", "--json")
 
     assert status == 0
-    assert "1 of 1 workers busy" in out
+    assert "1 of 1 workers busy: 1 process" in out
     assert "run" in out
     assert found["jobs"][0]["groups"][0]["next"] == 7
 
@@ -395,9 +395,63 @@ def test_a_picture_of_top_is_no_larger_than_its_terminal(size: tuple[int, int]) 
     picture = shown.split(b"\x1b[H")[-2].decode()
     lines = [line.removesuffix("\x1b[K") for line in picture.split("\r\n")]
     assert lines.pop() == "\x1b[J"
-    assert len(lines) == size[0] - 1
+    assert len(lines) <= size[0] - 1
     assert size[1] - 20 < max(map(layout.width_of, lines)) <= size[1]
-    assert re.fullmatch(r"\.\.\. and \d+ lines more", lines[-1])
+    cut = re.fullmatch(r"\.\.\. and \d+ lines more", lines[-1])
+    assert (cut is not None) == (size[0] == 8), "no group hides another where each has a line"
+
+
+@pytest.mark.parametrize(("height", "slowest"), [(100, None), (24, 3), (16, 1), (12, 0), (5, 0)])
+def test_a_group_of_many_ranks_hides_no_other(height: int, slowest: int | None) -> None:
+    """It has one line, with its slowest ranks as far as there is room for them."""
+
+    def status(batches: int) -> dict[str, Any]:
+        found = busy_node(jobs=2, groups=2, ranks=16)
+        for reader in found["jobs"][0]["groups"]:  # both jobs have the same
+            reader["next"] -= 6400 * (reader["rank"] == 5)
+            reader["sent_tokens"] += 1000 * batches
+        return found
+
+    samples = top.Samples(status(0), 0.0)
+    samples.add(status(1), 1.0)
+
+    lines = top.render("node", samples, 120, height).splitlines()
+
+    assert len(lines) <= max(height, 12)
+    rows = [line.split() for line in lines if line.startswith(("  run-", "    slowest"))]
+    if slowest is None:
+        assert len(rows) == 2 * 2 * 16
+        return
+    assert [row[0] for row in rows] == 2 * [
+        *("run-0", *["slowest"] * slowest),
+        *("run-1", *["slowest"] * slowest),
+    ]
+    [whole, *behind] = rows[: slowest + 1]
+    assert whole[1:6] == ["all", "16", "1,543,109", "1,543,209", "16.0k"]
+    assert [row[1] for row in behind[:1]] == ["5/16"][:slowest]
+
+
+def test_a_dumb_terminal_is_not_drawn_over(node: FakeNode) -> None:
+    """Table follows table there, without a control character; a warning line is whole."""
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-m", "penstock.client.cli", "top", node.address]
+    process = subprocess.Popen(
+        [*command, "--interval", "0.1"],
+        stdout=end,
+        stderr=end,
+        env={**os.environ, "TERM": "dumb"},
+    )
+    os.close(end)
+    shown = b""
+    try:
+        while shown.count(b"workers busy") < 2:
+            shown += os.read(terminal, 1 << 16)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+
+    assert b"\x1b" not in shown
 
 
 def test_rates_of_top_are_those_since_the_last_refresh() -> None:
@@ -468,7 +522,7 @@ def test_top_fits_its_terminal(width: int, name: str) -> None:
     assert head[:2] == ["group", "rank"]
     assert "cursor" in head
     assert ("tokens/s" in head) == (width >= 60)
-    assert ("batches" in head) == (width >= 120)
+    assert ("batches" in head) == (width >= (120 if name == "run" else 200))
 
 
 def test_top_sorts_by_job_group_and_rank() -> None:
@@ -589,3 +643,20 @@ def test_a_reader_that_has_enough_ends_the_command_quietly(node: FakeNode) -> No
 
     assert json.loads(first)["position"] == 0
     assert (process.wait(60), err) == (0, "")
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in cli.COMMANDS)])
+@pytest.mark.parametrize("columns", [80, 120])
+def test_help_fits_its_terminal(
+    command: list[str],
+    columns: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No line of it is broken by the terminal, in the middle of a word."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with pytest.raises(SystemExit):
+        cli.main([*command, "--help"])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > columns] == []

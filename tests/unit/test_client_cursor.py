@@ -296,8 +296,8 @@ def good_state(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("state", "error", "sentence"),
     [
-        ({}, BadState, "no state"),
-        (None, BadState, "no state"),
+        ({}, BadState, "not a state"),
+        (None, BadState, "not a state"),
         (good_state(format=2), BadState, "format 2"),
         (good_state(job="other"), BadState, "'other'"),
         (good_state(batches_per_step=4), BadState, "steps of 4"),

@@ -94,8 +94,8 @@ def test_jobs_are_built_when_asked_for_and_once(tmp_path: Path) -> None:
             "jobs.code.batch_size",
             "batch_size and batcher are both given",
         ),
-        ("code:", "'co de':", "jobs.co de", "is no name of a job"),
-        ("code:", "7:", "jobs.7", "is no name of a job"),
+        ("code:", "'co de':", "jobs.co de", "is not a name for a job"),
+        ("code:", "7:", "jobs.7", "is not a name for a job"),
     ],
 )
 def test_a_mistake_names_key_value_and_remedy(

@@ -13,7 +13,8 @@ import pytest
 from harness import serving, write_job_file
 from penstock.server.jobs.load import load
 from penstock.server.local import LocalLoader
-from penstock.server.rpc.service import OPTIONS, WAITING_EVERY_S
+from penstock.server.rpc.read import WAITING_EVERY_S
+from penstock.server.rpc.service import OPTIONS
 from penstock.wire import (
     ALIGNMENT,
     CHUNK_BYTES,

@@ -99,5 +99,9 @@ def test_without_groups_all_blocks_in_use_are_kept() -> None:
     places = Places(reading(None))
 
     places.use(1, 3)
+    places.use(2, 0)
+    alike = places.blocks()
+    places.use(3, 3)
 
-    assert places.blocks() == 5
+    assert alike == 5
+    assert places.blocks() == 10, "a lane has two lines: they read at two places"

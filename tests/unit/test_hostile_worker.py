@@ -18,7 +18,9 @@ import pytest
 from penstock.server.job import Job
 from penstock.server.node.arena import ArenaWriter, sealed_memory
 from penstock.server.node.channel import Message, Unpacker, pack, send_with_fd
-from penstock.server.node.node import Node, Observer
+from penstock.server.node.crew import Hear, Lose
+from penstock.server.node.node import Node
+from penstock.server.node.observer import Observer
 from penstock.server.node.page import PAGE_BYTES, Page
 from penstock.server.node.process import WorkerProcess
 from penstock.server.roles import IdentityProcessor
@@ -115,8 +117,8 @@ class Deaths(Observer):
 class WildNode(Node):
     """A node of such workers."""
 
-    def _new_worker(self, number: int) -> Wild:
-        return Wild(number, "", self._message, self._death)
+    def _new_worker(self, number: int, hear: Hear, lose: Lose) -> Wild:
+        return Wild(number, "", hear, lose)
 
 
 class Through(IdentityProcessor):
@@ -191,7 +193,7 @@ async def test_whatever_a_worker_says_the_node_goes_on(node: WildNode) -> None:
     Every reader either gets something or hears of its lane; the books stay as they should be.
     """
     ended: list[str] = []
-    node.on_fatal = lambda: ended.append("ended")
+    node.life.on_fatal = lambda: ended.append("ended")
     rng = random.Random(24)
     readers = {
         name: [
@@ -237,4 +239,4 @@ async def test_whatever_a_worker_says_the_node_goes_on(node: WildNode) -> None:
     for log in node.logs.values():
         busy = sum(1 for entry in log.entries.values() if entry.state.value == "making")
         assert log.making >= busy >= 0
-    assert not node.draining
+    assert not node.life.draining

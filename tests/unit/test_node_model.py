@@ -105,7 +105,7 @@ class _Play:
             if self.rng.random() < 0.02:
                 await self.leave()
             if self.rng.random() < 0.05:
-                await self.node._save()
+                await self.node.shelf.save()
         for reader, owed in self.owed.items():
             if owed:
                 self.node.extend(reader, owed[-1] + 1)
@@ -191,7 +191,7 @@ async def test_the_books_do_not_grow_with_the_run(
                     "wanted": max(len(lane.wanted) for lane in one.lanes),
                     "starts": max(len(lane.starts) + len(lane.deaths) for lane in one.lanes),
                     "lines": len(lines),
-                    "unsaved": len(node._unsaved),
+                    "unsaved": len(node.shelf.unsaved),
                     "arenas": sum(len(worker.arenas) for worker in node.workers),
                 }
                 held = [len(line.planner.samples) + len(line.planner._ahead) for line in lines]

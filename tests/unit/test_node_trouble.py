@@ -14,11 +14,13 @@ from structlog.testing import capture_logs
 from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
 from penstock.server.metrics import Metrics
+from penstock.server.node.crew import Hear, Lose
 from penstock.server.node.entry import Entry
 from penstock.server.node.reader import Reader
 from penstock.server.roles import IdentityProcessor, MapDistributor
 from penstock.server.roles.base import LaneDraws
-from penstock.server.rpc.service import EOF, Service
+from penstock.server.rpc.read import EOF
+from penstock.server.rpc.service import Service
 from penstock.server.sources import ItemsSource
 from penstock.server.store import SqliteStore
 from penstock.server.store.base import SnapshotRecord
@@ -89,7 +91,7 @@ async def test_a_lane_that_cannot_be_opened_stops_no_other(store: SqliteStore) -
     ended: list[str] = []
     job = make_job(3, NoLaneOne())
     node = make_node(job, store)
-    node.on_fatal = lambda: ended.append("ended")
+    node.life.on_fatal = lambda: ended.append("ended")
     await node.start()
     try:
         others = node.open("job", Share(1, 0, 1), None, 0, [0, 2], lambda: None)
@@ -172,8 +174,8 @@ class Unwilling(InlineWorker):
 class UnwillingNode(InlineNode):
     """A node of such workers."""
 
-    def _new_worker(self, number: int) -> InlineWorker:
-        return Unwilling(number, "", self._message, self._death)
+    def _new_worker(self, number: int, hear: Hear, lose: Lose) -> InlineWorker:
+        return Unwilling(number, "", hear, lose)
 
 
 class Through(IdentityProcessor):
@@ -208,7 +210,7 @@ async def test_a_worker_that_cannot_be_started_now_is_started_later(store: Sqlit
     ended: list[str] = []
     job = make_job(2)
     node = UnwillingNode({"job": job}, store, workers=1, bound_bytes=1 << 20)
-    node.on_fatal = lambda: ended.append("ended")
+    node.life.on_fatal = lambda: ended.append("ended")
     await node.start()
     reader = node.open("job", Share(1, 0, 1), None, 0, None, lambda: None)
     got: list[int] = []
@@ -247,7 +249,7 @@ async def test_one_refused_snapshot_costs_the_other_lanes_nothing(store: SqliteS
         node.extend(reader, 3 * 17)
         await run_until_idle(node, {reader: got})
         assert len(got) == 51
-        await node._save()
+        await node.shelf.save()
 
         for lane in (0, 2):
             found = await store.nearest_snapshot(job.log_id, lane, 100)
@@ -479,7 +481,7 @@ async def test_a_snapshot_that_differs_stops_its_lane(store: SqliteStore, name: 
         first = node.take(reader)
         assert first is not None
         assert reader.pending[1].body is not None
-        await node._save()
+        await node.shelf.save()
 
         with pytest.raises(LogDiverged, match="snapshot of lane 1 at offset 4") as caught:
             node.take(reader)
@@ -494,6 +496,6 @@ async def test_a_snapshot_that_differs_stops_its_lane(store: SqliteStore, name: 
         assert entry is not None
         assert entry.key.position == 2
         assert node.logs[name].ready_bytes >= 0
-        assert not node._unsaved
+        assert not node.shelf.unsaved
     finally:
         await node.close()

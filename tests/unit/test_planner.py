@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from invariants import check_conservation
@@ -13,6 +14,7 @@ from penstock.server.job import Job
 from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.planner import (
+    AHEAD_BYTES,
     LOOK_AHEAD,
     MAX_REASON_CHARACTERS,
     MAX_REASONS,
@@ -418,6 +420,23 @@ def test_the_first_batch_waits_for_little_that_it_does_not_need() -> None:
 
     assert planner.counters["drawn"] == 8
     assert items.processed <= 10
+
+
+@pytest.mark.parametrize(("size", "most"), [(AHEAD_BYTES // 4 - 1024, 4), (64, LOOK_AHEAD)])
+def test_what_a_lane_holds_ahead_is_bounded_in_bytes(size: int, most: int) -> None:
+    """Samples of a quarter of the bound go four at a time, where small ones go sixteen."""
+    sample = {"x": np.zeros(size, np.uint8)}
+    job = make(list(range(60)), Does(lambda raw, context: sample), SimpleBatcher(19))
+    planner = Planner(job, 0, Items(job))
+    held: list[int] = []
+
+    for _ in range(12):
+        planner.next()
+        planner.forget()
+        held.append(len(planner._ahead))
+
+    assert max(held) < most, "the item that is drawn is not among them"
+    assert max(held) >= most // 2
 
 
 def test_a_lane_that_goes_on_processes_as_many_at_once_as_its_batches_take() -> None:

@@ -185,7 +185,7 @@ def test_an_entry_point_that_fails_to_import_is_told(
             "batcher",
             {"type": "best_fit", "max_token": 8},
             "batcher.max_token",
-            "is no parameter of BestFitPackingBatcher: did you mean max_tokens",
+            "is not a parameter of best_fit: did you mean max_tokens",
         ),
         ("batcher", {"type": "best_fit"}, "batcher", "needs max_tokens, which is not given"),
         (
@@ -227,7 +227,12 @@ def test_an_entry_point_that_fails_to_import_is_told(
             "write collator: {function: ./my_roles.py:to_sample}",
         ),
         ("collator", {"function": "./my_roles.py:no"}, "collator.function", "has no 'no'"),
-        ("collator", {"function": "./my_roles.py:NoRole", "x": 1}, "collator.x", "no parameter of"),
+        (
+            "collator",
+            {"function": "./my_roles.py:NoRole", "x": 1},
+            "collator.x",
+            "not a parameter of",
+        ),
         ("source", {"type": "./my_roles.py:NoRole"}, "source.type", "{type: torch, factory: "),
         ("batcher", {"type": "./my_roles.py:Doubled"}, "batcher.type", "no batcher"),
         (
@@ -237,7 +242,7 @@ def test_an_entry_point_that_fails_to_import_is_told(
             "did you mean factor",
         ),
         ("processor", {"type": "./my_roles.py:Picky"}, "processor", "needs size"),
-        ("processor", {"type": "identity", "x": 1}, "processor.x", "no parameter of Identity"),
+        ("processor", {"type": "identity", "x": 1}, "processor.x", "not a parameter of identity"),
         ("processor", {"function": "./my_roles.py:no"}, "processor.function", "has no 'no'"),
         (
             "processor",

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from penstock.server.rpc.service import _ending
+from penstock.server.rpc.ending import ending
 from penstock.wire.errors import BadItem, Internal, decode_error
 
 
@@ -30,7 +30,7 @@ def nested(depth: int) -> Any:
 @pytest.mark.parametrize("value", [Broken(), nested(2_000), {1, 2}, {Broken(): 1}])
 def test_every_error_gives_a_status_that_grpc_takes(value: Any) -> None:
     """A field that has no form on the wire costs itself, never the call's end."""
-    status, text, [(_, data)] = _ending(BadItem("item 3 fails\udcff", item=value))
+    status, text, [(_, data)] = ending(BadItem("item 3 fails\udcff", item=value))
 
     text.encode()
     found = decode_error(data)
@@ -42,7 +42,7 @@ def test_every_error_gives_a_status_that_grpc_takes(value: Any) -> None:
 
 def test_a_bug_is_told_by_its_type_and_line() -> None:
     """What is no error of penstock's is an internal one."""
-    status, text, _ = _ending(KeyError("lane"))
+    status, text, _ = ending(KeyError("lane"))
 
     assert status is grpc.StatusCode.INTERNAL
     assert "KeyError: 'lane'" in text

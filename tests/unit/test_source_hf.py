@@ -158,6 +158,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     rows.save_to_disk(tmp_path / "one")
     datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "two")
     good = write_jsonl(tmp_path / "rows.jsonl", range(3))
+    (tmp_path / "empty.jsonl").touch()
     (tmp_path / "bad.jsonl").write_text('{"n": 1}\nthis is no JSON\n')
     mistakes: list[tuple[dict[str, Any], str]] = [
         ({"path": "user/corpus"}, "neither a folder nor a builder.*download it first"),
@@ -168,7 +169,11 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
         ),
         (
             {"path": "json", "data_files": str(tmp_path / "bad.jsonl")},
-            r"datasets cannot open json: .*bad\.jsonl'.*JSON parse error",
+            r"datasets cannot read '.*bad\.jsonl' as json: .*JSON parse error",
+        ),
+        (
+            {"path": "json", "data_files": str(tmp_path / "empty.jsonl")},
+            r"datasets cannot read '.*empty\.jsonl' as json: .*at least one item",
         ),
         ({"path": "json", "data_files": good, "columns": ["m"]}, "no column 'm'.* n, list"),
         ({"path": "json", "data_files": good, "options": {"nosuch": 1}}, "nosuch"),

@@ -184,6 +184,7 @@ async def test_a_store_of_an_older_format_is_brought_up_whole(
             raw.execute("INSERT INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?, ?)", old)
         raw.execute("PRAGMA user_version = 1")
         schema.update(raw, "meta", {"value": "1"}, "key = 'format'", {})
+        raw.execute("DELETE FROM meta WHERE key = 'deleted_generation'")
     raw.close()
 
     def killed(connection: sqlite3.Connection, version: int) -> None:

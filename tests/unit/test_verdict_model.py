@@ -19,6 +19,7 @@ from penstock.server.core.refs import Verdict
 from penstock.server.job import Job
 from penstock.server.node import books
 from penstock.server.node.channel import Message, Unpacker, pack
+from penstock.server.node.crew import Hear, Lose
 from penstock.server.node.reader import Reader
 from penstock.server.roles import (
     BatchCollator,
@@ -135,8 +136,8 @@ class ThreadWorker(InlineWorker):
 class ThreadNode(InlineNode):
     """A node of such workers."""
 
-    def _new_worker(self, number: int) -> InlineWorker:
-        return ThreadWorker(number, "", self._message, self._death)
+    def _new_worker(self, number: int, hear: Hear, lose: Lose) -> InlineWorker:
+        return ThreadWorker(number, "", hear, lose)
 
 
 class World:
@@ -149,7 +150,7 @@ class World:
         self.given: dict[tuple[int, int], list[int]] = {}
         self.again = 0
         self.broken: list[str] = []
-        self.node.on_fatal = lambda: self.broken.append("the node ended")
+        self.node.life.on_fatal = lambda: self.broken.append("the node ended")
 
     @property
     def hands(self) -> list[ThreadWorker]:
@@ -184,7 +185,7 @@ class World:
         elif roll < 0.21:
             await self.node.release(self.job, "main", dice.randrange(ITEMS))
         elif roll < 0.22:
-            await self.node._save()
+            await self.node.shelf.save()
         elif roll < 0.23:
             hand = dice.choice(self.hands)
             if hand.busy is None and not hand.dead:

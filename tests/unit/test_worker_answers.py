@@ -60,7 +60,8 @@ class Talk:
         jobs = load(str(file)).jobs
         for line, name in ((1, "a"), (2, "b"), (3, "a")):
             log_id = jobs[name].log_id.hex()
-            self.send(pack({"op": "job", "job": name, "log": log_id, "verdicts": []}))
+            message = {"op": "job", "job": name, "log": log_id, "verdicts": [], "workers": 1}
+            self.send(pack(message))
             self.send(pack({"op": "open", "line": line, "job": name, "lane": 0}))
         for offset in range(CHEAP):
             data, number = self.ask("a", offset, 1)

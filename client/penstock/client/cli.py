@@ -23,9 +23,9 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 DESCRIPTION = """\
 Look at training data the way a trainer sees it.
 
-TARGET is where a loader node listens: host:port, dns:///name:port or unix:/path; or a job file
-to be read without a server: local:FILE (in a process beside this) or spawn:FILE (a node of its
-own)."""
+TARGET is where a loader node listens: host:port, dns:///name:port or
+unix:/path; or a job file to be read without a server: local:FILE (in a process
+beside this one) or spawn:FILE (a node of its own)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

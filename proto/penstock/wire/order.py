@@ -74,7 +74,7 @@ class Order:
         """
         if not 0 <= lane < self.lanes or offset < 0:
             raise InvalidRequest(
-                f"lane {lane}, offset {offset} is no address in a log of {self.lanes} lanes",
+                f"lane {lane}, offset {offset} is not an address in a log of {self.lanes} lanes",
                 lane=lane,
                 offset=offset,
             )

@@ -285,7 +285,7 @@ def _unsupported(where: str, value: Any, remedy: str, **fields: Any) -> Unsuppor
         else f"{kind.__module__}.{kind.__qualname__}"
     )
     return UnsupportedValue(
-        f"value {where!r} of a batch is a {name}: {remedy}", name=where, type=name, **fields
+        f"value {where!r} of a batch is of type {name}: {remedy}", name=where, type=name, **fields
     )
 
 

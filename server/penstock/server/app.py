@@ -93,7 +93,7 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             at_once.set()
             stop.set()
 
-        node.on_fatal = fail
+        node.life.on_fatal = fail
         # Workers are started before gRPC exists in this process.
         stack.push_async_callback(
             ending.stage, "workers", lambda: node.close(ending.left_s(WORKERS_END_S, STORE_SHARE))

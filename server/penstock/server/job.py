@@ -289,8 +289,8 @@ def _refuse_foreign(value: Any, where: str) -> None:
             _refuse_foreign(inner, f"{where}.{key}" if where else key)
         return
     raise InvalidJob(
-        f"{where} is a {type(value).__name__}, which has no canonical JSON form: give numbers, "
-        "strings, lists or dicts, or give the role a `version` and override parameters()",
+        f"{where} is of type {type(value).__name__}, which has no canonical JSON form: give "
+        "numbers, strings, lists or dicts, or give the role a `version` and override parameters()",
         key=where,
     )
 

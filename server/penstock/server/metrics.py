@@ -29,7 +29,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from penstock.server.job import Job
-from penstock.server.node.node import Observer
+from penstock.server.node.observer import Observer
 from penstock.wire.errors import PenstockError, clean_text
 
 SLOWEST_RANKS = 8

@@ -327,7 +327,7 @@ def _folder() -> Path:
     found = folder.lstat()
     wrong = ""
     if not stat.S_ISDIR(found.st_mode):
-        wrong = "is a link" if stat.S_ISLNK(found.st_mode) else "is no folder"
+        wrong = "is a link" if stat.S_ISLNK(found.st_mode) else "is not a folder"
     elif found.st_uid != os.getuid():
         wrong = "belongs to another user"
     elif found.st_mode & 0o077:

@@ -29,9 +29,10 @@ TIMEOUT_S = 60.0
 """Shorter than a Loader's: a person waits, not a training run."""
 
 DESCRIPTION = """\
-Print the batches that one rank of a training run reads, one line per batch. Without --group nothing
-is stored and reading starts at step 0; with --group and without --from-* it starts at the group's
-cursor. It only looks, unless --commit is given."""
+Print the batches that one rank of a training run reads, one line per batch.
+Without --group nothing is stored and reading starts at step 0; with --group and
+without --from-* it starts at the group's cursor. It only looks, unless --commit
+is given."""
 
 EPILOG = """\
 examples:

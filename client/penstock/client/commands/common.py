@@ -99,9 +99,9 @@ def positive_seconds(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
     if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
     return value
 
 
@@ -119,7 +119,7 @@ def _at_least(minimum: int, text: str) -> int:
     try:
         value = int(text.replace("_", "").replace(",", ""))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no integer") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
     if value < minimum:
         raise argparse.ArgumentTypeError(f"{text} is below {minimum}")
     if value > MAX_POSITION:

@@ -20,19 +20,20 @@ from penstock.wire.errors import InvalidRequest
 STEPS, MIN_STEPS = 72, 3
 
 DESCRIPTION = """\
-Serve a job with 2 workers, read it with 2 trainer ranks, kill the server with SIGKILL in the middle
-and start it again, kill the ranks and go on with 3 from the server's cursor. Then compute every
-batch once more with local: and compare: exits with 0 only if all are identical, none is lost and
-none repeated.
+Serve a job with 2 workers, read it with 2 trainer ranks, kill the server with
+SIGKILL in the middle and start it again, kill the ranks and go on with 3 from
+the server's cursor. Then compute every batch once more with local: and compare:
+exits with 0 only if all are identical, none is lost and none repeated.
 
-Without FILE it reads the .py files of this Python's standard library, which are packed into rows of
-8,192 tokens. They are written as Parquet below the user's cache folder once, with a tokenizer."""
+Without FILE it reads the .py files of this Python's standard library, which are
+packed into rows of 8,192 tokens. They are written as Parquet below the user's
+cache folder once, with a tokenizer."""
 
 EPILOG = """\
 examples:
   penstock demo
   penstock demo --steps 12 --keep
-  penstock demo penstock.yaml main      the same with a job of your own, if it is endless
+  penstock demo penstock.yaml main      a job of your own, if it is endless
 """
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from penstock.client.commands.common import (
     add_target,
@@ -20,27 +23,38 @@ from penstock.client.commands.common import (
 )
 from penstock.client.commands.layout import Column, cut, fitted, screen, short_number, wrapped
 from penstock.wire.errors import Unreachable
-from penstock.wire.terminal import plain
+from penstock.wire.terminal import folded, plain
 
 DESCRIPTION = """\
-Show the jobs, readers and workers of a loader node, refreshed every second; end it with Ctrl-C.
+Show the jobs, readers and workers of a loader node, refreshed every second;
+end it with Ctrl-C.
 
   step       the step of the next batch that the reader is sent
-  cursor     the first step that not all ranks of the group have committed; - = there is none
+  cursor     the first step that not all ranks of the group have committed;
+             - where there is none
   tokens/s   what it was sent since the last refresh, without padding
   batches/s  the same in batches
-  waited     how long it stood with room and nothing was ready for it, all waits together
+  waited     how long it had room and nothing was ready for it, in sum
   rate       the same as tokens/s in bytes
   ahead      how many positions beyond the next one the reader accepts
   next       the position that it is sent next
   batches    how many it was sent
-  ready      batches that are made and not yet taken by everybody who wants them
-  produced   batches made since the node started; again: those of them made more than once
+  ready      batches that are made and not yet taken by all who want them
+  produced   batches made since the node started; again: those of them that
+             were made more than once
 
-A terminal that is too narrow for all columns of a reader leaves the last ones of this list out."""
+A terminal that is too narrow for all columns of a reader leaves the last ones
+of this list out. One that is too low for all readers shows a group as one line:
+the sum of its rates, the step of its slowest reader, and the slowest readers."""
 
 CLEAR, HOME, REST_OF_LINE, REST_OF_SCREEN = "\x1b[2J", "\x1b[H", "\x1b[K", "\x1b[J"
 DIM, NORMAL = "\x1b[2m", "\x1b[0m"
+
+NAME_SHARE = 4
+"""A group's name may be cut to this part of the line (a quarter); then columns are left out."""
+
+SLOWEST = 8
+"""How many readers of a group are shown, at most, where there is no room for all of them."""
 
 GONE_AFTER_S = 2.0
 """A node that does not answer for so long is shown as gone, and asked again and again."""
@@ -78,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the table again and again."""
     if args.json:
         return _print_objects(args)
-    if sys.stdout.isatty() and not args.once:
+    # A dumb terminal, as in an editor or a log, cannot be drawn over: it gets table after table.
+    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not args.once:
         return _watch(args)
     with connected(args.target, "", args.timeout) as control:
         samples = Samples(control.status())
@@ -122,12 +137,13 @@ def _watch(args: argparse.Namespace) -> int:
 def _draw(target: str, samples: Samples, gone: str) -> None:
     """Draw one picture of at most the terminal's size, without a moment of an empty screen."""
     width, height = screen() or (80, 24)
-    lines = render(target, samples, width).split("\n")
     head: list[str] = []
     if gone:
         away_s = time.monotonic() - samples.at
-        head = [*wrapped([gone], width), f"from {away_s:.0f} s ago:", ""]
+        told = folded(plain(gone), width).split("\n")
+        head = [*(cut(line, width) for line in told), f"What it said {away_s:.0f} s ago:", ""]
     room = max(1, height - 1 - len(head))
+    lines = render(target, samples, width, room).split("\n")
     if len(lines) > room:
         left_out = len(lines) - room + 1
         lines = [*lines[: room - 1], cut(f"... and {counted(left_out, 'line')} more", width)]
@@ -166,40 +182,85 @@ class Samples:
         return max(0.0, grown / self._elapsed_s)
 
 
-def render(target: str, samples: Samples, width: int | None = None) -> str:
+def render(
+    target: str, samples: Samples, width: int | None = None, height: int | None = None
+) -> str:
     """Return the table of what a node has said, safe for a terminal.
 
     Args:
         target: Where the node is.
         samples: What it said, and what before.
         width: Cells of a line at most; None = as it comes.
+        height: Lines that there are for it; where that is too few for all readers, a group has one
+            line and its slowest readers, so that no group hides another. It may still be longer.
     """
+    lines = _table(target, samples, width, None)
+    slowest = SLOWEST
+    while height is not None and len(lines) > height and slowest >= 0:
+        lines = _table(target, samples, width, slowest)
+        slowest -= 1
+    return "\n".join(lines)
+
+
+def _table(target: str, samples: Samples, width: int | None, slowest: int | None) -> list[str]:
     status = samples.status
-    workers = status.get("workers", [])
-    busy = sum(bool(worker.get("busy")) for worker in workers)
     lines = wrapped(
         [
             f"{target}: penstock {status.get('version', '?')}",
             f"node {status.get('node', '?')}",
             f"up {_duration(status.get('uptime_s', 0))}",
-            f"{busy} of {len(workers)} workers busy",
+            _workers(status.get("workers", [])),
             *(["shutting down"] if status.get("draining") else []),
         ],
         width,
     )
     for job in sorted(status.get("jobs", []), key=lambda job: str(job["name"])):
-        lines += ["", *_job(job, samples, width)]
-    return "\n".join(lines)
+        lines += ["", *_job(job, samples, width, slowest)]
+    return lines
 
 
-def _job(job: Mapping[str, Any], samples: Samples, width: int | None) -> list[str]:
+def _workers(workers: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many workers have work, and how many of them are at what."""
+    busy = [str(worker.get("stage", "")) for worker in workers if worker.get("busy")]
+    stages = ", ".join(f"{count} {stage}" for stage, count in Counter(busy).most_common() if stage)
+    return f"{len(busy)} of {len(workers)} workers busy" + (f": {stages}" if stages else "")
+
+
+class Row(NamedTuple):
+    """What one line says of a reader, or of all readers of a group.
+
+    Attributes:
+        group: The name of the group.
+        rank: Which rank of how many, or how many.
+        reader: The reader; of a group the one that is furthest behind.
+        tokens: In a second; None = not known yet.
+        batches: In a second.
+        nbytes: In a second.
+        sent: How many batches.
+        waited_s: Of a group the longest.
+    """
+
+    group: str
+    rank: str
+    reader: Mapping[str, Any]
+    tokens: float | None
+    batches: float | None
+    nbytes: float | None
+    sent: int
+    waited_s: float
+
+
+def _job(
+    job: Mapping[str, Any], samples: Samples, width: int | None, slowest: int | None
+) -> list[str]:
     name = job["name"]
     readers = sorted(
         job.get("groups", []),
         key=lambda one: (str(one.get("group", "")), one.get("rank", 0), one.get("id", 0)),
     )
-    tokens = [samples.rate(name, reader, "sent_tokens") for reader in readers]
-    known = [rate for rate in tokens if rate is not None]
+    known = [
+        rate for one in readers if (rate := samples.rate(name, one, "sent_tokens")) is not None
+    ]
     lines = wrapped(
         [
             f"job {name}",
@@ -214,29 +275,85 @@ def _job(job: Mapping[str, Any], samples: Samples, width: int | None) -> list[st
     if not readers:
         return [*lines, "  nobody reads it"]
     cursors = job.get("cursors", {})
+    rows: list[Row] = []
+    for _, found in groupby(readers, key=lambda one: str(one.get("group", ""))):
+        rows += _group(name, [*found], samples, slowest)
 
     def column(head: str, cells: list[str], keep: int = 0) -> Column:
         return Column(head, cells, right=True, keep=keep)
 
-    def rates(counter: str) -> list[str]:
-        found = [samples.rate(name, reader, counter) for reader in readers]
-        return ["" if rate is None else short_number(rate) for rate in found]
-
-    nbytes = [samples.rate(name, reader, "sent_bytes") for reader in readers]
+    least = 10 if width is None else max(10, width // NAME_SHARE)
     columns = [
-        Column("  group", [f"  {one.get('group') or '(ephemeral)'}" for one in readers], least=10),
-        column("rank", [f"{one.get('rank', 0)}/{one.get('world_size', 1)}" for one in readers]),
-        column("step", [f"{_step(reader):,}" for reader in readers], 8),
-        column("cursor", [_cursor(cursors, reader) for reader in readers], 9),
-        column("tokens/s", ["" if rate is None else short_number(rate) for rate in tokens], 7),
-        column("batches/s", rates("sent_batches"), 6),
-        column("waited", [_duration(one.get("waiting_s", 0), "") for one in readers], 5),
-        column("rate", ["" if rate is None else f"{bytes_text(rate)}/s" for rate in nbytes], 4),
-        column("ahead", [str(one.get("horizon", 0) - one.get("next", 0)) for one in readers], 3),
-        column("next", [f"{one.get('next', 0):,}" for one in readers], 2),
-        column("batches", [f"{one.get('sent_batches', 0):,}" for one in readers], 1),
+        Column("  group", [f"  {row.group}" for row in rows], least=least),
+        column("rank", [row.rank for row in rows]),
+        column("step", [f"{_step(row.reader):,}" for row in rows], 8),
+        column("cursor", [_cursor(cursors, row.reader) for row in rows], 9),
+        column("tokens/s", [_rate(row.tokens) for row in rows], 7),
+        column("batches/s", [_rate(row.batches) for row in rows], 6),
+        column("waited", [_duration(row.waited_s, "") for row in rows], 5),
+        column(
+            "rate", ["" if row.nbytes is None else f"{bytes_text(row.nbytes)}/s" for row in rows], 4
+        ),
+        column("ahead", [f"{_ahead(row.reader)}" for row in rows], 3),
+        column("next", [f"{row.reader.get('next', 0):,}" for row in rows], 2),
+        column("batches", [f"{row.sent:,}" for row in rows], 1),
     ]
     return [*lines, *fitted(columns, width)]
+
+
+def _group(
+    job: str, readers: Sequence[Mapping[str, Any]], samples: Samples, slowest: int | None
+) -> list[Row]:
+    """Return the rows of a group: all its readers, or one for all and the slowest of them.
+
+    Args:
+        job: The job's name.
+        readers: Of the group, by rank.
+        samples: For the rates.
+        slowest: How many readers have a row where they have one in common; None = all have one.
+    """
+
+    def row(one: Mapping[str, Any], group: str) -> Row:
+        return Row(
+            group,
+            f"{one.get('rank', 0)}/{one.get('world_size', 1)}",
+            one,
+            samples.rate(job, one, "sent_tokens"),
+            samples.rate(job, one, "sent_batches"),
+            samples.rate(job, one, "sent_bytes"),
+            one.get("sent_batches", 0),
+            one.get("waiting_s", 0),
+        )
+
+    group = str(readers[0].get("group") or "(ephemeral)")
+    rows = [row(one, group) for one in readers]
+    if slowest is None or len(rows) <= slowest + 1:
+        return rows
+    behind = sorted(rows, key=lambda one: (_step(one.reader), -one.waited_s))
+    whole = Row(
+        group,
+        f"all {len(rows)}",
+        behind[0].reader,
+        _sum(one.tokens for one in rows),
+        _sum(one.batches for one in rows),
+        _sum(one.nbytes for one in rows),
+        sum(one.sent for one in rows),
+        max(one.waited_s for one in rows),
+    )
+    return [whole, *(one._replace(group="  slowest") for one in behind[:slowest])]
+
+
+def _sum(rates: Iterable[float | None]) -> float | None:
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) if known else None
+
+
+def _rate(rate: float | None) -> str:
+    return "" if rate is None else short_number(rate)
+
+
+def _ahead(reader: Mapping[str, Any]) -> int:
+    return int(reader.get("horizon", 0) - reader.get("next", 0))
 
 
 def _step(reader: Mapping[str, Any]) -> int:

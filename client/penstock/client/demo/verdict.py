@@ -52,7 +52,7 @@ class Plan:
         try:
             return Plan(**json.loads((folder / PLAN).read_text()))
         except (OSError, ValueError, TypeError) as error:
-            raise BadState(f"{folder} is no folder of a demo's run: {error}") from error
+            raise BadState(f"{folder} is not a folder of a demo's run: {error}") from error
 
 
 def rank_name(generation: int, rank: int) -> str:

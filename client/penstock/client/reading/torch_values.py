@@ -39,7 +39,7 @@ class TorchDecoder:
         try:
             self._device = None if device is None else torch.device(device)
         except (RuntimeError, TypeError) as error:
-            raise InvalidRequest(f"device={device!r} is no device of torch: {error}") from error
+            raise InvalidRequest(f"device={device!r} is not a device of torch: {error}") from error
         self._mover = None if self._device is None else make_mover(self._device)
 
     def __call__(self, delivery: Delivery) -> dict[str, Any]:

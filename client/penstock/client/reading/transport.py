@@ -213,7 +213,7 @@ def _open_address(target: str) -> Transport:
     port = target.rpartition(":")[2]
     if not colon or not port.isdigit() or not 0 < int(port) < 65536 or "/" in target:
         raise InvalidRequest(
-            f"{target!r} is no address of a loader node: write host:port (for example "
+            f"{target!r} is not the address of a loader node: write host:port (for example "
             "127.0.0.1:50051), dns:///name:port, unix:/path, local:FILE or spawn:FILE",
             target=target,
         )

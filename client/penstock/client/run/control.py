@@ -212,7 +212,7 @@ class Control:
         try:
             status: dict[str, Any] = json.loads(reply.json)
         except ValueError as error:
-            raise BadFrame(f"{self._target} sent a status that is no JSON: {error}") from error
+            raise BadFrame(f"{self._target} sent a status that is not JSON: {error}") from error
         return status
 
     def call(self, method: str, request: Message, reply: type[ReplyT]) -> ReplyT:
@@ -247,7 +247,7 @@ class Control:
                 away = answered if answered is not None and timed_out else error
             except DecodeError as error:
                 raise BadFrame(
-                    f"{self._target} answered {method} with what is no {reply.__name__}: {error}"
+                    f"{self._target} answered {method} with what is not a {reply.__name__}: {error}"
                 ) from error
             wait = backoff.next_s()
             waited = time.monotonic() - began

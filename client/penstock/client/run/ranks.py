@@ -203,7 +203,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
         return int(environ[name])
     except ValueError:
         raise InvalidRequest(
-            f"the environment variable {name} is {environ[name]!r}, which is no number: correct "
+            f"the environment variable {name} is {environ[name]!r}, which is not a number: correct "
             "it, or pass rank= and world_size=",
             variable=name,
         ) from None

@@ -64,8 +64,8 @@ class State:
         """
         if not isinstance(state, Mapping) or "format" not in state:
             raise BadState(
-                f"this is no state of a penstock Loader ({_short(state)}): pass what state_dict() "
-                "gave"
+                f"this is not a state of a penstock Loader ({_short(state)}): pass what "
+                "state_dict() gave"
             )
         if state["format"] != FORMAT:
             raise BadState(

@@ -10,10 +10,12 @@ from typing import Any
 import click
 
 from penstock.server.commands.measure import Measured, examine
+from penstock.server.commands.memory import NodeMemory
 from penstock.server.commands.progress import Progress
 from penstock.server.commands.purity import gather_elsewhere
 from penstock.server.commands.report import report
 from penstock.server.commands.say import say
+from penstock.server.commands.together import Together, measure_together
 from penstock.server.jobs.load import Config, load
 from penstock.server.store.recorded import version_warning
 from penstock.wire.errors import PenstockError
@@ -41,8 +43,8 @@ def check(file: str, job: str | None, items: int, batches: int, as_json: bool) -
 
     Validates every key, builds every role, runs items and batches of each job twice (again in
     another order, in another process, batches also from snapshots) and names the first value that
-    differs. Prints times per role, packing efficiency, read amplification and one sample. Nothing
-    is served or stored.
+    differs. Prints times per role, packing efficiency, read amplification, one sample, and what one
+    worker gives, and as many at once as the node would have. Nothing is served or stored.
 
     Exits with 0 when all is well, with 2 when something is wrong; then the key and the reason are
     on stderr, and your own frames where your code raised.
@@ -91,14 +93,16 @@ def _naming(name: str, error: PenstockError) -> PenstockError:
 def _examine(config: Config, name: str, items: int, batches: int) -> Measured:
     with Progress() as progress:
         progress.say(f"job {name}: opening its source")
-        job = config.job(name)
+        job, workers = config.job(name), config.server.worker_count
         try:
             return examine(
                 job,
                 partial(gather_elsewhere, config.target, name, items, batches),
                 item_count=items,
                 batch_count=batches,
-                workers=config.server.worker_count,
+                workers=workers,
+                ready_bytes=config.server.ready_limit_bytes,
+                together=partial(measure_together, job, config.target, workers, progress.say),
                 say=progress.say,
             )
         finally:
@@ -137,7 +141,7 @@ def _rows(measured: Measured) -> Iterator[tuple[str, str]]:
     if measured.efficiency is not None:
         yield "packing efficiency", f"{measured.efficiency:.4f} ({_measured_on(measured)})"
     for name, rate in measured.per_second.items():
-        yield f"{name} per second", _rate(rate, measured.workers)
+        yield f"{name} per second", _rate(rate, measured.together, name)
     if (reading := measured.reading) is not None:
         yield "reading groups", f"{reading.groups}"
         each = " by each worker" if reading.groups == 1 else ""
@@ -145,8 +149,19 @@ def _rows(measured: Measured) -> Iterator[tuple[str, str]]:
         yield f"blocks in memory{each}", held
         read = f"{reading.amplification:.2f} ({_counted(reading.blocks_read, 'block')})"
         yield "read amplification of a window", read
+    if (memory := measured.memory) is not None:
+        yield "memory of a node", _memory(memory)
     for name, value in measured.counts.items():
         yield f"{plain(name)} in {_counted(measured.batches_run, 'batch')}", f"{value:,}"
+
+
+def _memory(memory: NodeMemory) -> str:
+    """Return what a node takes; readers that stall let it fill its `ready_bytes`."""
+    each = f" and {memory.reader:,.1f} for each reader" if memory.reader >= 1 else ""
+    return (
+        f"{memory.keeping_up:,.0f} MiB with {_counted(memory.workers, 'worker')}{each}; "
+        f"{memory.stalled:,.0f} MiB where readers are slower than it"
+    )
 
 
 def _measured_on(measured: Measured) -> str:
@@ -162,10 +177,13 @@ def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{plural}"
 
 
-def _rate(rate: float, workers: int) -> str:
-    """Return a rate of one process, and what so many give where each has a core of its own."""
-    one = f"{rate:,.0f} by one worker"
-    return one if workers == 1 else f"{workers * rate:,.0f} by {workers} workers, {one}"
+def _rate(alone: float, together: Together, name: str) -> str:
+    """Return a rate of one process, after that of as many as a node has at the same time."""
+    one = f"{alone:,.0f} by one worker"
+    if name not in together.per_second:
+        return one
+    many = f"{together.per_second[name]:,.0f} by {together.processes} workers at once"
+    return f"{many}, {one} alone"
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> Iterator[str]:

@@ -20,7 +20,7 @@ CHAT = Path(chat_example.__file__)
 """The processor of conversations: copied, so that it is the user's."""
 
 
-@click.command()
+@click.command(short_help="Write a commented job file for your data.")
 @click.argument("files", nargs=-1, required=True)
 @click.option(
     "-o", "--output", default="penstock.yaml", help="Where to write; default penstock.yaml."
@@ -64,7 +64,7 @@ def init(
     \b
     Examples:
       penstockd init corpus/*.parquet --tokenizer tokenizer.json
-      penstockd init notes.jsonl --output notes.yaml --column body --max-tokens 4096
+      penstockd init notes.jsonl --column body --max-tokens 4096 -o notes.yaml
       penstockd init chats.jsonl --tokenizer my-model/
       penstockd init photos/ --batch-size 32
     """  # noqa: D301 - \b is for click
@@ -99,7 +99,8 @@ def _refuse_to_replace(path: Path, force: bool) -> None:
 
 
 def _say(found: Guess, output: str) -> None:
-    say(f"wrote {output}: {found.items:,} items; lanes: {found.lanes}")
+    items = f"{found.items:,} item{'' if found.items == 1 else 's'}"
+    say(f"wrote {output}: {items}; lanes: {found.lanes}")
     shape = f"packed into rows of {found.max_tokens:,}"
     if found.batch_size is not None:
         shape = f"{found.batch_size:,} to a batch, padded"
@@ -124,6 +125,9 @@ def _say(found: Guess, output: str) -> None:
             "  no tokenizer.json was found, so batches hold the text of column "
             f"{found.text_column}; for packed tokens: penstockd init ... --tokenizer tokenizer.json"
         )
+    else:
+        columns = f"columns {_one_line(', '.join(found.columns))}, " if found.columns else ""
+        say(f"  {columns}{found.batch_size or BATCH_SIZE:,} items to a batch, stacked as they are")
     for note in found.notes:
         say(f"  {note}")
     say(f"next: penstockd check {output}")
@@ -147,7 +151,7 @@ def render(found: Guess, name: str) -> str:
         "jobs:",
         "  main:",
         "    seed: 0",
-        f"    lanes: {found.lanes}  # fixed for good: {found.items:,} items now",
+        f"    lanes: {found.lanes}  # cannot change later; chosen for {found.items:,} items",
         "    epochs: null  # endless",
         "    on_item_error: stop  # or quarantine: leave out items that fail twice",
     ]
@@ -199,7 +203,7 @@ def _packing(found: Guess) -> list[str]:
         "    batcher:",
         "      type: best_fit",
         f"      max_tokens: {found.max_tokens}  # tokens in a row",
-        f"      pool_size: {found.pool_size}  # more packs tighter, and mixes longer",
+        f"      pool_size: {found.pool_size}  # with more, rows are fuller and wait longer",
         "      rows: 1",
         f"      overlong: {_overlong(found)}",
         "    collator:",

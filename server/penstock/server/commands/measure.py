@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -10,15 +11,18 @@ from functools import partial
 from typing import Any
 
 from penstock.server.commands import purity
-from penstock.server.commands.pace import pace
+from penstock.server.commands.memory import NodeMemory, node_memory
+from penstock.server.commands.pace import lanes_beside, pace
 from penstock.server.commands.progress import Say, silent
 from penstock.server.commands.text import decoder, documents, render, summary
+from penstock.server.commands.together import Together
 from penstock.server.commands.window import WindowRead, read_window
 from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef, SampleRef
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Filtered, Items, Outcome, Quarantined
+from penstock.server.pipeline.kept import held_bytes
 from penstock.server.pipeline.line import Computed, Line
 from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.wire.errors import BadBatch, BadItem, PenstockError
@@ -80,9 +84,11 @@ class Measured:
         paced_batches: Batches past the lane's start, from which efficiency and rates are; 0 where
             the lane ends before, and the efficiency is that of its first batches.
         pool_filled: The pool had been filled before these; None where the batcher has none.
-        per_second: Samples and, where they are counted, tokens per second of one process.
+        per_second: Samples and, where they are counted, tokens per second of one process alone.
         workers: Processes that the node would have here.
+        together: As many processes at the same time, as far as there is work for each.
         reading: How a window of storage blocks is read, or None where there are none.
+        memory: What the node takes while it serves this job.
         warnings: Sentences; nothing is wrong, but something may surprise.
         sample: The first sample as text.
     """
@@ -105,13 +111,16 @@ class Measured:
     pool_filled: bool | None = None
     per_second: dict[str, float] = field(default_factory=dict)
     workers: int = 1
+    together: Together = field(default_factory=Together)
     reading: WindowRead | None = None
+    memory: NodeMemory | None = None
     warnings: list[str] = field(default_factory=list)
     sample: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
-        return asdict(self)
+        memory = self.memory.to_json() if self.memory is not None else None
+        return {**asdict(self), "memory": memory}
 
 
 def examine(
@@ -121,6 +130,8 @@ def examine(
     item_count: int = 32,
     batch_count: int = 4,
     workers: int = 1,
+    ready_bytes: int = 1 << 30,
+    together: Callable[[], Together] = Together,
     say: Say = silent,
 ) -> Measured:
     """Run items and batches of a job here and elsewhere, compare, and measure.
@@ -131,6 +142,8 @@ def examine(
         item_count: How many items.
         batch_count: How many batches of one lane.
         workers: Processes that the node would have here.
+        ready_bytes: Its bound on ready batches here.
+        together: Measures what they give at the same time.
         say: Told what is being done.
 
     Raises:
@@ -184,6 +197,15 @@ def examine(
     purity.check_promises(job, items, good, line)
     watch.what = f"job {job.name}, past its start"
     _measure_pace(found, line, batch_count)
+    found.memory = node_memory(
+        job,
+        workers=workers,
+        ready_bytes=ready_bytes,
+        imported=sys.modules.keys(),
+        sample_bytes=_sample_bytes(outcomes),
+        batch_bytes=found.bytes_per_batch,
+    )
+    found.together = together()
     found.warnings = _warnings(job, found)
 
     ours = {
@@ -210,6 +232,17 @@ def _count_outcomes(found: Measured, outcomes: Sequence[Outcome]) -> None:
         elif isinstance(outcome, Quarantined):
             reason = outcome.verdict.reason
             found.quarantined[reason] = found.quarantined.get(reason, 0) + 1
+
+
+def _sample_bytes(outcomes: Sequence[Outcome]) -> float:
+    """Return the memory of a sample, in the mean; 0 where there are none."""
+    sizes = [
+        held_bytes(sample)
+        for outcome in outcomes
+        if not isinstance(outcome, Filtered | Quarantined)
+        for sample in outcome
+    ]
+    return sum(sizes) / max(1, len(sizes))
 
 
 def _batching_seconds(
@@ -275,8 +308,10 @@ def _count_batches(found: Measured, batches: Sequence[Computed]) -> None:
 
 
 def _measure_pace(found: Measured, line: Line, least: int) -> None:
-    """Go on past the start of the lane, whose first rows are chosen from a pool that fills."""
-    past = pace(line, least)
+    """Go on past the start of lanes, whose first rows are chosen from a pool that fills."""
+    lanes = lanes_beside(line.job, line.lane)
+    lines = [line, *(Line(line.job, lane, line.items) for lane in lanes[1:])]
+    past = pace(lines, least)
     found.paced_batches, found.pool_filled = past.batches, past.past
     found.per_second = past.per_second()
     if past.batches:
@@ -314,6 +349,17 @@ def _warnings(job: Job, found: Measured) -> list[str]:
     for what, reasons in (("give no sample", found.filtered), ("fail", found.quarantined)):
         for reason, count in reasons.items():
             warnings.append(f"{count} of {found.items_run} items {what}: {reason}")
+    reading = job.distributor.reading()
+    if reading is not None and reading.is_read_by_all and found.workers > 1:
+        warnings.append(
+            f"shuffle: none has each of {found.workers} workers read and decode all "
+            f"{reading.all_blocks:,} storage blocks, since all lanes go through them together: "
+            "shuffle: blocks reads each once, and workers: 1 does with this order"
+        )
+    if found.together.why_not:
+        warnings.append(
+            f"what {found.workers} workers give together was not measured: {found.together.why_not}"
+        )
     if found.efficiency is not None and found.efficiency < 0.9:
         warnings.append(
             f"{1 - found.efficiency:.0%} of the tokens are padding: a packing batcher (best_fit) "

@@ -1,4 +1,4 @@
-"""How fast a lane goes and how well it packs, past its start: batches after the pool was filled.
+"""How fast lanes go and how well they pack, past their start: batches after the pool was filled.
 
 The first rows of a lane are no measure of the others: they are chosen from a pool that was just
 filled, or that is still growing, and the first batch also pays for every import.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from penstock.server.job import Job
 from penstock.server.pipeline.line import Line
 from penstock.wire.errors import PastEnd
 
@@ -26,13 +27,16 @@ MAX_PASSING_S = 20.0
 """Seconds for what comes before: a pool of many large items is not waited for, and said to be so.
 """
 
+MAX_LANES = 16
+"""Lanes of one reading group that are measured: they share the blocks that are decoded for them."""
+
 
 @dataclass
 class Pace:
-    """What was found out about a lane past its start.
+    """What was found out about lanes past their start.
 
     Attributes:
-        past: The pool had been filled before; None where the batcher has none.
+        past: The pools had been filled before; None where the batcher has none.
         batches: Batches that were made.
         seconds: What they took, from the source's bytes to the body, in one process.
         counts: Sums of their counts, padding batches of quarantine included.
@@ -62,51 +66,106 @@ class Pace:
         }
 
 
-def pace(line: Line, least: int, clock: Callable[[], float] = time.perf_counter) -> Pace:
-    """Go on with a line past its start, and measure it.
+def lanes_beside(job: Job, lane: int) -> list[int]:
+    """Return a lane and those that one worker reads with it, because they share storage blocks."""
+    reading = job.distributor.reading()
+    if reading is None or reading.groups is None:
+        return [lane]
+    group = range(lane % reading.groups, job.lanes, reading.groups)
+    return [lane, *(other for other in group if other != lane)][:MAX_LANES]
+
+
+def pace(lines: Sequence[Line], least: int, clock: Callable[[], float] = time.perf_counter) -> Pace:
+    """Go on with lines past their start, and measure them: batches of each in turn.
 
     Args:
-        line: A line; its next batches are made.
+        lines: Their next batches are made.
         least: Batches to make however long they take.
         clock: Seconds.
 
     Raises:
         PenstockError: What a server would stop with at one of these batches.
     """
-    found = Pace()
-    try:
-        found.past = _pass_start(line, clock)
-        begin = clock()
-        while found.batches < MAX_BATCHES:
+
+    def enough(so_far: Pace) -> bool:
+        slow = so_far.batches >= least and so_far.seconds > MAX_SECONDS
+        return so_far.batches >= MAX_BATCHES or slow
+
+    past = pass_start(lines, clock)
+    return make_batches(lines, enough, clock, past)
+
+
+def make_batches(
+    lines: Sequence[Line],
+    enough: Callable[[Pace], bool],
+    clock: Callable[[], float] = time.perf_counter,
+    past: bool | None = None,
+) -> Pace:
+    """Make batches of lines in turn until it is enough, or until they end.
+
+    Args:
+        lines: The lines.
+        enough: Asked after each batch.
+        clock: Seconds.
+        past: What `pass_start` gave.
+
+    Raises:
+        PenstockError: What a server would stop with at one of these batches.
+    """
+    found = Pace(past)
+    going = list(lines)
+    begin = clock()
+    while going:
+        line = going.pop(0)
+        try:
             made = line.make(line.advance())
-            made.write(memoryview(bytearray(made.nbytes)))
-            found.counts.update(made.counts)
-            found.batches += 1
-            found.seconds = clock() - begin
-            if found.batches >= least and found.seconds > MAX_SECONDS:
-                break
-    except PastEnd:  # a finite lane: what there is will do
-        pass
+        except PastEnd:  # a finite lane: what there is will do
+            continue
+        made.write(memoryview(bytearray(made.nbytes)))
+        going.append(line)
+        found.counts.update(made.counts)
+        found.batches += 1
+        found.seconds = clock() - begin
+        if enough(found):
+            break
     return found
 
 
-def _pass_start(line: Line, clock: Callable[[], float]) -> bool | None:
-    """Plan batches that nobody makes until the pool is past its first fill.
+def pass_start(
+    lines: Sequence[Line], clock: Callable[[], float] = time.perf_counter
+) -> bool | None:
+    """Plan batches that nobody makes until every pool is past its first fill.
 
     Returns:
-        Whether the pool was filled in time; None if the batcher has no pool.
+        Whether the pools were filled in time; None if the batcher has none.
+
+    Raises:
+        PenstockError: What a server would stop with at one of these batches.
     """
-    pool = getattr(line.planner.batcher, "pool_size", None)
-    if not isinstance(pool, int):
-        return None
-    wanted = POOLS_PASSED * pool
     deadline = clock() + MAX_PASSING_S
-    while line.planner.counters["drawn"] < wanted:
-        if clock() > deadline:
-            return False
-        line.advance()
-        line.planner.forget()
-    return True
+    filled: bool | None = None
+    for line in lines:
+        pool = getattr(line.planner.batcher, "pool_size", None)
+        if not isinstance(pool, int):
+            return None
+        filled = True
+        while line.planner.counters["drawn"] < POOLS_PASSED * pool:
+            if clock() > deadline:
+                return False
+            try:
+                line.advance()
+            except PastEnd:
+                break
+            line.planner.forget()
+    return filled
 
 
-__all__ = ["MAX_BATCHES", "POOLS_PASSED", "Pace", "pace"]
+__all__ = [
+    "MAX_BATCHES",
+    "POOLS_PASSED",
+    "Pace",
+    "lanes_beside",
+    "make_batches",
+    "pace",
+    "pass_start",
+]

@@ -38,7 +38,7 @@ def serve(file: str, exit_when_unused: str | None, **flags: str | None) -> int:
     Examples:
       penstockd serve penstock.yaml
       penstockd serve penstock.yaml --listen 0.0.0.0:50051 --workers 16
-      PENSTOCK_STORE=sqlite:////var/lib/penstock/penstock.db penstockd serve penstock.yaml
+      PENSTOCK_STORE=sqlite:////data/penstock.db penstockd serve penstock.yaml
     """  # noqa: D301 - \b is for click
     config = load(file, overrides=flags)
     # Here and not above: the other commands need no gRPC, and start faster without.

@@ -29,7 +29,7 @@ from penstock.wire.order import Share, Tail
 from penstock.wire.v1.feed_pb2 import BatchHeader
 
 
-@click.command()
+@click.command(short_help="Show batches of a job, computed here without a server.")
 @click.argument("file")
 @click.argument("job")
 @click.option("--position", type=click.IntRange(min=0), help="The batch at this position.")
@@ -73,7 +73,8 @@ def show(
     \b
     Examples:
       penstockd show penstock.yaml main --position 41 --text
-      penstockd show penstock.yaml main --step 12000 --batches-per-step 64 --rank 3 --world-size 8
+      penstockd show penstock.yaml main --step 12000 --batches-per-step 64 \\
+          --rank 3 --world-size 8
     """  # noqa: D301 - \b is for click
     if (position is None) == (step is None):
         raise click.UsageError("give either --position or --step, for example --position 0")

@@ -30,7 +30,8 @@ def user_traceback(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     while frames and frames[0].filename.startswith(_OWN):
         del frames[0]
-    head = ["Traceback of your code (most recent call last):\n"] if frames else []
+    whose = "in libraries" if all(map(_is_library, frames)) else "of your code"
+    head = [f"Traceback {whose} (most recent call last):\n"] if frames else []
     shown = clean_text("".join([*head, *_without_libraries(frames)]), MAX_FRAMES_TEXT)
     return f"{shown}{_last_lines(error)}"
 

@@ -105,7 +105,7 @@ def _load_file(path: Path, place: str) -> ModuleType:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None:
-        raise InvalidJob(f"{place} is no Python file: its name must end in .py", spec=place)
+        raise InvalidJob(f"{place} is not a Python file: its name must end in .py", spec=place)
     module = importlib.util.module_from_spec(spec)
     add_folder(path.parent)
     beside = neighbours(source, name, "", path.parent)

@@ -46,7 +46,7 @@ END_TOKENS = (
     "[EOS]",
     "[SEP]",
 )
-"""What vocabularies call the token behind a document, most common first."""
+"""What vocabularies call the token after a document, most common first."""
 
 LOOKED_AT = 64
 """Items that are read to guess columns."""
@@ -71,7 +71,7 @@ class Guess:
         chat_column: A column of conversations, if any; then there is no text column.
         columns: All columns; empty where items are no dicts.
         tokenizer: A tokenizer.json; for conversations the folder of one, with a chat template.
-        end_token: The vocabulary's token behind a document.
+        end_token: The vocabulary's token after a document.
         lanes: How many lanes suit that many items.
         pool_size: How large a packing pool suits them.
         max_tokens: How long rows suit the amount of text.
@@ -295,7 +295,10 @@ def _columns(found: Guess, looked: Sequence[RawItem], asked: str | None) -> None
         return
     found.columns = [str(name) for name in looked[0]]
     if asked is not None and asked not in found.columns:
-        raise InvalidRequest(f"--column {asked}: {hint(asked, found.columns)}", column=asked)
+        raise InvalidRequest(
+            f"--column {asked}: the data has no column of this name; {hint(asked, found.columns)}",
+            column=asked,
+        )
     columns = found.columns if asked is None else [asked]
     found.ids_column = next((name for name in columns if _holds_ids(looked, name)), None)
     found.chat_column = next((name for name in columns if _holds_chats(looked, name)), None)
@@ -305,9 +308,9 @@ def _columns(found: Guess, looked: Sequence[RawItem], asked: str | None) -> None
     if asked is not None and not (found.ids_column or found.chat_column or found.text_column):
         kind = type(looked[0][asked]).__name__
         raise InvalidRequest(
-            f"--column {asked} holds a {kind}, such as {shown(looked[0][asked])}: name one of "
-            f"texts or conversations, or of token ids that is called {_IDS}; else leave it out and "
-            "write a function, as docs/roles.md shows",
+            f"--column {asked} holds values of type {kind}, such as {shown(looked[0][asked])}: "
+            f"name one of texts or conversations, or of token ids that is called {_IDS}; else "
+            "leave it out and write a function, as docs/roles.md shows",
             column=asked,
         )
 
@@ -368,7 +371,9 @@ def _find_tokenizer(given: str | None, folders: Sequence[Path], base: Path) -> P
         path = Path(given).expanduser().absolute()
         path = path / _TOKENIZER if path.is_dir() else path
         if not path.is_file():
-            raise InvalidRequest(f"there is no tokenizer {given!r}: give a tokenizer.json")
+            raise InvalidRequest(
+                f"there is no tokenizer {given!r}: give a tokenizer.json, or the folder that has it"
+            )
         return path
     places = [*folders, *(folder.parent for folder in folders), base]
     return next((place / _TOKENIZER for place in places if (place / _TOKENIZER).is_file()), None)
@@ -406,7 +411,7 @@ def has_chat_template(folder: Path) -> bool:
 
 
 def _end_token(path: Path) -> str | None:
-    """Return the vocabulary's token behind a document; a file that is no tokenizer is refused."""
+    """Return the vocabulary's token after a document; what is not a tokenizer is refused."""
     probe = {"type": "tokenize", "tokenizer": str(path)}
     build(KINDS["processor"], probe, Place(str(path), path.parent, ("processor",)))
     from tokenizers import Tokenizer

@@ -165,7 +165,8 @@ def _check_job_names(jobs: Any, place: Place) -> None:
     for name in jobs:
         if not isinstance(name, str) or not JOB_NAME.fullmatch(name):
             raise place.at("jobs", str(name)).error(
-                f"{name!r} is no name of a job: use letters, digits, dots, dashes and underscores"
+                f"{name!r} is not a name for a job: use letters, digits, dots, dashes and "
+                "underscores"
             )
 
 
@@ -238,7 +239,7 @@ def _load_python(
     for key, value in found.items():
         if not isinstance(key, str) or not JOB_NAME.fullmatch(key):
             raise InvalidJob(
-                f"{target}: {key!r} is no name of a job: use letters, digits, dots, dashes and "
+                f"{target}: {key!r} is not a name for a job: use letters, digits, dots, dashes and "
                 "underscores",
                 key=str(key),
                 file=str(path),

@@ -113,7 +113,7 @@ def resolve(kind: Kind, name: str, place: Place) -> type[Role]:
         known = [*kind.builtins, *offered]
         remedy = hint(name, known)
         raise at.error(
-            f"there is no {kind.name} {name!r}: {remedy}"
+            f"{at.key}: there is no {kind.name} {name!r}: {remedy}"
             + ("" if remedy.startswith("known") else f" (known are {', '.join(sorted(known))})")
             + "; your own is named as ./file.py:Class or package.module:Class",
             known=sorted(known),
@@ -218,7 +218,7 @@ def _check_names(cls: type[Role], parameters: Mapping[str, Any], place: Place) -
     for name in parameters:
         if name not in named and not takes_any:
             at = place.at(name)
-            raise at.error(f"{at.key} is no parameter of {cls.__name__}: {hint(name, named)}")
+            raise at.error(f"{at.key} is not a parameter of {_called(cls)}: {hint(name, named)}")
     missing = [
         name
         for name, parameter in named.items()
@@ -227,10 +227,15 @@ def _check_names(cls: type[Role], parameters: Mapping[str, Any], place: Place) -
     if missing:
         given = f" (given are {', '.join(parameters)})" if parameters else ""
         raise place.error(
-            f"{place.key}: {cls.__name__} needs {' and '.join(missing)}, which "
+            f"{place.key}: {_called(cls)} needs {' and '.join(missing)}, which "
             f"{'is' if len(missing) == 1 else 'are'} not given{given}",
             missing=missing,
         )
+
+
+def _called(cls: type[Role]) -> str:
+    """Return what a job file calls a class: a built-in by its type."""
+    return str(vars(cls).get("type_name") or cls.__name__)
 
 
 _ADAPTER = ConfigDict(strict=True, arbitrary_types_allowed=True)

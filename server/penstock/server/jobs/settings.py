@@ -61,7 +61,7 @@ def _role(value: Any) -> Any:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise ValueError("no role")
     if "type" in value and not (isinstance(value["type"], str) and value["type"]):
-        raise ValueError("type is no name")
+        raise ValueError("type is not a name")
     return value
 
 

@@ -60,7 +60,7 @@ def _complaint(
     if kind == "extra_forbidden" and section is not None:
         above = place.at(*keys[:-1]).key
         known = list(section.model_fields)
-        return at, f"{at.key} is no key of {_noun(section, above)}: {hint(str(keys[-1]), known)}"
+        return at, f"{at.key} is not a key of {_noun(section, above)}: {hint(str(keys[-1]), known)}"
     expects = "a job: {source: ..., ...}" if section is JobSettings else _expects(field)
     if kind == "missing":
         return at, f"{at.key} is missing: give {expects}"

@@ -1,6 +1,8 @@
 """A loader node at work: what its readers want, the workers that make it, snapshots to the store.
 
-A `worker` is a process that holds lines; `arena` is the memory in which its batches go to the
-server process. There `books` say which batch is the most urgent, and `node` gives it to a
-worker and binds all to readers and to the store. Nothing here knows gRPC.
+In the server process: `reader` and `books` (what is wanted, what is ready), `dispatch` (who makes
+what), `answers` (what comes back), `crew` (the workers' lives), `shelf` (snapshots), `audit`
+(batches made twice), `quarantine` (verdicts); `node` is their face. In each worker: `worker`.
+Between them: `process`, `channel`, `messages`, `page` and, for the bytes of batches, `arena`.
+Nothing here knows gRPC.
 """

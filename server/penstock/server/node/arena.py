@@ -18,10 +18,11 @@ from penstock.wire import ALIGNMENT
 ARENA_BYTES = 64 << 20
 """The smallest arena. Pages are taken from the system only when they are first written."""
 
-IDLE_TAKES = 1024
-"""An arena that was empty for so many batches gives its pages back: a burst of one worker, and of
-the next, and of the next would else add up to many times the node's bound. Rarely enough that the
-page faults of the next burst, which are dear, do not count."""
+IDLE_TAKES, IDLE_BYTES = 1024, 256 << 20
+"""An arena that was empty for so many batches, or so many bytes of them, gives its pages back: a
+burst of one worker, and of the next, and of the next would else add up to many times the node's
+bound. Rarely enough that the page faults of the next burst do not count: its pages are a quarter of
+these bytes."""
 
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -102,25 +103,27 @@ class Arenas:
     def __init__(self, announce: Callable[[ArenaWriter], None]) -> None:
         self._announce = announce
         self._arenas: list[ArenaWriter] = []
-        self._takes = 0
-        self._used: list[int] = []  # by arena, the take at which it was last in use
+        self._age = 0  # grows by the bytes of each take, and by the same at least
+        self._due = IDLE_BYTES
+        self._used: list[int] = []  # by arena, the age at which it was last in use
 
     def take(self, nbytes: int) -> tuple[ArenaWriter, int]:
         """Return an arena and a start in it with room for `nbytes` bytes."""
-        self._takes += 1
-        if self._takes % IDLE_TAKES == 0:
+        self._age += max(nbytes, IDLE_BYTES // IDLE_TAKES)
+        if self._age >= self._due:
+            self._due = self._age + IDLE_BYTES
             self._release_idle()
         for arena in self._arenas:
             start = arena.take(nbytes)
             if start is not None:
-                self._used[arena.number] = self._takes
+                self._used[arena.number] = self._age
                 return arena, start
         size = ARENA_BYTES
         while size < 2 * nbytes:
             size *= 2
         arena = ArenaWriter(len(self._arenas), size)
         self._arenas.append(arena)
-        self._used.append(self._takes)
+        self._used.append(self._age)
         self._announce(arena)
         start = arena.take(nbytes)
         assert start is not None
@@ -129,11 +132,11 @@ class Arenas:
     def give_back(self, number: int, start: int) -> None:
         """Free a span of an arena."""
         self._arenas[number].give_back(start)
-        self._used[number] = self._takes
+        self._used[number] = self._age
 
     def _release_idle(self) -> None:
         for arena in self._arenas:
-            if self._takes - self._used[arena.number] >= IDLE_TAKES:
+            if self._age - self._used[arena.number] >= IDLE_BYTES:
                 arena.release_pages()
 
 

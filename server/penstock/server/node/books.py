@@ -267,6 +267,10 @@ class Log:
                 seen.add(entry)
                 yield Candidate(0, entry.key.position, self, entry, self.lanes[entry.key.lane])
 
+    def most_urgent(self) -> Candidate | None:
+        """Return the wanted batch that somebody needs soonest."""
+        return min(self.candidates(), key=lambda one: one.rank, default=None)
+
     def candidate(self, lane: LaneState) -> Candidate | None:
         """Return a lane's next wanted batch."""
         entry = self.first_wanted(lane)

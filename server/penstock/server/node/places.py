@@ -39,10 +39,13 @@ class Places:
 
     def blocks(self) -> int | None:
         """Return how many decoded blocks are needed at a time; None = not known."""
-        if self.reading.blocks is None or self.reading.groups is None:
-            return self.reading.blocks
+        if self.reading.blocks is None:
+            return None
         since = self._now - IDLE_ROUNDS * len(self._lines)
         per_lane = Counter(lane for lane, used in self._lines.values() if used > since)
+        if self.reading.groups is None:
+            needed = self.reading.blocks * max(per_lane.values(), default=1)
+            return min(needed, self.reading.all_blocks)
         per_group: dict[int, int] = {}
         for lane, lines in per_lane.items():
             group = lane % self.reading.groups

@@ -10,13 +10,15 @@ import socket
 import subprocess
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
 from penstock.server.core.frames import error_line
+from penstock.server.core.refs import Verdict
 from penstock.server.environment import worker_environment
+from penstock.server.job import Job
 from penstock.server.node.arena import ArenaReader, sealed_memory
 from penstock.server.node.books import LaneState, LineState, Log
 from penstock.server.node.channel import Message, Misspoken, Unpacker, pack_all, receive
@@ -53,6 +55,10 @@ class Ticket:
     stale: bool = False  # a verdict has overtaken it: its answer is not used
     given_s: float = 0.0
 
+    def is_of(self, note: Note) -> bool:
+        """Tell whether a worker's note is about this ticket; without a lane, about all its job."""
+        return note.job == self.log.job.name and note.lane in (None, self.lane.lane)
+
 
 @dataclass(eq=False)
 class WorkerProcess:
@@ -64,6 +70,8 @@ class WorkerProcess:
         on_message: Called in the event loop for each message.
         on_death: Called once in the event loop, when its socket has closed.
         files_fd: What the node knows of its sources' files (`pack_catalogs`); -1 = nothing.
+        workers: How many there are on this node: what they keep for themselves is bounded for all
+            of them together.
 
     Attributes:
         tickets: What it was asked and has not answered, in the order in which it was asked.
@@ -80,6 +88,7 @@ class WorkerProcess:
     on_message: Callable[[WorkerProcess, Message], None]
     on_death: Callable[[WorkerProcess], None]
     files_fd: int = -1
+    workers: int = 1
     tickets: dict[int, Ticket] = field(default_factory=dict)
     taken_back: dict[int, Ticket] = field(default_factory=dict)
     arenas: dict[int, ArenaReader] = field(default_factory=dict)
@@ -158,6 +167,13 @@ class WorkerProcess:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
+    def send_job(self, job: Job, verdicts: Iterable[Verdict], *, set_up: bool = False) -> None:
+        """Have it know a job, or more verdicts of one that it knows; or set its roles up, too."""
+        entries = [verdict.to_json() for verdict in verdicts]
+        log_id, ends = job.log_id.hex(), job.lane_ends
+        message = {"op": "job", "job": job.name, "log": log_id, "verdicts": entries, "ends": ends}
+        self.send({**message, "workers": self.workers, "set_up": set_up})
+
     @property
     def takes_part(self) -> bool:
         """Tell whether it has a share of the lanes: not while it starts, or is held up."""
@@ -201,9 +217,28 @@ class WorkerProcess:
             self._answered_s = now
         return ticket
 
+    def at_work(self, note: Note) -> Ticket | None:
+        """Return the ticket that it is at: the one of its note, else the first."""
+        tickets = list(self.tickets.values())
+        return next((one for one in tickets if one.is_of(note)), next(iter(tickets), None))
+
     def take_back(self, ticket: Ticket) -> None:
         """Take a ticket from this worker, which may still answer it."""
         self.taken_back[ticket.number] = self.tickets.pop(ticket.number)
+
+    def take_body(
+        self, arena: int, start: int, nbytes: int
+    ) -> tuple[memoryview, Callable[[], None]]:
+        """Return the body that lies in an arena, and what gives its memory back to the worker."""
+        reader = self.arenas[arena]
+        reader.starts.add(start)
+        view = reader.view[start : start + nbytes]
+
+        def release() -> None:
+            view.release()
+            self.free_later(arena, start)
+
+        return view, release
 
     def free_later(self, arena: int, start: int) -> None:
         """Tell the worker that a span is free, with the next message or soon."""

@@ -30,6 +30,7 @@ from penstock.server.node.child import MARK, MAX_MESSAGE, die_with_parent, is_fo
 from penstock.server.node.page import Page
 from penstock.server.node.places import Places
 from penstock.server.pipeline.items import Items, VerdictBook
+from penstock.server.pipeline.kept import KEPT_BYTES, NODE_KEPT_BYTES
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Made, Maker
 from penstock.server.sources.catalog import take_catalogs
@@ -143,6 +144,7 @@ class Worker:
 
             items = Items(job, VerdictBook((), insert), self._progress)
             items.may_wait = self._may_wait
+            items.kept_bytes = min(KEPT_BYTES, NODE_KEPT_BYTES // waiting[0]["workers"])
             # The server process logs it: a worker's own words would stand between JSON lines.
             items.warn = lambda text: self._send(
                 {"op": "warning", "text": clean_text(text, MAX_MESSAGE)}

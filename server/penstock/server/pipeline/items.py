@@ -27,7 +27,7 @@ from penstock.server.core.refs import ItemRef, Verdict, budget_spent
 from penstock.server.core.seeding import BorrowedGlobals, drawn_since
 from penstock.server.core.transient import is_transient
 from penstock.server.job import Job
-from penstock.server.pipeline.kept import KeptItems
+from penstock.server.pipeline.kept import KEPT_BYTES, KeptItems
 from penstock.server.roles.base import ProcessContext, RawItem, Role, Sample, Source, item_key
 from penstock.wire.errors import (
     BadBatch,
@@ -218,6 +218,8 @@ class Items:
         careful: One item at a time, none ahead: something here has ended a worker, and `progress`
             shall name it.
         may_wait: Asked before a retry; False ends it, with the error, for those who wait behind.
+        kept_bytes: Raw items that are kept until they are needed again, or were read ahead, take at
+            most so much memory.
         warn: Told, as a sentence, what people should know of although nothing failed for good.
     """
 
@@ -237,6 +239,7 @@ class Items:
         self._told: set[tuple[str, type[Exception]]] = set()
         self.processed = 0
         self.careful = False
+        self.kept_bytes = KEPT_BYTES
         self._globals = BorrowedGlobals()
         self._may_read_ahead = all(source.may_read_ahead for source in job.sources.values())
         self._reading = threading.Lock()  # a source is called by one thread at a time
@@ -278,7 +281,7 @@ class Items:
 
     def _keeper(self) -> KeptItems:
         if self._kept is None:
-            self._kept = KeptItems(self._read_aside)
+            self._kept = KeptItems(self._read_aside, self.kept_bytes)
         return self._kept
 
     def _read_aside(self, items: Sequence[ItemRef]) -> list[RawItem]:

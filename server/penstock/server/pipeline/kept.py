@@ -19,8 +19,9 @@ from penstock.server.roles.base import RawItem
 
 logger = logging.getLogger("penstock")
 
-KEPT_BYTES = 64 << 20
-"""Raw items that a worker keeps for a job: some seconds of text, a pool of a few hundred images."""
+KEPT_BYTES, NODE_KEPT_BYTES = 64 << 20, 256 << 20
+"""Raw items that a worker keeps for a job, and all workers of a node together: some seconds of
+text, a pool of a few hundred images."""
 
 MAX_ASKED = 64
 """Requests that wait for the thread; where it does not follow, what is needed is read at once."""
@@ -138,4 +139,4 @@ def held_bytes(value: Any) -> int:
     return 128 + nbytes if isinstance(nbytes, int) else sys.getsizeof(value, 1024)
 
 
-__all__ = ["KEPT_BYTES", "KeptItems", "held_bytes"]
+__all__ = ["KEPT_BYTES", "NODE_KEPT_BYTES", "KeptItems", "held_bytes"]

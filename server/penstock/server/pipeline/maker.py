@@ -239,7 +239,9 @@ class Maker:
         except BadBatch as error:
             raise BadBatch(f"job {self.job.name!r}, {error.message}", **error.fields) from error
         except Exception as error:
-            text = error.message if isinstance(error, PenstockError) else error_line(error)
+            text = f"{error_line(error)}; fix the collator, or the samples that it gets"
+            if isinstance(error, PenstockError):
+                text = error.message
             items = [str(ref.item) for row in plan.rows for ref in row]
             shown = ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
             raise BadBatch(

@@ -19,6 +19,7 @@ from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef, Verd
 from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Bad, Filtered, Items
+from penstock.server.pipeline.kept import held_bytes
 from penstock.server.roles.base import LaneDraws, Role, Sample, SampleBatcher
 from penstock.wire.errors import (
     BadBatch,
@@ -40,6 +41,10 @@ LOOK_AHEAD, BATCHES_PER_ITEM_AHEAD = 16, 16
 """Items fetched and processed at once, at most: coalesced reads, and processors' batch calls. What
 is processed for later batches delays the next one, so a lane begins with one item, and looks ahead
 of as many as a batch takes, or as one for so many batches that it made."""
+
+AHEAD_BYTES = 4 << 20
+"""Memory that a lane may take for what it has processed ahead, beyond the item that it needs: large
+samples gain nothing from company, and every lane of a node holds some."""
 
 MIN_DRAWS_WITHOUT_SAMPLE, STARVED_EPOCHS = 1000, 4
 """A lane is starved after so many whole epochs' draws, and no fewer draws than these: a lane's own
@@ -79,6 +84,7 @@ class Planner:
         self._without_sample = 0
         self._without_group = 0
         self._draws_of_group = 0  # of the last finished one; 0 before the second, which has no pool
+        self._outcome_bytes = 0.0  # memory that an item takes once it is processed, in the mean
 
     @property
     def last_verdict(self) -> int:
@@ -325,6 +331,10 @@ class Planner:
             # What follows these is read while they are processed; this draw is one of them.
             later = self._peek(count - 1, LOOK_AHEAD) if self.items.reads_ahead else []
             outcomes = self.items.outcomes(items, "draw", later)
+            # One of them will do: they are many, and alike.
+            taken = held_bytes(outcomes[-1])
+            before = self._outcome_bytes or taken
+            self._outcome_bytes = before + 0.25 * (taken - before)
             self._ahead.update(zip(items, outcomes, strict=True))
         outcome = self._ahead.pop(item)
         if isinstance(outcome, Bad):
@@ -351,7 +361,8 @@ class Planner:
         """Return how many items to process at once, so that the next batch is soon there."""
         made = (self.offset + len(self.ready)) // BATCHES_PER_ITEM_AHEAD
         ahead = max(self._without_group // 2, self._draws_of_group, made)
-        return max(1, min(ahead, LOOK_AHEAD))
+        room = AHEAD_BYTES / max(1.0, self._outcome_bytes)
+        return max(1, min(ahead, LOOK_AHEAD, int(room)))
 
     def _coming(self, item: ItemRef, count: int) -> list[ItemRef]:
         """Return the items to fetch together with this one: distinct, and not known to be bad.
@@ -479,4 +490,4 @@ def _reasons(counts: dict[str, int]) -> str:
     return ", ".join(f"{name}: {count}" for name, count in sorted(counts.items()) if count)
 
 
-__all__ = ["LOOK_AHEAD", "MAX_REASONS", "MAX_REASON_CHARACTERS", "Planner"]
+__all__ = ["AHEAD_BYTES", "LOOK_AHEAD", "MAX_REASONS", "MAX_REASON_CHARACTERS", "Planner"]

@@ -339,6 +339,16 @@ class Source(Role, ABC):
         fewer.
         """
 
+    def check_present(self) -> None:  # optional
+        """Look whether all that is read from is still there, as it was when the source was opened.
+
+        Called as a run begins, in a thread of its own, maybe while others fetch: without reading,
+        and leaving out what only a network can tell.
+
+        Raises:
+            SourceChanged: It is not; names the file.
+        """
+
     def fingerprint(self) -> Any:
         """Return what identifies the content, as JSON: names, sizes, hashes; no times or places."""
         return {"length": len(self)}
@@ -418,6 +428,11 @@ class Reading(NamedTuple):
         if self.blocks is None:
             return self.all_blocks
         return min(self.all_blocks, (self.groups or 1) * self.blocks)
+
+    @property
+    def is_read_by_all(self) -> bool:
+        """Tell whether all workers read all blocks in each epoch: they go through its window."""
+        return self.groups is None and self.blocks is not None and self.blocks < self.all_blocks
 
 
 class DataDistributor(Role, ABC):

@@ -69,8 +69,8 @@ class FunctionRole(Role):
             return {**super().identity(), "function_version": version}
         if not (inspect.isroutine(function) or inspect.isclass(function)):
             raise InvalidJob(
-                f"function is a {type(function).__name__}, whose values are not part of the job's "
-                "identity; give it a `version` attribute, or write a def around it",
+                f"function is of type {type(function).__name__}, whose values are not part of the "
+                "job's identity; give it a `version` attribute, or write a def around it",
                 key="function",
             )
         return {**super().identity(), "source": module_hash(function)}
@@ -112,8 +112,8 @@ class FunctionRole(Role):
         found = load_attribute(self.function)
         if not callable(found):
             raise InvalidJob(
-                f"function {self.function!r} is a {type(found).__name__} and cannot be called; "
-                "name a function",
+                f"function {self.function!r} is of type {type(found).__name__} and cannot be "
+                "called; name a function",
                 key="function",
             )
         if inspect.isclass(found) and issubclass(found, self.base):

@@ -185,7 +185,7 @@ def _encode(value: Any, where: str, seen: _Seen) -> Any:
     if type(value) in (list, deque, dict):
         return _encode_container(value, where, seen)
     raise InvalidJob(
-        f"{where} holds a {type(value).__name__}, which cannot be part of a snapshot: keep "
+        f"{where} is of type {type(value).__name__}, which cannot be part of a snapshot: keep "
         "numbers, strings, lists, dicts and refs, or override state() and restore()",
         attribute=where,
     )

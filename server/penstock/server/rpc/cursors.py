@@ -16,6 +16,7 @@ from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import far
 from penstock.server.pipeline.planner import Planner
 from penstock.server.rpc.opening import check_protocol, find_job
+from penstock.server.rpc.present import Present
 from penstock.server.rpc.quarantine import Quarantine, Release
 from penstock.server.store.base import (
     BeginRequest,
@@ -89,6 +90,9 @@ class Cursors:
             compares its libraries with the recorded ones. A node asks its workers.
         asked: Tells below which offset a job's lanes were planned here: a step that was read is
             within reach, also where no snapshot of it is stored yet.
+
+    Attributes:
+        present: Looks for a job's files before a run begins.
     """
 
     METHODS = (
@@ -118,6 +122,7 @@ class Cursors:
         self._seekable: dict[str, bool] = {}  # by job: arithmetic leads anywhere
         self._asked = asked or (lambda job: 0)
         self._listener = Listener() if listener is None else listener
+        self.present = Present()
         quarantine = Quarantine(jobs, store, release or self._release)
         self._methods: dict[str, tuple[Any, Callable[[Any], Awaitable[Any]]]] = {
             "Begin": (pb.BeginRequest, self._begin),
@@ -156,6 +161,7 @@ class Cursors:
         check_text("store", request.store)
         if not request.token:
             raise InvalidRequest("Begin needs the token of an attempt", field="token")
+        await self.present.check(job)
         start = request.start_step if request.HasField("start_step") else None
         if request.batches_per_step:
             check_divides(request.batches_per_step, max(1, request.world_size))
@@ -205,7 +211,9 @@ class Cursors:
     async def _commit(self, request: pb.CommitRequest) -> pb.CommitReply:
         job = self._job(request.job, request.group)
         if request.step > MAX_POSITION:
-            raise CommitOutOfRange(f"step {request.step} is no step", step=request.step)
+            raise CommitOutOfRange(
+                f"step {request.step} is larger than any step", step=request.step
+            )
         if job.order.batches is not None or request.all_rows:
             await self._check_commit(job, request)
         committed = await self._store.commit(

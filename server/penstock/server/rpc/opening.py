@@ -208,7 +208,7 @@ def parse_request(data: bytes) -> feed_pb2.ReadRequest:
     try:
         return feed_pb2.ReadRequest.FromString(data)
     except Exception as error:  # protobuf's DecodeError has no one home over its versions
-        raise BadFrame(f"a message of {len(data)} bytes is no ReadRequest: {error}") from error
+        raise BadFrame(f"a message of {len(data)} bytes is not a ReadRequest: {error}") from error
 
 
 def _lanes(job: Job, lanes: Iterable[int]) -> frozenset[int] | None:

@@ -38,7 +38,8 @@ class Stream:
         peer: Where its consumer is, as the network names it.
         error: What it ends with, as soon as it can be told.
         ending: Why it ended, in a word or two, where it has.
-        finished_step: The first step that the consumer has not finished, as it says.
+        finished_step: The first step that the consumer has not finished, as it says here or by a
+            commit.
         wrote_at: When a batch was written last, of the monotonic clock.
     """
 
@@ -53,6 +54,10 @@ class Stream:
         self.waited_s = 0.0
         self.wrote_at = 0.0
         self._opened_at = time.monotonic()
+
+    def note_finished(self, step: int) -> None:
+        """Note that all steps below this one are finished; messages may come out of order."""
+        self.finished_step = max(self.finished_step, step)
 
     def waiting_s(self) -> float:
         """Return for how long the consumer has waited for its next batch, all waits together."""
@@ -227,6 +232,10 @@ class Streams(Listener):
         self, job: str, group: str, rank: int, committed: Committed
     ) -> None:
         self._at(job, group, committed.cursor)
+        for stream in self._of_attempts(job, group):
+            # A reader that ends after its last commit says no more on its stream.
+            own = stream.request.rank == rank
+            stream.note_finished(committed.row if own else committed.cursor)
         log.debug("cursor committed", job=job, group=group, rank=rank, **committed._asdict())
 
     def checkpointed(  # noqa: D102
@@ -328,7 +337,7 @@ def _origin(request: BeginRequest, begun: Begun) -> str:
     """Return in words where a new generation's start comes from."""
     if request.start_step is not None:
         return "the trainer's state" if request.store else "start="
-    if begun.generation == 1:
+    if begun.batches_per_step_from != "group":
         return "a new group"
     return f"the cursor of generation {begun.generation - 1}"
 

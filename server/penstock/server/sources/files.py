@@ -175,6 +175,26 @@ class FileSet:
         if stamp[:2] != self._seen[file.path][:2]:
             raise self._changed(file, stamp)
 
+    def check_all(self) -> None:
+        """Refuse files that are gone, or others than `watch` saw, where they lie on this machine.
+
+        What else hinders a look may be over when they are read.
+
+        Raises:
+            SourceChanged: Names the first one.
+        """
+        for file in self.files if self.is_local else ():
+            try:
+                self.check(file)
+            except FileNotFoundError as error:
+                raise SourceChanged(
+                    f"{file.path} is not there any more: put it back as it was, or restart with "
+                    "the files that are there as a new job",
+                    path=file.path,
+                ) from error
+            except OSError:
+                continue
+
     def known(self, file: DataFile, fact: str) -> Any:
         """Return what an earlier look at this version of a file has found; None = nothing."""
         return self.catalog.find(file.path, self._seen[file.path], fact)

@@ -41,8 +41,7 @@ class HfSource(Source):
 
     Args:
         path: The name of a builder (`arrow`, `csv`, `json`, `text`, `webdataset`, `imagefolder`,
-        ...),
-            or a folder: one that `save_to_disk` wrote, or one of data files.
+            ...), or a folder: one that `save_to_disk` wrote, or one of data files.
         data_files: Paths and globs for a builder: one, a list, or a dict of them by split.
         split: Which split, `train[:10%]` and the like included; needed where there are several.
         name: The builder's configuration, where it has several.
@@ -76,7 +75,7 @@ class HfSource(Source):
         )
         self.split: str | None
         self._hashed: list[HashedFile] | None
-        with _quietly(datasets, repr(path) if data_files is None else f"{path}: {data_files!r}"):
+        with _quietly(datasets, path, data_files, self._builder):
             if self._builder is None and _is_saved(path):
                 saved = datasets.load_from_disk(path)
                 self.split, dataset = _saved_split(datasets, path, saved, split)
@@ -133,7 +132,7 @@ class HfSource(Source):
 
         Raises:
             IndexError: An index is negative or not below the length.
-            SourceUnavailable: The bytes cannot be read here and now; `item` is the first index.
+            SourceUnavailable: The bytes cannot be read at the moment; `item` is the first index.
             SourceChanged: A mapped file is not the one that was opened.
             BadItem: What is mapped there cannot be decoded.
         """
@@ -175,7 +174,7 @@ class HfSource(Source):
                     reason=error_line(error),
                 ) from error
             raise SourceUnavailable(
-                f"items {indices[0]} ... cannot be read here and now: {error}", item=indices[0]
+                f"items {indices[0]} ... cannot be read at the moment: {error}", item=indices[0]
             ) from error
         self._read_bytes += table.nbytes
         return items
@@ -200,7 +199,7 @@ class HfSource(Source):
         Up to 64 MiB a file is hashed whole, above it head, tail and 16 blocks.
 
         Raises:
-            SourceUnavailable: A file cannot be read here and now.
+            SourceUnavailable: A file cannot be read at the moment.
         """
         if self._hashed is None:
             self._hashed = hash_files(self._files, self._catalog)
@@ -374,10 +373,14 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _quietly(datasets: Any, what: str) -> Iterator[None]:
+def _quietly(
+    datasets: Any, path: str, data_files: DataFiles | None, builder: str | None
+) -> Iterator[None]:
     """Open without progress bars, and turn what `datasets` raises into one sentence."""
-    shown = not datasets.are_progress_bars_disabled()
+    bars = not datasets.are_progress_bars_disabled()
+    verbosity = datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs what it raises as well
     try:
         yield
     except PenstockError:
@@ -387,12 +390,18 @@ def _quietly(datasets: Any, what: str) -> Iterator[None]:
         deep: BaseException = error
         while deep.__cause__ is not None:
             deep = deep.__cause__
-        lines = str(deep).strip().splitlines() or [""]
+        lines = str(deep).strip().splitlines() or ["no rows, or nothing that can be parsed"]
+        what = repr(path if data_files is None else data_files)
+        what = what if len(what) <= 300 else f"{what[:300]} ..."
+        kind = "" if builder is None else f" as {builder}"
         raise InvalidJob(
-            f"datasets cannot open {what}: {type(deep).__name__}: {lines[0]}", key="source.path"
+            f"datasets cannot read {what}{kind}: {type(deep).__name__}: {lines[0]}; a source needs "
+            "files of one kind, with at least one item in them",
+            key="source.path" if data_files is None else "source.data_files",
         ) from error
     finally:
-        if shown:
+        datasets.logging.set_verbosity(verbosity)
+        if bars:
             datasets.enable_progress_bars()
 
 

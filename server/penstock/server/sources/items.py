@@ -32,7 +32,9 @@ class ItemsSource(Source):
 
     def __init__(self, items: Sequence[RawItem]) -> None:
         if isinstance(items, (str, bytes)) or not isinstance(items, Sequence):
-            raise InvalidJob(f"items is a {type(items).__name__}: give a list", key="source.items")
+            raise InvalidJob(
+                f"items is of type {type(items).__name__}: give a list", key="source.items"
+            )
         self._items = list(items)
 
     def __len__(self) -> int:
@@ -103,8 +105,8 @@ def canonical_bytes(value: Any, where: str) -> bytes:
             head = f"{array.dtype.str}{array.shape}".encode()
             return _framed(b"a", _framed(b"h", head) + array.tobytes())
     raise InvalidJob(
-        f"{where} is a {type(value).__name__}: an items source holds numbers, strings, bytes, "
-        "arrays, lists and dicts; give other objects through a torch source",
+        f"{where} is of type {type(value).__name__}: an items source holds numbers, strings, "
+        "bytes, arrays, lists and dicts; give other objects through a torch source",
         key="source.items",
     )
 

@@ -77,7 +77,7 @@ class ParquetSource(Source):
     Raises:
         InvalidJob: No file matches, a file is no Parquet file, a column is missing, no rows.
         MissingExtra: pyarrow, fsspec or the filesystem's package is not installed.
-        SourceUnavailable: A footer cannot be read here and now.
+        SourceUnavailable: A footer cannot be read at the moment.
     """
 
     type_name: ClassVar[str] = "parquet"
@@ -117,7 +117,7 @@ class ParquetSource(Source):
             )
         self._stored = self._stored_bytes()
         self._lock = threading.Lock()
-        self._cache_bytes = cache_bytes
+        self.cache_bytes = cache_bytes
         self._cache: BlockCache[ArrowRows] = BlockCache(
             CACHE_BYTES if cache_bytes is None else cache_bytes
         )
@@ -143,7 +143,7 @@ class ParquetSource(Source):
     def keep_blocks(self, count: int) -> None:
         """Keep so many decoded row groups, and no more bytes of them than `cache_bytes`."""
         with self._lock:
-            if self._cache_bytes is None:
+            if self.cache_bytes is None:
                 self._cache.max_bytes = sys.maxsize
             self._cache.bound(count)
 
@@ -152,7 +152,7 @@ class ParquetSource(Source):
 
         Raises:
             IndexError: An index is negative or not below the length.
-            SourceUnavailable: A row group cannot be read here and now; `item` is an index in it.
+            SourceUnavailable: A row group cannot be read at the moment; `item` is an index in it.
             SourceChanged: A file is not the one that was opened.
             BadItem: A row group was read whole, and cannot be decoded: names file and row group.
         """
@@ -218,7 +218,7 @@ class ParquetSource(Source):
         16 blocks of it, fewer where there are many files.
 
         Raises:
-            SourceUnavailable: A file cannot be read here and now.
+            SourceUnavailable: A file cannot be read at the moment.
         """
         files = self._set.files
         whole = sum(file.size for file in files) <= WHOLE_BYTES
@@ -249,6 +249,14 @@ class ParquetSource(Source):
         self._set.remember(list({file.path: file for file in (*self._read, *unread)}.values()))
         self._read.clear()
         return files_fingerprint(entries)
+
+    def check_present(self) -> None:
+        """Refuse files that are gone or changed, where they lie on this machine's disks.
+
+        Raises:
+            SourceChanged: Names the file.
+        """
+        self._set.check_all()
 
     def hand_over(self) -> Catalog:
         """Return the files with their footers and hashes, for the workers of this node."""
@@ -334,7 +342,7 @@ class ParquetSource(Source):
         """Return one row group's columns as they lie, read whole into memory.
 
         Raises:
-            SourceUnavailable: They cannot be read here and now.
+            SourceUnavailable: They cannot be read at the moment.
             SourceChanged: The footer is not the one that was opened.
         """
         file, footer = self._set.files[number], self._footers[number]
@@ -584,7 +592,7 @@ def _read_tail(read_at: Any, size: int) -> bytes:
 
 
 def _unavailable(file: DataFile, error: Exception, item: Any) -> SourceUnavailable:
-    return SourceUnavailable(f"{file.path} cannot be read here and now: {error}", item=item)
+    return SourceUnavailable(f"{file.path} cannot be read at the moment: {error}", item=item)
 
 
 __all__ = ["CACHE_BYTES", "ParquetSource"]

@@ -49,7 +49,7 @@ def hash_files(paths: Sequence[Path], catalog: Catalog) -> list[HashedFile]:
         catalog: What is known of them; what is not is read, and noted.
 
     Raises:
-        SourceUnavailable: A file cannot be read here and now.
+        SourceUnavailable: A file cannot be read at the moment.
     """
 
     def hashed(path: Path) -> HashedFile:
@@ -63,7 +63,7 @@ def hash_files(paths: Sequence[Path], catalog: Catalog) -> list[HashedFile]:
                     catalog.note(place, seen, "content", digest)
         except OSError as error:
             raise SourceUnavailable(
-                f"{path} cannot be read here and now: {error}", item=path.name
+                f"{path} cannot be read at the moment: {error}", item=path.name
             ) from error
         return HashedFile(path, seen.size, digest, _stamp(found))
 

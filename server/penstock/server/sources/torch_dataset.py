@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from penstock.server.core.contained import contained
-from penstock.server.core.frames import error_line
+from penstock.server.core.frames import error_line, user_place, user_traceback
 from penstock.server.core.imports import is_file_spec, load_attribute
 from penstock.server.core.seeding import purpose_key, seeded_globals
 from penstock.server.roles.base import (
@@ -67,8 +66,8 @@ class TorchDatasetSource(Source):
         for method, what in (("__len__", "a length"), ("__getitem__", "items by index")):
             if not hasattr(type(self.dataset), method):
                 raise InvalidJob(
-                    f"{factory or 'dataset'} gave a {type(self.dataset).__name__}, which has no "
-                    f"{method}: a source needs {what}; iterable datasets have none",
+                    f"{factory or 'dataset'} gave a value of type {type(self.dataset).__name__}, "
+                    f"which has no {method}: a source needs {what}; iterable datasets have none",
                     key="source.factory",
                 )
         try:
@@ -143,11 +142,11 @@ class TorchDatasetSource(Source):
         except PenstockError:
             raise
         except Exception as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
+            place = user_place(error)
             raise InvalidJob(
-                f"{factory} failed: {error_line(error)} ({frame.filename}, line {frame.lineno})",
+                f"{factory} failed: {error_line(error)}" + (f" ({place})" if place else ""),
                 key="source.factory",
-                traceback=traceback.format_exc(),
+                traceback=user_traceback(error),
             ) from error
 
 

@@ -13,6 +13,7 @@ from penstock.server.store.groups import (
     Group,
     add_generation,
     cursor_of,
+    deleted_generation,
     find_group,
     known_group,
     latest_generation,
@@ -108,17 +109,17 @@ def _begin_first(db: sqlite3.Connection, request: BeginRequest) -> Begun:
     insert(db, "groups", **group._asdict())
     insert(db, "timelines", group_id=group.id, from_step=0, log_id=request.job.log_id)
     start = request.start_step or 0
-    add_generation(
+    number = add_generation(
         db,
         group.id,
-        number=1,
+        number=deleted_generation(db) + 1,
         token=request.token,
         world_size=request.world_size,
         start_step=start,
         owner=request.owner,
         made_by=_made_by(request),
     )
-    return _begun(group, 1, request.token, start, decided_by, joined=False)
+    return _begun(group, number, request.token, start, decided_by, joined=False)
 
 
 def _made_by(request: BeginRequest) -> str:

@@ -68,7 +68,8 @@ class Begun:
     Attributes:
         generation: The number that this attempt has.
         batches_per_step: G of the group.
-        batches_per_step_from: `request`, `group`, `job` or `world_size`: who decided.
+        batches_per_step_from: `request`, `job` or `world_size`: who decided as the group was made;
+            `group`: it was there.
         start_step: This rank's row: the first step that it has not finished in this generation.
         joined: The token was the latest already.
         committed_at: The store's time of the group's last commit, ISO 8601 UTC, for people;
@@ -227,7 +228,8 @@ class Store(ABC):
         A new token gets the group's highest generation + 1, with rows for all W ranks at
         `start_step`, or at the group's cursor. The latest token joins: the world size must be the
         same, and a `start_step` must be the generation's. An older token is fenced; the tokens of
-        at least 1,024 generations are remembered.
+        at least 1,024 generations are remembered. A new group begins at generation 1, or above the
+        highest generation of all groups that were deleted.
 
         Raises:
             RankOutOfRange, UnevenStep: The rank or the world size cannot be.
@@ -333,7 +335,8 @@ class Store(ABC):
 
         Snapshots that were kept for it alone are collected. What is about the log stays: verdicts,
         ends of lanes, the archive of snapshots. A reader that began before gets `UnknownGroup` from
-        `commit` and `check_token`, and the name is free: a `begin` starts a new group under it.
+        `commit` and `check_token`, and the name is free: a `begin` starts a new group under it, at
+        a higher generation than any group had that was deleted, so such a reader stays fenced.
 
         Args:
             job: The job's name.

@@ -354,7 +354,7 @@ class Database:
         if trouble != ["ok"]:
             raise self._corrupt(f"is damaged ({'; '.join(trouble)})")
         meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
-        if set(meta) != {"uuid", "format"} or meta["format"] != str(schema.FORMAT):
+        if set(meta) != {"uuid", "format", schema.DELETED} or meta["format"] != str(schema.FORMAT):
             raise self._corrupt("is damaged (it has no identity)")
         connection.execute("COMMIT")
         self.uuid = meta["uuid"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 from penstock.server.store.base import GroupRecord
-from penstock.server.store.groups import known_group, logs_of, record_of
+from penstock.server.store.groups import known_group, logs_of, note_deleted, record_of
 from penstock.server.store.jobs import forget_plans
 from penstock.server.store.lanes import Snapshots
 from penstock.wire.errors import StaleGeneration
@@ -34,6 +34,7 @@ def delete_group(
     for table in _OF_A_GROUP:
         db.execute(f"DELETE FROM {table} WHERE group_id = ?", (group.id,))
     db.execute("DELETE FROM groups WHERE job = ? AND name = ?", (job, name))
+    note_deleted(db, record.generation)
     for log_id in sorted(logs):
         snapshots.collect(db, log_id)
     forget_plans(db, job)

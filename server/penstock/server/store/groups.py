@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from penstock.server.store.base import CheckpointRecord, GroupRecord
 from penstock.server.store.checks import check_text
-from penstock.server.store.schema import insert, insert_many, now
+from penstock.server.store.schema import DELETED, insert, insert_many, now, update
 from penstock.wire import MAX_WORLD_SIZE
 from penstock.wire.errors import UnknownGroup
 
@@ -127,6 +127,22 @@ def add_generation(
             f"DELETE FROM {table} WHERE group_id = ? AND generation <= ?", (group_id, number - kept)
         )
     return number
+
+
+def deleted_generation(db: sqlite3.Connection) -> int:
+    """Return the highest generation of all groups that were deleted; 0 = none was.
+
+    A new group begins above it, so no name of a group ever has the same generation twice, and a
+    process that outlived its group stays fenced, also where the next run has the same token.
+    """
+    (value,) = db.execute("SELECT value FROM meta WHERE key = ?", (DELETED,)).fetchone()
+    return int(value)
+
+
+def note_deleted(db: sqlite3.Connection, generation: int) -> None:
+    """Remember that a group of this generation is deleted: one number for the whole store."""
+    highest = max(generation, deleted_generation(db))
+    update(db, "meta", {"value": str(highest)}, "key = :key", {"key": DELETED})
 
 
 def row_of(db: sqlite3.Connection, group: Group, current: Generation, rank: int) -> int:
@@ -270,6 +286,7 @@ __all__ = [
     "add_generation",
     "checkpoints_of",
     "cursor_of",
+    "deleted_generation",
     "find_checkpoint",
     "find_group",
     "groups",
@@ -278,6 +295,7 @@ __all__ = [
     "listed",
     "log_id_of",
     "logs_of",
+    "note_deleted",
     "readers",
     "record_of",
     "row_of",

@@ -14,12 +14,15 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-FORMAT = 3
+FORMAT = 4
 """Raised by every change of the text below, with a step in `_UPGRADES`: stores compare it with what
 they hold."""
 
 APPLICATION_ID = 0x70656E73
 """`pens`, at byte 68 of the file: tells a store from another program's SQLite file."""
+
+DELETED = "deleted_generation"
+"""Key in `meta`: the highest generation that a group had which was deleted since; 0 = none was."""
 
 _TABLES: dict[str, tuple[str, dict[str, str]]] = {
     # table: (primary key, {column: type})
@@ -136,6 +139,7 @@ _UPGRADES: dict[int, Callable[[sqlite3.Connection], None]] = {
     # format: what makes the next one of it
     1: lambda connection: _execute(connection, _create("libraries")),
     2: lambda connection: _number_verdicts(connection),
+    3: lambda connection: insert(connection, "meta", key=DELETED, value="0"),
 }
 
 OLDEST = min(_UPGRADES)
@@ -168,6 +172,7 @@ def create(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
     insert(connection, "meta", key="uuid", value=str(uuid.uuid4()))
     insert(connection, "meta", key="format", value=str(FORMAT))
+    insert(connection, "meta", key=DELETED, value="0")
     connection.execute("COMMIT")
 
 
@@ -272,6 +277,7 @@ def now(connection: sqlite3.Connection) -> str:
 
 __all__ = [
     "APPLICATION_ID",
+    "DELETED",
     "FORMAT",
     "OLDEST",
     "SCHEMA",

@@ -43,7 +43,8 @@ class MapDistributor(DataDistributor):
     Args:
         shuffle: `full` permutes all items alike (for sources of cheap random access), `blocks`
             permutes storage blocks and then the rows within a sliding window of them, `none` keeps
-            the source's order. Default: `blocks` where the source has blocks, else `full`.
+            the source's order over all lanes, so that each worker reads every block. Default:
+            `blocks` where the source has blocks, else `full`.
         window_blocks: How many blocks a group draws from at a time. More of them mix a lane's
             batches better, and take memory. Default: as many as fit into 2 GiB over all groups, 2
             to 16; all of them where the source is small.
@@ -166,8 +167,12 @@ class MapDistributor(DataDistributor):
         held = sum(items > 0 for items in self._blocks.items)
         block_bytes = 0.0 if self._blocks.nbytes is None else self._block_bytes
         means = (held, block_bytes, total / held, total / self.items)
-        if self._settled != "blocks":
+        if self._settled == "full":
             return Reading(self.source, None, None, *means)
+        if self._settled == "none":
+            # All lanes are at one place, and go on from it together: there is no window.
+            needed = blocks_needed(1, self._lanes, self.items / held)
+            return Reading(self.source, None, min(needed, held), *means)
         if self._whole:
             return Reading(self.source, None, held, *means)
         needed = blocks_needed(self._window, self._lanes // self._groups, self.items / held)

@@ -176,14 +176,15 @@ class TokenizeProcessor(RawItemProcessor):
                 return None
         elif not isinstance(raw, str):
             raise InvalidJob(
-                f"an item is a {type(raw).__name__}, and tokenize needs a column "
+                f"an item is of type {type(raw).__name__}, and tokenize needs a column "
                 f"{self.column!r} or plain text; put a function: in its place that "
                 "makes one of the other",
                 key="processor",
             )
         if not isinstance(raw, str):
             raise TypeError(
-                f"column {self.column!r} holds a {type(raw).__name__}, and tokenize needs text"
+                f"column {self.column!r} holds values of type {type(raw).__name__}, and tokenize "
+                "needs text"
             )
         return raw
 

@@ -1,0 +1,496 @@
+"""Who makes what: tickets for the most urgent batches, each to a worker that can go on with it.
+
+A batch goes to the worker that holds a line near it, or its plan; where no line stands near, one is
+opened at the nearest snapshot. Tickets that a worker cannot answer come back here.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import structlog
+
+from penstock.server.job import Job
+from penstock.server.node.blame import blamed, sentence
+from penstock.server.node.books import (
+    MAX_LINES_PER_LANE,
+    MAX_STARTS,
+    PLANS_AHEAD,
+    Candidate,
+    LaneState,
+    LineState,
+    Log,
+    Start,
+)
+from penstock.server.node.channel import Misspoken
+from penstock.server.node.crew import Crew
+from penstock.server.node.entry import Entry, State
+from penstock.server.node.life import Life
+from penstock.server.node.observer import Observer
+from penstock.server.node.page import Note
+from penstock.server.node.process import Ticket, WorkerProcess
+from penstock.server.node.setups import Setups
+from penstock.server.node.shelf import Shelf
+from penstock.server.pipeline.items import Items, VerdictBook
+from penstock.server.pipeline.line import far
+from penstock.server.pipeline.planner import Planner
+from penstock.wire.errors import PenstockError
+
+log = structlog.get_logger("penstock.node")
+
+MAX_DEATHS = 3
+"""An item that kills its worker so often, while its lane gets no further, stops the lane."""
+
+AHEAD_PER_WORKER = 4
+"""Positions beyond a reader's horizon that are made, for each worker. Batches take unlike times, so
+a reader that accepts four ahead of a slow one left workers without work: text went 1.2 times as
+fast with this."""
+
+CHEAP_S = 0.001
+"""Tickets of a job that take less are given whole, planning and making, to one worker: to send a
+plan to another one, and to wake it up, costs as much as it would save."""
+
+_RANK = operator.attrgetter("rank")
+
+
+class Dispatch:
+    """Gives tickets to workers.
+
+    Args:
+        jobs: The node's jobs.
+        verdicts: By job, the verdicts that hold: a worker learns them with the job.
+        crew: The workers.
+        shelf: Where lines may start.
+        life: The node's.
+        observer: Told of lanes that stop.
+        bound_bytes: How many bytes of batches may be ready or being made.
+
+    Attributes:
+        logs: By job, the books of its log; only of jobs whose order is known.
+        numbers: Numbers of tickets, lines and checks, unique in this process.
+    """
+
+    def __init__(
+        self,
+        jobs: Mapping[str, Job],
+        verdicts: Mapping[str, VerdictBook],
+        crew: Crew,
+        shelf: Shelf,
+        life: Life,
+        observer: Observer,
+        bound_bytes: int,
+    ) -> None:
+        self._jobs, self._verdicts, self._bound_bytes = jobs, verdicts, bound_bytes
+        self._crew, self._shelf, self._life, self._observer = crew, shelf, life, observer
+        self.logs: dict[str, Log] = {}
+        self.numbers = itertools.count(1)
+        self._seekable: dict[str, bool] = {}
+        self._setups = Setups()
+        self._scheduled = False
+
+    def hold(self, job: Job) -> None:
+        """Take a job whose order is known into the books."""
+        ahead = AHEAD_PER_WORKER * len(self._crew)
+        self.logs[job.name] = Log(job, self._bound_bytes, ahead)
+        self._seekable[job.name] = Planner(job, 0, Items(job)).can_seek()
+
+    def seekable(self, job: str) -> bool:
+        """Tell whether arithmetic leads to any plan of a job: then its lines need no snapshots."""
+        return self._seekable[job]
+
+    def same(self, one: Log) -> list[Log]:
+        """Return every job of the same log, this one among them."""
+        return [other for other in self.logs.values() if other.job.log_id == one.job.log_id]
+
+    # --- giving out ---
+
+    def schedule(self) -> None:
+        """See soon, once, what can be given out."""
+        if not self._scheduled and not self._life.draining:
+            self._scheduled = True
+            self._life.loop.call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._scheduled = False
+        try:
+            self._give_out()
+        except Exception as error:
+            self._life.fatal(error)
+
+    def _give_out(self) -> None:
+        room = {worker.number: worker.room() for worker in self._crew}
+        if not any(room.values()):
+            return
+        logs = [one for one in self.logs.values() if not one.deciding]
+        sharing = [worker.number for worker in self._crew.sharing()]
+        for one in logs:
+            # Not before somebody reads: as workers start one by one, groups would move about.
+            if one.homes is not None and one.readers:
+                one.homes.settle(sharing)
+        wanted = sorted((one for log in logs for one in log.candidates()), key=_RANK)
+        progress = True
+        while progress and not self._life.draining:
+            progress = False
+            # One ticket per worker and round: the most urgent ones spread over all workers.
+            for worker in self._crew:
+                if room[worker.number] > 0 and self._give(worker, wanted):
+                    room[worker.number] = 0 if worker.alone else room[worker.number] - 1
+                    progress = True
+
+    def _give(self, worker: WorkerProcess, wanted: list[Candidate]) -> bool:
+        """Give a worker the most urgent thing that it can do, and put what follows in its place."""
+        able = (at for at, one in enumerate(wanted) if self._can(one, worker))
+        index = next(able, None)
+        if index is None:
+            return False
+        if wanted[index].suspect and worker.tickets:
+            return False  # it is made alone, so that nothing else waits for it
+        _, _, one, entry, lane = wanted[index]
+        busy = sum(other.busy_bytes for other in self.logs.values())
+        if busy + one.largest_bytes > self._bound_bytes:
+            # Also for what is always admitted: it goes above the bound, what is only kept does not.
+            for other in self.logs.values():
+                other.shed()
+            busy = sum(other.busy_bytes for other in self.logs.values())
+        if not one.admits(entry, busy):
+            return False
+        self._assign(one, entry, lane, worker)
+        del wanted[index]
+        following = None if lane.planning else one.candidate(lane)
+        if following is not None:
+            bisect.insort(wanted, following, key=_RANK)
+        return True
+
+    def _can(self, candidate: Candidate, worker: WorkerProcess) -> bool:
+        """Tell whether this worker can go on with a batch; start looking where nobody can."""
+        _, _, one, entry, lane = candidate
+        offset = entry.key.offset
+        home = one.home(lane.lane)
+        at_home = home in (None, worker.number)
+        if entry.state is not State.WANTED:
+            return False  # it was wanted twice, and is given out
+        if offset in lane.plans:
+            if home is not None:
+                return at_home
+            # Who has planned it to know its size has its items, and makes it unless it is busy.
+            keeper = lane.planned_by
+            return keeper in (None, worker.number) or not self._crew[keeper].room()
+        if lane.planning:
+            return False
+        while (line := self._line(one, lane, offset)) is not None:
+            if home in (None, line.worker):
+                return line.worker == worker.number
+            if line.busy:
+                return False
+            self.close_line(lane, line)  # its group was handed on
+        if offset in lane.starts:
+            if home is not None:
+                return at_home
+            # Lanes are shared evenly: the one on the busiest worker sets the pace of all.
+            sharing = self._crew.sharing()
+            share = -(-one.job.lanes // max(1, len(sharing)))
+            return one.lines_of(worker.number) < share or all(
+                one.lines_of(other.number) >= share for other in sharing
+            )
+        if offset not in lane.looking:
+            lane.looking.add(offset)
+            self._life.spawn(self._look(one, lane, entry))
+        return False
+
+    def _assign(
+        self,
+        one: Log,
+        entry: Entry,
+        lane: LaneState,
+        worker: WorkerProcess,
+        line: LineState | None = None,
+    ) -> None:
+        """Give a worker the next thing to do for an entry."""
+        job, offset, blank = one.job, entry.key.offset, entry.key.blank
+        self.introduce(worker, job)
+        number = next(self.numbers)
+        # After a death it works item by item, so that a second one names what it died of.
+        careful = offset in lane.deaths
+        head: dict[str, Any] = {"ticket": number, "job": job.name}
+        head |= {"lane": lane.lane, "offset": offset, "careful": careful}
+        plan = lane.plans.get(offset)
+        if plan is not None:
+            one.started(entry)
+            ticket = Ticket(number, one, lane, entry, None, offset, suspect=careful)
+            worker.give(ticket, {"op": "make", **head, "blank": blank}, [plan])
+            return
+        line = line or self._line(one, lane, offset)
+        line = line or self._open(one, lane, worker, lane.starts.pop(offset))
+        line.used, line.busy = number, line.busy + 1
+        head["line"] = line.number
+        if not self._goes_whole(one):
+            lane.planning = True
+            count = 1 if careful else PLANS_AHEAD
+            ticket = Ticket(number, one, lane, entry, line, offset, plans=True, suspect=careful)
+            worker.give(ticket, {"op": "plan", **head, "count": count})
+            line.next = offset + count
+            lane.asked = max(lane.asked, line.next)
+        else:
+            one.started(entry)
+            ticket = Ticket(number, one, lane, entry, line, offset, suspect=careful)
+            worker.give(ticket, {"op": "produce", **head, "blank": blank})
+            line.next = offset + 1
+            lane.asked = max(lane.asked, line.next)
+
+    def _goes_whole(self, one: Log) -> bool:
+        """Tell whether who plans a batch makes it, too, and no other worker can.
+
+        So it must be where planning needs processing; and where a batch is made sooner than its
+        plan has gone to another worker.
+        """
+        return not one.job.plans_from_refs or 0.0 < one.ticket_s < CHEAP_S
+
+    def introduce(self, worker: WorkerProcess, job: Job, *, set_up: bool = False) -> None:
+        """Have a worker know a job, and set its roles up at once where that is asked for."""
+        if job.name not in worker.jobs:
+            worker.jobs.add(job.name)
+            worker.send_job(job, self._verdicts[job.name], set_up=set_up)
+
+    # --- ahead of readers ---
+
+    def set_up_ahead(self) -> None:
+        """Let idle workers set jobs up for the readers to come; not while somebody reads."""
+        if self._life.draining or any(one.readers for one in self.logs.values()):
+            return
+        for worker in self._crew:
+            if not worker.ready or worker.dead or worker.tickets:
+                continue
+            name = self._setups.begin(worker.number, self.logs, worker.jobs)
+            if name is not None:
+                self.introduce(worker, self.logs[name].job, set_up=True)
+
+    def was_set_up(self, worker: WorkerProcess) -> None:
+        """Note that a worker has set up its job.
+
+        Raises:
+            Misspoken: Nobody asked it to.
+        """
+        if worker.number not in self._setups.at:
+            raise Misspoken("it has set a job up, and nobody asked")
+        self._setups.done(worker.number)
+        self.set_up_ahead()
+
+    def sets_up(self, worker: WorkerProcess) -> bool:
+        """Tell whether a worker sets a job up for readers to come."""
+        return worker.number in self._setups.at
+
+    def in_the_way(self, worker: WorkerProcess) -> bool:
+        """Tell whether readers wait for a worker that sets up a job which none of them reads."""
+        job = self._setups.at.get(worker.number)
+        others = [ticket for ticket in worker.tickets.values() if ticket.log.job.name != job]
+        return job is not None and bool(others) and not self.logs[job].readers
+
+    # --- lines ---
+
+    def _line(self, one: Log, lane: LaneState, offset: int) -> LineState | None:
+        if self._seekable[one.job.name]:
+            return lane.lines[0] if lane.lines else None
+        return one.find_line(lane, offset, one.job.snapshot_every)
+
+    async def _look(self, one: Log, lane: LaneState, entry: Entry) -> None:
+        """Find out where a line for this entry can start best: a line, a snapshot, or offset 0."""
+        job, offset, seekable = one.job, entry.key.offset, self._seekable[one.job.name]
+        try:
+            snapshot = None
+            if not seekable and offset >= job.snapshot_every:
+                snapshot = await self._shelf.nearest(job.log_id, lane.lane, offset)
+            base = snapshot.offset if snapshot is not None else 0
+            line = one.find_line(lane, offset, offset + 1)
+            if line is not None and one.home(lane.lane) not in (None, line.worker):
+                line = None  # its group was handed on
+            if line is not None and line.next >= base:
+                base = line.next
+            if offset - base > job.max_replay and not seekable:
+                one.failed(entry, far(job, lane.lane, offset, base))
+            elif line is not None and line.next >= base and not seekable:
+                # It plans its way there: a longer reach than usual, this once.
+                self._assign_when_free(one, entry, lane, line)
+            elif one.wants(entry):
+                while len(lane.starts) >= MAX_STARTS:
+                    del lane.starts[next(iter(lane.starts))]
+                lane.starts[offset] = Start(base, snapshot.data if snapshot is not None else None)
+        except PenstockError as error:
+            one.failed(entry, error)
+        finally:
+            lane.looking.discard(offset)
+            self.schedule()
+
+    def _assign_when_free(self, one: Log, entry: Entry, lane: LaneState, line: LineState) -> None:
+        worker = self._crew[line.worker]
+        if one.wants(entry) and not worker.dead and not lane.planning and not one.deciding:
+            self._assign(one, entry, lane, worker, line)
+
+    def _open(self, one: Log, lane: LaneState, worker: WorkerProcess, start: Start) -> LineState:
+        idle = sorted(
+            (line for line in lane.lines if line.busy == 0),
+            key=lambda line: line.used,
+            reverse=True,
+        )
+        # There may be several too many: while all were busy none could be closed.
+        while len(lane.lines) >= MAX_LINES_PER_LANE and idle:
+            self.close_line(lane, idle.pop())
+        number = next(self.numbers)
+        line = LineState(number, worker.number, lane.lane, start.offset, start.offset)
+        lane.lines.append(line)
+        message = {"op": "open", "line": line.number, "job": one.job.name, "lane": lane.lane}
+        worker.send(message, [start.snapshot] if start.snapshot is not None else [])
+        return line
+
+    def close_line(self, lane: LaneState, line: LineState) -> None:
+        """Close a line, in the books and in its worker."""
+        if line in lane.lines:
+            lane.lines.remove(line)
+            self._crew[line.worker].send({"op": "close", "line": line.number})
+
+    def failed_open(
+        self, worker: WorkerProcess, job: str, line: int | None, error: PenstockError
+    ) -> None:
+        """Give up a line that did not open, for its snapshot or its job; its tickets fail too.
+
+        Only its own: others of the job are at work in the same worker, and will be answered.
+
+        Args:
+            worker: Where.
+            job: The job's name.
+            line: The line's number; None = the job itself cannot be built there.
+            error: Why.
+        """
+        what = "a job cannot be set up" if line is None else "a line cannot start"
+        log.error(what, job=job, code=error.code, error=error.message)
+        one = self.logs[job]
+        if line is None:
+            if self._setups.at.get(worker.number) == job:
+                self._setups.failed(worker.number)
+            worker.jobs.discard(job)
+            self.set_up_ahead()
+            self._take_back(worker, [t for t in worker.tickets.values() if t.log is one], error)
+            one.drop_lines(worker.number)
+            return
+        damaged = error.code == "bad_snapshot"
+        for lane in one.lanes:
+            for found in [found for found in lane.lines if found.number == line]:
+                self.close_line(lane, found)
+                tickets = [t for t in worker.tickets.values() if t.line is found]
+                self._take_back(worker, tickets, None if damaged else error)
+                if damaged:
+                    # Nobody looks for a start before the snapshot is gone.
+                    held = {offset for offset, _, _ in lane.wanted}
+                    lane.looking |= held
+                    self._life.spawn(self._drop_snapshot(one.job, lane, found.start, held))
+
+    async def _drop_snapshot(self, job: Job, lane: LaneState, offset: int, held: set[int]) -> None:
+        """Remove an unusable snapshot; the next look finds an older one, or the lane's start."""
+        for wanted in [wanted for wanted, start in lane.starts.items() if start.offset == offset]:
+            del lane.starts[wanted]
+        try:
+            await self._shelf.drop(job.log_id, lane.lane, offset)
+        finally:
+            lane.looking -= held
+            self.schedule()
+
+    # --- what comes back without an answer ---
+
+    def _take_back(
+        self, worker: WorkerProcess, tickets: Iterable[Ticket], error: PenstockError | None
+    ) -> None:
+        """Take tickets from a worker that cannot make them; with no error another one shall."""
+        for ticket in tickets:
+            worker.take_back(ticket)
+            if ticket.plans:
+                ticket.lane.planning = False
+            if error is None:
+                ticket.log.back(ticket.entry)
+            else:
+                ticket.log.failed(ticket.entry, error)
+
+    def relieve(self, worker: WorkerProcess, note: Note) -> None:
+        """Give others what a worker that is held up has not begun, and the lines that it holds."""
+        mine = worker.at_work(note)
+        held = mine.line if mine is not None else None  # its line goes on behind it, in order
+        others = [
+            ticket
+            for ticket in worker.tickets.values()
+            if ticket is not mine and (held is None or ticket.line is not held)
+        ]
+        self._take_back(worker, others, None)
+        for one in self.logs.values():
+            for lane in one.lanes:
+                for line in list(lane.lines):
+                    if line.worker == worker.number and line is not held:
+                        self.close_line(lane, line)
+        self.schedule()
+
+    def lost(self, worker: WorkerProcess, note: Note) -> None:
+        """Take back what a worker that is gone was asked, and blame what it was at."""
+        tickets = list(worker.tickets.values())
+        worker.tickets.clear()
+        worker.taken_back.clear()
+        for one in self.logs.values():
+            one.drop_lines(worker.number)
+        for ticket in tickets:
+            if ticket.plans:
+                ticket.lane.planning = False
+            ticket.log.back(ticket.entry)
+        if (found := blamed(worker, tickets, note)) is not None:
+            self._blame(*found, worker.how_it_ended())
+        if (job := self._setups.failed(worker.number)) is not None:
+            log.warning("a job is left for its readers to be set up", job=job)
+
+    def _blame(self, ticket: Ticket, doing: str, how: str) -> None:
+        """Count a death against the lane; the third over the same item stops it by name.
+
+        Args:
+            ticket: What the worker was asked.
+            doing: What it was doing.
+            how: How it ended.
+        """
+        lane = ticket.lane
+        deaths = lane.deaths.setdefault(ticket.offset, [])
+        deaths.append(doing)
+        lane.gives_way = True
+        if deaths.count(doing) >= MAX_DEATHS:
+            self.stop(ticket.log, lane, sentence(ticket, doing, MAX_DEATHS, how))
+
+    def end_giving_way(self) -> None:
+        """Let batches over which a worker ended have their turn like others."""
+        for one in self.logs.values():
+            for lane in one.lanes:
+                lane.gives_way = False
+        self.schedule()
+
+    # --- lanes that stop ---
+
+    def stop(self, one: Log, lane: LaneState, error: PenstockError) -> None:
+        """Stop a lane by name: what is ready of it is right, and goes out."""
+        if lane.error is None:
+            self._tell_of(one, lane, error)
+            one.stop_lane(lane, error)
+
+    def diverged(self, log_id: bytes, number: int, error: PenstockError) -> None:
+        """Stop a lane whose content is in doubt, in every job of this log: readers are told."""
+        for each in [one for one in self.logs.values() if one.job.log_id == log_id]:
+            lane = each.lanes[number]
+            if lane.error is not None:
+                continue
+            self._tell_of(each, lane, error)
+            each.withhold(lane, error)
+            for line in list(lane.lines):
+                self.close_line(lane, line)
+        self._shelf.forget(log_id, number)
+
+    def _tell_of(self, one: Log, lane: LaneState, error: PenstockError) -> None:
+        name = one.job.name
+        log.error("a lane stopped", job=name, lane=lane.lane, code=error.code, error=error.message)
+        self._observer.failed(name, error.code)
+
+
+__all__ = ["MAX_DEATHS", "Dispatch"]

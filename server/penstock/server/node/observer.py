@@ -1,0 +1,42 @@
+"""What a node tells of its work as it happens; metrics are made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class Observer:
+    """What a node tells; the default listens to nothing."""
+
+    def produced(self, job: str, nbytes: int, counts: Mapping[str, int]) -> None:
+        """A batch was made."""
+
+    def worked(
+        self,
+        job: str,
+        batches: int,
+        stages_s: Mapping[str, float],
+        read_bytes: int,
+        drawn: int,
+    ) -> None:
+        """What some batches cost: a worker's seconds by stage, bytes read from storage, draws."""
+
+    def counted(
+        self, job: str, lane: int, counters: Mapping[str, int], before: Mapping[str, int]
+    ) -> None:
+        """The counters of a lane since its beginning, now and when its line was opened."""
+
+    def quarantined(self, job: str, left_out: Mapping[tuple[str, str], int]) -> None:
+        """How many items are left out now, by stage and kind of reason."""
+
+    def worker_died(self) -> None:
+        """A worker process ended unasked."""
+
+    def failed(self, job: str, code: str) -> None:
+        """A batch could not be made."""
+
+    def verified(self, job: str, pure: bool) -> None:
+        """A batch was made twice, and was the same, or was not."""
+
+
+__all__ = ["Observer"]

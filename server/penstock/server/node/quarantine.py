@@ -1,0 +1,200 @@
+"""Verdicts about items, durable before anything depends on them, and known to every worker.
+
+While one is on its way to the store, nothing new of its log is planned: a batch that was planned
+without it could hold the item.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+
+import structlog
+
+from penstock.server.core.refs import Verdict
+from penstock.server.job import Job
+from penstock.server.node.books import Log
+from penstock.server.node.channel import Message, Misspoken
+from penstock.server.node.crew import Crew
+from penstock.server.node.dispatch import Dispatch
+from penstock.server.node.life import Life
+from penstock.server.node.observer import Observer
+from penstock.server.node.process import WorkerProcess
+from penstock.server.node.shelf import STORE_DEADLINE_S, STORE_RETRY_S
+from penstock.server.pipeline.items import VerdictBook
+from penstock.server.store.base import Seen, Store
+from penstock.wire.errors import LogDiverged, PenstockError, StoreUnavailable
+
+log = structlog.get_logger("penstock.node")
+
+
+class Quarantine:
+    """Makes verdicts, and their release, hold everywhere.
+
+    Args:
+        jobs: The node's jobs.
+        verdicts: By job, the verdicts that hold.
+        dispatch: Whose lines a verdict may overtake.
+        crew: The workers that are told.
+        store: Where verdicts are kept.
+        life: The node's.
+        observer: Told how many items are left out.
+    """
+
+    def __init__(
+        self,
+        jobs: Mapping[str, Job],
+        verdicts: Mapping[str, VerdictBook],
+        dispatch: Dispatch,
+        crew: Crew,
+        store: Store,
+        life: Life,
+        observer: Observer,
+    ) -> None:
+        self._jobs, self._verdicts, self._dispatch, self._crew = jobs, verdicts, dispatch, crew
+        self._store, self._life, self._observer = store, life, observer
+
+    def asked(self, worker: WorkerProcess, message: Message) -> None:
+        """See to the verdict of a worker, which waits for its answer.
+
+        Raises:
+            Misspoken: The verdict cannot be of this job.
+        """
+        job = self._jobs[message["job"]]
+        if job.on_item_error != "quarantine":
+            raise Misspoken(f"a verdict for job {job.name!r}, whose policy is to stop")
+        verdict = Verdict.from_json(message["verdict"])
+        if verdict.lane >= job.lanes:
+            raise Misspoken(f"a verdict of lane {verdict.lane}, which job {job.name!r} has not")
+        one = self._dispatch.logs[job.name]
+        self._life.spawn(self._answer(worker, one, verdict, message["line"]))
+
+    async def _answer(
+        self, worker: WorkerProcess, one: Log, verdict: Verdict, line: int | None
+    ) -> None:
+        """Make a verdict durable, tell every worker, and only then let the asking one go on."""
+        try:
+            held = await self._insert(one, verdict, line)
+        except PenstockError as error:
+            if isinstance(error, LogDiverged):
+                self._dispatch.diverged(one.job.log_id, verdict.lane, error)
+            answer = {"code": error.code, "message": error.message}
+            answer["fields"] = json.loads(json.dumps(error.fields, default=str))
+            worker.send({"op": "verdict", **answer})
+        else:
+            worker.send({"op": "verdict", "verdict": held.to_json()})
+
+    async def _insert(self, one: Log, verdict: Verdict, line: int | None) -> Verdict:
+        """Have the store insert a verdict, and tell every worker that knows the job.
+
+        Raises:
+            StoreUnavailable: It was away for `STORE_DEADLINE_S`.
+            BadItem, LogDiverged: As `Store.add_verdict`.
+        """
+        deadline = self._life.loop.time() + STORE_DEADLINE_S
+        lane, offset, job = verdict.lane, verdict.offset, one.job
+        while True:
+            known = self._verdicts[job.name].find(verdict.stage, verdict.item, lane, offset)
+            if known is not None:
+                return known
+            try:
+                with self._deciding(one) as seen:
+                    same = self._dispatch.same(one)
+                    if verdict.stage == "draw":
+                        self._overtake(one, verdict, line)
+                        planned = max(each.lanes[lane].planned for each in same)
+                    else:
+                        made = any((lane, offset) in each.made for each in same)
+                        planned = offset + 1 if made else 0
+                    held = await self._store.add_verdict(
+                        job.log_id, verdict, seen._replace(planned=planned), job.max_quarantined
+                    )
+                    self._learn(one, [held])
+                    return held
+            except StoreUnavailable as error:
+                if self._life.loop.time() > deadline:
+                    raise
+                log.debug("a verdict waits for the store", item=str(verdict.item), error=str(error))
+            await asyncio.sleep(STORE_RETRY_S)
+
+    async def release(self, one: Log, source: str, index: int) -> list[Verdict]:
+        """Let an item be drawn again, above all that was given or asked for; tell every worker.
+
+        Returns:
+            Every verdict about the item, released; empty = there is none.
+
+        Raises:
+            LogDiverged: The log holds no batch above.
+            StoreUnavailable: The store does not answer.
+        """
+        with self._deciding(one) as seen:
+            found = await self._store.release_verdicts(one.job.log_id, source, index, seen)
+            self._learn(one, found)
+        return found
+
+    def planned_below(self, job: Job) -> int:
+        """Return below which offset lanes of a job's log were planned here, or are being."""
+        logs = [one for one in self._dispatch.logs.values() if one.job.log_id == job.log_id]
+        return max((lane.asked for each in logs for lane in each.lanes), default=0)
+
+    @contextlib.contextmanager
+    def _deciding(self, one: Log) -> Iterator[Seen]:
+        """Let nothing new of a log be planned while its verdicts change; say what was asked for."""
+        logs = self._dispatch.same(one)
+        for each in logs:
+            each.deciding += 1
+        try:
+            yield Seen(one.order, asked=self.planned_below(one.job))
+        finally:
+            for each in logs:
+                each.deciding -= 1
+            self._dispatch.schedule()
+
+    def _overtake(self, one: Log, verdict: Verdict, number: int | None) -> None:
+        """Take back what other lines of a lane are planning behind a verdict, without knowing it.
+
+        What they have answered the store is told of: it refuses the verdict.
+        """
+        for each in self._dispatch.same(one):
+            lane = each.lanes[verdict.lane]
+            for line in list(lane.lines):
+                if line.number == number or line.next <= verdict.offset or not line.busy:
+                    continue
+                for ticket in self._crew[line.worker].tickets.values():
+                    ticket.stale = ticket.stale or ticket.line is line
+                self._dispatch.close_line(lane, line)
+
+    def _learn(self, one: Log, news: Iterable[Verdict]) -> None:
+        """Take over verdicts of a log, new or released, and tell every worker that knows a job."""
+        for name, job in self._jobs.items():
+            if job.log_id != one.job.log_id:
+                continue
+            book = self._verdicts[name]
+            changed = [verdict for verdict in news if verdict not in book]
+            if not changed:
+                continue
+            book.learn(changed)
+            self._observer.quarantined(name, book.left_out)
+            for worker in self._crew:
+                if name in worker.jobs and not worker.dead:
+                    worker.send_job(job, changed)
+            for verdict in changed:
+                _tell(name, verdict)
+
+
+def _tell(job: str, verdict: Verdict) -> None:
+    released = verdict.released is not None
+    log.warning(
+        "item released" if released else "item quarantined",
+        job=job,
+        number=verdict.number,
+        stage=verdict.stage,
+        item=str(verdict.item),
+        epochs="all" if verdict.every_epoch else str(verdict.item.epoch),
+        reason=verdict.reason,
+    )
+
+
+__all__ = ["Quarantine"]

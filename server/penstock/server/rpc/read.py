@@ -1,0 +1,321 @@
+"""One `Feed/Read`: it takes horizons from its consumer, and sends what lies below them.
+
+Its messages are raw bytes, made by `penstock.wire.frame` with one copy of each body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import grpc
+
+from penstock.server.core.frames import error_line
+from penstock.server.metrics import Metrics
+from penstock.server.node.entry import Entry
+from penstock.server.node.node import Node
+from penstock.server.rpc.opening import Opening, ended, open_read, opened, parse_request
+from penstock.server.rpc.present import Present
+from penstock.server.rpc.story import UNCHECKED
+from penstock.server.rpc.streams import Stream, Streams
+from penstock.server.store.base import Store
+from penstock.wire import CHUNK_BYTES, frame
+from penstock.wire.errors import (
+    BadFrame,
+    Internal,
+    PenstockError,
+    StaleGeneration,
+    StoreUnavailable,
+    clean_text,
+)
+from penstock.wire.v1 import feed_pb2
+
+WAITING_EVERY_S, CHECK_DEADLINE_S = 5.0, 10.0
+
+SHUTTING_DOWN = "the node shuts down"
+"""Why a stream left that was drained."""
+
+GATHER_S = 0.002
+"""How long a small batch of a fast stream waits for others to share its message."""
+
+MAX_TEXT = 300
+"""Characters of an item's name, and of a stage."""
+
+EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # grpc-stubs leave it out
+
+
+class HungUp(Exception):
+    """The consumer is gone, or its connection is."""
+
+
+class Call:
+    """A gRPC call as a handler uses it: what fails in it is the consumer's end, and no bug.
+
+    gRPC says it with several errors, and may not know yet that the call is done.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    async def read(self) -> Any:
+        """Return the consumer's next message, or EOF.
+
+        Raises:
+            HungUp: The connection broke.
+        """
+        try:
+            return await self._context.read()
+        except Exception as error:
+            raise HungUp(error_line(error)) from error
+
+    async def write(self, data: bytes) -> None:
+        """Send a message.
+
+        Raises:
+            HungUp: The connection broke.
+        """
+        try:
+            await self._context.write(data)
+        except Exception as error:
+            raise HungUp(error_line(error)) from error
+
+
+class Reads:
+    """Serves reads.
+
+    Args:
+        node: The node, started.
+        store: Its store, open.
+        streams: The open ones.
+        present: Looks for a job's files before a run begins.
+        metrics: Where batches and waits are counted.
+        draining: Set once the node shuts down.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        store: Store,
+        streams: Streams,
+        present: Present,
+        metrics: Metrics,
+        draining: asyncio.Event,
+    ) -> None:
+        self.node, self.store, self.streams, self.present = node, store, streams, present
+        self.metrics, self.draining = metrics, draining
+
+    async def serve(self, call: Call, peer: str) -> None:
+        """Answer a call to its end.
+
+        Args:
+            call: The call.
+            peer: Where it comes from, as gRPC says it.
+
+        Raises:
+            HungUp: The consumer is gone.
+            PenstockError: What it asks for cannot be given.
+        """
+        first = await call.read()
+        if first is EOF:
+            return
+        message = parse_request(first)
+        if message.WhichOneof("kind") != "open":
+            raise BadFrame("the first message of a Read must be `open`")
+        request = message.open
+        opening = open_read(self.node.jobs, request)
+        if self.draining.is_set():
+            # Whoever was sent away comes back at once: taken in, they would keep this node alive.
+            await call.write(_draining().SerializeToString())
+            return
+        await self._check_token(request)
+        if not request.token and opening.given_from is None:
+            await self.present.check(opening.job)  # it begins: nothing was given yet
+        wake = asyncio.Event()
+        self.node.note_given(request.job, opening.given())
+        reader = self.node.open(
+            request.job, opening.share, opening.tail, opening.start, opening.lanes, wake.set
+        )
+        stream = Stream(request, reader, wake, peer)
+        number = self.streams.add(stream)
+        listening = asyncio.ensure_future(self._listen(stream, call))
+        listening.add_done_callback(lambda _: wake.set())
+        try:
+            self.streams.joined(stream)
+            await call.write(opened(opening, self.node.incarnation).SerializeToString())
+            self.node.extend(reader, request.horizon, request.next, request.bytes_limit)
+            stream.ending = await self._send(stream, opening, call, listening)
+        except asyncio.CancelledError:
+            if self.draining.is_set():
+                stream.ending = SHUTTING_DOWN
+            raise
+        except Exception as error:
+            stream.ending = _why(error)
+            raise
+        finally:
+            # First what may not fail: a reader that stays would want its batches for ever.
+            self.node.leave(reader)
+            listening.cancel()
+            self.streams.remove(number)
+            await asyncio.gather(listening, return_exceptions=True)
+
+    async def _check_token(self, request: feed_pb2.Open) -> None:
+        if not request.group or not request.token:
+            return
+        try:
+            async with asyncio.timeout(CHECK_DEADLINE_S):
+                await self.store.check_token(
+                    request.job, request.group, request.token, request.generation
+                )
+        except StaleGeneration as error:
+            self.streams.refused(error, "Read")
+            raise
+        except (StoreUnavailable, TimeoutError) as error:
+            # Reading goes on without the store; commits will tell whether this attempt was fenced.
+            self.streams.story.tell(
+                UNCHECKED,
+                level="warning",
+                job=request.job,
+                group=request.group,
+                rank=request.rank,
+                error=str(error) or f"the store did not answer within {CHECK_DEADLINE_S:.0f} s",
+            )
+
+    async def _listen(self, stream: Stream, call: Call) -> None:
+        """Take the consumer's horizons until it hangs up."""
+        while True:
+            data = await call.read()
+            if data is EOF:
+                return
+            message = parse_request(data)
+            if message.WhichOneof("kind") != "horizon":
+                raise BadFrame("after `open` a consumer sends only `horizon`")
+            moved = message.horizon
+            stream.note_finished(moved.finished_step)
+            self.node.extend(stream.reader, moved.horizon, moved.next, moved.bytes_limit)
+            stream.wake.set()
+
+    async def _send(
+        self, stream: Stream, opening: Opening, call: Call, listening: asyncio.Future[None]
+    ) -> str:
+        """Send what the consumer accepts, until one of the ends; return why it ended."""
+        reader, wake = stream.reader, stream.wake
+        job, loop = opening.job.name, asyncio.get_running_loop()
+        while True:
+            wake.clear()
+            if stream.error is not None:
+                raise stream.error
+            if listening.done() and not listening.cancelled() and listening.exception():
+                raise listening.exception()  # type: ignore[misc]
+            if self.draining.is_set():
+                await call.write(_draining().SerializeToString())
+                return SHUTTING_DOWN
+            entry = self.node.take(reader)
+            if entry is not None:
+                length = stream.waits(False)
+                if length is not None:
+                    self.metrics.waited(job, length)
+                await self._write(stream, entry, call)
+                continue
+            if reader.finished:
+                assert opening.tail is not None
+                await call.write(ended(opening.tail).SerializeToString())
+                return "the log's end"
+            if listening.done() and (not reader.pending or reader.is_full):
+                return "hung up"  # and it has all that it accepted
+            waits = bool(reader.pending) and not reader.is_full
+            stream.waits(waits)
+            if wake.is_set():
+                # There is more to look through, and everybody else shall have a turn before it.
+                await asyncio.sleep(0)
+                continue
+            # Not wait_for: it makes a task for every batch.
+            timer = loop.call_later(WAITING_EVERY_S, wake.set)
+            await wake.wait()
+            timer.cancel()
+            if waits and loop.time() >= timer.when():
+                await call.write(self._waiting(stream).SerializeToString())
+
+    async def _write(self, stream: Stream, entry: Entry, call: Call) -> None:
+        """Send a batch, and with a small one those after it that fit one message."""
+        reader, entries = stream.reader, [entry]
+        try:
+            if stream.request.bundles and entry.nbytes < CHUNK_BYTES:
+                await self._gather(stream, entries)
+            batches = [
+                (
+                    frame.with_position(one.header, one.key.position),
+                    one.key.lane,
+                    one.key.offset,
+                    one.body if one.body is not None else b"",
+                )
+                for one in entries
+            ]
+            if len(batches) > 1:
+                await call.write(frame.bundle(batches))
+            else:
+                for message in frame.batch_messages(*batches[0]):
+                    await call.write(message)
+                    del message  # the next one then lies where the cache is warm
+        finally:
+            for one in entries:
+                self.node.sent(reader, one)
+        stream.wrote_at = time.monotonic()
+        for one in entries:
+            self.metrics.sent(reader.log.job.name, one.nbytes)
+
+    async def _gather(self, stream: Stream, entries: list[Entry]) -> None:
+        """Add what is ready to a bundle; where batches come fast, also what soon will be.
+
+        A message costs as much as several small batches, on both sides. Where batches come one by
+        one, each would have a message of its own, though the next is a fraction of a millisecond
+        away. Where they come slowly nothing waits: there is no load to take off.
+        """
+        reader, wake = stream.reader, stream.wake
+        room = CHUNK_BYTES - entries[0].nbytes
+        now = time.monotonic()
+        until = now + GATHER_S if now < stream.wrote_at + 2 * GATHER_S else now
+        while room > 0:
+            more = self.node.take(reader, room)
+            if more is not None:
+                entries.append(more)
+                room -= more.nbytes
+                continue
+            left = until - time.monotonic()
+            # What comes next is about as large as what is here.
+            if left <= 0 or not reader.pending or room < entries[0].nbytes:
+                return
+            wake.clear()
+            timer = asyncio.get_running_loop().call_later(left, wake.set)
+            await wake.wait()
+            timer.cancel()
+
+    def _waiting(self, stream: Stream) -> feed_pb2.ReadReply:
+        lane, offset, stage, item = self.node.waiting_for(stream.reader)
+        since = time.monotonic() - (stream.waiting_since or time.monotonic())
+        return feed_pb2.ReadReply(
+            waiting=feed_pb2.Waiting(
+                lane=lane,
+                offset=offset,
+                stage=clean_text(stage, MAX_TEXT),
+                item=clean_text(item, MAX_TEXT),
+                since_s=since,
+            )
+        )
+
+
+def _why(error: Exception) -> str:
+    """Return in a word or two why a stream ends with an error."""
+    if isinstance(error, StaleGeneration):
+        return "fenced"
+    if isinstance(error, HungUp):
+        return "hung up"
+    return error.code if isinstance(error, PenstockError) else Internal.code
+
+
+def _draining() -> feed_pb2.ReadReply:
+    text = "this node is shutting down; read on from another, or from this one when it is back"
+    return feed_pb2.ReadReply(draining=feed_pb2.Draining(detail=text))
+
+
+__all__ = ["EOF", "Call", "HungUp", "Reads"]

@@ -1,0 +1,50 @@
+"""What a node is doing, for operators: `penstock top` and the gauges show it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from penstock.server.node.node import Node
+from penstock.server.rpc.opening import VERSION
+from penstock.server.rpc.streams import Streams
+
+
+def status(node: Node, streams: Streams, *, draining: bool) -> dict[str, Any]:
+    """Return what this node is doing, for `penstock top`; the keys are in docs/operate.md."""
+    jobs = []
+    for name, one in sorted(node.logs.items()):
+        jobs.append(
+            {
+                "name": name,
+                "log_id": one.job.log_id.hex(),
+                "lanes": one.job.lanes,
+                "ready_batches": sum(1 for e in one.entries.values() if e.body is not None),
+                "ready_bytes": one.ready_bytes,
+                "kept_bytes": one.kept_bytes,
+                "produced": one.produced,
+                "recomputed": one.recomputed,
+                "cache_hits": one.cache_hits,
+                **streams.status(name),
+            }
+        )
+    return {
+        "version": VERSION,
+        "node": node.incarnation,
+        "uptime_s": round(time.monotonic() - node.started_at, 1),
+        "draining": draining,
+        "bound_bytes": node.bound_bytes,
+        "workers": [
+            {
+                "pid": worker.pid,
+                "ready": worker.ready,
+                "busy": bool(worker.tickets),
+                "stage": worker.current().stage,
+            }
+            for worker in node.workers
+        ],
+        "jobs": jobs,
+    }
+
+
+__all__ = ["status"]
