@@ -47,6 +47,50 @@ def finish(log: Log, entry: Entry, nbytes: int = SIZE) -> list[Entry]:
     return let_go
 
 
+def test_a_few_batches_are_made_beyond_the_horizon_and_not_sent() -> None:
+    """They are sent at once when the horizon has passed them; what failed there is tried again."""
+    woken: list[int] = []
+    log = Log(make_job(), bound_bytes=10**9, ahead=3)
+    reader = log.open(Share(1, 0, 1), None, 0, None, lambda: woken.append(1))
+    reader.extend(2)
+    assert {key.position for key in log.entries} == {0, 1}, "its size is not known yet"
+    finish(log, next(log.candidates()).entry)
+    assert reader.take() is not None
+    made = {entry.key.position: entry for entry in log.entries.values()}
+    assert sorted(made) == [0, 1, 2, 3, 4]
+    finish(log, made[1])
+    assert len(woken) == 2
+    for position in (2, 3):
+        finish(log, made[position])
+    log.started(made[4])
+    log.failed(made[4], BadItem("no"))
+    assert len(woken) == 2, "nobody is woken for what may not be sent"
+    assert [reader.take(), reader.take()] == [made[1], None]
+    assert reader.owed is None
+
+    reader.extend(5)
+    assert [reader.take(), reader.take(), reader.take()] == [made[2], made[3], None]
+    assert reader.owed is not made[4]
+    assert reader.owed is not None
+    assert reader.owed.state is State.WANTED
+    reader.close()
+    assert not any(entry.state is State.WANTED for entry in log.entries.values())
+
+
+def test_nothing_is_made_ahead_above_the_bound() -> None:
+    """What lies beyond the horizon is not owed, though it be the next of all."""
+    log = Log(make_job(), bound_bytes=SIZE, ahead=3)
+    reader = whole(log, 1)
+    finish(log, next(log.candidates()).entry)
+    assert reader.take() is not None
+    assert reader.head == 1
+    assert best(log) is None
+    reader.extend(2)
+    entry = best(log)
+    assert entry is not None
+    assert entry.key.position == 1
+
+
 def test_the_owed_batch_is_admitted_above_the_bound() -> None:
     """With a bound below one batch every reader still gets its next one, and no other is made."""
     log = Log(make_job(), bound_bytes=SIZE // 2)

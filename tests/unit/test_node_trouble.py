@@ -472,7 +472,7 @@ async def test_a_snapshot_that_differs_stops_its_lane(store: SqliteStore, name: 
     await node.start()
     try:
         reader = node.open(name, Share(1, 0, 1), None, 0, None, lambda: None)
-        node.extend(reader, 12)
+        node.extend(reader, 8)
         for _ in range(200):
             await node.settle()
             for hand in node.hands:

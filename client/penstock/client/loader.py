@@ -13,7 +13,7 @@ from penstock.client.frameworks.notice import reader_ahead
 from penstock.client.options import check_arguments, check_step
 from penstock.client.reading.buffers import BufferPool
 from penstock.client.reading.feed import Delivery, Feed, Opening
-from penstock.client.reading.values import Decoder, make_decoder, position_value
+from penstock.client.reading.values import Decoder, make_decoder, needs_torch, position_value
 from penstock.client.run.ranks import Place, mesh_dimensions
 from penstock.client.run.session import Opener, Resources, Session, Wish
 from penstock.client.run.state import State
@@ -596,12 +596,19 @@ class Loader:
     # --- inside: reading ---
 
     def _feed(self) -> Feed:
-        at = self._at
-        if at.feed is not None:
-            return at.feed
         if self._decoder is None:
-            # Aside, as it imports torch: an import that is broken off can leave locks behind, too.
+            needs_torch(self._device, self._as_numpy)  # a mistake is told before anything is asked
+        feed = self._at.feed
+        if feed is None:
+            feed = self._open_feed()
+        if self._decoder is None:
+            # The first batches come while torch is imported. Aside, since an import that is broken
+            # off can leave locks behind, too.
+            feed.start()
             self._decoder = aside(lambda _: make_decoder(self._device, self._as_numpy))
+        return feed
+
+    def _open_feed(self) -> Feed:
         session = self._started()
         at = self._at
         steps = self._steps()

@@ -244,8 +244,8 @@ class Feed:
 
     # --- waiting ---
 
-    def _start(self) -> None:
-        """Start the background thread, once."""
+    def start(self) -> None:
+        """Start the background thread, once: batches come from now on, before they are taken."""
 
         def start(_: Patience) -> None:
             with self._guard:
@@ -260,7 +260,7 @@ class Feed:
 
     def _wait(self, position: int, deadline_s: float) -> Delivery | None:
         if not self._is_started:
-            self._start()
+            self.start()
         began = time.monotonic()
         log_at = LOG_EVERY_S
         try:

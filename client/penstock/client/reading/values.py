@@ -42,8 +42,8 @@ class NumpyDecoder:
         return widen_labels(values, lambda array: array.astype(np.int64))
 
 
-def make_decoder(device: Any, as_numpy: bool | None) -> Decoder:
-    """Return what makes the values of batches.
+def needs_torch(device: Any, as_numpy: bool | None) -> bool:
+    """Tell whether the values of batches are tensors; nothing is imported to find out.
 
     Args:
         device: Where tensors go: a name or a `torch.device`; None = the host.
@@ -59,7 +59,7 @@ def make_decoder(device: Any, as_numpy: bool | None) -> Decoder:
         )
     has_torch = importlib.util.find_spec("torch") is not None
     if as_numpy or (as_numpy is None and device is None and not has_torch):
-        return NumpyDecoder()
+        return False
     if not has_torch:
         raise MissingExtra(
             f"{'as_numpy=False' if device is None else f'device={device!r}'} needs torch, which is "
@@ -67,6 +67,21 @@ def make_decoder(device: Any, as_numpy: bool | None) -> Decoder:
             package="torch",
             extra="",
         )
+    return True
+
+
+def make_decoder(device: Any, as_numpy: bool | None) -> Decoder:
+    """Return what makes the values of batches; it may import torch.
+
+    Args:
+        device: As `needs_torch`.
+        as_numpy: As `needs_torch`.
+
+    Raises:
+        InvalidRequest, MissingExtra: As `needs_torch`.
+    """
+    if not needs_torch(device, as_numpy):
+        return NumpyDecoder()
     from penstock.client.reading.torch_values import TorchDecoder
 
     return TorchDecoder(device)
@@ -144,6 +159,7 @@ __all__ = [
     "NumpyDecoder",
     "host_starts",
     "make_decoder",
+    "needs_torch",
     "position_value",
     "unsupported_dtype",
     "widen_labels",

@@ -70,6 +70,8 @@ class Answers:
             match message["op"]:
                 case "ready":
                     self._ready(worker)
+                case "set_up":
+                    self._dispatch.was_set_up(worker)
                 case "done":
                     self._done(worker, message)
                 case "planned":
@@ -99,6 +101,8 @@ class Answers:
 
     def _ready(self, worker: WorkerProcess) -> None:
         self._crew.ready(worker)
+        if all(one.ready for one in self._crew):
+            self._dispatch.set_up_ahead()
         self._life.loop.call_later(GIVE_WAY_S, self._dispatch.end_giving_way)
 
     def _done(self, worker: WorkerProcess, message: Message) -> None:

@@ -1,10 +1,12 @@
 """What a node knows of each log: who needs which batch, and what is ready. Books alone.
 
-Demand is the union of what open readers may still take: their own positions below their horizon. A
-batch that is wanted becomes an `Entry`; the node gives the most urgent of the `candidates`, by
-(position minus the reader's next), to a worker that has room. What is ready and not yet taken is
-bounded in bytes, and the batch that some reader is owed next is always admitted: else another
-lane's batches could fill the bound while everybody waits for this one.
+Demand is the union of what open readers may still take, their own positions below their horizon,
+and of a few positions behind it: these are made and not sent, so that a worker has something to do
+while another one is at the batch that holds up the horizon. A batch that is wanted becomes an
+`Entry`; the node gives the most urgent of the `candidates`, by (position minus the reader's next),
+to a worker that has room. What is ready and not yet taken is bounded in bytes, and the batch that
+some reader is owed next is always admitted: else another lane's batches could fill the bound while
+everybody waits for this one.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class Candidate(NamedTuple):
     """A wanted batch that a worker may be given now, if it can go on with it.
 
     Attributes:
-        urgency: Its position minus the next of the reader that needs it soonest.
+        urgency: Its position minus the next of the reader that needs it soonest; 0 = it is owed.
         position: Its position.
     """
 
@@ -145,10 +147,11 @@ class Log:
     Args:
         job: The job.
         bound_bytes: The node's bound on bytes that are ready or being made; shared by its logs.
+        ahead: How many positions beyond its horizon a reader's batches are made.
     """
 
-    def __init__(self, job: Job, bound_bytes: int) -> None:
-        self.job, self.bound_bytes = job, bound_bytes
+    def __init__(self, job: Job, bound_bytes: int, ahead: int = 0) -> None:
+        self.job, self.bound_bytes, self.ahead = job, bound_bytes, ahead
         self.order = job.order
         self.lanes = [LaneState(lane) for lane in range(job.lanes)]
         self.active: set[int] = set()  # lanes with something wanted
@@ -259,7 +262,7 @@ class Log:
                 yield found
         for reader in self.readers:
             # What a reader is owed next never waits behind what another wants of the same lane.
-            entry = reader.pending.get(reader.head)
+            entry = reader.owed
             if entry is not None and entry.state is State.WANTED and entry not in seen:
                 seen.add(entry)
                 yield Candidate(0, entry.key.position, self, entry, self.lanes[entry.key.lane])
@@ -274,7 +277,7 @@ class Log:
         if entry is None:
             return None
         position = entry.key.position
-        urgency = min(position - reader.head for reader in entry.readers)
+        urgency = min(reader.urgency(entry) for reader in entry.readers)
         return Candidate(urgency, position, self, entry, lane)
 
     def admits(self, entry: Entry, busy_bytes: int) -> bool:
@@ -284,7 +287,7 @@ class Log:
             entry: The batch.
             busy_bytes: Bytes that are ready or reserved on the whole node.
         """
-        if any(reader.head == entry.key.position for reader in entry.readers):
+        if any(reader.owed is entry for reader in entry.readers):
             return True
         return busy_bytes + self.largest_bytes <= self.bound_bytes
 
@@ -335,7 +338,7 @@ class Log:
         if entry.readers:
             self.ready_bytes += entry.nbytes
             for reader in entry.readers:
-                reader.wake()
+                reader.settled(entry)
         else:
             self._forget(entry)
             self._keep(entry)
@@ -360,7 +363,7 @@ class Log:
         entry.state, entry.error = State.FAILED, error
         self._forget(entry)
         for reader in entry.readers:
-            reader.wake()
+            reader.settled(entry)
 
     def back(self, entry: Entry) -> None:
         """The worker that made this entry is gone: somebody else shall make it."""

@@ -37,6 +37,9 @@ HELD_UP_S, HELD_UP_SHARE, HELD_UP_TICKETS = 10.0, 0.25, 4.0
 deadline where that is less; but never before several times what a ticket of that job usually takes:
 to plan its lanes again elsewhere would cost a slow job more than to wait."""
 
+SET_UP_S = 5.0
+"""How long readers of other jobs wait for a worker that sets up a job which nobody reads."""
+
 MAX_RESTART_DELAY_S = 5.0
 WATCH_S = 0.5
 
@@ -58,6 +61,12 @@ class Dispatcher(Protocol):
 
     def relieve(self, worker: WorkerProcess, note: Note) -> None:
         """Give others what a worker that is held up has not begun."""
+
+    def sets_up(self, worker: WorkerProcess) -> bool:
+        """Tell whether a worker sets a job up for readers to come."""
+
+    def in_the_way(self, worker: WorkerProcess) -> bool:
+        """Tell whether it does so while readers of other jobs wait for it."""
 
     def lost(self, worker: WorkerProcess, note: Note) -> None:
         """Take back what a worker that is gone was asked, and blame what it was at."""
@@ -229,7 +238,7 @@ class Crew:
             for worker in self.workers:
                 # A child of its own may hold its socket open beyond its end.
                 worker.notice_end()
-                if worker.dead or not worker.tickets:
+                if worker.dead or not (worker.tickets or self.dispatch.sets_up(worker)):
                     self._page_seen.pop(worker.number, None)
                     worker.held_up_s = 0.0
                     continue
@@ -259,6 +268,9 @@ class Crew:
             )
             self._page_seen.pop(worker.number)
             worker.stuck_s = self.item_deadline_s
+            worker.kill()
+        elif since_s > SET_UP_S and self.dispatch.in_the_way(worker):
+            worker.made_way = True
             worker.kill()
         elif since_s > self._patience_s(note):
             self._relieve(worker, note, since_s)

@@ -114,6 +114,10 @@ def _check_ready(message: Message, *_: Any) -> None:
     """There is nothing to check: it may say so at any time."""
 
 
+def _check_set_up(message: Message, *_: Any) -> None:
+    """There is nothing to check but whether it was asked, which the node knows."""
+
+
 def _check_done(
     message: Message,
     tickets: Mapping[int, Ticket],
@@ -277,6 +281,7 @@ def _check_counted(counted: Any, jobs: Collection[str]) -> None:
 
 _CHECKS: dict[str, Callable[..., None]] = {
     "ready": _check_ready,
+    "set_up": _check_set_up,
     "done": _check_done,
     "planned": _check_planned,
     "failed": _check_failed,

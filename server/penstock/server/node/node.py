@@ -191,6 +191,7 @@ class Node:
             job.forget_lane_ends()
             return
         self._hold(job)
+        self.dispatch.set_up_ahead()
         log.info("counted", job=job.name, batches=sum(ends))
 
     async def _keep_end(self, job: Job, lane: int, batches: int) -> None:
@@ -212,7 +213,8 @@ class Node:
         while loop.time() < deadline:
             for worker in self.crew:
                 # Each as soon as it is free: one that hangs costs the others no snapshot.
-                if worker.ready and not (worker.dead or worker.tickets or worker.number in asked):
+                busy = worker.tickets or self.dispatch.sets_up(worker)
+                if worker.ready and not (worker.dead or busy or worker.number in asked):
                     asked.add(worker.number)
                     self._drained[worker.number] = loop.create_future()
                     worker.send({"op": "snapshot"})

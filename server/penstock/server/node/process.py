@@ -80,6 +80,7 @@ class WorkerProcess:
         held_up_s: For how long it has been at one thing, where that is long: it is asked nothing
             more, and has no share of the lanes.
         stuck_s: For how long it was allowed to do one thing, where it was ended for that.
+        made_way: It was ended for others, who waited for what nobody reads.
     """
 
     number: int
@@ -97,6 +98,7 @@ class WorkerProcess:
     dead: bool = False
     fault: str | None = None
     stuck_s: float | None = None
+    made_way: bool = False
     held_up_s: float = 0.0
     ticket_s: float = DEPTH_S
     _answered_s: float = 0.0
@@ -165,12 +167,12 @@ class WorkerProcess:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
-    def send_job(self, job: Job, verdicts: Iterable[Verdict]) -> None:
-        """Have it know a job, or more verdicts of one that it knows."""
+    def send_job(self, job: Job, verdicts: Iterable[Verdict], *, set_up: bool = False) -> None:
+        """Have it know a job, or more verdicts of one that it knows; or set its roles up, too."""
         entries = [verdict.to_json() for verdict in verdicts]
         log_id, ends = job.log_id.hex(), job.lane_ends
         message = {"op": "job", "job": job.name, "log": log_id, "verdicts": entries, "ends": ends}
-        self.send({**message, "workers": self.workers})
+        self.send({**message, "workers": self.workers, "set_up": set_up})
 
     @property
     def takes_part(self) -> bool:
@@ -281,6 +283,8 @@ class WorkerProcess:
         """Return in words how the process ended."""
         if self.fault is not None:
             return f"for what it said on its socket ({self.fault})"
+        if self.made_way:
+            return "killed for the readers of another job, who waited for it"
         if self.stuck_s is not None:
             return f"killed because it was still at it after item_seconds = {self.stuck_s:g}"
         return _status_words(self.process.wait())

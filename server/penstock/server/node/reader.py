@@ -47,18 +47,32 @@ class Reader:
     ) -> None:
         self.log, self.share, self.tail, self.lanes, self.wake = log, share, tail, lanes, wake
         self.pending: dict[int, Entry] = {}
+        self._ahead: dict[int, Entry] = {}  # own positions from the horizon on
         self.horizon = 0
         self.next = self.bytes_limit = self.taken_bytes = 0
         self.is_full = False
         self.closed = False
         self.sent_batches = self.sent_bytes = self.sent_tokens = 0
-        self._next_wanted = share.at_or_after(start)
+        self._next_wanted = self._next_ahead = share.at_or_after(start)
 
     @property
     def head(self) -> int:
         """Return the lowest own position that was not taken yet."""
         # Positions are added in rising order, and a dict keeps it.
         return next(iter(self.pending), self._next_wanted)
+
+    @property
+    def owed(self) -> Entry | None:
+        """Return what its consumer is owed next; None where it accepts nothing more."""
+        return next(iter(self.pending.values()), None)
+
+    def urgency(self, entry: Entry) -> int:
+        """Return how many positions an entry lies behind what is owed: 0 is that alone.
+
+        For the node makes what is owed even above its bound, and would look no further at what
+        stood before it and may not be made.
+        """
+        return 0 if self.owed is entry else max(1, entry.key.position - self.head)
 
     @property
     def finished(self) -> bool:
@@ -91,14 +105,17 @@ class Reader:
 
     def _fill(self) -> None:
         """Want what lies below the horizon, a bounded number at once: more when these are taken."""
-        limit = self.horizon if self.tail is None else min(self.horizon, self.tail.end)
+        limit = self._at_most(self.horizon)
         missed = 0
         while self._next_wanted < limit and len(self.pending) < MAX_PENDING:
             position = self._next_wanted
             self._next_wanted = self.share.nth_after(position, 1)
             key = self.log.key(position, self.tail)
             if self.lanes is None or key.lane in self.lanes:
-                self.pending[position] = self.log.want(key, self)
+                entry = self._ahead.pop(position, None)
+                if entry is None or entry.state is State.FAILED:  # then it is tried again
+                    entry = self.log.want(key, self)
+                self.pending[position] = entry
                 missed = 0
                 continue
             missed += 1
@@ -108,6 +125,32 @@ class Reader:
                 if self.tail is not None:
                     self.wake()
                 return
+        if self._next_wanted >= limit:
+            self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Want what lies a little beyond the horizon: it is sent when the horizon has passed it.
+
+        Not before it is known how large a batch is: it must not go above the node's bound.
+        """
+        if not self.log.largest_bytes:
+            return
+        limit = self._at_most(self.horizon + self.log.ahead)
+        self._next_ahead = max(self._next_ahead, self._next_wanted)
+        while self._next_ahead < limit:
+            position = self._next_ahead
+            self._next_ahead = self.share.nth_after(position, 1)
+            key = self.log.key(position, self.tail)
+            if self.lanes is None or key.lane in self.lanes:
+                self._ahead[position] = self.log.want(key, self)
+
+    def _at_most(self, position: int) -> int:
+        return position if self.tail is None else min(position, self.tail.end)
+
+    def settled(self, entry: Entry) -> None:
+        """Note that an entry that it wants is ready, or has failed."""
+        if entry.key.position < self.horizon:
+            self.wake()
 
     def take(self, room_bytes: int | None = None) -> Entry | None:
         """Return the next batch to send and pin it: in order per lane, the lowest that is ready.
@@ -150,9 +193,10 @@ class Reader:
     def close(self) -> None:
         """Stop wanting anything; idempotent."""
         self.closed = True
-        for entry in self.pending.values():
+        for entry in (*self.pending.values(), *self._ahead.values()):
             self.log.leave(entry, self)
         self.pending.clear()
+        self._ahead.clear()
         self.log.readers.discard(self)
 
 

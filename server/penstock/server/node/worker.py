@@ -112,9 +112,12 @@ class Worker:
     # --- what the server asks ---
 
     def _on_job(self, message: Message) -> None:
-        """Build a job, and learn its verdicts."""
+        """Build a job, and learn its verdicts; set its roles up, where that is asked for."""
         self.announced.setdefault(message["job"], []).append(message)
         self._require(message["job"])
+        if message.get("set_up"):
+            self.items[message["job"]].set_up()
+            self._send({"op": "set_up"})
 
     def _require(self, name: str) -> None:
         """Do what was announced of a job.

@@ -423,7 +423,7 @@ class Items:
         if not items:
             return []
         if not self._ready:
-            self._prepare()
+            self.set_up()
         try:
             raws = self.raws(items)
         except BadItem:
@@ -442,7 +442,7 @@ class Items:
             SourceUnavailable: A read failed to the deadline.
         """
         if not self._ready:
-            self._prepare()
+            self.set_up()
         try:
             raws = self._read(items, heads=True) if self._heads else self.raws(items)
         except BadItem as error:
@@ -773,21 +773,28 @@ class Items:
             **({} if what.reading else {"role": what.role, "traceback": user_traceback(error)}),
         )
 
-    def _prepare(self) -> None:
-        processor = self.job.processor
-        what = Call(processor, "setup")
-        self.progress("setup", None)
-        try:
-            self.retried(processor.setup, what)
-        except PenstockError:
-            raise
-        except Exception as error:
-            raise InvalidJob(
-                f"{what.role} of job {self.job.name!r} fails with {error_line(error)}",
-                key="processor",
-                traceback=user_traceback(error),
-            ) from error
-        self._ready = True
+    def set_up(self) -> None:
+        """Have the processor set up what it needs, once.
+
+        Raises:
+            InvalidJob: It fails.
+            SourceUnavailable, MissingExtra: As `retried`.
+        """
+        if not self._ready:
+            processor = self.job.processor
+            what = Call(processor, "setup")
+            self.progress("setup", None)
+            try:
+                self.retried(processor.setup, what)
+            except PenstockError:
+                raise
+            except Exception as error:
+                raise InvalidJob(
+                    f"{what.role} of job {self.job.name!r} fails with {error_line(error)}",
+                    key="processor",
+                    traceback=user_traceback(error),
+                ) from error
+            self._ready = True
 
 
 def outcome_of(result: Any, context: ProcessContext) -> list[Sample] | Filtered:
