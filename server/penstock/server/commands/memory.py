@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock.server.job import Job
 from penstock.server.node.books import KEPT_BATCHES, KEPT_SHARE
+from penstock.server.node.dispatch import AHEAD_PER_WORKER
 from penstock.server.pipeline.planner import AHEAD_BYTES, LOOK_AHEAD
 from penstock.server.sources.cache import FREE_BYTES
 from penstock.server.sources.parquet import CACHE_BYTES
@@ -55,7 +56,7 @@ class NodeMemory:
         blocks: Decoded storage blocks, and what decoding takes, in all workers.
         samples: Samples that wait to be batched, and those that batches are made of.
         kept: Batches that are kept for late readers.
-        reader: Batches that one reader fetches ahead.
+        reader: Batches that one reader fetches ahead, and those made for it beyond that.
         ready: Batches where readers are slower than the node: `ready_bytes` of them.
         keeping_up: All of it while readers take what is made, without `reader`.
         stalled: All of it when they do not.
@@ -108,13 +109,14 @@ def node_memory(
     worker = WORKER_MIB + packages + TOKENIZING_MIB * ("tokenizers" in imported)
     spread = BATCHES_SPREAD if workers > 1 else 1.0
     kept = min(KEPT_BATCHES * batch_bytes, ready_bytes / KEPT_SHARE)
+    ahead = min(ready_bytes, (PREFETCH + AHEAD_PER_WORKER * workers) * batch_bytes)
     return NodeMemory(
         workers=workers,
         processes=SERVER_MIB + packages + workers * worker,
         blocks=_blocks_bytes(job, workers) / MIB + workers * READING_MIB * _has_blocks(job),
         samples=SAMPLES_SPREAD * _samples_bytes(job, workers, sample_bytes, batch_bytes) / MIB,
         kept=spread * kept / MIB,
-        reader=spread * PREFETCH * batch_bytes / MIB,
+        reader=spread * ahead / MIB,
         ready=spread * ready_bytes / MIB,
     )
 
