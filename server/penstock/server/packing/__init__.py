@@ -1,6 +1,7 @@
 """Pure packing functions on lengths.
 
-Each is called `(lengths, capacity, ...)` and gives packs: lists of indices into `lengths`.
+Each is called `(lengths, capacity, ...)` and gives packs: lists of indices into `lengths`. Those
+that suit millions of lengths give `Packs`, which reads as a list of lists and is held as arrays.
 
 | Function | Order of the samples | Where a sample goes | Fits when |
 |---|---|---|---|
@@ -24,11 +25,13 @@ from penstock.server.packing.best_fit import best_fit_decreasing
 from penstock.server.packing.first_fit import first_fit
 from penstock.server.packing.knapsack import knapsack
 from penstock.server.packing.next_fit import next_fit
+from penstock.server.packing.packs import Packs
 from penstock.server.packing.pool import pool
 from penstock.server.packing.sequential import sequential
 from penstock.server.packing.window import window
 
 __all__ = [
+    "Packs",
     "best_fit_decreasing",
     "first_fit",
     "knapsack",

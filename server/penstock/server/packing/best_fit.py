@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.server.packing.lengths import Lengths, checked, longest_first, packs_of, runs
+from penstock.server.packing.lengths import Lengths, checked, longest_first, runs
+from penstock.server.packing.packs import Packs
 
 _BITS = 6  # a word of the tree below is 64 bits: one machine word in CPython's integers
 
 
-def best_fit_decreasing(lengths: Lengths, capacity: int) -> list[list[int]]:
+def best_fit_decreasing(lengths: Lengths, capacity: int) -> Packs:
     """Return packs where each sample, longest first, went where the least room was left over.
 
     The packing of "Fewer Truncations Improve Language Modeling" (Ding et al., 2024), which finds
@@ -35,7 +36,7 @@ def best_fit_decreasing(lengths: Lengths, capacity: int) -> list[list[int]]:
     state = _Packs(capacity)
     for length, count in runs(np.asarray(sizes, dtype=np.int64)[order]):
         state.add(length, count)
-    return packs_of(order, state.taken_by, state.packs)
+    return Packs.of(order, state.taken_by, state.packs)
 
 
 class _Packs:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from penstock.server.packing.lengths import LARGEST, Lengths, checked_array, packs_of
+from penstock.server.packing.lengths import LARGEST, Lengths, checked_array
+from penstock.server.packing.packs import Packs
 
 BITS = 7
 BLOCK = 1 << BITS
@@ -22,7 +23,7 @@ CHUNK = 8192
 _MASK = BLOCK - 1
 
 
-def first_fit(lengths: Lengths, capacity: int) -> list[list[int]]:
+def first_fit(lengths: Lengths, capacity: int) -> Packs:
     """Return packs where each sample lies in the oldest pack that had room for it.
 
     This is what LMMS-Engine documents as `first_fit` (its code does `next_fit`). A bisection finds
@@ -41,9 +42,9 @@ def first_fit(lengths: Lengths, capacity: int) -> list[list[int]]:
     """
     sizes, capacity = checked_array(lengths, capacity)
     if not len(sizes):
-        return []
+        return Packs.of(sizes, sizes, 0)
     where, packs = _places(sizes, capacity)
-    return packs_of(np.arange(len(sizes)), np.frombuffer(where, dtype=np.int64), packs)
+    return Packs.of(np.arange(len(sizes)), np.frombuffer(where, dtype=np.int64), packs)
 
 
 def _places(sizes: npt.NDArray[np.int64], capacity: int) -> tuple[array[int], int]:

@@ -6,10 +6,11 @@ import heapq
 
 import numpy as np
 
-from penstock.server.packing.lengths import Lengths, checked, longest_first, packs_of, runs
+from penstock.server.packing.lengths import Lengths, checked, longest_first, runs
+from penstock.server.packing.packs import Packs
 
 
-def knapsack(lengths: Lengths, capacity: int) -> list[list[int]]:
+def knapsack(lengths: Lengths, capacity: int) -> Packs:
     """Return packs that are filled evenly: each sample, longest first, joins the emptiest pack.
 
     NeMo Automodel's `greedy_knapsack` (neat packing). Its name there says first-fit decreasing, its
@@ -67,7 +68,7 @@ def knapsack(lengths: Lengths, capacity: int) -> list[list[int]]:
             if count < len(some):
                 put(fill, some[count:])
             count -= min(count, len(some))
-    return packs_of(order, taken_by, packs)
+    return Packs.of(order, taken_by, packs)
 
 
 __all__ = ["knapsack"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -87,55 +86,11 @@ def runs(sorted_lengths: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     return list(zip(sorted_lengths[starts].tolist(), counts.tolist(), strict=True))
 
 
-def packs_of(
-    order: npt.NDArray[np.int64], pack: Sequence[int] | npt.NDArray[np.int64], packs: int
-) -> list[list[int]]:
-    """Return the packs as lists of indices.
-
-    Args:
-        order: Indices in the order in which they were packed, int64 (n,).
-        pack: Which pack each of them went to, n numbers from 0 to `packs` - 1.
-        packs: How many packs there are.
-    """
-    where = np.asarray(pack, dtype=np.int64)
-    # Pack and place in one number: NumPy sorts numbers several times as fast as it sorts places.
-    bits = len(where).bit_length()
-    keys = where << bits | np.arange(len(where))
-    keys.sort()
-    ends = np.cumsum(np.bincount(where, minlength=packs))
-    return cut(order[keys & ((1 << bits) - 1)], np.concatenate(([0], ends)))
-
-
-CUT = 4096
-"""Packs that are cut out of one list of integers. One list of all would be gone through by each of
-the collections that so many new lists set off: 0.26 s instead of 0.38 s for 667,000 packs."""
-
-
-def cut(flat: npt.NDArray[np.int64], bounds: npt.NDArray[np.int64]) -> list[list[int]]:
-    """Return what lies between each two bounds that follow each other.
-
-    Python's collector of cycles goes on meanwhile, and takes half of the time: to switch it off is
-    the caller's to choose, since it is off for all threads then, and in what they fork for good.
-
-    Args:
-        flat: Indices, int64 (n,).
-        bounds: Places in `flat`, rising, int64 (packs + 1,).
-    """
-    packs: list[list[int]] = []
-    for first in range(0, len(bounds) - 1, CUT):
-        some = bounds[first : first + CUT + 1]
-        part: list[int] = flat[some[0] : some[-1]].tolist()
-        packs += [part[start:end] for start, end in pairwise((some - some[0]).tolist())]
-    return packs
-
-
 __all__ = [
     "LARGEST",
     "Lengths",
     "checked",
     "checked_array",
-    "cut",
     "longest_first",
-    "packs_of",
     "runs",
 ]

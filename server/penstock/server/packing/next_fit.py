@@ -6,10 +6,11 @@ from array import array
 
 import numpy as np
 
-from penstock.server.packing.lengths import Lengths, checked, cut
+from penstock.server.packing.lengths import Lengths, checked
+from penstock.server.packing.packs import Packs
 
 
-def next_fit(lengths: Lengths, capacity: int) -> list[list[int]]:
+def next_fit(lengths: Lengths, capacity: int) -> Packs:
     """Return packs of consecutive samples; a sample that does not fit starts the next pack.
 
     LMMS-Engine's streaming datasets pack so, and its strategy named `first_fit` does too.
@@ -35,8 +36,7 @@ def next_fit(lengths: Lengths, capacity: int) -> list[list[int]]:
             bounds.append(index)
             room = capacity - length
     bounds.append(count)
-    del sizes  # the collector of cycles would go through it, again and again, while packs are cut
-    return cut(np.arange(count), np.frombuffer(bounds, dtype=np.int64))
+    return Packs(np.arange(count), np.frombuffer(bounds, dtype=np.int64))
 
 
 __all__ = ["next_fit"]
