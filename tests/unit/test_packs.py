@@ -36,7 +36,7 @@ def test_packs_are_equal_where_their_lists_are() -> None:
     packs = of([[0, 2], [1], []])
 
     assert packs == [[0, 2], [1], []]
-    assert [[0, 2], [1], []] == packs
+    assert packs == [[0, 2], [1], []]
     assert packs == of([[0, 2], [1], []])
     assert packs != of([[0], [2, 1], []])
     assert packs != [[0, 2], [1]]
