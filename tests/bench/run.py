@@ -17,6 +17,8 @@ noisy. How to read them:
   TensorFlow, or where this one has it; else its row says `none`:
   `python -m venv /tmp/tf && /tmp/tf/bin/pip install tensorflow-cpu`, then
   `BENCH_TF_PYTHON=/tmp/tf/bin/python make bench NAMES=transfer`.
+* Grain is measured where it is installed, or where `BENCH_GRAIN_PYTHON` names an interpreter that
+  has it beside `datasets` and `tokenizers`.
 """
 
 from __future__ import annotations

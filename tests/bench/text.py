@@ -1,14 +1,20 @@
 """The text job: tokenize and pack the standard library into rows of 8,192 tokens.
 
 A penstock server with 2 workers and its client, against a DataLoader with 2 workers that does the
-same with `datasets` and `tokenizers`, each started anew, with the settings that it has by itself.
+same with `datasets` and `tokenizers`, and Grain with 2 workers and its own packing, each started
+anew, with the settings that it has by itself. Grain runs where this interpreter has it, or in the
+one that BENCH_GRAIN_PYTHON names (`pip install grain datasets tokenizers`).
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from rates import COLD_BATCHES, TOKENS, WARM_BATCHES
@@ -24,6 +30,8 @@ from support import (
     table,
     write_job,
 )
+
+GRAIN_PYTHON = "BENCH_GRAIN_PYTHON"
 
 
 def job(folder: Path) -> dict[str, object]:
@@ -48,25 +56,26 @@ def job(folder: Path) -> dict[str, object]:
 def run() -> None:
     """Print the tables."""
     data = corpus()
-    results = interleaved(
-        {
-            "penstock": partial(_penstock, data),
-            "DataLoader": partial(in_child, "text_dataloader", str(data)),
-        }
-    )
+    ways: dict[str, Callable[[], Mapping[str, float]]] = {
+        "penstock": partial(_penstock, data),
+        "DataLoader": partial(in_child, "text_dataloader", str(data)),
+    }
+    if python := os.environ.get(GRAIN_PYTHON) or (sys.executable if find_spec("grain") else ""):
+        ways["Grain"] = partial(in_child, "text_grain", str(data), python=python)
+    results = interleaved(ways)
     first = {way: median(rounds, "first_s") for way, rounds in results.items()}
     table(
         f"Text job cold: the first {COLD_BATCHES} batches (goal: at least 0.95x). The first batch "
         f"came after {first['penstock']:.2f} s, of the DataLoader after {first['DataLoader']:.2f} "
         f"s; before that the server took {median(results['penstock'], 'ready_s'):.2f} s to be "
         "ready, which the rate does not count.",
-        ("way", "tokens/s", "range", "of DataLoader"),
+        ("way", "tokens/s", "range", "of DataLoader", "of Grain"),
         [_row(way, results, "cold_tokens_per_s") for way in results],
     )
     table(
         f"Text job warm: {TOKENS / 1e6:.0f} M tokens after {WARM_BATCHES} batches "
-        "(goal: at least 1.0x; trainer at most 0.03 s/M)",
-        ("way", "tokens/s", "range", "of DataLoader", "trainer CPU s/M", "others"),
+        "(goal: at least 1.0x of the better; trainer at most 0.03 s/M)",
+        ("way", "tokens/s", "range", "of DataLoader", "of Grain", "trainer CPU s/M", "others"),
         [
             (
                 *_row(way, results, "tokens_per_s"),
@@ -84,6 +93,7 @@ def _row(way: str, results: Results, key: str) -> tuple[str, ...]:
         f"{median(results[way], key):,.0f}",
         spread(results[way], key, ",.0f"),
         ratio(results, way, "DataLoader", key),
+        ratio(results, way, "Grain", key),
     )
 
 
