@@ -44,8 +44,8 @@ class Case:
 
     Attributes:
         job: Its job.
-        readers: How many read, all of them the same.
-        batches: How many each of them takes.
+        readers: How many read: ranks of one run.
+        batches: How many they take together; the ranks divide them.
         stalls: The readers take nothing until the node has made all that it may.
         ready_mib: Its bound on ready batches.
         workers: Its workers.
@@ -64,7 +64,9 @@ def stated(job_file: Path, case: Case) -> tuple[float, dict[str, float]]:
     command = [sys.executable, "-m", "penstock.server.cli", "check", str(job_file), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     said: dict[str, float] = json.loads(done.stdout)["jobs"][0]["memory"]
-    return said["stalled" if case.stalls else "keeping_up"] + case.readers * said["reader"], said
+    if case.stalls:
+        return said["stalled"], said
+    return said["keeping_up"] + case.readers * said["reader"], said
 
 
 def memory_mib(pid: int) -> float:
@@ -102,17 +104,23 @@ class Watch:
 
 
 class Reader:
-    """Reads by generated stubs, and takes nothing before it is told to: a trainer that stalls."""
+    """Reads by generated stubs, and takes nothing before it is told to: a rank that stalls."""
 
-    def __init__(self, address: str, count: int) -> None:
+    def __init__(self, address: str, case: Case, rank: int) -> None:
         options = [
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.use_local_subchannel_pool", 1),
         ]
         self._channel = grpc.insecure_channel(address, options=options)
         self._requests: SimpleQueue[feed_pb2.ReadRequest | None] = SimpleQueue()
-        self._count, self._last = count, -1
-        opening = feed_pb2.Open(protocol=PROTOCOL, job="main", world_size=1, horizon=count)
+        self._count, self._last = case.batches // case.readers, -1
+        opening = feed_pb2.Open(
+            protocol=PROTOCOL,
+            job="main",
+            rank=rank,
+            world_size=case.readers,
+            horizon=case.batches,
+        )
         self._requests.put(feed_pb2.ReadRequest(open=opening))
         stub = feed_pb2_grpc.FeedStub(self._channel)  # type: ignore[no-untyped-call]
         self._call = stub.Read(iter(self._requests.get, None))
@@ -164,10 +172,12 @@ def measure(case: Case) -> Found:
             idle = watch.look()
             takers: list[Callable[[], None]]
             if case.stalls:
-                takers = [Reader(address, case.batches).take for _ in range(case.readers)]
+                takers = [Reader(address, case, rank).take for rank in range(case.readers)]
                 _wait_until_full(watch)
             else:
-                takers = [partial(_follow, address, case.batches)] * case.readers
+                takers = [
+                    partial(_follow, address, case, rank=rank) for rank in range(case.readers)
+                ]
             threads = [threading.Thread(target=take) for take in takers]
             for thread in threads:
                 thread.start()
@@ -176,11 +186,11 @@ def measure(case: Case) -> Found:
             return Found(total, parts, idle, watch.end())
 
 
-def _follow(address: str, count: int) -> None:
-    """Read as a trainer does that waits for data."""
-    with Loader(address, "main") as loader:
+def _follow(address: str, case: Case, *, rank: int) -> None:
+    """Read as a rank does that waits for data."""
+    with Loader(address, "main", rank=rank, world_size=case.readers) as loader:
         for batch in loader:
-            if batch.position == count - 1:
+            if batch.position >= case.batches - case.readers:
                 return
 
 

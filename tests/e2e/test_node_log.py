@@ -31,7 +31,13 @@ from invariants import eventually
 from penstock.client import Loader
 from penstock.server.store.database import BUSY_TIMEOUT_S
 from penstock.wire import PROTOCOL
-from penstock.wire.errors import PenstockError, StaleGeneration, StoreUnavailable, UnknownGroup
+from penstock.wire.errors import (
+    PenstockError,
+    StaleGeneration,
+    StepSizeMismatch,
+    StoreUnavailable,
+    UnknownGroup,
+)
 from penstock.wire.v1 import cursors_pb2
 
 DEADLINE_S = 90.0
@@ -58,6 +64,23 @@ def cursors(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]
 
 def of(events: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
     return [tuple(event.get(name) for name in names) for event in events]
+
+
+def test_a_run_that_cannot_begin_is_told(server: Server) -> None:
+    """Its own log has the sentence too, and may lie on a machine that is gone."""
+    options: dict[str, Any] = {"group": "misfit", "as_numpy": True}
+    with Loader(server.address, "code", **options) as loader:
+        next(iter(loader))
+    with (
+        Loader(server.address, "code", batches_per_step=6, **options) as loader,
+        pytest.raises(StepSizeMismatch) as caught,
+    ):
+        next(iter(loader))
+
+    [told] = server.events("a run was refused", 1, group="misfit")
+    assert of([told], "job", "rank", "code", "error", "level") == [
+        ("code", 0, "step_size_mismatch", caught.value.message, "warning")
+    ]
 
 
 def test_a_run_can_be_followed_in_the_log(server: Server, tmp_path: Path) -> None:

@@ -525,6 +525,21 @@ def test_top_fits_its_terminal(width: int, name: str) -> None:
     assert ("batches" in head) == (width >= (120 if name == "run" else 200))
 
 
+@pytest.mark.parametrize(
+    ("name", "width", "shown"),
+    [
+        ("a-run-of-november-21", 20, "a-run-of-november-21"),
+        ("a-run-of-november-21", 12, "a-run-…er-21"),
+        ("a-run-of-november-21", 7, "a-run-…"),
+        ("組組組組組組組組組組", 12, "組組組…組組"),
+    ],
+)
+def test_a_name_that_is_too_long_keeps_both_ends(name: str, width: int, shown: str) -> None:
+    """Runs are often told apart by the last characters of their names."""
+    assert layout.shortened(name, width) == shown
+    assert layout.width_of(shown) <= width
+
+
 def test_top_sorts_by_job_group_and_rank() -> None:
     shown = top.render("node", top.Samples(busy_node(), 0.0))
 

@@ -434,6 +434,12 @@ def test_an_evaluation_of_an_endless_job_needs_max_steps(node: FakeNode) -> None
         ({"prefetch": 0}, "prefetch=0"),
         ({"batches_per_step": 0}, "batches_per_step=0"),
         ({"deadline_s": 0}, "deadline_s=0"),
+        ({"deadline_s": "9"}, "deadline_s='9': use seconds above 0"),
+        ({"deadline_s": float("nan")}, "deadline_s=nan"),
+        ({"prefetch_bytes": "1 GiB"}, "prefetch_bytes='1 GiB': use an integer"),
+        ({"max_body_bytes": float("inf")}, "max_body_bytes=inf"),
+        ({"rank": "0"}, "rank='0': use an integer"),
+        ({"mesh": 3, "rank": None, "world_size": None}, "mesh=3: pass a DeviceMesh"),
         ({"group": ""}, "group=''"),
         ({"mode": "eval", "group": "run"}, "ephemeral"),
         ({"mode": "eval", "start": 3}, "starts at step 0"),
@@ -454,9 +460,24 @@ def test_arrays_on_a_device_are_refused(node: FakeNode) -> None:
         next(iter(loader))
     with (
         alone(node, as_numpy=None, device="nowhere") as loader,
-        pytest.raises(InvalidRequest, match="no device of torch"),
+        pytest.raises(InvalidRequest, match="not a device of torch"),
     ):
         next(iter(loader))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it is refused where there is none")
+def test_a_cuda_device_that_is_not_there_is_refused(node: FakeNode) -> None:
+    with (
+        alone(node, as_numpy=None, device="cuda") as loader,
+        pytest.raises(InvalidRequest, match="device='cuda': torch finds no CUDA device here"),
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("target", [None, 7, b"127.0.0.1:50051"])
+def test_a_target_that_is_not_a_name_is_refused(target: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"target=.*: write host:port"):
+        next(iter(Loader(target, "code", rank=0, world_size=1)))
 
 
 def test_a_device_without_torch_names_what_is_missing(

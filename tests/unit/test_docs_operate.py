@@ -25,11 +25,14 @@ def test_memory_is_stated_with_the_figures_that_check_reckons_with() -> None:
     assert f"| each worker | {memory.WORKER_MIB} MiB, " in PAGE
     assert f"| {packages}, where" in PAGE
     assert f"| tokenizing, in each worker | {memory.TOKENIZING_MIB} MiB |" in PAGE
-    blocks = f"{memory.READING_MIB} MiB, and {memory.DECODING_BLOCKS} decoded blocks"
+    blocks = f"{memory.READING_MIB} MiB, and {memory.DECODING_BLOCKS} decoded block"
     assert f"| reading storage blocks, in each worker | {blocks} |" in PAGE
     assert f"at least {FREE_BYTES >> 20} MiB in each worker" in PAGE
-    assert f"| {memory.SPREAD} x (`ready_bytes` + readers x a batch) |" in PAGE
-    assert f"| {memory.SPREAD} x lanes x (`pool_size` + half of what" in PAGE
+    kept = f"{KEPT_BATCHES} batches, at most a quarter of `ready_bytes`, and {memory.PREFETCH}"
+    assert f"| {memory.BATCHES_SPREAD} x ({kept} batches for each reader)" in PAGE
+    assert f"| {memory.BATCHES_SPREAD} x `ready_bytes`; 1 x with one worker |" in PAGE
+    assert f"| {memory.SAMPLES_SPREAD} x lanes x (`pool_size` + what a lane looks" in PAGE
+    assert f"| {memory.SAMPLES_SPREAD} x a batch |" in PAGE
 
 
 def test_bounds_are_those_of_the_code() -> None:

@@ -369,7 +369,7 @@ def test_a_distributor_whose_file_is_away_may_be_asked_again(
 def test_a_state_that_no_snapshot_holds_is_named() -> None:
     """The attribute and what to do."""
     job = make([3], Does(tokens), Unsaveable())
-    with pytest.raises(InvalidJob, match=r"Unsaveable\.kinds holds a set"):
+    with pytest.raises(InvalidJob, match=r"Unsaveable\.kinds is of type set"):
         Planner(job, 0, Items(job)).snapshot()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from operator import index
 from typing import Any, NoReturn
 
@@ -33,12 +34,20 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         refuse(f'start={start!r}: use "cursor", "state" or a step from 0 to {MAX_POSITION}')
     for name in ("batches_per_step", "prefetch", "prefetch_bytes", "max_steps", "max_body_bytes"):
         value = given[name]
-        if value is not None and (isinstance(value, bool) or int(value) != value or value < 1):
+        if value is not None and (not _is_whole(value) or value < 1):
             refuse(f"{name}={value!r}: use an integer of at least 1")
         if value is not None and value > MAX_POSITION:
             refuse(f"{name}={value!r}: use an integer of at most {MAX_POSITION}")
-    if given["deadline_s"] <= 0:
-        refuse(f"deadline_s={given['deadline_s']!r}: use seconds above 0")
+    for name in ("rank", "world_size"):
+        if given[name] is not None and not hasattr(given[name], "__index__"):
+            refuse(f"{name}={given[name]!r}: use an integer")
+    deadline_s = given["deadline_s"]
+    if (
+        isinstance(deadline_s, bool)
+        or not isinstance(deadline_s, Real)
+        or not float(deadline_s) > 0
+    ):
+        refuse(f"deadline_s={deadline_s!r}: use seconds above 0")
     if not given["job"] or not isinstance(given["job"], str):
         refuse(f"job={given['job']!r}: pass the name of a job of the server")
     for name, otherwise in (("group", "None for an ephemeral reader"), ("attempt", "leave it out")):
@@ -55,6 +64,13 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         refuse(f'max_steps={given["max_steps"]}: it cuts passes of mode="eval"; leave it out')
 
 
+def _is_whole(value: Any) -> bool:
+    """Tell whether a value is a whole number, also one of NumPy or 64.0."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    return value == value // 1
+
+
 def check_step(call: str, step: int) -> int:
     """Return a step, or a position, as the integer that it is.
 
@@ -63,7 +79,7 @@ def check_step(call: str, step: int) -> int:
         step: What was given.
 
     Raises:
-        InvalidRequest: It is no integer, or out of range.
+        InvalidRequest: It is not an integer, or out of range.
     """
     try:
         number = index(step)

@@ -9,6 +9,7 @@ MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ in the environment.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
@@ -29,4 +30,10 @@ def keep_memory() -> bool:
     return all(told)
 
 
-__all__ = ["keep_memory"]
+def release_memory() -> None:
+    """Give what malloc has freed and keeps back to the system: after something large and rare."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+__all__ = ["keep_memory", "release_memory"]

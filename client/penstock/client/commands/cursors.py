@@ -17,7 +17,7 @@ from penstock.client.commands.common import (
 from penstock.client.commands.layout import Column, fitted, screen
 from penstock.client.run.control import Control
 from penstock.wire.errors import GroupInUse, InvalidRequest
-from penstock.wire.terminal import plain
+from penstock.wire.terminal import columns_of, folded, plain, plain_lines
 from penstock.wire.v1 import cursors_pb2
 
 
@@ -198,9 +198,9 @@ def _confirmed(group: cursors_pb2.Group, fence: bool) -> bool:
         f"group {group.name!r} of job {group.job!r}: step {group.cursor:,}, "
         f"{counted(len(group.checkpoints), 'checkpoint')}, committed {_committed(group)}."
         f"{readers}\n"
-        "Its next start begins at step 0, unless it brings a state. Delete it? [y/N] "
+        "Its next start begins at step 0, unless it brings a state. Delete it? [y/N]"
     )
-    print("\n".join(map(plain, what.split("\n"))), end="", file=sys.stderr, flush=True)
+    print(folded(plain_lines(what), columns_of(sys.stderr)), end=" ", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 

@@ -64,6 +64,18 @@ def cut(text: str, width: int) -> str:
     return "".join(kept) + MORE if width > 0 else ""
 
 
+def shortened(text: str, width: int) -> str:
+    """Return a name of at most `width` cells, cut in its middle: many differ at the end alone."""
+    if width_of(text) <= width or width < 8:
+        return cut(text, width)
+    tail = ""
+    for one in reversed(text):
+        if width_of(one + tail) > (width - 1) // 2:
+            break
+        tail = one + tail
+    return cut(text, width - width_of(tail)) + tail
+
+
 def fitted(columns: Sequence[Column], width: int | None) -> list[str]:
     """Return the lines of a table, its head first, none wider than `width` cells.
 
@@ -91,7 +103,7 @@ def fitted(columns: Sequence[Column], width: int | None) -> list[str]:
     lines = []
     for row in zip(*(cells for _, cells in shown), strict=True):
         line = GAP.join(
-            _padded(cut(cell, size), size, column.right)
+            _padded(shortened(cell, size), size, column.right)
             for cell, size, (column, _) in zip(row, widths, shown, strict=True)
         ).rstrip()
         lines.append(line if width is None else cut(line, width))
@@ -143,4 +155,4 @@ def short_number(value: float) -> str:
     return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}{unit}"
 
 
-__all__ = ["Column", "cut", "fitted", "screen", "short_number", "width_of", "wrapped"]
+__all__ = ["Column", "cut", "fitted", "screen", "short_number", "shortened", "width_of", "wrapped"]

@@ -40,6 +40,12 @@ class TorchDecoder:
             self._device = None if device is None else torch.device(device)
         except (RuntimeError, TypeError) as error:
             raise InvalidRequest(f"device={device!r} is not a device of torch: {error}") from error
+        wanted = "" if self._device is None else self._device.type
+        if wanted == "cuda" and not torch.cuda.is_available():
+            raise InvalidRequest(
+                f"device={str(self._device)!r}: torch finds no CUDA device here; leave device= "
+                "out, or look at torch.cuda.is_available()"
+            )
         self._mover = None if self._device is None else make_mover(self._device)
 
     def __call__(self, delivery: Delivery) -> dict[str, Any]:

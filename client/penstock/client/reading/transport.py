@@ -190,10 +190,12 @@ def open_transport(target: str | Sequence[str] | Transport) -> Transport:
     """
     if isinstance(target, str):
         return _open_address(target.strip())
-    if isinstance(target, Sequence):
+    if isinstance(target, Sequence) and not isinstance(target, bytes):
         if len(target) == 1:
-            return _open_address(target[0].strip())
+            return _open_address(str(target[0]).strip())
         raise _several(", ".join(map(str, target)))
+    if not hasattr(target, "unary"):
+        raise _no_address(f"target={target!r}", target)
     return target
 
 
@@ -212,12 +214,16 @@ def _open_address(target: str) -> Transport:
         raise _missing_server(target, "no installed package offers it")
     port = target.rpartition(":")[2]
     if not colon or not port.isdigit() or not 0 < int(port) < 65536 or "/" in target:
-        raise InvalidRequest(
-            f"{target!r} is not the address of a loader node: write host:port (for example "
-            "127.0.0.1:50051), dns:///name:port, unix:/path, local:FILE or spawn:FILE",
-            target=target,
-        )
+        raise _no_address(f"{target!r} is not the address of a loader node", target)
     return GrpcTransport(target)
+
+
+def _no_address(what: str, target: object) -> InvalidRequest:
+    return InvalidRequest(
+        f"{what}: write host:port (for example 127.0.0.1:50051), dns:///name:port, unix:/path, "
+        "local:FILE or spawn:FILE",
+        target=str(target),
+    )
 
 
 def _find_opener(scheme: str) -> Callable[[str], Any] | None:

@@ -66,7 +66,7 @@ def discover(
         environ: The environment; default: the process's.
 
     Raises:
-        InvalidRequest: Half of a pair is given, a variable is no number, the mesh has no such
+        InvalidRequest: Half of a pair is given, a variable is not a number, the mesh has no such
             dimension, or dimensions are named without a mesh.
         RankOutOfRange: The rank is not below the world size.
     """
@@ -81,10 +81,8 @@ def discover(
     if mesh is not None:
         return _from_mesh(mesh, dp, others)
     if dp is not None or others:
-        raise InvalidRequest(
-            f"{', '.join(f'{name}=' for name in (*(['dp'] if dp else []), *others))} name "
-            "dimensions of a mesh: pass mesh= too"
-        )
+        named = ", ".join(f"{name}=" for name in (*(["dp"] if dp else []), *others))
+        raise InvalidRequest(f"{named} stands for dimensions of a mesh: pass mesh= too")
     return (_from_torch() or _from_launcher(os.environ if environ is None else environ)) or Place(
         0, 1, "single process"
     )
@@ -114,6 +112,8 @@ def mesh_dimensions(mesh: Any, dp: str | Sequence[str] | None) -> list[str]:
     Raises:
         InvalidRequest: The mesh has no names, lacks one that is given, or none contains "dp".
     """
+    if not hasattr(mesh, "mesh_dim_names"):
+        raise InvalidRequest(f"mesh={mesh!r}: pass a DeviceMesh of torch.distributed")
     names = list(mesh.mesh_dim_names or ())
     if not names:
         raise InvalidRequest("mesh= has no dimension names: make it with mesh_dim_names=")

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from penstock.server.commands.measure import Measured, examine
-from penstock.server.commands.memory import NodeMemory
 from penstock.server.commands.progress import Progress
 from penstock.server.commands.purity import gather_elsewhere
 from penstock.server.commands.report import report
@@ -150,18 +149,12 @@ def _rows(measured: Measured) -> Iterator[tuple[str, str]]:
         read = f"{reading.amplification:.2f} ({_counted(reading.blocks_read, 'block')})"
         yield "read amplification of a window", read
     if (memory := measured.memory) is not None:
-        yield "memory of a node", _memory(memory)
+        each = f", {memory.reader:,.1f} more for each reader" if memory.reader >= 1 else ""
+        with_all = f"with {_counted(memory.workers, 'worker')}{each}"
+        yield "memory of a node", f"{memory.keeping_up:,.0f} MiB {with_all}"
+        yield "memory where readers stall", f"{memory.stalled:,.0f} MiB"
     for name, value in measured.counts.items():
         yield f"{plain(name)} in {_counted(measured.batches_run, 'batch')}", f"{value:,}"
-
-
-def _memory(memory: NodeMemory) -> str:
-    """Return what a node takes; readers that stall let it fill its `ready_bytes`."""
-    each = f" and {memory.reader:,.1f} for each reader" if memory.reader >= 1 else ""
-    return (
-        f"{memory.keeping_up:,.0f} MiB with {_counted(memory.workers, 'worker')}{each}; "
-        f"{memory.stalled:,.0f} MiB where readers are slower than it"
-    )
 
 
 def _measured_on(measured: Measured) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
+from math import gcd
 from typing import Any
 
 from penstock.server.job import Job
@@ -26,15 +27,22 @@ SERVER_MIB, WORKER_MIB = 57, 33
 PACKAGES_MIB = {"pyarrow": 8, "tokenizers": 4, "torch": 130}
 """What each of these adds to every process, where a source or a role imports it."""
 
-TOKENIZING_MIB, READING_MIB = 45, 8
-"""What a worker takes besides while it tokenizes: the caches of `tokenizers`; and while it reads
-storage blocks: what Arrow's allocator keeps for the next block."""
+TOKENIZING_MIB, READING_MIB = 30, 6
+"""What a worker takes besides while it tokenizes: what malloc keeps after texts of up to 250,000
+characters; and while it reads storage blocks: what Arrow's allocator keeps for the next one."""
 
-DECODING_BLOCKS = 2
-"""A worker that decodes a block needs memory for so many: the block, and what it is made from."""
+DECODING_BLOCKS = 1
+"""What workers need beside the blocks that they keep: the one that is being decoded."""
 
-SPREAD = 1.25
-"""Memory that was touched, by what is in use at a time: of batches and of samples."""
+SAMPLES_SPREAD = 2
+"""Memory that malloc keeps for samples, by what they take at a time."""
+
+BATCHES_SPREAD = 1.5
+"""Shared memory that several workers have touched, by what is in use at a time: not all of them
+hold most at the same moment."""
+
+PREFETCH = 4
+"""Batches that a Loader fetches ahead, where nobody says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class NodeMemory:
         blocks: Decoded storage blocks, and what decoding takes, in all workers.
         samples: Samples that wait to be batched, and those that batches are made of.
         kept: Batches that are kept for late readers.
-        reader: One more batch for each reader.
+        reader: Batches that one reader fetches ahead.
         ready: Batches where readers are slower than the node: `ready_bytes` of them.
         keeping_up: All of it while readers take what is made, without `reader`.
         stalled: All of it when they do not.
@@ -98,15 +106,16 @@ def node_memory(
     """
     packages = sum(size for name, size in PACKAGES_MIB.items() if name in imported)
     worker = WORKER_MIB + packages + TOKENIZING_MIB * ("tokenizers" in imported)
+    spread = BATCHES_SPREAD if workers > 1 else 1.0
     kept = min(KEPT_BATCHES * batch_bytes, ready_bytes / KEPT_SHARE)
     return NodeMemory(
         workers=workers,
         processes=SERVER_MIB + packages + workers * worker,
         blocks=_blocks_bytes(job, workers) / MIB + workers * READING_MIB * _has_blocks(job),
-        samples=SPREAD * _samples_bytes(job, workers, sample_bytes, batch_bytes) / MIB,
-        kept=SPREAD * kept / MIB,
-        reader=SPREAD * batch_bytes / MIB,
-        ready=SPREAD * ready_bytes / MIB,
+        samples=SAMPLES_SPREAD * _samples_bytes(job, workers, sample_bytes, batch_bytes) / MIB,
+        kept=spread * kept / MIB,
+        reader=spread * PREFETCH * batch_bytes / MIB,
+        ready=spread * ready_bytes / MIB,
     )
 
 
@@ -136,10 +145,12 @@ def _samples_bytes(job: Job, workers: int, sample_bytes: float, batch_bytes: flo
     making = workers * batch_bytes
     if job.plans_from_refs:
         return making
-    ahead = min(LOOK_AHEAD, max(1.0, AHEAD_BYTES / max(1.0, sample_bytes)))
+    ahead = max(1, min(LOOK_AHEAD, int(AHEAD_BYTES / max(1.0, sample_bytes))))
     pool = getattr(job.batcher, "pool_size", 0)
-    # A lane has looked ahead by any number of items: half of them, on average over all lanes.
-    return making + job.lanes * (pool + (ahead - 1) / 2) * sample_bytes
+    size = getattr(job.batcher, "batch_size", 1)
+    # What a lane has left of items processed together, after batches of that size.
+    left = ahead - gcd(ahead, size)
+    return making + job.lanes * (pool + left) * sample_bytes
 
 
 __all__ = ["NodeMemory", "node_memory"]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +19,16 @@ LARGEST = 2**62
 
 def checked(lengths: Lengths, capacity: int) -> tuple[list[int], int]:
     """Return lengths and capacity as plain integers.
+
+    Raises:
+        ValueError: As `checked_array`.
+    """
+    array, capacity = checked_array(lengths, capacity)
+    return array.tolist(), capacity
+
+
+def checked_array(lengths: Lengths, capacity: int) -> tuple[npt.NDArray[np.int64], int]:
+    """Return the lengths, int64 (n,), and the capacity; the array may be the caller's own.
 
     Args:
         lengths: The length of each sample, in one dimension.
@@ -49,7 +57,7 @@ def checked(lengths: Lengths, capacity: int) -> tuple[list[int], int]:
     if array.size and (array.dtype.kind not in "iub" or array.min() < 0 or array.max() > LARGEST):
         for index, length in enumerate(array.tolist() if array.dtype.kind in "iu" else lengths):
             _check(index, length)
-    return array.astype(np.int64, copy=False).tolist(), capacity
+    return array.astype(np.int64, copy=False), capacity
 
 
 def _check(index: int, length: Any) -> None:
@@ -79,7 +87,9 @@ def runs(sorted_lengths: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     return list(zip(sorted_lengths[starts].tolist(), counts.tolist(), strict=True))
 
 
-def packs_of(order: npt.NDArray[np.int64], pack: Sequence[int], packs: int) -> list[list[int]]:
+def packs_of(
+    order: npt.NDArray[np.int64], pack: Sequence[int] | npt.NDArray[np.int64], packs: int
+) -> list[list[int]]:
     """Return the packs as lists of indices.
 
     Args:
@@ -88,41 +98,44 @@ def packs_of(order: npt.NDArray[np.int64], pack: Sequence[int], packs: int) -> l
         packs: How many packs there are.
     """
     where = np.asarray(pack, dtype=np.int64)
-    flat: list[int] = order[np.argsort(where, kind="stable")].tolist()
-    ends: list[int] = np.cumsum(np.bincount(where, minlength=packs)).tolist()
-    return cut(flat, [0, *ends])
+    # Pack and place in one number: NumPy sorts numbers several times as fast as it sorts places.
+    bits = len(where).bit_length()
+    keys = where << bits | np.arange(len(where))
+    keys.sort()
+    ends = np.cumsum(np.bincount(where, minlength=packs))
+    return cut(order[keys & ((1 << bits) - 1)], np.concatenate(([0], ends)))
 
 
-def cut(flat: list[int], bounds: Sequence[int]) -> list[list[int]]:
-    """Return what lies between each two bounds that follow each other."""
-    with no_collections():
-        return [flat[start:end] for start, end in pairwise(bounds)]
+CUT = 4096
+"""Packs that are cut out of one list of integers. One list of all would be gone through by each of
+the collections that so many new lists set off: 0.26 s instead of 0.38 s for 667,000 packs."""
 
 
-@contextlib.contextmanager
-def no_collections() -> Iterator[None]:
-    """Make many lists of integers without the collector of cycles looking through them.
+def cut(flat: npt.NDArray[np.int64], bounds: npt.NDArray[np.int64]) -> list[list[int]]:
+    """Return what lies between each two bounds that follow each other.
 
-    They have no cycles, and to look through those that there are, again and again as they become
-    more, took two thirds of the time of `next_fit` for 10^6 samples.
+    Python's collector of cycles goes on meanwhile, and takes half of the time: to switch it off is
+    the caller's to choose, since it is off for all threads then, and in what they fork for good.
+
+    Args:
+        flat: Indices, int64 (n,).
+        bounds: Places in `flat`, rising, int64 (packs + 1,).
     """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+    packs: list[list[int]] = []
+    for first in range(0, len(bounds) - 1, CUT):
+        some = bounds[first : first + CUT + 1]
+        part: list[int] = flat[some[0] : some[-1]].tolist()
+        packs += [part[start:end] for start, end in pairwise((some - some[0]).tolist())]
+    return packs
 
 
 __all__ = [
     "LARGEST",
     "Lengths",
     "checked",
+    "checked_array",
     "cut",
     "longest_first",
-    "no_collections",
     "packs_of",
     "runs",
 ]

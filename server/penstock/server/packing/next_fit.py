@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
+
+import numpy as np
+
 from penstock.server.packing.lengths import Lengths, checked, cut
 
 
@@ -22,14 +26,17 @@ def next_fit(lengths: Lengths, capacity: int) -> list[list[int]]:
         ValueError: The capacity is below 1, or a length is negative or not a whole number.
     """
     sizes, capacity = checked(lengths, capacity)
-    starts: list[int] = []
+    count = len(sizes)
+    bounds = array("q")
     room = -1  # nothing fits before the first pack is open
     for index, length in enumerate(sizes):
         room -= length
         if room < 0:  # also after a sample that is longer than the capacity: it stays alone
-            starts.append(index)
+            bounds.append(index)
             room = capacity - length
-    return cut(list(range(len(sizes))), [*starts, len(sizes)])
+    bounds.append(count)
+    del sizes  # the collector of cycles would go through it, again and again, while packs are cut
+    return cut(np.arange(count), np.frombuffer(bounds, dtype=np.int64))
 
 
 __all__ = ["next_fit"]

@@ -7,6 +7,7 @@ side, and are exactly what the `.proto` describes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
@@ -35,10 +37,11 @@ from penstock.server.store.base import Store
 from penstock.wire import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES
 from penstock.wire.errors import (
     BadFrame,
+    PenstockError,
     StaleGeneration,
     clean_json,
 )
-from penstock.wire.v1 import feed_pb2
+from penstock.wire.v1 import cursors_pb2, feed_pb2
 
 log = structlog.get_logger("penstock.rpc")
 
@@ -171,10 +174,18 @@ class Service:
             except Exception as error:
                 if isinstance(error, StaleGeneration):
                     self.streams.refused(error, name)
+                elif name == "Begin" and isinstance(error, PenstockError):
+                    self._turned_away(error, data)
                 await self._abort(context, error)
                 return b""  # the consumer hung up: nobody is left to tell
 
         return grpc.unary_unary_rpc_method_handler(answer)
+
+    def _turned_away(self, error: PenstockError, data: bytes) -> None:
+        if error.status == "UNAVAILABLE":  # it will call again; what is away is told elsewhere
+            return
+        with contextlib.suppress(DecodeError):  # what cannot be parsed names no run
+            self.streams.turned_away(error, cursors_pb2.BeginRequest.FromString(data))
 
     async def _abort(self, context: Any, error: Exception) -> None:
         """End a call with a status, the sentence, and the code and fields beside it."""

@@ -41,6 +41,7 @@ MOVED = Event("cursor moved", "cursors moved")
 NAMED = Event("checkpoint named", "checkpoints named")
 FENCED = Event("readers fenced", "readers fenced several times")
 REFUSED = Event("an attempt was refused: a newer one has taken over", "attempts were refused")
+TURNED_AWAY = Event("a run was refused", "runs were refused")
 UNCHECKED = Event("a reader was not checked", "readers were not checked")
 
 

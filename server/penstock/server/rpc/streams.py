@@ -26,7 +26,7 @@ from penstock.server.store.base import (
 )
 from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, WIDE_CHUNK_BYTES
 from penstock.wire.errors import PenstockError, StaleGeneration, UnknownGroup
-from penstock.wire.v1 import feed_pb2
+from penstock.wire.v1 import cursors_pb2, feed_pb2
 
 log = structlog.get_logger("penstock.rpc")
 
@@ -210,6 +210,19 @@ class Streams(Listener):
             generation=fields.get("generation"),
             current=fields.get("current"),
             by=fields.get("owner", ""),
+        )
+
+    def turned_away(self, error: PenstockError, request: cursors_pb2.BeginRequest) -> None:
+        """Tell of a rank that could not begin: its own log may lie on a machine that is gone."""
+        self.story.tell(
+            story.TURNED_AWAY,
+            level="warning",
+            job=request.job,
+            group=request.group,
+            rank=request.rank,
+            by=request.owner,
+            code=error.code,
+            error=error.message,
         )
 
     def status(self, job: str) -> dict[str, Any]:
