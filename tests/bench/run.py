@@ -41,6 +41,7 @@ NAMES = (
     "small_batches",
     "batch_sizes",
     "start",
+    "commits",
     "resume",
     "memory",
     "reading",

@@ -14,12 +14,15 @@ import pytest
 import pytest_asyncio
 
 from penstock.server.core.refs import ItemRef, Verdict
-from penstock.server.store import SqliteStore, Store
+from penstock.server.store import Memory, MemoryStore, SqliteStore, Store
 from penstock.server.store.base import (
     BeginRequest,
     Begun,
     Committed,
+    Halt,
     JobRecord,
+    Latest,
+    LogNews,
     Moved,
     Seen,
     SnapshotRecord,
@@ -831,6 +834,44 @@ class StoreContract(ABC):
         assert await store.lane_ends(LOG) == {0: 41, 1: 40}
         assert await store.lane_ends(bytes(32)) == {}
 
+    # --- what others have done ---
+
+    async def test_changes_of_a_log_are_numbered_together(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        """Verdicts made, released, and halts: who knows the first n asks for the rest."""
+        item = ItemRef("main", 7, 1)
+        made = await store.add_verdict(LOG, Verdict("exit", item, "", "r", True), NOTHING)
+        halt = await store.add_halt(LOG, Halt(1, 4, "bad_item", "why", {"item": [1]}, "node-a"))
+        [released] = await store.release_verdicts(LOG, "main", 7, NOTHING)
+        other = await store.add_halt(bytes(32), Halt(0, 0, "internal", "a bug", {}, "node-b"))
+        await store.close()
+        again = self.make(tmp_path)
+        await again.open()
+
+        assert made.number == 1
+        assert halt == Halt(1, 4, "bad_item", "why", {"item": [1]}, "node-a", 2, halt.made_at)
+        assert halt.made_at.endswith("Z")
+        assert other.change == 1
+        assert await again.news(LOG, 0) == LogNews(3, [released], [halt])
+        assert await again.news(LOG, 1) == LogNews(3, [released], [halt])
+        assert await again.news(LOG, 2) == LogNews(3, [released], [])
+        assert await again.news(LOG, 3) == await again.news(LOG, None) == LogNews(3, [], [])
+        assert await again.news(b"\1" * 32, 0) == LogNews(0, [], [])
+        await again.close()
+
+    async def test_the_latest_generations_are_told_for_many_groups_at_once(
+        self, store: Store
+    ) -> None:
+        """Of attempts and of moves; a group that is not there has none."""
+        await store.begin(ask(start_step=4))
+        await store.begin(ask(group="moved"))
+        await store.seek("code", "moved", 9, "", "ada")
+
+        found = await store.latest([("code", "moved"), ("code", "gone"), ("code", "run")])
+
+        assert found == [Latest(2, "ada", "seek", 9), None, Latest(1, "host-t1", "begin", 4)]
+
     # --- durability ---
 
     async def test_everything_answered_is_there_after_reopening(self, tmp_path: Path) -> None:
@@ -1123,6 +1164,18 @@ async def apply(
         return await store.seek("code", group, rest[0], request_id, "ada")
     except errors.PenstockError as error:
         return type(error)
+
+
+class TestMemoryStore(StoreContract):
+    """The store in memory: over one memory per folder, as nodes of one process share it."""
+
+    @pytest.fixture(autouse=True)
+    def _memories(self) -> None:
+        self.memories: dict[Path, Memory] = {}
+
+    def make(self, folder: Path) -> Store:
+        """Return a store over the memory of the folder."""
+        return MemoryStore(self.memories.setdefault(folder, Memory()))
 
 
 class TestSqliteStore(StoreContract):

@@ -11,7 +11,7 @@ from penstock.server.node.books import KEPT_BATCHES, KEPT_SHARE, MAX_LINES_PER_L
 from penstock.server.pipeline.kept import KEPT_BYTES, NODE_KEPT_BYTES
 from penstock.server.pipeline.planner import AHEAD_BYTES, LOOK_AHEAD
 from penstock.server.sources.cache import FREE_BYTES
-from penstock.server.store.lanes import CROWDED
+from penstock.server.store.transactions import CROWDED
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operate.md").read_text()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.store.diff import differences
+from penstock.server.store.rules.diff import differences
 
 HASH = "0123456789abcdef" * 4
 

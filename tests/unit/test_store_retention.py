@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from penstock.server.store.retention import ARCHIVE, archive, keep
+from penstock.server.store.rules.retention import ARCHIVE, archive, keep
 
 
 def test_few_snapshots_all_stay() -> None:

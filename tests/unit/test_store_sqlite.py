@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.server.core.refs import ItemRef, Verdict
-from penstock.server.store import SqliteStore, schema
+from penstock.server.store import SqliteStore, migrations, schema
 from penstock.server.store.base import BeginRequest, JobRecord, Seen, SnapshotRecord
 from penstock.server.store.database import Database
 from penstock.wire.errors import StoreCorrupt, StoreLocked, StoreUnavailable
@@ -183,17 +183,18 @@ async def test_a_store_of_an_older_format_is_brought_up_whole(
             old = (LOG, "main", item, 2, "draw", "aa", "bad", b"")
             raw.execute("INSERT INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?, ?)", old)
         raw.execute("PRAGMA user_version = 1")
-        schema.update(raw, "meta", {"value": "1"}, "key = 'format'", {})
-        raw.execute("DELETE FROM meta WHERE key = 'deleted_generation'")
+        raw.execute("DROP TABLE halts")
+        raw.execute("DELETE FROM meta WHERE key != 'uuid'")
+        schema.insert(raw, "meta", "format", "1")
     raw.close()
 
     def killed(connection: sqlite3.Connection, version: int) -> None:
         upgrade(connection, version)
         raise sqlite3.OperationalError("killed")
 
-    upgrade = schema.upgrade
+    upgrade = migrations.upgrade
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "upgrade", killed)
+        patch.setattr(migrations, "upgrade", killed)
         with pytest.raises(StoreCorrupt):
             await SqliteStore(path).open()
     with sqlite3.connect(path) as raw:
@@ -508,8 +509,8 @@ async def test_an_operation_that_raises_undoes_its_own_writes(tmp_path: Path) ->
 
 async def test_old_history_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows, tokens and unread plans with their snapshots: a long life does not grow the store."""
-    monkeypatch.setattr("penstock.server.store.groups.KEPT_ROWS", 4)
-    monkeypatch.setattr("penstock.server.store.groups.KEPT_TOKENS", 8)
+    monkeypatch.setattr("penstock.server.store.rules.groups.KEPT_ROWS", 4)
+    monkeypatch.setattr("penstock.server.store.rules.groups.KEPT_TOKENS", 8)
     path = tmp_path / "penstock.db"
     store = SqliteStore(path)
     await store.open()

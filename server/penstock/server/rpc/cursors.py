@@ -29,7 +29,7 @@ from penstock.server.store.base import (
     Seen,
     Store,
 )
-from penstock.server.store.checks import check_name, check_text, printable
+from penstock.server.store.rules.checks import check_name, check_text, printable
 from penstock.wire.errors import (
     BadFrame,
     CommitOutOfRange,

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 from penstock.server.job import Job
-from penstock.server.store.checks import check_text
+from penstock.server.store.rules.checks import check_text
 from penstock.wire import MAX_TOKEN, PROTOCOL
 from penstock.wire.errors import (
     BadFrame,

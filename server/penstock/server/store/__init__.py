@@ -1,8 +1,11 @@
 """Where cursors, checkpoints, snapshots and verdicts outlive every process.
 
-`base` is the contract. `sqlite` is the embedded store of one node: `database` (the file, its
-thread, its errors), `schema` (sealed rows), and the transactions: `attempts` (begin, commit),
-`moves` (checkpoint, restore, seek), `groups`, `jobs` and `lanes`.
+`base` is the contract. What may happen is decided by `rules`, pure functions over `rows`; each
+method of the contract is one of `transactions` (load, ask the rule, write), over `tables`, which is
+all that a kind of store has to be able to do. `sqlite` is the embedded store of one node:
+`sqlite_tables` (statements), `schema` (sealed rows), `migrations` (older formats), `database` (the
+file, its thread, its errors). `memory` is the second kind. `news` asks a store that is shared what
+others have done, `watch` logs that a store fails.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.server.store.base import Store
+from penstock.server.store.memory import Memory, MemoryStore
 from penstock.server.store.sqlite import SqliteStore
 from penstock.wire.errors import InvalidJob
 
@@ -59,4 +63,4 @@ def open_store(url: str, base: Path) -> Store:
     return SqliteStore(base / path)
 
 
-__all__ = ["SqliteStore", "Store", "open_store"]
+__all__ = ["Memory", "MemoryStore", "SqliteStore", "Store", "open_store"]

@@ -166,6 +166,60 @@ class Seen(NamedTuple):
     asked: int = 0
 
 
+class Halt(NamedTuple):
+    """A lane of a log that stopped for good at a node, until that is started again.
+
+    Attributes:
+        lane: The lane.
+        offset: The batch that it stopped at.
+        code: The error's, as of `penstock.wire.errors`.
+        message: Its sentence.
+        fields: Its fields, JSON-able.
+        node: Who stopped, for people.
+        change: The number of the log's change; 0 = it is not recorded.
+        made_at: The store's time, ISO 8601 UTC, for people.
+    """
+
+    lane: int
+    offset: int
+    code: str
+    message: str
+    fields: dict[str, Any]
+    node: str
+    change: int = 0
+    made_at: str = ""
+
+
+class LogNews(NamedTuple):
+    """What has changed in a log.
+
+    Attributes:
+        change: The number of its last change: ask for what comes after it the next time.
+        verdicts: Those that were made or released, as they are now, by number.
+        halts: By number; the last 256 changes' at most.
+    """
+
+    change: int
+    verdicts: list[Verdict]
+    halts: list[Halt]
+
+
+class Latest(NamedTuple):
+    """The latest generation of a group.
+
+    Attributes:
+        generation: Its number.
+        owner: Who began it or moved the group, for people.
+        made_by: `begin`, `state` (a begin from a state), `seek` or `restore`.
+        start_step: Where it began.
+    """
+
+    generation: int
+    owner: str
+    made_by: str
+    start_step: int
+
+
 class Store(ABC):
     """Durable state of one installation.
 
@@ -435,6 +489,34 @@ class Store(ABC):
     async def lane_ends(self, log_id: bytes) -> dict[int, int]:
         """Return the recorded ends by lane."""
 
+    # --- what others have done ---
+
+    @property
+    def shared(self) -> bool:
+        """Tell whether other processes, or other nodes of this one, may write to it meanwhile."""
+        return False
+
+    @abstractmethod
+    async def add_halt(self, log_id: bytes, halt: Halt) -> Halt:
+        """Record that a lane has stopped at a node; return it with its number.
+
+        It stops no lane elsewhere by itself: whoever reads the same log may be told, see `news`.
+        """
+
+    @abstractmethod
+    async def news(self, log_id: bytes, after: int | None) -> LogNews:
+        """Return what has changed in a log: cheap where nothing has.
+
+        Args:
+            log_id: The log.
+            after: The number of the last change that the caller knows; 0 = all, None = none: tell
+                only which is the last one.
+        """
+
+    @abstractmethod
+    async def latest(self, groups: Sequence[tuple[str, str]]) -> list[Latest | None]:
+        """Return the latest generation of groups, each named by job and name; None = it is gone."""
+
     # --- libraries ---
 
     @abstractmethod
@@ -456,7 +538,10 @@ __all__ = [
     "CheckpointRecord",
     "Committed",
     "GroupRecord",
+    "Halt",
     "JobRecord",
+    "Latest",
+    "LogNews",
     "Moved",
     "Seen",
     "SnapshotRecord",

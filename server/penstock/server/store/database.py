@@ -13,8 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
-from penstock.server.store import schema
+from penstock.server.store import migrations, schema
 from penstock.server.store.lock import FileLock
+from penstock.server.store.rows import DELETED
 from penstock.wire.errors import PenstockError, StoreCorrupt, StoreUnavailable
 
 _T = TypeVar("_T")
@@ -337,7 +338,7 @@ class Database:
         if application != schema.APPLICATION_ID:
             raise self._corrupt(_FOREIGN)
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if not schema.OLDEST <= version <= schema.FORMAT:
+        if not migrations.OLDEST <= version <= schema.FORMAT:
             raise self._corrupt(
                 f"has format {version}, and this penstock knows format {schema.FORMAT}",
                 remedy="run the penstock version that wrote it, or a newer one",
@@ -346,18 +347,22 @@ class Database:
         # run's first commit. Whatever is refused below is rolled back as the connection closes.
         connection.execute("BEGIN IMMEDIATE")
         if version < schema.FORMAT:
-            schema.upgrade(connection, version)
+            self._check_rows(connection)  # a step would seal damaged rows anew
+            migrations.upgrade(connection, version)
         found = connection.execute("SELECT sql FROM sqlite_master").fetchall()
-        if {sql for (sql,) in found} != set(schema.SCHEMA):
+        if {sql for (sql,) in found} != schema.SCHEMA:
             raise self._corrupt("is damaged (its tables are not those of a store)")
-        trouble = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(3)")]
-        if trouble != ["ok"]:
-            raise self._corrupt(f"is damaged ({'; '.join(trouble)})")
+        self._check_rows(connection)
         meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
-        if set(meta) != {"uuid", "format", schema.DELETED} or meta["format"] != str(schema.FORMAT):
+        if set(meta) != {"uuid", "format", DELETED} or meta["format"] != str(schema.FORMAT):
             raise self._corrupt("is damaged (it has no identity)")
         connection.execute("COMMIT")
         self.uuid = meta["uuid"]
+
+    def _check_rows(self, connection: sqlite3.Connection) -> None:
+        trouble = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(3)")]
+        if trouble != ["ok"]:
+            raise self._corrupt(f"is damaged ({'; '.join(trouble)})")
 
     def _corrupt(self, what: str, *, remedy: str = "") -> StoreCorrupt:
         remedy = remedy or (

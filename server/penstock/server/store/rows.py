@@ -1,0 +1,276 @@
+"""The rows of a store, one class per table, and the changes that rules make of them.
+
+A row's fields are its table's columns, in their order; the first ones are its key. What the columns
+mean stands here, and nowhere else. Stores keep rows; `rules` decide about them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+Value = int | str | bytes
+"""What a column holds: an integer of 63 bits, a text, or bytes."""
+
+Row = tuple[Any, ...]
+"""Any of the classes below."""
+
+
+class MetaRow(NamedTuple):
+    """Something about the store as a whole."""
+
+    key: str
+    value: str
+
+
+class JobRow(NamedTuple):
+    """A plan that a job's name has had; the highest number is the latest one.
+
+    Attributes:
+        plan: JSON.
+    """
+
+    name: str
+    log_id: bytes
+    number: int
+    plan: str
+    first_seen: str
+
+
+class GroupRow(NamedTuple):
+    """A group.
+
+    Attributes:
+        id: What its other rows are kept under; a name may be used again.
+        committed_at: When a rank committed last; empty = never.
+        committed_by: The generation of that commit; 0 = none.
+    """
+
+    job: str
+    name: str
+    id: int
+    batches_per_step: int
+    committed_at: str
+    committed_by: int
+
+
+class TimelineRow(NamedTuple):
+    """Which log a group reads from a step on."""
+
+    group_id: int
+    from_step: int
+    log_id: bytes
+
+
+class GenerationRow(NamedTuple):
+    """An attempt of a group, or a move where `world_size` is 0.
+
+    Attributes:
+        made_by: `begin`; `state`, which is a begin that goes on from a state of this store; `seek`
+            or `restore`.
+        checkpoint: The one that was restored.
+        request_id: Of a move: a repeated one moves nothing.
+    """
+
+    group_id: int
+    generation: int
+    token: str
+    world_size: int
+    start_step: int
+    owner: str
+    made_by: str
+    checkpoint: str
+    request_id: str
+    made_at: str
+
+
+class CursorRow(NamedTuple):
+    """The first step that a rank of a generation has not finished."""
+
+    group_id: int
+    generation: int
+    rank: int
+    step: int
+
+
+class CheckpointRow(NamedTuple):
+    """A named step of a group."""
+
+    group_id: int
+    name: str
+    step: int
+    log_id: bytes
+    made_at: str
+
+
+class SnapshotRow(NamedTuple):
+    """A snapshot of a lane.
+
+    Attributes:
+        checksum: SHA-256 of its bytes.
+        body: The number of the `BodyRow` that has them.
+    """
+
+    log_id: bytes
+    lane: int
+    offset: int
+    checksum: bytes
+    body: int
+
+
+class BodyRow(NamedTuple):
+    """The bytes of a snapshot, apart from it: rows that are searched stay short."""
+
+    id: int
+    data: bytes
+
+
+class VerdictRow(NamedTuple):
+    """A verdict about an item.
+
+    Attributes:
+        every_epoch: 1 = about the raw bytes.
+        offset: From here on it holds in its lane.
+        above: From here on it holds in every lane.
+        released: From here on it holds no more; -1 = it was not released.
+        change: The number of the log's change that made it what it is: its making, or its release.
+    """
+
+    log_id: bytes
+    number: int
+    stage: str
+    source: str
+    item: int
+    epoch: int
+    every_epoch: int
+    lane: int
+    offset: int
+    above: int
+    released: int
+    content_hash: str
+    reason: str
+    change: int
+
+
+class HaltRow(NamedTuple):
+    """A lane of a log that stopped at a node.
+
+    Attributes:
+        change: The number of the log's change; verdicts and halts are counted together.
+        fields: JSON: the fields of the error.
+    """
+
+    log_id: bytes
+    change: int
+    lane: int
+    offset: int
+    code: str
+    message: str
+    fields: str
+    node: str
+    made_at: str
+
+
+class LaneEndRow(NamedTuple):
+    """How many batches a lane has."""
+
+    log_id: bytes
+    lane: int
+    batches: int
+
+
+class LibraryRow(NamedTuple):
+    """With which version of a library a log was computed first."""
+
+    log_id: bytes
+    name: str
+    version: str
+    first_seen: str
+
+
+class Table(NamedTuple):
+    """How the rows of a class are kept.
+
+    Attributes:
+        name: In SQL.
+        key: How many of the first columns are the key.
+    """
+
+    name: str
+    key: int
+
+
+TABLES: dict[type[Row], Table] = {
+    MetaRow: Table("meta", 1),
+    JobRow: Table("jobs", 2),
+    GroupRow: Table("groups", 2),
+    TimelineRow: Table("timelines", 2),
+    GenerationRow: Table("generations", 2),
+    CursorRow: Table("cursors", 3),
+    CheckpointRow: Table("checkpoints", 2),
+    SnapshotRow: Table("snapshots", 3),
+    BodyRow: Table("bodies", 1),
+    VerdictRow: Table("verdicts", 2),
+    LaneEndRow: Table("lane_ends", 2),
+    LibraryRow: Table("libraries", 2),
+    HaltRow: Table("halts", 2),
+}
+"""Every class of rows."""
+
+DELETED = "deleted_generation"
+"""Key of a `MetaRow`: the highest generation that a group had which was deleted; 0 = none was."""
+
+
+# --- changes -------------------------------------------------------------------------------------
+
+
+class Add(NamedTuple):
+    """A row that was not there."""
+
+    row: Row
+
+
+class Put(NamedTuple):
+    """A row in place of the one with its key."""
+
+    row: Row
+
+
+class Drop(NamedTuple):
+    """Remove all rows of a class whose key begins with `prefix`.
+
+    Attributes:
+        up_to: Of these, those alone whose next column of the key is at most this; None = all.
+    """
+
+    kind: type[Row]
+    prefix: tuple[Value, ...]
+    up_to: int | None = None
+
+
+Change = Add | Put | Drop
+"""What a rule wants done, in the order of its list."""
+
+__all__ = [
+    "DELETED",
+    "TABLES",
+    "Add",
+    "BodyRow",
+    "Change",
+    "CheckpointRow",
+    "CursorRow",
+    "Drop",
+    "GenerationRow",
+    "GroupRow",
+    "HaltRow",
+    "JobRow",
+    "LaneEndRow",
+    "LibraryRow",
+    "MetaRow",
+    "Put",
+    "Row",
+    "SnapshotRow",
+    "Table",
+    "TimelineRow",
+    "Value",
+    "VerdictRow",
+]
