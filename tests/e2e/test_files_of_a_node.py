@@ -43,10 +43,11 @@ def test_a_worker_opens_no_file_but_those_it_reads(tmp_path: Path) -> None:
             path.rename(path.with_suffix(".away"))
         write(tmp_path / "data" / "01.parquet", 1000)
 
-        [first] = server.read("plain", world_size=1, horizon=1).take(1)
+        # All of them go on: a reader that begins is told at once that files have changed.
+        [first] = server.read("plain", world_size=1, horizon=1, given_from=0).take(1)
         with pytest.raises(SourceChanged, match=r"01\.parquet changed"):
-            server.read("plain", world_size=1, start=1, horizon=2).take(1)
-        [other] = server.read("columns", world_size=1, horizon=1).take(1)
+            server.read("plain", world_size=1, start=1, horizon=2, given_from=1).take(1)
+        [other] = server.read("columns", world_size=1, horizon=1, given_from=0).take(1)
 
     assert first.body == expected
     assert other.body == expected[: len(other.body)]

@@ -193,7 +193,7 @@ def test_a_verdict_for_every_epoch_moves_nothing_in_a_lane_that_was_ahead(tmp_pa
         assert any(3 in batch for batch in first)
         (tmp_path / "aged").write_text("3")
         assert not any(3 in batch for batch in items_of(server, 0, 10))
-        [verdict] = server.events("item quarantined", at_least=1)
+        verdict = server.events("item quarantined", at_least=1)[0]
         assert (verdict["number"], verdict["epochs"]) == (1, "all")
         (tmp_path / "aged").unlink()
 

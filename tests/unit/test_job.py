@@ -199,7 +199,7 @@ def test_a_parameter_without_a_json_form_is_named() -> None:
     """A role's parameters make the log id, so each must have one canonical form."""
     job = Job(items(3), processor=Weighted(np.ones(3)), batch_size=1)
 
-    with pytest.raises(InvalidJob, match=r"processor\.parameters\.weights is a ndarray"):
+    with pytest.raises(InvalidJob, match=r"processor\.parameters\.weights is of type ndarray"):
         _ = job.log_id
 
 

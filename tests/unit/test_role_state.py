@@ -201,7 +201,7 @@ def test_what_would_come_back_as_something_else_is_refused(value: Any) -> None:
     batcher = Keeps()
     vars(batcher).update(kept=value)
 
-    with pytest.raises(InvalidJob, match=rf"Keeps\.kept holds a {type(value).__name__}"):
+    with pytest.raises(InvalidJob, match=rf"Keeps\.kept is of type {type(value).__name__}"):
         batcher.state()
 
 

@@ -107,7 +107,7 @@ def test_mistakes_are_one_sentence_with_the_users_frames_alone(tmp_path: Path) -
             f"{tmp_path}/broken.py:f",
             r"No module named 'nosuchpackage' .*broken\.py, line 2: import",
         ),
-        (f"{tmp_path}/notes.txt:x", "no Python file"),
+        (f"{tmp_path}/notes.txt:x", "is not a Python file"),
         ("nosuchpackage.deep:x", "no module 'nosuchpackage'.*./nosuchpackage"),
         ("os.nosuchmodule:x", "no module 'os.nosuchmodule'"),
     ):

@@ -100,7 +100,7 @@ def test_changing_the_list_afterwards_changes_nothing() -> None:
 @pytest.mark.parametrize("items", ["text", b"bytes", 7, None, {"a": 1}])
 def test_what_is_no_list_is_refused(items: Any) -> None:
     """The class that was given is in the sentence."""
-    with pytest.raises(InvalidJob, match=f"items is a {type(items).__name__}"):
+    with pytest.raises(InvalidJob, match=f"items is of type {type(items).__name__}"):
         ItemsSource(items)
 
 
@@ -109,5 +109,5 @@ def test_a_value_without_canonical_bytes_is_named(value: Any) -> None:
     """Where the value stands is in the sentence, and what to do."""
     source = ItemsSource([{"a": [0, value]}])
 
-    with pytest.raises(InvalidJob, match=r"items\[0\]\['a'\]\[1\] is a .*torch source"):
+    with pytest.raises(InvalidJob, match=r"items\[0\]\['a'\]\[1\] is of type .*torch source"):
         source.fingerprint()

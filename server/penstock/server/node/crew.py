@@ -65,6 +65,9 @@ class Dispatcher(Protocol):
     def sets_up(self, worker: WorkerProcess) -> bool:
         """Tell whether a worker sets a job up for readers to come."""
 
+    def is_ahead(self, worker: WorkerProcess, note: Note) -> bool:
+        """Tell whether a worker is at a batch that no reader accepts yet."""
+
     def in_the_way(self, worker: WorkerProcess) -> bool:
         """Tell whether it does so while readers of other jobs wait for it."""
 
@@ -243,7 +246,10 @@ class Crew:
                     worker.held_up_s = 0.0
                     continue
                 note = worker.current()
-                if note.stage == "retrying" and stalled - {note.job}:
+                # Its own readers wait with it, unless it is at what none of them accepts.
+                if note.stage == "retrying" and (
+                    stalled - {note.job} or (stalled and self.dispatch.is_ahead(worker, note))
+                ):
                     worker.send({"op": "hurry", "job": note.job})
                 self._look_at(worker, note)
 

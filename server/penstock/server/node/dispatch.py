@@ -283,6 +283,13 @@ class Dispatch:
         """Tell whether a worker sets a job up for readers to come."""
         return worker.number in self._setups.at
 
+    def is_ahead(self, worker: WorkerProcess, note: Note) -> bool:
+        """Tell whether a worker is at a batch that no reader accepts yet."""
+        ticket = worker.at_work(note)
+        return ticket is not None and not any(
+            ticket.entry.key.position < reader.horizon for reader in ticket.entry.readers
+        )
+
     def in_the_way(self, worker: WorkerProcess) -> bool:
         """Tell whether readers wait for a worker that sets up a job which none of them reads."""
         job = self._setups.at.get(worker.number)

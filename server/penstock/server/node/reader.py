@@ -151,6 +151,11 @@ class Reader:
         """Note that an entry that it wants is ready, or has failed."""
         if entry.key.position < self.horizon:
             self.wake()
+        elif entry.state is State.FAILED:
+            # What comes after it may fail as slowly as storage that is away, and what is owed
+            # would wait for a worker meanwhile.
+            for position in [at for at in self._ahead if at > entry.key.position]:
+                self.log.leave(self._ahead.pop(position), self)
 
     def take(self, room_bytes: int | None = None) -> Entry | None:
         """Return the next batch to send and pin it: in order per lane, the lowest that is ready.
