@@ -215,7 +215,7 @@ def fitted(folder: Path) -> dict[str, Case]:
     }
 
 
-def validated(folder: Path) -> dict[str, Case]:
+def others(folder: Path) -> dict[str, Case]:
     """Return nodes that had no part in that."""
     blocks = _blocks(folder / "blocks.parquet", 64, 4 * MIB)
     large = _blocks(folder / "large.parquet", 40, 12 * MIB)
@@ -324,7 +324,7 @@ def run() -> None:
     """Print the tables."""
     with tempfile.TemporaryDirectory() as folder:
         _print("that the constants were chosen by", fitted(Path(folder)))
-        _print("that were in view", validated(Path(folder)))
+        _print("that were in view", others(Path(folder)))
 
 
 def _print(which: str, nodes: dict[str, Case]) -> None:

@@ -92,7 +92,7 @@ class Layout:
         self._names: list[str] = []
 
     def add(self, name: str, value: Any, host: bool) -> None:
-        """Add a value behind the others; `host` = it stays off the device.
+        """Append a value; `host` = it stays off the device.
 
         Raises:
             UnsupportedValue: It has no form on the wire.

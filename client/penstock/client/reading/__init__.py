@@ -1,1 +1,1 @@
-"""One rank reading: the stream, what is at hand of it, and the buffers and tensors it becomes."""
+"""How one rank reads: the stream, the batches received, their buffers and their tensors."""

@@ -1,1 +1,1 @@
-"""One rank of a training run: who it is, where its group stands, and what a checkpoint holds."""
+"""One rank of a training run: its number, its group's cursor, and its checkpointed state."""

@@ -35,7 +35,7 @@ def own_copy(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
     except (TypeError, NotImplementedError, RuntimeError, copy.Error):
-        return value
+        return value  # objects that refuse to be copied (open files, some tensors) are shared
 
 
 __all__ = ["own_copy"]

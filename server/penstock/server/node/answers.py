@@ -124,7 +124,7 @@ class Answers:
             return
         if plan:
             ticket.log.remember_plan(ticket.lane, ticket.offset, plan)
-        elif ticket.line is not None:  # whoever wants it again plans it by arithmetic
+        elif ticket.line is not None:  # it can be planned again by arithmetic
             ticket.lane.note_planned(ticket.offset)
         else:  # it was made from this very plan
             plan = ticket.lane.plans.get(ticket.offset, b"")
@@ -153,7 +153,7 @@ class Answers:
         ticket.line.next = ticket.offset + len(plans)
         if ticket.log.job.batcher.needs_sizes:
             ticket.lane.planned_by = worker.number
-        if message["broken"]:  # the next one failed: whoever wants it starts from a clean state
+        if message["broken"]:  # the next plan failed: the line's state cannot be trusted
             self._dispatch.close_line(ticket.lane, ticket.line)
         for ahead, plan in enumerate(plans):
             ticket.log.remember_plan(ticket.lane, ticket.offset + ahead, plan)

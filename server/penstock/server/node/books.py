@@ -1,11 +1,11 @@
 """What a node knows of each log: who needs which batch, and what is ready. Books alone.
 
 Demand is the union of what open readers may still take, their own positions below their horizon,
-and of a few positions behind it: these are made and not sent, so that a worker has something to do
-while another one is at the batch that holds up the horizon. A batch that is wanted becomes an
-`Entry`; the node gives the most urgent of the `candidates`, by (position minus the reader's next),
-to a worker that has room. What is ready and not yet taken is bounded in bytes, and the batch that
-some reader is owed next is always admitted: else another lane's batches could fill the bound while
+and a few positions beyond it: these are made but not sent, so that a worker stays busy while
+another one makes the batch that holds up the horizon. A batch that is wanted becomes an `Entry`;
+the node gives the most urgent of the `candidates`, by (position minus the reader's next), to a
+worker that has room. What is ready and not yet taken is bounded in bytes, and the batch that some
+reader is owed next is always admitted: else another lane's batches could fill the bound while
 everybody waits for this one.
 """
 

@@ -422,7 +422,8 @@ class Dispatch:
     def relieve(self, worker: WorkerProcess, note: Note) -> None:
         """Give others what a worker that is held up has not begun, and the lines that it holds."""
         mine = worker.at_work(note)
-        held = mine.line if mine is not None else None  # its line goes on behind it, in order
+        # It keeps the line it is working on: that line's tickets must be answered in order.
+        held = mine.line if mine is not None else None
         others = [
             ticket
             for ticket in worker.tickets.values()

@@ -84,11 +84,11 @@ class Node:
         self.dispatch = dispatch = Dispatch(
             self.jobs, self.verdicts, crew, self.shelf, life, observer, bound_bytes
         )
-        self._audit = Audit(dispatch, crew, store, life, observer)
+        audit = Audit(dispatch, crew, store, life, observer)
         self._quarantine = Quarantine(
             self.jobs, self.verdicts, dispatch, crew, store, life, observer
         )
-        answers = Answers(dispatch, crew, self.shelf, self._audit, self._quarantine, life, observer)
+        answers = Answers(dispatch, crew, self.shelf, audit, self._quarantine, life, observer)
         self.shelf.on_diverged = dispatch.diverged
         crew.dispatch, crew.hear = dispatch, answers.hear
         crew.on_lost = answers.drained = self._has_drained

@@ -1,4 +1,4 @@
-"""A page of shared memory where a worker notes what it is at: it is read when it hangs or dies."""
+"""A shared memory page where a worker records its current work, for when it hangs or dies."""
 
 from __future__ import annotations
 

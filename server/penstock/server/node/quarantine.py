@@ -153,7 +153,7 @@ class Quarantine:
             self._dispatch.schedule()
 
     def _overtake(self, one: Log, verdict: Verdict, number: int | None) -> None:
-        """Take back what other lines of a lane are planning behind a verdict, without knowing it.
+        """Take back what other lines of a lane plan past a verdict that they do not know.
 
         What they have answered the store is told of: it refuses the verdict.
         """

@@ -67,7 +67,7 @@ class Reader:
         return next(iter(self.pending.values()), None)
 
     def urgency(self, entry: Entry) -> int:
-        """Return how many positions an entry lies behind what is owed: 0 is that alone.
+        """Return how many positions after the owed batch an entry lies; only the owed one has 0.
 
         For the node makes what is owed even above its bound, and would look no further at what
         stood before it and may not be made.
@@ -80,7 +80,7 @@ class Reader:
         return self.tail is not None and not self.pending and self._next_wanted >= self.tail.end
 
     def extend(self, horizon: int) -> None:
-        """Move the horizon; a lower one changes nothing, and none does behind `close`."""
+        """Move the horizon; a lower one changes nothing, nor does any after `close`."""
         if self.closed:
             return
         self.horizon = max(self.horizon, horizon)
@@ -121,7 +121,7 @@ class Reader:
             missed += 1
             if missed > max(self.log.job.lanes, LOOK_POSITIONS):
                 # In an endless log its own positions meet none of its lanes, ever; in a finite one
-                # they may go on behind the ends of others: later, so that nobody else waits.
+                # they may continue past the ends of others: later, so that nobody else waits.
                 if self.tail is not None:
                     self.wake()
                 return

@@ -1,7 +1,7 @@
 """Snapshots on their way to the store and back: they only accelerate, so nothing waits for a write.
 
 The newest one of each lane waits here until the next write. An unreachable store never causes a
-replay: whoever looks for a snapshot waits for it.
+replay: a lookup waits until the store answers.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def ending(error: Exception) -> tuple[grpc.StatusCode, str, tuple[tuple[str, byt
     """Return status, sentence and metadata for `context.abort`: such that it cannot refuse them.
 
     gRPC notes that the status was sent before it encodes it, so a call whose abort fails would
-    never end. Everything that can fail is therefore done here, and has a plain answer behind it.
+    never end. So everything that can fail is done here, with a plain answer to fall back on.
     """
     if not isinstance(error, PenstockError):
         log.exception("a bug", exc_info=error)

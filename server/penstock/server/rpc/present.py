@@ -57,7 +57,7 @@ class Present:
 def _in_thread(job: Job, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
     """Begin to look; the thread holds up nobody's exit, however long a filesystem takes."""
     found: asyncio.Future[None] = loop.create_future()
-    found.add_done_callback(lambda done: done.exception())  # whoever asked may have gone
+    found.add_done_callback(lambda done: done.exception())  # the caller may be gone
 
     def look() -> None:
         error: Exception | None = None

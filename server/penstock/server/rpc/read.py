@@ -125,7 +125,7 @@ class Reads:
         request = message.open
         opening = open_read(self.node.jobs, request)
         if self.draining.is_set():
-            # Whoever was sent away comes back at once: taken in, they would keep this node alive.
+            # A client that was sent away reconnects at once: accepting it would keep the node up.
             await call.write(_draining().SerializeToString())
             return
         await self._check_token(request)
