@@ -25,8 +25,8 @@ from penstock.server.pipeline.items import Filtered, Items, Outcome, Quarantined
 from penstock.server.pipeline.kept import held_bytes
 from penstock.server.pipeline.line import Computed, Line
 from penstock.server.roles.base import Sample, SampleBatcher
+from penstock.wire import frame
 from penstock.wire.errors import BadBatch, BadItem, PenstockError
-from penstock.wire.v1.feed_pb2 import BatchHeader
 
 POOLS_PER_LANE = 4
 """A lane with fewer items than this many pools meets itself: epochs mix in its pool."""
@@ -297,7 +297,7 @@ def _count_batches(found: Measured, batches: Sequence[Computed]) -> None:
     found.batches_run = len(batches)
     counts: Counter[str] = Counter()
     for batch in batches:
-        header = BatchHeader.FromString(batch.header)
+        header = frame.read_header(batch.header)
         counts.update({count.name: count.value for count in header.counts})
     found.counts = dict(counts)
     if batches:

@@ -58,7 +58,6 @@ from penstock.wire.errors import (
     encode_error,
 )
 from penstock.wire.order import Order
-from penstock.wire.v1.feed_pb2 import BatchHeader
 
 Facts = dict[str, str]
 """Name of a value -> its digest."""
@@ -219,7 +218,7 @@ def _broken_promise(job: Job, role: Role, key: str) -> InvalidJob:
 
 def batch_facts(computed: Computed) -> Facts:
     """Return the digests of the values of one batch, and of its counts."""
-    header = BatchHeader.FromString(computed.header)
+    header = frame.read_header(computed.header)
     values = frame.decode_values(header, computed.body)
     facts = {name: content_hash(value) for name, value in values.items()}
     facts["counts"] = content_hash({count.name: count.value for count in header.counts})
