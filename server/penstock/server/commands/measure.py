@@ -333,8 +333,8 @@ def _sample_text(job: Job, outcomes: Sequence[Outcome]) -> str:
 
 def _warnings(job: Job, found: Measured) -> list[str]:
     warnings = job.cautions()
-    pool = getattr(job.batcher, "pool_size", None)
-    if isinstance(pool, int) and found.items / job.lanes < POOLS_PER_LANE * pool:
+    pool = job.batcher.chooses_from()
+    if pool is not None and found.items / job.lanes < POOLS_PER_LANE * pool:
         lanes = max(1, found.items // (POOLS_PER_LANE * pool))
         warnings.append(
             f"{found.items:,} items over {job.lanes} lanes are {found.items / job.lanes:.1f} per "

@@ -11,7 +11,9 @@ from penstock.server.core.seeding import BorrowedGlobals
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Bad, Call, Filtered, Items
 from penstock.server.pipeline.standin import StandIns
-from penstock.server.roles.base import CollateContext, Role, Sample, batch_key
+from penstock.server.roles.base import Sample
+from penstock.server.roles.context import CollateContext, batch_key
+from penstock.server.roles.role import Role
 from penstock.wire import frame
 from penstock.wire.errors import BadBatch, BadItem, PenstockError, SourceUnavailable
 
