@@ -258,7 +258,8 @@ class Loader:
             raise InvalidRequest(
                 f"mark({marked}): this Loader has not yielded that position; pass the position of "
                 "a batch that came out of it",
-                position=marked,
+                field="position",
+                value=marked,
             )
         self._at = at._replace(marked=marked)
 

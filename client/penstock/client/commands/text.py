@@ -28,7 +28,9 @@ def load_decoder(path: Path) -> Decode:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exceptions
         raise InvalidRequest(
-            f"--tokenizer {path}: no tokenizer.json could be read there ({error})", path=str(path)
+            f"--tokenizer {path}: no tokenizer.json could be read there ({error})",
+            field="path",
+            value=str(path),
         ) from error
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 

@@ -401,7 +401,7 @@ class Feed:
     def _may_retry(self, error: PenstockError) -> bool:
         if isinstance(error, ChecksumMismatch):
             # A damaged header names no position: it holds up the first that has not come.
-            position = int(error.fields.get("position", self._missing))
+            position = self._missing if error.position is None else error.position
             self._rereads[position] = self._rereads.get(position, 0) + 1
             return self._rereads[position] <= MAX_REREADS
         return error.status == "UNAVAILABLE"
@@ -631,7 +631,7 @@ def _length(steps: int | None) -> str:
 def _again(error: BaseException) -> BaseException:
     """Return a fresh error to raise: the traceback of one would grow with every call."""
     if isinstance(error, PenstockError):
-        return type(error)(error.message, **error.fields)
+        return error.reworded(error.message)
     return RuntimeError(f"the feed's thread failed: {error!r}").with_traceback(error.__traceback__)
 
 

@@ -317,7 +317,8 @@ class Opener:
                     f"step {session.share.step(session.first)} of {session.share.batches_per_step} "
                     f"batches lies beyond position {MAX_POSITION}, the last that there is: start "
                     "before",
-                    position=session.first,
+                    field="position",
+                    value=session.first,
                 )
             return
         step_size = session.share.batches_per_step

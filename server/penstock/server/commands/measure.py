@@ -275,7 +275,7 @@ def _batching_seconds(
         except BadItem as error:
             if job.on_item_error == "stop":
                 raise
-            reason = str(error.fields.get("reason", error.message))
+            reason = error.reason or error.message
             quarantined[reason] = quarantined.get(reason, 0) + 1
         except PenstockError:
             raise

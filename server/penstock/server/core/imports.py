@@ -47,14 +47,14 @@ def load_attribute(spec: str) -> Any:
     try:
         value: Any = load_module(place)
     except InvalidJob as error:
-        error.fields["spec"] = spec  # as the caller wrote it
+        error.spec = spec  # as the caller wrote it
         raise
     for part in name.split("."):
         try:
             value = getattr(value, part)
         except AttributeError:
             known = sorted(key for key in vars(value) if not key.startswith("_"))
-            near = nearest(part, known)
+            near = nearest(part, known, folds_case=False)
             hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known)}"
             raise InvalidJob(f"{place} has no {name!r}; {hint}", spec=spec) from None
     return value

@@ -203,7 +203,7 @@ def build_job(name: str, settings: JobSettings, place: Place) -> Job:
         keys = key.split(".")
         at = place.at(*keys) if keys[0] in JobSettings.model_fields else place
         if not isinstance(error, InvalidJob):
-            raise type(error)(f"{place.key}: {error.message}", **error.fields) from error
+            raise error.reworded(f"{place.key}: {error.message}") from error
         raise at.error(f"{place.key}: {error.message}") from error
 
 

@@ -54,7 +54,7 @@ class LocalService:
             return self._describe(parse(feed_pb2.DescribeRequest, request))
         if name == "Status":
             return feed_pb2.StatusReply(json=json.dumps(self._node.status())).SerializeToString()
-        raise InvalidRequest(f"there is no method {method!r}", method=method)
+        raise InvalidRequest(f"there is no method {method!r}", field="method", value=method)
 
     def _describe(self, asked: feed_pb2.DescribeRequest) -> bytes:
         node = self._node

@@ -152,7 +152,8 @@ def open_read(jobs: Mapping[str, Job], request: feed_pb2.Open) -> Opening:
         raise InvalidRequest(
             f"start {request.start}, horizon {request.horizon}, batches_per_step "
             f"{share.batches_per_step}: positions go up to {MAX_POSITION}",
-            start=request.start,
+            field="start",
+            value=request.start,
         )
     tail = None
     if job.order.batches is not None:
@@ -219,7 +220,8 @@ def _lanes(job: Job, lanes: Iterable[int]) -> frozenset[int] | None:
     if wanted and max(wanted) >= job.lanes:
         raise InvalidRequest(
             f"lane {max(wanted)} is not one of the {job.lanes} lanes of job {job.name!r}",
-            lane=max(wanted),
+            field="lane",
+            value=max(wanted),
         )
     return wanted or None
 
