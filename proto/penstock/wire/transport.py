@@ -50,7 +50,14 @@ class ReadCall(Protocol):
 
 
 class Transport(Protocol):
-    """A way to one loader node. Thread-safe."""
+    """A way to one loader node. Thread-safe.
+
+    Attributes:
+        memory: Where the node's memory socket lies (`penstock.wire.memory`), if it is on this host
+            and has one; None = bodies are sent.
+    """
+
+    memory: str | None
 
     def unary(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Call `Feed/Describe`, `Cursors/Begin`, ... with serialized messages.

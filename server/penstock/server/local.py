@@ -334,6 +334,8 @@ class LocalTransport:
         target: A job file, or `jobs.py:name`.
     """
 
+    memory = None
+
     def __init__(self, target: str) -> None:
         self.target = target
         self._children = _Children()

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from penstock.client.aside import Patience, aside, tell
 from penstock.client.backoff import Backoff
+from penstock.client.reading.borrowing import Borrower, NotLent
 from penstock.client.reading.buffers import BufferPool
 from penstock.wire import PROTOCOL, frame
 from penstock.wire.errors import (
@@ -43,6 +44,10 @@ LOG_EVERY_S = 30.0
 TELL_S = 0.005
 """A consumer that waits longer tells the server where it is, in case that holds a batch back. What
 is made as fast as it is read comes sooner, and a message for each would cost both sides."""
+
+HELD_BATCHES = 4
+"""Lent batches that a consumer may hold beside those that wait for it: what it holds longer becomes
+its own memory."""
 
 MAX_REREADS = 2
 """How often one position is read again after its checksum was wrong."""
@@ -181,6 +186,8 @@ class Feed:
         self._guard = threading.Lock()
         self._closed = threading.Event()
         self._call: ReadCall | None = None
+        self._borrower: Borrower | None = None
+        self._not_lent = ""  # the last reason why
         self._thread: threading.Thread | None = None
         self._is_started = False
 
@@ -425,7 +432,11 @@ class Feed:
         self._assembling.clear()
         horizon = self._horizon()
         position, limit = self._room(0)
-        call = self._transport.read(self._open_message(self._missing, horizon, position, limit))
+        borrower = self._borrower = self._borrow()
+        opening = self._open_message(self._missing, horizon, position, limit)
+        if borrower is not None:
+            opening.borrower = borrower.token
+        call = self._transport.read(feed_pb2.ReadRequest(open=opening).SerializeToString())
         with self._guard:
             self._call = call
         self._stream = _Stream(call, horizon, horizon, position)
@@ -438,7 +449,11 @@ class Feed:
                     return
                 # Free it before the next one is made: that one then lies where the cache is warm.
                 del message
+                if borrower is not None:
+                    borrower.settle()
         finally:
+            if borrower is not None:
+                borrower.close()
             self._stream = None
             with self._guard:
                 self._call = None
@@ -451,7 +466,27 @@ class Feed:
                 f"{self._opening.target} closed the stream", target=self._opening.target
             )
 
-    def _open_message(self, start: int, horizon: int, position: int, limit: int) -> bytes:
+    def _borrow(self) -> Borrower | None:
+        """Connect to the node's memory socket, where there is one."""
+        if self._transport.memory is None:
+            return None
+        try:
+            return Borrower(self._transport.memory, self._prefetch + HELD_BATCHES)
+        except NotLent as error:
+            reason = str(error)
+            if reason != self._not_lent:
+                self._not_lent = reason
+                tell(
+                    logger.info,
+                    "job %r: batches are sent, not lent: %s",
+                    self._opening.job,
+                    reason,
+                )
+        return None
+
+    def _open_message(
+        self, start: int, horizon: int, position: int, limit: int
+    ) -> feed_pb2.Open:
         opening, share = self._opening, self._share
         message = feed_pb2.Open(
             protocol=PROTOCOL,
@@ -473,7 +508,7 @@ class Feed:
         if opening.given_from is not None and opening.given_from < start:
             # A node that has just started does not know it, and nothing of it may move.
             message.given_from = opening.given_from
-        return feed_pb2.ReadRequest(open=message).SerializeToString()
+        return message
 
     def _handle_all(self, replies: list[frame.Reply]) -> bool:
         """Take in what came in one message; tell whether it could have completed the reading."""
@@ -539,7 +574,9 @@ class Feed:
     def _handle_batch(self, reply: frame.Reply) -> bool:
         header, chunk = reply.header, reply.chunk
         if header is not None:
-            assembly = self._begin(header)
+            assembly = self._begin(header, reply.lent)
+            if reply.lent is not None:
+                return self._finish(assembly)
             if header.body_bytes == 0 and chunk is None:
                 return self._finish(assembly)
         if chunk is None:
@@ -559,7 +596,7 @@ class Feed:
         found.filled = after
         return after == found.header.body_bytes and self._finish(found)
 
-    def _begin(self, header: feed_pb2.BatchHeader) -> _Assembly:
+    def _begin(self, header: feed_pb2.BatchHeader, lent: feed_pb2.Lent | None) -> _Assembly:
         frame.check_sealed(header)
         frame.check_header(header, max_body_bytes=self._max_body_bytes)
         position = header.position
@@ -588,10 +625,29 @@ class Feed:
                 "that client and server are of the same version",
                 position=position,
             )
-        body = None if known else self._pool.lease(header.body_bytes)
+        body = self._lent_body(header, lent, known) if lent is not None else None
+        if lent is None and not known:
+            body = self._pool.lease(header.body_bytes)
         assembly = _Assembly(header, body)
+        if lent is not None and body is not None:
+            assembly.crc = frame.crc32c(body)
         self._assembling[header.lane, header.offset] = assembly
         return assembly
+
+    def _lent_body(
+        self, header: feed_pb2.BatchHeader, lent: feed_pb2.Lent, known: bool
+    ) -> NDArray[np.uint8] | None:
+        borrower = self._borrower
+        if borrower is None or (lent.lane, lent.offset) != (header.lane, header.offset):
+            raise BadFrame(
+                f"the batch at position {header.position} is lent, and nobody borrows it, or "
+                "another; check that client and server are of the same version",
+                position=header.position,
+            )
+        if known:
+            borrower.refuse(lent)
+            return None
+        return borrower.take(lent, header.body_bytes)
 
     def _finish(self, assembly: _Assembly) -> bool:
         header, body = assembly.header, assembly.body

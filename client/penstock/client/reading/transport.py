@@ -26,6 +26,7 @@ from penstock.wire.errors import (
     Unreachable,
     decode_error,
 )
+from penstock.wire.memory import memory_path
 from penstock.wire.transport import Address, ReadCall, Transport
 
 ENTRY_POINTS = "penstock.transports"
@@ -69,7 +70,7 @@ class GrpcTransport:
     """
 
     def __init__(self, target: str, on_close: Callable[[], None] | None = None) -> None:
-        self.target = target
+        self.target, self.memory = target, memory_path(target)
         self._on_close = on_close
         self._channel = grpc.insecure_channel(target, options=list(CHANNEL_OPTIONS))
 

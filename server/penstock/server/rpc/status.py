@@ -19,7 +19,7 @@ def status(node: Node, streams: Streams, *, draining: bool) -> dict[str, Any]:
                 "name": name,
                 "log_id": one.job.log_id.hex(),
                 "lanes": one.job.lanes,
-                "ready_batches": sum(1 for e in one.entries.values() if e.body is not None),
+                "ready_batches": sum(1 for e in one.entries.values() if e.span is not None),
                 "ready_bytes": one.ready_bytes,
                 "kept_bytes": one.kept_bytes,
                 "produced": one.produced,

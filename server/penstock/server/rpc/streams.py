@@ -15,6 +15,7 @@ from penstock.server.metrics import Metrics
 from penstock.server.node.reader import Reader
 from penstock.server.rpc import story
 from penstock.server.rpc.cursors import Listener
+from penstock.server.rpc.lending import Lender
 from penstock.server.store.base import (
     BeginRequest,
     Begun,
@@ -45,11 +46,18 @@ class Stream:
         finished_step: The first step that the consumer has not finished, as it says here or by a
             commit.
         wrote_at: When a batch was written last, of the monotonic clock.
+        lender: Lends it bodies; None = they are sent.
     """
 
     def __init__(
-        self, request: feed_pb2.Open, reader: Reader, wake: asyncio.Event, peer: str = ""
+        self,
+        request: feed_pb2.Open,
+        reader: Reader,
+        wake: asyncio.Event,
+        peer: str = "",
+        lender: Lender | None = None,
     ) -> None:
+        self.lender = lender
         self.request, self.reader, self.wake, self.peer = request, reader, wake, unquote(peer)
         self.error: PenstockError | None = None
         self.ending = "hung up"
@@ -182,7 +190,10 @@ class Streams(Listener):
     def joined(self, stream: Stream) -> None:
         """Tell of a stream that was taken in."""
         position = stream.reader.head
-        self.story.tell(story.JOINED, **stream.who(), position=position, peer=stream.peer)
+        bodies = "sent" if stream.lender is None else "lent"
+        self.story.tell(
+            story.JOINED, **stream.who(), position=position, peer=stream.peer, bodies=bodies
+        )
 
     def remove(self, number: int) -> None:
         """Let a stream go that has ended."""
