@@ -35,8 +35,8 @@ ALIGNMENT = 64
 """Every tensor starts at a multiple of this many bytes: vector loads and DMA stay clean."""
 
 LENT_BYTES = 64 << 10
-"""A body at least this long has pages for itself in its worker's memory, and can be lent to a process
-on the same host. For less, the pages and the two messages that a loan takes cost more than a copy."""
+"""A body at least this long has pages for itself in its worker's memory, and can be lent to a
+process on the same host. For less, a loan costs more than a copy."""
 
 MAX_NAME = 200
 """Characters of the name of a group or a checkpoint, and of an owner; all of them printable."""

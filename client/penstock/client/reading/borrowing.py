@@ -4,10 +4,10 @@ The protocol is `penstock.wire.memory`'s. What a node lends is mapped privately:
 a batch writes into pages of his own, and neither the node nor another reader sees it. A lease ends
 with its last view, as that of a buffer does, and its pages go back to what the node has there.
 
-Whatever must outlive the loan is **kept**: the kernel makes the lease's pages this process's own, in
-place (`MADV_POPULATE_WRITE` breaks the sharing and changes no byte), and then the loan goes back. So
-a consumer that collects batches fills its own memory and not the node's, a connection may end under
-leases, and a forked child sees what its parent saw.
+Whatever must outlive the loan is **kept**: the kernel makes the lease's pages this process's own,
+in place (`MADV_POPULATE_WRITE` breaks the sharing, changing no byte), and then the loan goes back.
+So a consumer that collects batches fills its own memory and not the node's, a connection may end
+under leases, and a forked child sees what its parent saw.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 class NotLent(Exception):
-    """Bodies cannot be lent; says why, for people."""
+    """Bodies cannot be lent, or no more of them; says why, for people."""
 
 
 @dataclass(eq=False)
@@ -113,7 +113,9 @@ class Borrower:
         _require_keeping()
         self._most = most
         self._arenas: dict[int, _Arena] = {}
-        self._leases: dict[int, _Lease] = {}  # by the id of the reference to its array, oldest first
+        self._leases: dict[
+            int, _Lease
+        ] = {}  # by the id of the reference to its array, oldest first
         # The end of an array comes anywhere, maybe within any call here or where a signal handler
         # raises: it takes no lock and runs no Python, it appends the reference here.
         self._ended: deque[weakref.ref[NDArray[np.uint8]]] = deque()
@@ -134,11 +136,17 @@ class Borrower:
         self.token = said.token
         _open.add(self)
 
+    @property
+    def lent(self) -> int:
+        """Return how many loans have not come back."""
+        return sum(lease.loan is not None for lease in list(self._leases.values()))
+
     def take(self, lent: feed_pb2.Lent, nbytes: int) -> NDArray[np.uint8]:
         """Return a lent body, uint8 (nbytes,), writable, page-aligned; the lease ends with it.
 
         Raises:
             BadFrame: The loan does not lie in memory that the node has handed over.
+            NotLent: This process may map no more memory.
             Unreachable: The node is gone.
         """
         while lent.arena not in self._arenas:
@@ -151,7 +159,10 @@ class Borrower:
                 "check that both sides run the same version"
             )
         with self._guard:
-            mapping = arena.mapping(start, stop)
+            try:
+                mapping = arena.mapping(start, stop)
+            except OSError as error:
+                raise NotLent(f"{arena.size_bytes} bytes cannot be mapped: {error}") from error
             body = np.frombuffer(mapping.map, np.uint8, count=nbytes, offset=start)
             reference = weakref.ref(body, self._ended.append)
             self._leases[id(reference)] = _Lease(reference, lent.loan, mapping, start, stop)
@@ -167,10 +178,21 @@ class Borrower:
             self._sort_out()
             out = [lease for lease in self._leases.values() if lease.loan is not None]
             for lease in out[: max(0, len(out) - self._most)]:
-                assert lease.loan is not None
-                self._due.append(lease.loan)
-                lease.keep()
+                if not self._keep(lease):
+                    break
         self._give_back()
+
+    def _keep(self, lease: _Lease) -> bool:
+        """Make a lease's pages this process's own; False where there is no memory for them."""
+        loan = lease.loan
+        if loan is None:
+            return True
+        try:
+            lease.keep()
+        except OSError:
+            return False
+        self._due.append(loan)
+        return True
 
     def _sort_out(self) -> None:
         while self._ended:
@@ -191,24 +213,31 @@ class Borrower:
                 # The node is gone, or will say so on the stream; everything has come back then.
                 self._due.clear()
 
-    def keep_all(self) -> None:
-        """Make everything that is lent this process's own; the loans go back with `settle`."""
+    def keep_all(self) -> bool:
+        """Make everything that is lent this process's own; the loans go back with `settle`.
+
+        False where there was no memory for all of it.
+        """
         with self._guard:
             self._sort_out()
-            for lease in self._leases.values():
-                if lease.loan is not None:
-                    self._due.append(lease.loan)
-                    lease.keep()
+            return all([self._keep(lease) for lease in self._leases.values()])  # noqa: C419
 
     def close(self) -> None:
         """Keep what somebody may still read, and end the connection; idempotent."""
+        if self.keep_all():
+            self._sock.close()
+        else:
+            # The connection is what keeps the rest as it is: it ends with this process.
+            _stranded.append(self._sock)
         _open.discard(self)
-        self.keep_all()
-        self._sock.close()
         for arena in self._arenas.values():
             os.close(arena.fd)
         # Mappings live as long as arrays over them do.
         self._arenas.clear()
+
+    def leave_to_parent(self) -> None:
+        """Let go of the connection in a forked child: it is the parent's."""
+        self._sock.close()
 
     def _hear(self) -> None:
         match self._receive():
@@ -262,15 +291,21 @@ def _require_keeping() -> None:
 
 
 _open: weakref.WeakSet[Borrower] = weakref.WeakSet()
+_stranded: list[socket.socket] = []
 
 
 def _before_fork() -> None:
-    # The child knows nothing of loans: what it reads may not change when the parent gives them back.
+    # A child knows nothing of loans: what it reads may not change when its parent gives them back.
     for borrower in list(_open):
         borrower.keep_all()
 
 
-os.register_at_fork(before=_before_fork)
+def _in_child() -> None:
+    for borrower in list(_open):
+        borrower.leave_to_parent()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_in_child)
 
 
 __all__ = ["Borrower", "NotLent"]

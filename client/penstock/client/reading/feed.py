@@ -23,7 +23,7 @@ from penstock.client.aside import Patience, aside, tell
 from penstock.client.backoff import Backoff
 from penstock.client.reading.borrowing import Borrower, NotLent
 from penstock.client.reading.buffers import BufferPool
-from penstock.wire import PROTOCOL, frame
+from penstock.wire import LENT_BYTES, PROTOCOL, frame
 from penstock.wire.errors import (
     BadFrame,
     ChecksumMismatch,
@@ -44,6 +44,9 @@ LOG_EVERY_S = 30.0
 TELL_S = 0.005
 """A consumer that waits longer tells the server where it is, in case that holds a batch back. What
 is made as fast as it is read comes sooner, and a message for each would cost both sides."""
+
+CHECKED_SHARE = 8
+"""Of lent bodies, which no network carries, one of so many is checked against its checksum."""
 
 HELD_BATCHES = 4
 """Lent batches that a consumer may hold beside those that wait for it: what it holds longer becomes
@@ -187,7 +190,9 @@ class Feed:
         self._closed = threading.Event()
         self._call: ReadCall | None = None
         self._borrower: Borrower | None = None
+        self._lent_batches = 0
         self._not_lent = ""  # the last reason why
+        self._is_sent = False  # this process cannot map what is lent
         self._thread: threading.Thread | None = None
         self._is_started = False
 
@@ -468,25 +473,21 @@ class Feed:
 
     def _borrow(self) -> Borrower | None:
         """Connect to the node's memory socket, where there is one."""
-        if self._transport.memory is None:
+        if self._transport.memory is None or self._is_sent:
             return None
         try:
             return Borrower(self._transport.memory, self._prefetch + HELD_BATCHES)
         except NotLent as error:
-            reason = str(error)
-            if reason != self._not_lent:
-                self._not_lent = reason
-                tell(
-                    logger.info,
-                    "job %r: batches are sent, not lent: %s",
-                    self._opening.job,
-                    reason,
-                )
+            self._note_sent(str(error))
         return None
 
-    def _open_message(
-        self, start: int, horizon: int, position: int, limit: int
-    ) -> feed_pb2.Open:
+    def _note_sent(self, reason: str) -> None:
+        """Say once why bodies are sent that could be lent."""
+        if reason != self._not_lent:
+            self._not_lent = reason
+            tell(logger.info, "job %r: batches are sent, not lent: %s", self._opening.job, reason)
+
+    def _open_message(self, start: int, horizon: int, position: int, limit: int) -> feed_pb2.Open:
         opening, share = self._opening, self._share
         message = feed_pb2.Open(
             protocol=PROTOCOL,
@@ -628,9 +629,15 @@ class Feed:
         body = self._lent_body(header, lent, known) if lent is not None else None
         if lent is None and not known:
             body = self._pool.lease(header.body_bytes)
+            if self._borrower is not None and header.body_bytes >= LENT_BYTES:
+                self._note_sent(
+                    f"the node has lent {self._borrower.lent} batches and lends no more"
+                )
         assembly = _Assembly(header, body)
         if lent is not None and body is not None:
-            assembly.crc = frame.crc32c(body)
+            self._lent_batches += 1
+            is_checked = self._lent_batches % CHECKED_SHARE == 1
+            assembly.crc = frame.crc32c(body) if is_checked else header.crc32c
         self._assembling[header.lane, header.offset] = assembly
         return assembly
 
@@ -647,7 +654,15 @@ class Feed:
         if known:
             borrower.refuse(lent)
             return None
-        return borrower.take(lent, header.body_bytes)
+        try:
+            return borrower.take(lent, header.body_bytes)
+        except NotLent as error:
+            self._is_sent = True
+            self._note_sent(str(error))
+            raise Unreachable(
+                f"{self._opening.target} lends what cannot be mapped: {error}",
+                target=self._opening.target,
+            ) from error
 
     def _finish(self, assembly: _Assembly) -> bool:
         header, body = assembly.header, assembly.body

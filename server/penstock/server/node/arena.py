@@ -75,9 +75,7 @@ class ArenaWriter:
             left, right = start - free, room - (start - free) - length
             if right >= 0:
                 rest = [(free, left)] if left else []
-                self._free[index : index + 1] = (
-                    [*rest, (start + length, right)] if right else rest
-                )
+                self._free[index : index + 1] = [*rest, (start + length, right)] if right else rest
                 self._taken[start] = length
                 self._touched = True
                 return start

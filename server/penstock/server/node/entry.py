@@ -39,7 +39,7 @@ class Entry:
     Attributes:
         key: Its address.
         readers: Who wants it.
-        pins: Streams that are writing it to the network right now, and processes that it is lent to.
+        pins: Streams that are writing it to the network right now, and loans of it.
         span: Its body, in shared memory; None = it has none, or gave its memory back.
         nbytes: The lengths of its header and its body.
         evicted: Nobody takes it any more; its memory goes with its last pin.

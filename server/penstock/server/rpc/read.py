@@ -273,7 +273,11 @@ class Reads:
         """Lend a batch to a consumer on this host; None = send it."""
         if stream.lender is None:
             return None
-        return stream.lender.lend(entry, self.lending.limit_bytes())
+        limit_bytes = self.lending.limit_bytes()
+        lent = stream.lender.lend(entry, limit_bytes)
+        if lent is None and entry.nbytes > limit_bytes - stream.lender.lent_bytes:
+            self.streams.holds(stream, stream.lender.lent_bytes, limit_bytes)
+        return lent
 
     async def _gather(self, stream: Stream, entries: list[Entry]) -> None:
         """Add what is ready to a bundle; where batches come fast, also what soon will be.

@@ -223,7 +223,12 @@ class Service:
 
     def status(self) -> dict[str, Any]:
         """Return what this node is doing; the keys are in docs/operate.md."""
-        return status(self.node, self.streams, draining=self.draining.is_set())
+        return status(
+            self.node,
+            self.streams,
+            lent_bytes=self.lending.lent_bytes,
+            draining=self.draining.is_set(),
+        )
 
     async def _read(self, requests: AsyncIterator[bytes], context: Any) -> None:
         try:

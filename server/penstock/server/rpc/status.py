@@ -10,7 +10,7 @@ from penstock.server.rpc.opening import VERSION
 from penstock.server.rpc.streams import Streams
 
 
-def status(node: Node, streams: Streams, *, draining: bool) -> dict[str, Any]:
+def status(node: Node, streams: Streams, *, lent_bytes: int, draining: bool) -> dict[str, Any]:
     """Return what this node is doing, for `penstock top`; the keys are in docs/operate.md."""
     jobs = []
     for name, one in sorted(node.logs.items()):
@@ -34,6 +34,7 @@ def status(node: Node, streams: Streams, *, draining: bool) -> dict[str, Any]:
         "uptime_s": round(time.monotonic() - node.started_at, 1),
         "draining": draining,
         "bound_bytes": node.bound_bytes,
+        "lent_bytes": lent_bytes,
         "workers": [
             {
                 "pid": worker.pid,

@@ -47,6 +47,7 @@ class Stream:
             commit.
         wrote_at: When a batch was written last, of the monotonic clock.
         lender: Lends it bodies; None = they are sent.
+        holds: It was told of that it holds as much as may be lent to it.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Stream:
         peer: str = "",
         lender: Lender | None = None,
     ) -> None:
-        self.lender = lender
+        self.lender, self.holds = lender, False
         self.request, self.reader, self.wake, self.peer = request, reader, wake, unquote(peer)
         self.error: PenstockError | None = None
         self.ending = "hung up"
@@ -222,6 +223,13 @@ class Streams(Listener):
             current=fields.get("current"),
             by=fields.get("owner", ""),
         )
+
+    def holds(self, stream: Stream, lent_bytes: int, limit_bytes: int) -> None:
+        """Tell of a consumer that holds as much as may be lent to it: it is sent the rest."""
+        if not stream.holds:
+            stream.holds = True
+            sizes = {"lent_bytes": lent_bytes, "limit_bytes": limit_bytes}
+            self.story.tell(story.HOLDS, **stream.who(), **sizes)
 
     def turned_away(self, error: PenstockError, request: cursors_pb2.BeginRequest) -> None:
         """Tell of a rank that could not begin: its own log may lie on a machine that is gone."""
