@@ -109,7 +109,10 @@ class Answers:
         ticket = worker.answer(message["ticket"])
         header, plan, *snapshots = message["blobs"]
         nbytes, where = message["nbytes"], message["where"]
-        span = None if where is None else worker.take_span(*where, nbytes)
+        span = None
+        if where is not None:
+            arena, at = where
+            span = worker.take_span(arena, at, nbytes)
         if span is not None and (ticket is None or ticket.stale):
             span.free()
         if ticket is None:  # it was taken back before it was answered

@@ -228,8 +228,9 @@ class Streams(Listener):
         """Tell of a consumer that holds as much as may be lent to it: it is sent the rest."""
         if not stream.holds:
             stream.holds = True
-            sizes = {"lent_bytes": lent_bytes, "limit_bytes": limit_bytes}
-            self.story.tell(story.HOLDS, **stream.who(), **sizes)
+            self.story.tell(
+                story.HOLDS, **stream.who(), lent_bytes=lent_bytes, limit_bytes=limit_bytes
+            )
 
     def turned_away(self, error: PenstockError, request: cursors_pb2.BeginRequest) -> None:
         """Tell of a rank that could not begin: its own log may lie on a machine that is gone."""
