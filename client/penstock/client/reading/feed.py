@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from penstock.client.aside import Patience, aside, tell
 from penstock.client.backoff import Backoff
 from penstock.client.reading.buffers import BufferPool
+from penstock.client.run.session import Session
 from penstock.wire import PROTOCOL, frame
 from penstock.wire.errors import (
     BadFrame,
@@ -31,7 +32,7 @@ from penstock.wire.errors import (
     PenstockError,
     Unreachable,
 )
-from penstock.wire.order import Order, Share
+from penstock.wire.order import Order
 from penstock.wire.transport import ReadCall, Transport
 from penstock.wire.v1 import feed_pb2
 
@@ -46,33 +47,6 @@ is made as fast as it is read comes sooner, and a message for each would cost bo
 
 MAX_REREADS = 2
 """How often one position is read again after its checksum was wrong."""
-
-
-@dataclass(frozen=True)
-class Opening:
-    """What every stream of one reader opens with.
-
-    Attributes:
-        target: Where the node is, for messages.
-        job: The job's name.
-        log_id: The log that the reader expects, 32 bytes.
-        group: Empty = ephemeral.
-        token: The attempt; empty = look only.
-        generation: What Begin gave.
-        tail_pad: Fill the last step, or leave it out.
-        steps: How many steps the job has, as it was described; None = endless.
-        given_from: Own positions from here to where a stream opens were given before; None = none.
-    """
-
-    target: str
-    job: str
-    log_id: bytes
-    group: str = ""
-    token: str = ""
-    generation: int = 0
-    tail_pad: bool = True
-    steps: int | None = None
-    given_from: int | None = None
 
 
 class Delivery(NamedTuple):
@@ -127,8 +101,7 @@ class Feed:
 
     Args:
         transport: The way to the node.
-        opening: What streams open with.
-        share: Which positions are the rank's own.
+        session: What streams open with, and which positions are the rank's own.
         start: The first position that is wanted.
         stop: No position from here on is wanted; None = until the log ends.
         prefetch: How many own positions may be ready beyond the next to be taken.
@@ -140,8 +113,7 @@ class Feed:
     def __init__(
         self,
         transport: Transport,
-        opening: Opening,
-        share: Share,
+        session: Session,
         start: int,
         *,
         stop: int | None,
@@ -150,15 +122,15 @@ class Feed:
         max_body_bytes: int,
         pool: BufferPool,
     ) -> None:
-        self._transport, self._opening, self._share = transport, opening, share
+        self._transport, self._session, self._share = transport, session, session.share
         self._prefetch_bytes, self._untold_bytes = prefetch_bytes, 0
         self._prefetch, self._max_body_bytes, self._pool = prefetch, max_body_bytes, pool
-        first = share.at_or_after(start)
+        first = session.share.at_or_after(start)
         # Both threads put in and take out; one call of a dict is whole or has not happened.
         self._ready: dict[int, Delivery] = {}
         self._changed = threading.Lock()  # a semaphore: free = something has changed
         # Set by the consumer.
-        self.finished_step = share.step(start)
+        self.finished_step = session.share.step(start)
         self._next = first  # the first position that it has not been given
         self._kept = first  # the first position that it may ask for once more
         self.wait_s = 0.0
@@ -170,7 +142,7 @@ class Feed:
         self._stream: _Stream | None = None
         self._error: BaseException | None = None
         self._broken: PenstockError | None = None  # why there is no stream now
-        self._reason = f"connecting to {opening.target}"
+        self._reason = f"connecting to {session.target}"
         self._cause = ""  # what broke the stream last, as long as no batch has come since
         self.reconnects = 0
         self._assembling: dict[tuple[int, int], _Assembly] = {}
@@ -292,7 +264,7 @@ class Feed:
                     tell(
                         logger.warning,
                         "job %r: waiting %.0f s for the batch at position %d: %s",
-                        self._opening.job,
+                        self._session.job,
                         waited,
                         position,
                         self._why(),
@@ -310,7 +282,7 @@ class Feed:
             self._changed.release()
 
     def _timeout(self, position: int, waited: float) -> PenstockError:
-        target, broken = self._opening.target, self._broken
+        target, broken = self._session.target, self._broken
         if isinstance(broken, Unreachable):
             return Unreachable(
                 f"no data from {target} for {waited:.0f} s: {broken.message}; "
@@ -321,7 +293,7 @@ class Feed:
         if broken is not None:
             return broken
         return DataTimeout(
-            f"the batch at position {position} of job {self._opening.job!r} did not come within "
+            f"the batch at position {position} of job {self._session.job!r} did not come within "
             f"{waited:.0f} s: {self._why()}; raise deadline_s= if that is to be expected",
             position=position,
             waited_s=round(waited, 3),
@@ -415,7 +387,7 @@ class Feed:
             tell(
                 logger.info,
                 "job %r: %s; going on at position %d",
-                self._opening.job,
+                self._session.job,
                 error,
                 self._missing,
             )
@@ -448,31 +420,31 @@ class Feed:
                     pass
         if not self._complete():
             raise Unreachable(
-                f"{self._opening.target} closed the stream", target=self._opening.target
+                f"{self._session.target} closed the stream", target=self._session.target
             )
 
     def _open_message(self, start: int, horizon: int, position: int, limit: int) -> bytes:
-        opening, share = self._opening, self._share
+        session, share = self._session, self._share
         message = feed_pb2.Open(
             protocol=PROTOCOL,
-            job=opening.job,
-            log_id=opening.log_id,
-            group=opening.group,
-            token=opening.token,
-            generation=opening.generation,
+            job=session.job,
+            log_id=session.log_id,
+            group=session.group,
+            token=session.token,
+            generation=session.generation,
             rank=share.rank,
             world_size=share.world_size,
             batches_per_step=share.batches_per_step,
             start=start,
-            tail=feed_pb2.TAIL_PAD if opening.tail_pad else feed_pb2.TAIL_DROP,
+            tail=feed_pb2.TAIL_PAD if session.tail_pad else feed_pb2.TAIL_DROP,
             horizon=horizon,
             next=position,
             bytes_limit=limit,
             bundles=True,
         )
-        if opening.given_from is not None and opening.given_from < start:
+        if session.given_from is not None and session.given_from < start:
             # A node that has just started does not know it, and nothing of it may move.
-            message.given_from = opening.given_from
+            message.given_from = session.given_from
         return feed_pb2.ReadRequest(open=message).SerializeToString()
 
     def _handle_all(self, replies: list[frame.Reply]) -> bool:
@@ -499,13 +471,13 @@ class Feed:
         elif reply.kind == "waiting":
             self._reason = _describe_waiting(message)
         elif reply.kind == "draining":
-            self._reason = f"{self._opening.target} is shutting down: {message.detail}"
-            tell(logger.info, "job %r: %s", self._opening.job, self._reason)
+            self._reason = f"{self._session.target} is shutting down: {message.detail}"
+            tell(logger.info, "job %r: %s", self._session.job, self._reason)
         else:
-            if message.steps != self._opening.steps:
+            if message.steps != self._session.steps:
                 raise BadFrame(
-                    f"{self._opening.target} ends job {self._opening.job!r} after {message.steps} "
-                    f"steps, and described it as {_length(self._opening.steps)}: nothing is left "
+                    f"{self._session.target} ends job {self._session.job!r} after {message.steps} "
+                    f"steps, and described it as {_length(self._session.steps)}: nothing is left "
                     "out silently; check that both sides run the same version"
                 )
             end = message.steps * self._share.batches_per_step
@@ -516,25 +488,25 @@ class Feed:
                     logger.info,
                     "job %r: the last %d of %d batches fill no step and were left out "
                     "(tail='drop')",
-                    self._opening.job,
+                    self._session.job,
                     message.dropped_batches,
                     message.batches,
                 )
         return reply.kind == "end"
 
     def _opened(self, message: feed_pb2.Opened) -> None:
-        if message.log_id != self._opening.log_id:
+        if message.log_id != self._session.log_id:
             raise JobChanged(
-                f"job {self._opening.job!r} at {self._opening.target} is another log than the one "
+                f"job {self._session.job!r} at {self._session.target} is another log than the one "
                 f"that was being read: {message.log_id.hex()[:12]}, not "
-                f"{self._opening.log_id.hex()[:12]}; serve the job as it was, or start a new group",
+                f"{self._session.log_id.hex()[:12]}; serve the job as it was, or start a new group",
                 log_id=message.log_id.hex(),
-                expected=self._opening.log_id.hex(),
+                expected=self._session.log_id.hex(),
             )
         # Where the lanes of a finite log end is the server's to know.
         self._order = None if message.HasField("batches") else Order(max(1, message.lanes))
         self._broken = None
-        self._reason = f"{self._opening.target} has opened the stream and sent nothing yet"
+        self._reason = f"{self._session.target} has opened the stream and sent nothing yet"
 
     def _handle_batch(self, reply: frame.Reply) -> bool:
         header, chunk = reply.header, reply.chunk
@@ -563,10 +535,10 @@ class Feed:
         frame.check_sealed(header)
         frame.check_header(header, max_body_bytes=self._max_body_bytes)
         position = header.position
-        if header.log_id != self._opening.log_id:
+        if header.log_id != self._session.log_id:
             raise BadFrame(
                 f"the batch at position {position} is of log {header.log_id.hex()[:12]}, and the "
-                f"stream of {self._opening.log_id.hex()[:12]}: the node mixed up two jobs",
+                f"stream of {self._session.log_id.hex()[:12]}: the node mixed up two jobs",
                 position=position,
             )
         known = position < self._missing or position in self._landed
@@ -635,4 +607,4 @@ def _again(error: BaseException) -> BaseException:
     return RuntimeError(f"the feed's thread failed: {error!r}").with_traceback(error.__traceback__)
 
 
-__all__ = ["LOG_EVERY_S", "MAX_REREADS", "Delivery", "Feed", "Opening"]
+__all__ = ["LOG_EVERY_S", "MAX_REREADS", "Delivery", "Feed"]
