@@ -12,7 +12,9 @@ from penstock.client.frameworks.notice import reader_ahead
 from penstock.client.options import Options
 from penstock.client.passes import Batches
 from penstock.client.reading.buffers import BufferPool
-from penstock.client.reading.feed import Delivery, Feed
+from penstock.client.reading.feed import Feed
+from penstock.client.reading.route import Node
+from penstock.client.reading.slots import Delivery
 from penstock.client.reading.values import Decoder, make_decoder, needs_torch, position_value
 from penstock.client.run.opener import Opener
 from penstock.client.run.ranks import Place, mesh_dimensions
@@ -216,8 +218,9 @@ class Reader:
     def _open_feed(self) -> Feed:
         session = self.started()
         at, steps = self.at, self.steps
+        transport = self._resources.connect(self._options.target)
         feed = Feed(
-            self._resources.connect(self._options.target),
+            [Node(transport, session.target)],
             session,
             at.next,
             stop=None if steps is None else steps * session.share.batches_per_step,

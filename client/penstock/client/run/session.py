@@ -59,6 +59,11 @@ class Session:
     given_from: int | None = None
 
     @property
+    def is_finite(self) -> bool:
+        """Whether the log ends, be it known where or not."""
+        return self.batches is not None
+
+    @property
     def steps(self) -> int | None:
         """How many steps a whole pass has; None = endless."""
         if self.batches is None:
