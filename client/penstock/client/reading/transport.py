@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import grpc
 
 from penstock.client.reading.conversation import Conversation
-from penstock.wire import MAX_MESSAGE_BYTES
+from penstock.wire import MAX_MESSAGE_BYTES, frame
 from penstock.wire.errors import (
     ERROR_METADATA_KEY,
     Internal,
@@ -99,19 +99,20 @@ class GrpcTransport:
 
 
 class GrpcReadCall:
-    """One open stream; its errors are PenstockErrors."""
+    """One open stream, parsed; its errors are PenstockErrors."""
 
     def __init__(self, call: Conversation, target: str) -> None:
         self._call, self._target = call, target
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[Sequence[frame.Reply]]:
         return self
 
-    def __next__(self) -> bytes:
+    def __next__(self) -> Sequence[frame.Reply]:
         try:
-            return next(self._call)
+            message = next(self._call)
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._target) from None
+        return frame.parse_replies(message)
 
     def send(self, request: bytes) -> None:
         """Send a `ReadRequest`; see `ReadCall.send`."""
