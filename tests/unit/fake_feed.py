@@ -325,13 +325,13 @@ class FakeNode(feed_pb2_grpc.FeedServicer, cursors_pb2_grpc.CursorsServicer):
         if position in self.faults.misplace:
             address = address._replace(lane=(address.lane + 1) % self.lanes)
         values = self.dtype_values or values_of(source, self.nbytes)
-        layout = frame.layout(values, host=self.host)
+        layout = frame.Layout(values, host=self.host)
         body = bytearray(layout.nbytes)
-        crc = layout.write(memoryview(body))
+        crc = frame.write_body(layout, memoryview(body))
         counts = {"tokens": 0 if padding else 10 + source, "samples": 0 if padding else 2}
         samples = [(0, "corpus", source, 0, 0, None)]
-        header = layout.header(
-            self.log_id, address.lane, address.offset, crc, counts, samples, padding
+        header = frame.write_header(
+            layout, self.log_id, address.lane, address.offset, crc, counts, samples, padding
         )
         header = frame.with_position(header, position)
         if self.faults.corrupt.get(position, 0):

@@ -4,9 +4,10 @@ Both halves import this package; it imports neither, and it never imports grpc, 
 processes can use it.
 
 * `penstock.wire.v1`: the `.proto` files and the code generated from them.
-* `penstock.wire.frame`: the only file that knows how a batch lies in bytes.
+* `penstock.wire.frame`: the only room that knows how a batch lies in bytes.
 * `penstock.wire.values`: what a batch may hold; `penstock.wire.digest`: one hash of all of it.
 * `penstock.wire.order`: lane, offset, position, step: the arithmetic that both halves must share.
+* `penstock.wire.parse`: bytes of the other side as a message.
 * `penstock.wire.errors`: every error, its stable code and its gRPC status.
 * `penstock.wire.attempts`: what an attempt is called after a seek.
 * `penstock.wire.transport`: what a Loader talks to.

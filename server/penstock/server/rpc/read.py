@@ -16,14 +16,13 @@ from penstock.server.metrics import Metrics
 from penstock.server.node.entry import Entry
 from penstock.server.node.node import Node
 from penstock.server.rpc.lending import Lending
-from penstock.server.rpc.opening import Opening, ended, open_read, opened, parse_request
+from penstock.server.rpc.opening import Opening, ended, open_read, opened, parse_horizon, parse_open
 from penstock.server.rpc.present import Present
 from penstock.server.rpc.story import UNCHECKED
 from penstock.server.rpc.streams import Stream, Streams
 from penstock.server.store.base import Store
 from penstock.wire import CHUNK_BYTES, frame
 from penstock.wire.errors import (
-    BadFrame,
     Internal,
     PenstockError,
     StaleGeneration,
@@ -122,10 +121,7 @@ class Reads:
         first = await call.read()
         if first is EOF:
             return
-        message = parse_request(first)
-        if message.WhichOneof("kind") != "open":
-            raise BadFrame("the first message of a Read must be `open`")
-        request = message.open
+        request = parse_open(first)
         opening = open_read(self.node.jobs, request)
         if self.draining.is_set():
             # A client that was sent away reconnects at once: accepting it would keep the node up.
@@ -191,10 +187,7 @@ class Reads:
             data = await call.read()
             if data is EOF:
                 return
-            message = parse_request(data)
-            if message.WhichOneof("kind") != "horizon":
-                raise BadFrame("after `open` a consumer sends only `horizon`")
-            moved = message.horizon
+            moved = parse_horizon(data)
             stream.note_finished(moved.finished_step)
             self.node.extend(stream.reader, moved.horizon, moved.next, moved.bytes_limit)
             stream.wake.set()

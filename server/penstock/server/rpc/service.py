@@ -16,7 +16,6 @@ from typing import Any
 
 import grpc
 import structlog
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
@@ -42,6 +41,7 @@ from penstock.wire.errors import (
     StaleGeneration,
     clean_json,
 )
+from penstock.wire.parse import parse
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 
 log = structlog.get_logger("penstock.rpc")
@@ -190,8 +190,8 @@ class Service:
     def _turned_away(self, error: PenstockError, data: bytes) -> None:
         if error.status == "UNAVAILABLE":  # it will call again; what is away is told elsewhere
             return
-        with contextlib.suppress(DecodeError):  # what cannot be parsed names no run
-            self.streams.turned_away(error, cursors_pb2.BeginRequest.FromString(data))
+        with contextlib.suppress(BadFrame):  # what cannot be parsed names no run
+            self.streams.turned_away(error, parse(cursors_pb2.BeginRequest, data))
 
     async def _abort(self, context: Any, error: Exception) -> None:
         """End a call with a status, the sentence, and the code and fields beside it."""
@@ -205,7 +205,7 @@ class Service:
             log.debug("a consumer hung up", error=error_line(failure))
 
     async def _describe(self, data: bytes) -> bytes:
-        request = _parse(feed_pb2.DescribeRequest, data)
+        request = parse(feed_pb2.DescribeRequest, data)
         one = self.node.logs.get(request.job)
         reply = describe(
             self.node.jobs,
@@ -237,13 +237,6 @@ class Service:
             log.debug("a reader hung up", error=str(gone))
         except Exception as error:
             await self._abort(context, error)
-
-
-def _parse(message: Any, data: bytes) -> Any:
-    try:
-        return message.FromString(data)
-    except Exception as error:
-        raise BadFrame(f"{len(data)} bytes are no {message.DESCRIPTOR.name}: {error}") from error
 
 
 __all__ = ["OPTIONS", "Service"]
