@@ -1,11 +1,11 @@
 """Ready batches from the server to arrays in the client, on one machine.
 
-A penstock worker copies a ready array into shared memory, the server streams it over TCP, the client
-has it as a tensor. Behind a Unix socket the same node lends it instead: the tensor lies in the
-worker's memory. Beside them: one worker of a torch DataLoader, which hands its parent what it has
-ready, as whole batches or as eight samples to stack; tf.data service with one worker, which holds
-the batch in its cache; and Arrow Flight's DoGet of the same bytes, which is C++ on both sides and
-produces nothing: the ceiling.
+A penstock worker copies a ready array into shared memory, the server streams it over TCP, the
+client has it as a tensor. Behind a Unix socket the same node lends it instead: the tensor lies in
+the worker's memory. Beside them: one worker of a torch DataLoader, which hands its parent what it
+has ready, as whole batches or as eight samples to stack; tf.data service with one worker, which
+holds the batch in its cache; and Arrow Flight's DoGet of the same bytes, which is C++ on both sides
+and produces nothing: the ceiling.
 
 Each is started as its users start it, with its own depth of prefetching. The last table gives all
 that have such a setting a deep one, the same for each.
