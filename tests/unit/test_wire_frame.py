@@ -268,7 +268,7 @@ def delimited(field: int, data: bytes, padding: int = 0) -> bytes:
 
 numbers = st.sampled_from(VARINT_EDGES) | st.integers(0, (1 << 64) - 1)
 paddings = st.integers(0, 3)
-unknown_fields = st.sampled_from([6, 7, 14, 17, 100, (1 << 29) - 1])
+unknown_fields = st.sampled_from([6, 7, 14, 18, 100, (1 << 29) - 1])
 unknown = st.recursive(
     st.builds(lambda f, n: varint(f << 3) + varint(n), unknown_fields, numbers)
     | st.builds(
@@ -351,6 +351,23 @@ def test_what_protobuf_refuses_is_refused(message: bytes) -> None:
     except DecodeError:
         with pytest.raises(BadFrame):
             parse_reply(message)
+
+
+def test_a_lent_body_comes_with_its_header() -> None:
+    """Alone or in a bundle it says where the body lies, as protobuf would."""
+    lent = feed_pb2.Lent(lane=3, offset=1 << 40, loan=7, arena=2, start=1 << 33)
+    header = with_position(feed_pb2.BatchHeader(lane=3, offset=1 << 40).SerializeToString(), 5)
+    [message] = batch_messages(header, 3, 1 << 40, lent)
+    whole = feed_pb2.ReadReply.FromString(message)
+    assert (whole.lent, whole.header.position) == (lent, 5)
+    assert parse_reply(message).lent == lent
+    bundled = frame.bundle([(header, 3, 1 << 40, lent), (header, 3, 1 << 40, b"x")])
+    assert len(feed_pb2.ReadReply.FromString(bundled).more) == 2
+    first, second = frame.parse_replies(bundled)
+    assert (first.lent, first.chunk, second.lent) == (lent, None, None)
+    for fields in ({}, {"header": whole.header, "chunk": feed_pb2.Chunk(data=b"x")}):
+        with pytest.raises(BadFrame, match="lent"):
+            parse_reply(feed_pb2.ReadReply(lent=lent, **fields).SerializeToString())
 
 
 def test_a_message_says_one_thing() -> None:

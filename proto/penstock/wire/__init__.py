@@ -35,6 +35,10 @@ few hundred bytes, and small enough that a flood of them does not fill its memor
 ALIGNMENT = 64
 """Every tensor starts at a multiple of this many bytes: vector loads and DMA stay clean."""
 
+LENT_BYTES = 64 << 10
+"""A body at least this long has pages for itself in its worker's memory, and can be lent to a
+process on the same host. For less, a loan costs more than a copy."""
+
 MAX_NAME = 200
 """Characters of the name of a group or a checkpoint, and of an owner; all of them printable."""
 
@@ -47,6 +51,7 @@ MAX_WORLD_SIZE = 1 << 16
 __all__ = [
     "ALIGNMENT",
     "CHUNK_BYTES",
+    "LENT_BYTES",
     "MAX_MESSAGE_BYTES",
     "MAX_NAME",
     "MAX_REQUEST_BYTES",

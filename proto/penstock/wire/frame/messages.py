@@ -29,7 +29,12 @@ from penstock.wire.v1 import feed_pb2
 
 
 def batch_messages(
-    header: bytes, lane: int, offset: int, body: Buffer, *, chunk_bytes: int = CHUNK_BYTES
+    header: bytes,
+    lane: int,
+    offset: int,
+    body: Buffer | feed_pb2.Lent,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> Iterator[bytes]:
     """Yield the serialized `ReadReply` messages of one batch; each byte of the body is copied once.
 
@@ -37,10 +42,13 @@ def batch_messages(
         header: The serialized `BatchHeader` with its position.
         lane: The lane of the batch.
         offset: Its offset.
-        body: Its bytes, as long as the header says.
+        body: Its bytes, as long as the header says; or where they lie, lent.
         chunk_bytes: Body bytes in one message.
     """
     head = b"\x12" + uvarint(len(header)) + header
+    if isinstance(body, feed_pb2.Lent):
+        yield head + _lent(body)
+        return
     view = octets(body).data
     if not view:
         yield head
@@ -57,19 +65,24 @@ def batch_messages(
         head = b""
 
 
-def bundle(batches: Iterable[tuple[bytes, int, int, Buffer]]) -> bytes:
+def bundle(batches: Iterable[tuple[bytes, int, int, Buffer | feed_pb2.Lent]]) -> bytes:
     """Return one `ReadReply` that carries several small batches, each whole, under `more`.
 
     A message costs the same few system calls and wake-ups whether it holds one batch of 200 KB or
     five. Each byte of the bodies is copied once.
 
     Args:
-        batches: (header with its position, lane, offset, body) of each.
+        batches: (header with its position, lane, offset, body) of each, as `batch_messages` takes
+            them.
     """
     parts: list[bytes | memoryview] = []
     for header, lane, offset, body in batches:
-        view = octets(body).data
         head = b"\x12" + uvarint(len(header)) + header
+        if isinstance(body, feed_pb2.Lent):
+            head += _lent(body)
+            parts += (b"\x82\x01", uvarint(len(head)), head)
+            continue
+        view = octets(body).data
         size = len(head)
         if view:
             fields = (b"\x08" + uvarint(lane) if lane else b"") + (
@@ -80,6 +93,11 @@ def bundle(batches: Iterable[tuple[bytes, int, int, Buffer]]) -> bytes:
             size = len(head) + len(view)
         parts += (b"\x82\x01", uvarint(size), head, view)
     return b"".join(parts)
+
+
+def _lent(lent: feed_pb2.Lent) -> bytes:
+    data = lent.SerializeToString()
+    return b"\x8a\x01" + uvarint(len(data)) + data
 
 
 # --- on the way in --------------------------------------------------------------------------------
@@ -109,6 +127,7 @@ class Reply(NamedTuple):
         header: For a batch whose first message this is. Its own checksum is right where it has one,
             see `check_sealed`.
         chunk: For a batch, a part of its body.
+        lent: For a batch, where its whole body lies; its header comes with it.
         message: `Opened`, `Waiting`, `Draining` or `End`.
     """
 
@@ -116,6 +135,7 @@ class Reply(NamedTuple):
     header: feed_pb2.BatchHeader | None = None
     chunk: ChunkView | None = None
     message: Any = None
+    lent: feed_pb2.Lent | None = None
 
 
 _OTHERS: dict[int, tuple[Literal["opened", "waiting", "draining", "end"], Any]] = {
@@ -124,7 +144,7 @@ _OTHERS: dict[int, tuple[Literal["opened", "waiting", "draining", "end"], Any]] 
     4: ("draining", feed_pb2.Draining),
     5: ("end", feed_pb2.End),
 }
-_HEADER, _CHUNK, _MORE = 2, 15, 16
+_HEADER, _CHUNK, _MORE, _LENT = 2, 15, 16, 17
 
 
 def parse_replies(message: Buffer) -> list[Reply]:
@@ -173,14 +193,17 @@ def parse_reply(message: Buffer) -> Reply:
             chunk = _chunk(view, start, at, chunk)
         elif field == _MORE:
             refuse("a bundle stands where one reply was expected, or behind something else")
-        elif field == _HEADER or field in _OTHERS:
+        elif field in (_HEADER, _LENT) or field in _OTHERS:
             parts.setdefault(field, []).append(view[start:at])
-    if chunk is not None or _HEADER in parts:
-        if len(parts) > (_HEADER in parts):
+    if chunk is not None or _HEADER in parts or _LENT in parts:
+        first, place = parts.pop(_HEADER, None), parts.pop(_LENT, None)
+        if parts:
             refuse("a message of the feed carries a batch and something else")
-        encoded = parts.get(_HEADER)
-        header = None if encoded is None else read_header(_merged(encoded))
-        return Reply("batch", header, chunk)
+        if place is not None and (first is None or chunk is not None):
+            refuse("a batch is lent without its header, or lent and sent")
+        header = None if first is None else read_header(_merged(first))
+        lent = None if place is None else parse(feed_pb2.Lent, _merged(place))
+        return Reply("batch", header, chunk, lent=lent)
     if len(parts) != 1:
         refuse(f"a message of the feed carries {len(parts)} things that are known, not 1")
     field, encoded = parts.popitem()

@@ -171,13 +171,14 @@ def open_read(jobs: Mapping[str, Job], request: feed_pb2.Open) -> Opening:
     return Opening(job, share, tail, request.start, _lanes(job, request.lanes), given_from)
 
 
-def opened(opening: Opening, node: str) -> feed_pb2.ReadReply:
-    """Return the message that answers an opening."""
+def opened(opening: Opening, node: str, *, lends: bool = False) -> feed_pb2.ReadReply:
+    """Return the message that answers an opening; `lends` = bodies may be lent."""
     message = feed_pb2.Opened(
         log_id=opening.job.log_id,
         lanes=opening.job.lanes,
         batches_per_step=opening.share.batches_per_step,
         node=node,
+        lends=lends,
     )
     if opening.tail is not None:
         message.batches = opening.tail.batches

@@ -26,6 +26,7 @@ from penstock.server.node.node import Node
 from penstock.server.rpc.address import check_free, in_use
 from penstock.server.rpc.cursors import Cursors
 from penstock.server.rpc.ending import ending
+from penstock.server.rpc.lending import Lending
 from penstock.server.rpc.opening import (
     describe,
 )
@@ -84,7 +85,10 @@ class Service:
         )
         self.health = HealthServicer()
         self.draining = asyncio.Event()
-        self._reads = Reads(node, store, self.streams, self.cursors.present, metrics, self.draining)
+        self.lending = Lending(node.give_back, node.bound_bytes)
+        self._reads = Reads(
+            node, store, self.streams, self.cursors.present, metrics, self.draining, self.lending
+        )
         self._server: grpc.aio.Server | None = None
 
     # --- life ---
@@ -118,6 +122,7 @@ class Service:
             os.chmod(listen.removeprefix("unix:"), socket_mode)
         if port == 0 and not listen.startswith("unix:"):
             raise in_use(listen)
+        self.lending.start(listen, socket_mode)
         await server.start()
         self._server = server
         for name in ("", FEED, CURSORS):
@@ -137,6 +142,7 @@ class Service:
 
     async def stop(self, grace_s: float) -> None:
         """Close the port."""
+        self.lending.stop()
         if self._server is not None:
             await self._server.stop(grace_s)
         self.streams.close()
@@ -217,7 +223,12 @@ class Service:
 
     def status(self) -> dict[str, Any]:
         """Return what this node is doing; the keys are in docs/operate.md."""
-        return status(self.node, self.streams, draining=self.draining.is_set())
+        return status(
+            self.node,
+            self.streams,
+            lent_bytes=self.lending.lent_bytes,
+            draining=self.draining.is_set(),
+        )
 
     async def _read(self, requests: AsyncIterator[bytes], context: Any) -> None:
         try:
