@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from penstock.server.core.refs import Group, SampleRef
+from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.job import Job
 from penstock.server.local import LocalLoader
 from penstock.server.pipeline.line import Line
@@ -171,7 +171,7 @@ def check_conservation(job: Job, lane: int, batches: int) -> Mapping[str, int]:
     return counters
 
 
-def _refs(group: Group) -> list[SampleRef]:
+def _refs(group: Rows) -> list[SampleRef]:
     return [ref for row in group for ref in row]
 
 
