@@ -21,7 +21,7 @@ from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.job import Job
 from penstock.server.local import LocalLoader
 from penstock.server.pipeline.line import Line
-from penstock.server.rpc.opening import Opening
+from penstock.server.rpc.opening import OpenedRead
 from penstock.wire.digest import batch_digest
 from penstock.wire.order import Tail
 from penstock.wire.v1 import feed_pb2
@@ -44,7 +44,7 @@ class Purity:
     def truth(self, position: int) -> tuple[feed_pb2.BatchHeader, str, bytes]:
         """Return header, digest and body of a position as `local:` has them."""
         if position not in self._truth:
-            opening = Opening(self._job, None, self._tail, 0, None)  # type: ignore[arg-type]
+            opening = OpenedRead(self._job, None, self._tail, 0, None)  # type: ignore[arg-type]
             computed = self._loader.batch(position, opening)
             header = feed_pb2.BatchHeader.FromString(computed.header)
             body = bytes(computed.body)
