@@ -12,6 +12,7 @@ Commands as a user starts them, in an interpreter of their own, run in `e2e/test
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
 import gc
 import importlib
@@ -181,6 +182,13 @@ class Forge:
         self._running: dict[int, Forked] = {}
         self._early: dict[int, int] = {}
         threading.Thread(target=self._listen, name="forge", daemon=True).start()
+        atexit.register(self._close)
+
+    def _close(self) -> None:
+        """End the process, unless this is a fork of the one that has started it."""
+        if self._pid == os.getpid():
+            self._socket.shutdown(socket.SHUT_RDWR)
+            self._process.wait(10)
 
     def start(
         self,
