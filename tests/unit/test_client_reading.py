@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from harness import write_job_file
-from penstock.client import Batch, Loader
+from penstock.client import Batch, Limits, Loader, Ranks
 from penstock.wire.errors import (
     BadFrame,
     BadState,
@@ -437,8 +437,8 @@ def test_an_evaluation_of_an_endless_job_needs_max_steps(node: ServedNode) -> No
         ({"deadline_s": 0}, "deadline_s=0"),
         ({"deadline_s": "9"}, "deadline_s='9': use seconds above 0"),
         ({"deadline_s": float("nan")}, "deadline_s=nan"),
-        ({"prefetch_bytes": "1 GiB"}, "prefetch_bytes='1 GiB': use an integer"),
-        ({"max_body_bytes": float("inf")}, "max_body_bytes=inf"),
+        ({"limits": 9}, r"limits=9: pass Limits\(\.\.\.\)"),
+        ({"ranks": Ranks(0, 2)}, "rank=, world_size= beside ranks=: say it in Ranks"),
         ({"rank": "0"}, "rank='0': use an integer"),
         ({"mesh": 3, "rank": None, "world_size": None}, "mesh=3: pass a DeviceMesh"),
         ({"group": ""}, "group=''"),
@@ -446,7 +446,6 @@ def test_an_evaluation_of_an_endless_job_needs_max_steps(node: ServedNode) -> No
         ({"mode": "eval", "start": 3}, "starts at step 0"),
         ({"max_steps": 3}, "max_steps=3"),
         ({"world_size": None}, "without world_size="),
-        ({"dp": "dp", "rank": None, "world_size": None}, "pass mesh= too"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused_by_name(
@@ -454,6 +453,31 @@ def test_arguments_that_cannot_be_are_refused_by_name(
 ) -> None:
     with pytest.raises(InvalidRequest, match=sentence):
         Loader("127.0.0.1:1", "code", **{"rank": 0, "world_size": 1} | options)
+
+
+@pytest.mark.parametrize(
+    ("value", "options", "sentence"),
+    [
+        (Limits, {"prefetch_bytes": "1 GiB"}, "prefetch_bytes='1 GiB': use an integer"),
+        (Limits, {"prefetch_bytes": 0}, "prefetch_bytes=0: use an integer of at least 1"),
+        (Limits, {"max_body_bytes": float("inf")}, "max_body_bytes=inf"),
+        (Ranks, {"rank": 0}, "without world_size="),
+        (Ranks, {"rank": "0", "world_size": 1}, "rank='0': use an integer"),
+        (Ranks, {"dp": "dp", "tp": "tp"}, "dp=, tp= stands for dimensions of a mesh: pass mesh="),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_where_it_is_made(
+    value: type, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=sentence):
+        value(**options)
+
+
+def test_a_rank_is_said_by_arguments_or_by_one_value(node: ServedNode) -> None:
+    ranks = Ranks(rank=1, world_size=3)
+    with alone(node, rank=None, world_size=None, ranks=ranks, batches_per_step=3) as loader:
+        assert (loader.place.rank, loader.place.world_size) == (1, 3)
+        assert [batch.position for batch in take(loader, 3)] == [1, 4, 7]
 
 
 def test_arrays_on_a_device_are_refused(node: ServedNode) -> None:
@@ -527,7 +551,10 @@ def test_an_ephemeral_loader_has_no_cursor(node: ServedNode) -> None:
 
 
 def test_a_body_above_the_limit_is_refused_before_memory_is_taken() -> None:
-    with ServedNode(nbytes=1 << 20) as node, alone(node, max_body_bytes=1 << 16) as loader:
+    with (
+        ServedNode(nbytes=1 << 20) as node,
+        alone(node, limits=Limits(max_body_bytes=1 << 16)) as loader,
+    ):
         with pytest.raises(BadFrame, match="at most 65536"):
             next(iter(loader))
         assert loader.stats()["pool_leased_bytes"] == 0

@@ -18,7 +18,7 @@ import pytest
 from penstock.client import Batch, Loader
 from penstock.client.backoff import Backoff
 from penstock.client.reading import transport
-from penstock.client.reading.feed import MAX_REREADS
+from penstock.client.reading.route import MAX_REREADS
 from penstock.wire.errors import (
     BadFrame,
     BadItem,
@@ -274,7 +274,7 @@ def test_a_node_that_is_gone_for_good_is_an_error_at_the_deadline() -> None:
 def test_a_long_wait_is_logged_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.client.reading.feed.LOG_EVERY_S", 0.05)
+    monkeypatch.setattr("penstock.client.reading.slots.LOG_EVERY_S", 0.05)
     with ServedNode() as node, reader(node, deadline_s=1.2) as loader:
         node.gate.held.add(0)
         with caplog.at_level(logging.WARNING, "penstock"), pytest.raises(DataTimeout):

@@ -16,7 +16,8 @@ from harness import ENVIRONMENT, run_command
 from penstock.server.core.refs import Group, SampleRef
 from penstock.server.job import Job
 from penstock.server.roles import BatchCollator, RawItemProcessor, SampleBatcher, Source
-from penstock.server.roles.base import CollateContext, ProcessContext, Sample
+from penstock.server.roles.base import Sample
+from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.sources import ItemsSource
 from penstock.server.testing import (
     check_batcher,

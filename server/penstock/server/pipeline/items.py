@@ -28,7 +28,9 @@ from penstock.server.core.seeding import BorrowedGlobals, drawn_since
 from penstock.server.core.transient import is_transient
 from penstock.server.job import Job
 from penstock.server.pipeline.kept import KEPT_BYTES, KeptItems
-from penstock.server.roles.base import ProcessContext, RawItem, Role, Sample, Source, item_key
+from penstock.server.roles.base import RawItem, Sample, Source
+from penstock.server.roles.context import ProcessContext, item_key
+from penstock.server.roles.role import Role
 from penstock.wire.errors import (
     BadBatch,
     BadItem,

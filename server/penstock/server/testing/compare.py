@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.server.roles.base import Role
+from penstock.server.roles.role import Role
 
 
 def as_bytes(value: Any) -> Any:

@@ -13,14 +13,13 @@ import numpy as np
 from penstock.server.core.refs import Group, ItemRef, SampleRef
 from penstock.server.roles.base import (
     BatchCollator,
-    CollateContext,
-    ProcessContext,
     RawItem,
     RawItemProcessor,
     Sample,
     SampleBatcher,
     Source,
 )
+from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.testing.compare import as_bytes, check_identity, holds
 from penstock.wire.errors import BadItem
 from penstock.wire.values import to_plain
