@@ -192,7 +192,8 @@ class Loader:
             raise InvalidRequest(
                 f"mark({marked}): this Loader has not yielded that position; pass the position of "
                 "a batch that came out of it",
-                position=marked,
+                field="position",
+                value=marked,
             )
         self._reader.at = at._replace(marked=marked)
 
