@@ -248,7 +248,13 @@ class LocalNode:
 
     def _describe(self, request: feed_pb2.DescribeRequest) -> feed_pb2.DescribeReply:
         store = self._store.uuid if self._store is not None else ""
-        return describe(self._jobs(request.job), request, node=self._node, store=store)
+        return describe(
+            self._jobs(request.job),
+            request,
+            node=self._node,
+            node_id=f"{socket.gethostname()}/local",
+            store=store,
+        )
 
     def _status(self) -> dict[str, Any]:
         """Return what there is of a node's status: no workers, and no reader but the caller."""
