@@ -24,7 +24,7 @@ from penstock.server.testing.compare import as_bytes, check_identity, holds
 from penstock.wire.errors import BadItem
 from penstock.wire.values import to_plain
 
-Rows = Sequence[Sequence[Sample]]
+SampleRows = Sequence[Sequence[Sample]]
 
 
 # --- sources ---
@@ -256,7 +256,7 @@ def _check_places(
 # --- collators ---
 
 
-def check_collator(collator: BatchCollator, rows: Rows, later: Rows) -> None:
+def check_collator(collator: BatchCollator, rows: SampleRows, later: SampleRows) -> None:
     """Hold a collator to its contract, with the rows of two batches.
 
     The rows alone decide the batch, and are left as they were. Names, their order, types and dtypes
