@@ -179,7 +179,10 @@ class RpcError(grpc.RpcError):
 @pytest.mark.parametrize("cls", list(ERRORS.values()), ids=lambda cls: cls.code)
 def test_every_error_of_the_table_comes_back_as_itself(cls: type[PenstockError]) -> None:
     status = grpc.StatusCode[cls.status]
-    trailing = [("other", "x"), (ERROR_METADATA_KEY, encode_error(cls("a sentence", rank=3)))]
+    trailing = [
+        ("other", "x"),
+        (ERROR_METADATA_KEY, encode_error(cls.with_fields("a sentence", {"rank": 3}))),
+    ]
 
     found = error_from_rpc(RpcError(status, "", trailing), "node:1")
 

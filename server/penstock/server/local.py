@@ -520,7 +520,7 @@ class LocalRead:
 
 def _error(data: bytes) -> PenstockError:
     told = json.loads(data)
-    return ERRORS.get(told["code"], PenstockError)(told["message"], **told["fields"])
+    return ERRORS.get(told["code"], PenstockError).with_fields(told["message"], told["fields"])
 
 
 def _signal_name(number: int) -> str:
