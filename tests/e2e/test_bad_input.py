@@ -296,7 +296,7 @@ def write_tokenizer(path: Path) -> None:
 BIG = str(2**63)
 
 CALLS: list[tuple[list[str], str, str]] = [
-    (["cat", "@", "man"], "there is no job 'man' here; there are: ", "unknown_job"),
+    (["cat", "@", "man"], "there is no job 'man': did you mean main?", "unknown_job"),
     (
         ["cat", "@", "main", "--rank", "4", "--world-size", "4"],
         "rank 4 is not one of 4 ranks",

@@ -872,7 +872,7 @@ def test_show_text_decodes_documents_with_their_seams(
     assert run(["show", "penstock.yaml", "main", "--position", "0", "--text"]) == 0
 
     out = capsys.readouterr().out
-    assert out.startswith("=== position 0 (step 0, lane 0, offset 0)")
+    assert out.startswith("0  step 0  lane 0:0  ")
     assert "--- row 0, document 1, " in out
     assert "--- row 0, document 2, " in out
     assert "h e l l o" in out or "hello" in out

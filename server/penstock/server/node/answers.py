@@ -200,7 +200,6 @@ class Answers:
             self._dispatch.diverged(one.job.log_id, lane.lane, error)
             one.failed(ticket.entry, error)
             return
-        traceback = error.fields.get("traceback")
         log.error(
             "a batch cannot be made",
             job=one.job.name,
@@ -208,7 +207,7 @@ class Answers:
             offset=ticket.offset,
             code=error.code,
             error=error.message,
-            **({"traceback": traceback} if traceback else {}),
+            **({"traceback": error.traceback} if error.traceback else {}),
         )
         self._observer.failed(one.job.name, error.code)
         one.failed(ticket.entry, error)
