@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from harness import ENVIRONMENT, run_command
-from penstock.server.core.refs import Group, SampleRef
+from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.job import Job
 from penstock.server.roles import BatchCollator, RawItemProcessor, SampleBatcher, Source
 from penstock.server.roles.base import Sample
@@ -132,7 +132,7 @@ class Loses(SampleBatcher):
     def __init__(self) -> None:
         self.count = 0
 
-    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
         """Return the others."""
         self.count += 1
         return [] if self.count % 3 == 0 else [[[ref]]]
@@ -146,7 +146,7 @@ class Forgets(SampleBatcher):
     def __init__(self) -> None:
         self.held: list[SampleRef] = []
 
-    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
         """Return the third last."""
         self.held.append(ref)
         return [[[self.held.pop(0)]]] if len(self.held) > 2 else []

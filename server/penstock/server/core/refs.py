@@ -59,7 +59,7 @@ class SampleRef(NamedTuple):
 Row = list[SampleRef]
 """One row of a batch: for a packer the samples that lie behind each other in it."""
 
-Group = list[Row]
+Rows = list[Row]
 """What a batcher finishes: the rows of one batch."""
 
 
@@ -74,7 +74,7 @@ class BatchPlan(NamedTuple):
 
     lane: int
     offset: int
-    rows: Group
+    rows: Rows
 
     def to_json(self) -> list[Any]:
         """Return `[lane, offset, rows]`, refs as `SampleRef.to_json` gives them."""
@@ -95,8 +95,8 @@ class Verdict(NamedTuple):
     it was met for, with all behind it in its lane at stage `draw`.
 
     Attributes:
-        stage: `draw` (removed before batching), `exit` (removed from its own group only) or `size`
-            (a sample or piece was left out of a group, for its size was not the planned one).
+        stage: `draw` (removed before batching), `exit` (removed from its own batch only) or `size`
+            (a sample or piece was left out of a batch, for its size was not the planned one).
         item: The item, in the epoch in which it was met.
         content_hash: SHA-256 of its raw bytes, hex.
         reason: One line.
@@ -164,4 +164,4 @@ def budget_spent(limit: int, verdict: Verdict, known: Iterable[Verdict] = ()) ->
     )
 
 
-__all__ = ["BatchPlan", "Group", "ItemRef", "Row", "SampleRef", "Span", "Verdict", "budget_spent"]
+__all__ = ["BatchPlan", "ItemRef", "Row", "Rows", "SampleRef", "Span", "Verdict", "budget_spent"]

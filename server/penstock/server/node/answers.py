@@ -167,7 +167,8 @@ class Answers:
             self._shelf.put(SnapshotRecord(log_id, lane, offset, data))
 
     def _failed(self, worker: WorkerProcess, message: Message) -> None:
-        error = ERRORS.get(message["code"], Internal)(message["message"], **message["fields"])
+        cls = ERRORS.get(message["code"], Internal)
+        error = cls.with_fields(message["message"], message["fields"])
         match message["of"]:
             case "snapshot":
                 log.error("a worker cannot say where its lines are", error=error.message)

@@ -396,7 +396,7 @@ class Worker:
                 self.inbox.extendleft(reversed(held))
                 if "code" in message:
                     cls = ERRORS.get(message["code"], Internal)
-                    raise cls(message["message"], **message["fields"])
+                    raise cls.with_fields(message["message"], message["fields"])
                 return Verdict.from_json(message["verdict"])
             held.append(message)
         raise ServerGone

@@ -16,7 +16,14 @@ from penstock.server.metrics import Metrics
 from penstock.server.node.entry import Entry
 from penstock.server.node.node import Node
 from penstock.server.rpc.lending import Lending
-from penstock.server.rpc.opening import Opening, ended, open_read, opened, parse_horizon, parse_open
+from penstock.server.rpc.opening import (
+    OpenedRead,
+    ended,
+    open_read,
+    opened,
+    parse_horizon,
+    parse_open,
+)
 from penstock.server.rpc.present import Present
 from penstock.server.rpc.story import UNCHECKED
 from penstock.server.rpc.streams import Stream, Streams
@@ -193,7 +200,7 @@ class Reads:
             stream.wake.set()
 
     async def _send(
-        self, stream: Stream, opening: Opening, call: Call, listening: asyncio.Future[None]
+        self, stream: Stream, opening: OpenedRead, call: Call, listening: asyncio.Future[None]
     ) -> str:
         """Send what the consumer accepts, until one of the ends; return why it ended."""
         reader, wake = stream.reader, stream.wake
