@@ -125,7 +125,7 @@ class Loader:
         mode: Literal["stream", "eval"] = "stream",
         device: Any = None,
         attempt: str | None = None,
-        prefetch: int = 4,
+        prefetch: int = 8,
         prefetch_bytes: int = PREFETCH_BYTES,
         deadline_s: float = DEADLINE_S,
         tail: Literal["pad", "drop"] = "pad",

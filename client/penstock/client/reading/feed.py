@@ -40,9 +40,13 @@ logger = logging.getLogger("penstock")
 LOG_EVERY_S = 30.0
 """A waiting consumer says so, with the reason, this often."""
 
+PAUSE_S = 0.5
+"""A waiting consumer looks up this often: a signal handler runs soon on every platform."""
+
 TELL_S = 0.005
-"""A consumer that waits longer tells the server where it is, in case that holds a batch back. What
-is made as fast as it is read comes sooner, and a message for each would cost both sides."""
+"""A consumer that waits longer tells the server where it is, in case that holds a batch back for
+want of room. What is made as fast as it is read comes sooner, and a message for each would cost
+both sides. Where the server knows of room for a batch like the largest so far, `PAUSE_S` it is."""
 
 MAX_REREADS = 2
 """How often one position is read again after its checksum was wrong."""
@@ -106,6 +110,7 @@ class _Stream:
         allowed: The horizon up to which positions may come: set before it is sent.
         sent: The horizon that the server was told: set after it was sent.
         told: The next position that the server was told.
+        bytes_limit: What it may have sent in all, as it was told.
         received_bytes: The bodies of all batches that came whole, copies of known ones, too.
     """
 
@@ -113,6 +118,7 @@ class _Stream:
     allowed: int
     sent: int
     told: int
+    bytes_limit: int
     received_bytes: int = 0
 
 
@@ -176,6 +182,7 @@ class Feed:
         self._assembling: dict[tuple[int, int], _Assembly] = {}
         self._rereads: dict[int, int] = {}
         self._in_bundle = False
+        self._largest_bytes = 0  # of the bodies that have come
         self._backoff = Backoff()
         # Set and taken by threads that nothing breaks off.
         self._guard = threading.Lock()
@@ -278,11 +285,12 @@ class Feed:
                 waited = time.monotonic() - began
                 stream = self._stream
                 is_told = stream is None or stream.told >= position
+                tell_s = PAUSE_S if stream is None or self._has_room(stream) else TELL_S
                 if stream is not None and position >= stream.sent:
                     # Nobody moves the horizon while the only consumer waits: send what was held
                     # back. Below it the server is at work already, and a message would cost both.
                     self._extend(at_least=1)
-                elif not is_told and waited >= TELL_S:
+                elif not is_told and waited >= tell_s:
                     # Or it holds this batch back, for want of room that is there by now.
                     self._extend(at_least=0)
                 if waited >= deadline_s:
@@ -297,12 +305,15 @@ class Feed:
                         position,
                         self._why(),
                     )
-                # Short, so that a signal handler of the trainer runs soon on every platform.
-                pause_s = 0.5 if is_told or waited >= TELL_S else TELL_S
+                pause_s = PAUSE_S if is_told or waited >= tell_s else tell_s
                 self._changed.acquire(timeout=max(0.0, min(pause_s, deadline_s - waited)))
             return delivery
         finally:
             self.wait_s += time.monotonic() - began
+
+    def _has_room(self, stream: _Stream) -> bool:
+        """Tell whether the server knows of room for one more batch, as large as any so far."""
+        return stream.received_bytes + self._largest_bytes <= stream.bytes_limit
 
     def _wake(self) -> None:
         """Have the consumer look again, now or when it comes to wait."""
@@ -350,6 +361,7 @@ class Feed:
         stream.allowed = max(stream.allowed, horizon)
         stream.call.send(feed_pb2.ReadRequest(horizon=message).SerializeToString())
         stream.sent, stream.told = max(stream.sent, horizon), position
+        stream.bytes_limit = max(stream.bytes_limit, limit)
 
     def _room(self, received_bytes: int) -> tuple[int, int]:
         """Return the next position, and how many bytes a stream may have sent from its start on.
@@ -428,7 +440,7 @@ class Feed:
         call = self._transport.read(self._open_message(self._missing, horizon, position, limit))
         with self._guard:
             self._call = call
-        self._stream = _Stream(call, horizon, horizon, position)
+        self._stream = _Stream(call, horizon, horizon, position, limit)
         self._wake()  # who waits beyond the horizon may move it now
         try:
             if self._closed.is_set():
@@ -602,6 +614,7 @@ class Feed:
             stream.received_bytes += header.body_bytes
             return False
         frame.check_crc(header, body, assembly.crc)
+        self._largest_bytes = max(self._largest_bytes, header.body_bytes)
         self._backoff.reset()
         self._reason, self._cause = "the server has sent nothing since the last batch", ""
         self._ready[header.position] = Delivery(header, body)
