@@ -109,12 +109,12 @@ class Answers:
         ticket = worker.answer(message["ticket"])
         header, plan, *snapshots = message["blobs"]
         nbytes, where = message["nbytes"], message["where"]
-        body, release = None, None
+        span = None
         if where is not None:
             arena, at = where
-            body, release = worker.take_body(arena, at, nbytes)
-        if release is not None and (ticket is None or ticket.stale):
-            release()
+            span = worker.take_span(arena, at, nbytes)
+        if span is not None and (ticket is None or ticket.stale):
+            span.free()
         if ticket is None:  # it was taken back before it was answered
             return
         if ticket.line is not None:
@@ -130,7 +130,7 @@ class Answers:
             plan = ticket.lane.plans.get(ticket.offset, b"")
         job = ticket.log.job
         ticket.entry.tokens = max(0, message["counts"].get("tokens", 0))
-        ticket.log.ready(ticket.entry, header, body, nbytes, release)
+        ticket.log.ready(ticket.entry, header, nbytes, span)
         self._observer.produced(job.name, nbytes, message["counts"])
         self._audit.made(worker, ticket, header, plan)
         if "libraries" in message:
@@ -200,7 +200,6 @@ class Answers:
             self._dispatch.diverged(one.job.log_id, lane.lane, error)
             one.failed(ticket.entry, error)
             return
-        traceback = error.fields.get("traceback")
         log.error(
             "a batch cannot be made",
             job=one.job.name,
@@ -208,7 +207,7 @@ class Answers:
             offset=ticket.offset,
             code=error.code,
             error=error.message,
-            **({"traceback": traceback} if traceback else {}),
+            **({"traceback": error.traceback} if error.traceback else {}),
         )
         self._observer.failed(one.job.name, error.code)
         one.failed(ticket.entry, error)

@@ -19,7 +19,7 @@ from penstock.server.core.frames import error_line
 from penstock.server.core.refs import Verdict
 from penstock.server.environment import worker_environment
 from penstock.server.job import Job
-from penstock.server.node.arena import ArenaReader, sealed_memory
+from penstock.server.node.arena import ArenaReader, Span, sealed_memory
 from penstock.server.node.books import LaneState, LineState, Log
 from penstock.server.node.channel import Message, Misspoken, Unpacker, pack_all, receive
 from penstock.server.node.entry import Entry
@@ -226,19 +226,12 @@ class WorkerProcess:
         """Take a ticket from this worker, which may still answer it."""
         self.taken_back[ticket.number] = self.tickets.pop(ticket.number)
 
-    def take_body(
-        self, arena: int, start: int, nbytes: int
-    ) -> tuple[memoryview, Callable[[], None]]:
-        """Return the body that lies in an arena, and what gives its memory back to the worker."""
+    def take_span(self, arena: int, start: int, nbytes: int) -> Span:
+        """Return the body that lies in an arena, `nbytes` bytes from `start` on."""
         reader = self.arenas[arena]
         reader.starts.add(start)
         view = reader.view[start : start + nbytes]
-
-        def release() -> None:
-            view.release()
-            self.free_later(arena, start)
-
-        return view, release
+        return Span(reader, start, view, lambda: self.free_later(arena, start))
 
     def free_later(self, arena: int, start: int) -> None:
         """Tell the worker that a span is free, with the next message or soon."""

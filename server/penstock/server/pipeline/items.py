@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,7 +29,9 @@ from penstock.server.core.seeding import BorrowedGlobals, drawn_since
 from penstock.server.core.transient import is_transient
 from penstock.server.job import Job
 from penstock.server.pipeline.kept import KEPT_BYTES, KeptItems
-from penstock.server.roles.base import ProcessContext, RawItem, Role, Sample, Source, item_key
+from penstock.server.roles.base import RawItem, Sample, Source
+from penstock.server.roles.context import ProcessContext, item_key
+from penstock.server.roles.role import Role
 from penstock.wire.errors import (
     BadBatch,
     BadItem,
@@ -610,7 +613,7 @@ class Items:
             raise bad.error
         held = self.verdicts.find(stage, item, lane, offset)
         if held is None:
-            reason = clean_text(str(bad.error.fields.get("reason", bad.error.message)), MAX_REASON)
+            reason = clean_text(bad.error.reason or bad.error.message, MAX_REASON)
             held = self.verdicts.add(
                 Verdict(stage, item, bad.digest, reason, bad.every_epoch, lane, offset)
             )
@@ -636,7 +639,7 @@ class Items:
         return self.judge(stage, item, bad, lane, offset)
 
     def _bad(self, stage: str, what: Call, item: ItemRef, error: Exception) -> BadItem:
-        if isinstance(error, BadItem) and "item" in error.fields:
+        if isinstance(error, BadItem) and error.item is not None:
             return error
         reason = error.message if isinstance(error, PenstockError) else error_line(error)
         return BadItem(
@@ -650,10 +653,13 @@ class Items:
 
     def _damaged(self, item: ItemRef, error: BadItem) -> BadItem:
         """Name the item of bytes that its source has read and cannot decode."""
-        return BadItem(
-            f"item {item} of job {self.job.name!r}: {error.message}; put an undamaged copy of the "
-            "file there, or set on_item_error: quarantine",
-            **{"stage": "draw", "reason": error.message, **error.fields, "item": list(item)},
+        return replace(
+            error,
+            message=f"item {item} of job {self.job.name!r}: {error.message}; put an undamaged copy "
+            "of the file there, or set on_item_error: quarantine",
+            item=list(item),
+            stage=error.stage or "draw",
+            reason=error.reason or error.message,
         )
 
     def _twice(
@@ -755,7 +761,6 @@ class Items:
     def _unavailable(
         self, what: Call, item: ItemRef | None, error: Exception, tried_s: float
     ) -> SourceUnavailable:
-        fields = {} if item is None else {"item": list(item)}
         where = f"job {self.job.name!r}"
         if item is not None:
             where = f"item {item} of {where}"
@@ -769,8 +774,9 @@ class Items:
             remedy = "check what that code reads, as this node finds it, then read again"
         return SourceUnavailable(
             f"{where} {what_failed}, and was tried for {tried_s:.0f} s: {said}; {remedy}",
-            **fields,
-            **({} if what.reading else {"role": what.role, "traceback": user_traceback(error)}),
+            item=None if item is None else list(item),
+            role=None if what.reading else what.role,
+            traceback=None if what.reading else user_traceback(error),
         )
 
     def set_up(self) -> None:

@@ -15,14 +15,14 @@ from penstock.server.core.frames import error_line
 from penstock.server.metrics import Metrics
 from penstock.server.node.entry import Entry, State
 from penstock.server.node.node import Node
-from penstock.server.rpc.opening import Opening, ended, open_read, opened, parse_request
+from penstock.server.rpc.lending import Lending
+from penstock.server.rpc.opening import Opening, ended, open_read, opened, parse_horizon, parse_open
 from penstock.server.rpc.present import Present
 from penstock.server.rpc.story import UNCHECKED
 from penstock.server.rpc.streams import Stream, Streams
 from penstock.server.store.base import Store
 from penstock.wire import CHUNK_BYTES, frame
 from penstock.wire.errors import (
-    BadFrame,
     Internal,
     PenstockError,
     StaleGeneration,
@@ -92,6 +92,7 @@ class Reads:
         present: Looks for a job's files before a run begins.
         metrics: Where batches and waits are counted.
         draining: Set once the node shuts down.
+        lending: Knows the processes on this host that bodies are lent to.
     """
 
     def __init__(
@@ -102,9 +103,10 @@ class Reads:
         present: Present,
         metrics: Metrics,
         draining: asyncio.Event,
+        lending: Lending,
     ) -> None:
         self.node, self.store, self.streams, self.present = node, store, streams, present
-        self.metrics, self.draining = metrics, draining
+        self.metrics, self.draining, self.lending = metrics, draining, lending
 
     async def serve(self, call: Call, peer: str) -> None:
         """Answer a call to its end.
@@ -120,10 +122,7 @@ class Reads:
         first = await call.read()
         if first is EOF:
             return
-        message = parse_request(first)
-        if message.WhichOneof("kind") != "open":
-            raise BadFrame("the first message of a Read must be `open`")
-        request = message.open
+        request = parse_open(first)
         opening = open_read(self.node.jobs, request)
         if self.draining.is_set():
             # A client that was sent away reconnects at once: accepting it would keep the node up.
@@ -137,13 +136,14 @@ class Reads:
         reader = self.node.open(
             request.job, opening.share, opening.tail, opening.start, opening.lanes, wake.set
         )
-        stream = Stream(request, reader, wake, peer)
+        stream = Stream(request, reader, wake, peer, self.lending.find(request.borrower))
         number = self.streams.add(stream)
         listening = asyncio.ensure_future(self._listen(stream, call))
         listening.add_done_callback(lambda _: wake.set())
         try:
             self.streams.joined(stream)
-            await call.write(opened(opening, self.node.incarnation).SerializeToString())
+            reply = opened(opening, self.node.incarnation, lends=stream.lender is not None)
+            await call.write(reply.SerializeToString())
             self.node.extend(reader, request.horizon, request.next, request.bytes_limit)
             stream.ending = await self._send(stream, opening, call, listening)
         except asyncio.CancelledError:
@@ -188,10 +188,7 @@ class Reads:
             data = await call.read()
             if data is EOF:
                 return
-            message = parse_request(data)
-            if message.WhichOneof("kind") != "horizon":
-                raise BadFrame("after `open` a consumer sends only `horizon`")
-            moved = message.horizon
+            moved = parse_horizon(data)
             stream.note_finished(moved.finished_step)
             self.node.extend(stream.reader, moved.horizon, moved.next, moved.bytes_limit)
             stream.wake.set()
@@ -250,7 +247,7 @@ class Reads:
                     frame.with_position(one.header, one.key.position),
                     one.key.lane,
                     one.key.offset,
-                    one.body if one.body is not None else b"",
+                    self._lend(stream, one) or one.body,
                 )
                 for one in entries
             ]
@@ -268,12 +265,22 @@ class Reads:
         for one in entries:
             self.metrics.sent(reader.log.job.name, one.nbytes)
 
+    def _lend(self, stream: Stream, entry: Entry) -> feed_pb2.Lent | None:
+        """Lend a batch to a consumer on this host; None = send it."""
+        if stream.lender is None:
+            return None
+        limit_bytes = self.lending.limit_bytes()
+        lent = stream.lender.lend(entry, limit_bytes)
+        if lent is None and entry.nbytes > limit_bytes - stream.lender.lent_bytes:
+            self.streams.holds(stream, stream.lender.lent_bytes, limit_bytes)
+        return lent
+
     async def _gather(
         self, stream: Stream, entries: list[Entry], listening: asyncio.Future[None]
     ) -> None:
-        """Add what is ready to a bundle, and what soon will be where `gathers_until` allows it.
+        """Add what is ready to a bundle, and what soon will be as long as `gathers_until` says.
 
-        Nothing waits in a stream that ends, whatever its reason, nor for a batch that has failed
+        Nothing waits in a stream that ends, whatever the reason, nor for a batch that has failed
         or that the consumer has no room for.
         """
         reader, wake = stream.reader, stream.wake
@@ -284,15 +291,15 @@ class Reads:
                 entries.append(more)
                 room -= more.nbytes
                 continue
+            owed = reader.owed
+            if owed is None or owed.state is State.FAILED or reader.is_full:
+                return
+            if stream.error is not None or self.draining.is_set() or listening.done():
+                return
             until = gathers_until(stream.wrote_at, len(entries), len(reader.pending))
             left = until - time.monotonic()
             # What comes next is about as large as what is here.
-            if left <= 0 or room < entries[0].nbytes or reader.is_full:
-                return
-            owed = reader.owed
-            if owed is None or owed.state is State.FAILED:
-                return
-            if stream.error is not None or self.draining.is_set() or listening.done():
+            if left <= 0 or room < entries[0].nbytes:
                 return
             wake.clear()
             timer = asyncio.get_running_loop().call_later(left, wake.set)
@@ -318,16 +325,16 @@ def gathers_until(wrote_at: float, gathered: int, missing: int) -> float:
 
     A message costs as much as several of them, on both sides, and where batches come one by one
     each would have one of its own. So they wait for each other until half of what the consumer
-    accepts is there: it works on one half while the other is made. The first batch after a pause
+    accepts is here: it works on one half while the other is made. The first batch after a pause
     waits for nothing.
 
     Args:
         wrote_at: When the stream's last message was sent, in seconds.
         gathered: How many batches are here.
-        missing: How many more the consumer accepts, none of which is ready.
+        missing: How many more the consumer accepts, none of which can be sent yet.
 
     Returns:
-        A time on the clock of `wrote_at`; one that is over = send at once.
+        A time on the clock of `wrote_at`; one that has passed = send at once.
     """
     return wrote_at + GATHER_S if gathered < missing else wrote_at
 

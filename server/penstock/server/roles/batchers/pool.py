@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from penstock.server.core.parameters import check_choice, check_flag, check_whole
 from penstock.server.core.refs import Group, SampleRef
 from penstock.server.packing.pool import STRATEGIES, choose
 from penstock.server.roles.base import Sample
-from penstock.server.roles.batchers.packer import (
-    PackingBatcher,
-    check_choice,
-    check_flag,
-    check_whole,
-)
+from penstock.server.roles.batchers.packer import PackingBatcher
 from penstock.wire.errors import InvalidJob
 
 
@@ -94,14 +90,18 @@ class PoolPackingBatcher(PackingBatcher):
     @property
     def pending(self) -> Sequence[SampleRef]:
         """Return the pool."""
-        if type(self) is not PoolPackingBatcher:  # a subclass may hold more
+        if not self.keeps(PoolPackingBatcher):  # a subclass may hold more
             return super().pending
         return [ref for ref, _ in self._pool]
+
+    def chooses_from(self) -> int:
+        """Return the size of the pool."""
+        return self.pool_size
 
     @property
     def may_refuse(self) -> bool:
         """Tell whether `add` may raise: never, as far as this class decides."""
-        return type(self) is not PoolPackingBatcher
+        return not self.keeps(PoolPackingBatcher)
 
     def flush(self) -> list[Group]:
         """Return groups of what is left in the pool."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from penstock.server.core.parameters import check_flag, check_whole
 from penstock.server.core.refs import Group, SampleRef
 from penstock.server.roles.base import Sample, SampleBatcher
-from penstock.server.roles.batchers.packer import check_flag, check_whole
 
 
 class SimpleBatcher(SampleBatcher):
@@ -43,14 +43,14 @@ class SimpleBatcher(SampleBatcher):
     @property
     def pending(self) -> Sequence[SampleRef]:
         """Return the samples of the group that is not full."""
-        if type(self) is not SimpleBatcher:  # a subclass may hold more
+        if not self.keeps(SimpleBatcher):  # a subclass may hold more
             return super().pending
         return self._held
 
     @property
     def may_refuse(self) -> bool:
         """Tell whether `add` may raise: never, as far as this class decides."""
-        return type(self) is not SimpleBatcher
+        return not self.keeps(SimpleBatcher)
 
     def flush(self) -> list[Group]:
         """Return the shorter last group, or drop it."""

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from penstock.server.roles.base import BatchCollator, CollateContext, KeySpec, Sample
+from penstock.server.core.parameters import check_whole
+from penstock.server.roles.base import BatchCollator, KeySpec, Sample
 from penstock.server.roles.collators.arrays import (
     IGNORE_INDEX,
     Array,
@@ -15,8 +16,8 @@ from penstock.server.roles.collators.arrays import (
     masked,
     token_ids,
     token_row,
-    whole_number,
 )
+from penstock.server.roles.context import CollateContext
 from penstock.wire.errors import InvalidJob
 
 
@@ -96,8 +97,8 @@ class PackedCollator(BatchCollator):
             ("max_documents", max_documents),
         ):
             if value is not None:
-                whole_number(name, value, least=1)
-        whole_number("pad_value", pad_value, least=0)
+                check_whole(name, value, 1, optional=True)
+        check_whole("pad_value", pad_value, 0, optional=True)
         if pad_to is not None and pad_to % (document_multiple or 1):
             raise InvalidJob(
                 f"pad_to is {pad_to}, which is not a multiple of document_multiple "

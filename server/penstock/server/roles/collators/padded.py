@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.server.roles.base import BatchCollator, CollateContext, KeySpec, Sample
+from penstock.server.core.parameters import check_whole
+from penstock.server.roles.base import BatchCollator, KeySpec, Sample
 from penstock.server.roles.collators.arrays import (
     IGNORE_INDEX,
     Array,
@@ -16,9 +17,9 @@ from penstock.server.roles.collators.arrays import (
     masked,
     token_ids,
     token_row,
-    whole_number,
 )
 from penstock.server.roles.collators.default import stack_samples
+from penstock.server.roles.context import CollateContext
 from penstock.wire.errors import InvalidJob
 
 _ALIGNED = ("labels", "attention_mask", "token_type_ids", "position_ids", "special_tokens_mask")
@@ -71,9 +72,9 @@ class PaddedCollator(BatchCollator):
     ) -> None:
         for name, value in (("pad_to", pad_to), ("pad_to_multiple_of", pad_to_multiple_of)):
             if value is not None:
-                whole_number(name, value, least=1)
-        whole_number("pad_value", pad_value, least=0)
-        whole_number("label_pad", label_pad, least=IGNORE_INDEX)
+                check_whole(name, value, 1, optional=True)
+        check_whole("pad_value", pad_value, 0, optional=True)
+        check_whole("label_pad", label_pad, IGNORE_INDEX, optional=True)
         if pad_to is not None and pad_to_multiple_of is not None and pad_to % pad_to_multiple_of:
             raise InvalidJob(
                 f"pad_to is {pad_to}, which is not a multiple of pad_to_multiple_of "
