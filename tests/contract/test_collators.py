@@ -140,6 +140,7 @@ def test_specs_say_what_the_values_are(collator: BatchCollator, rows: Rows, late
             value = values[spec.name]
             if spec.kind == "int":
                 assert type(value) is int
+                assert (spec.least or 0) <= value <= (spec.most or value)
                 assert spec.place == "host"
                 continue
             assert spec.kind == "tensor"
@@ -148,6 +149,8 @@ def test_specs_say_what_the_values_are(collator: BatchCollator, rows: Rows, late
             assert all(
                 want in (-1, have) for want, have in zip(spec.shape, value.shape, strict=True)
             )
+            assert spec.least is None or value.min(initial=spec.least) >= spec.least
+            assert spec.most is None or value.max(initial=spec.most) <= spec.most
 
 
 @every_collator

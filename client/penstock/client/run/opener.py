@@ -105,6 +105,7 @@ class Opener:
             store=store,
             batches=info.batches if info.HasField("batches") else None,
             share=share,
+            finite=info.finite,
             first=first,
             group=options.group or "",
             token=token,

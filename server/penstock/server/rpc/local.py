@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import queue
+import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,14 @@ class LocalService:
     def _describe(self, asked: feed_pb2.DescribeRequest) -> bytes:
         node = self._node
         reply = node.with_jobs(
-            asked.job, lambda jobs: describe(jobs, asked, node=node.name, store=node.store_uuid)
+            asked.job,
+            lambda jobs: describe(
+                jobs,
+                asked,
+                node=node.name,
+                node_id=f"{socket.gethostname()}/local",
+                store=node.store_uuid,
+            ),
         )
         return reply.SerializeToString()
 

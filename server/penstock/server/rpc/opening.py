@@ -45,6 +45,7 @@ def describe(
     request: feed_pb2.DescribeRequest,
     *,
     node: str,
+    node_id: str,
     store: str,
     max_body_bytes: int = 0,
 ) -> feed_pb2.DescribeReply:
@@ -55,7 +56,12 @@ def describe(
     """
     check_protocol(request.protocol)
     reply = feed_pb2.DescribeReply(
-        protocol=PROTOCOL, server_version=VERSION, node=node, store=store, jobs=sorted(jobs)
+        protocol=PROTOCOL,
+        server_version=VERSION,
+        node=node,
+        node_id=node_id,
+        store=store,
+        jobs=sorted(jobs),
     )
     if not request.job and len(jobs) != 1:
         return reply
@@ -65,9 +71,13 @@ def describe(
     reply.batches_per_step = job.batches_per_step or 0
     reply.max_body_bytes = max_body_bytes
     if job.order.batches is not None:
-        reply.batches = job.order.batches
+        reply.finite, reply.batches = True, job.order.batches
+    layout = job.collator.value_layout()
+    reply.layout, reply.labels_shifted = layout.name, layout.labels_shifted
+    if layout.ignore_index is not None:
+        reply.ignore_index = layout.ignore_index
     for spec in job.collator.specs():
-        reply.keys.add(
+        key = reply.keys.add(
             name=spec.name,
             kind=spec.kind,
             dtype=spec.dtype,
@@ -75,6 +85,10 @@ def describe(
             optional=spec.optional,
             place=_PLACES[spec.place],
         )
+        if spec.least is not None:
+            key.min = spec.least
+        if spec.most is not None:
+            key.max = spec.most
     return reply
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock.server.core.parameters import check_whole
-from penstock.server.roles.base import BatchCollator, KeySpec, Sample
+from penstock.server.roles.base import BatchCollator, KeySpec, Layout, Sample
 from penstock.server.roles.collators.arrays import (
     IGNORE_INDEX,
     Array,
@@ -137,8 +137,14 @@ class PaddedCollator(BatchCollator):
     def specs(self) -> list[KeySpec]:
         """Return the keys that every batch has."""
         shape = (-1, self.pad_to or -1)
-        names = _IDS if self.make_labels else _IDS[:2]
-        return [KeySpec(name, dtype="int64", shape=shape) for name in names]
+        mask = KeySpec("attention_mask", dtype="int64", shape=shape, least=0, most=1)
+        names = ("input_ids", "labels") if self.make_labels else ("input_ids",)
+        ids, *labels = (KeySpec(name, dtype="int64", shape=shape) for name in names)
+        return [ids, mask, *labels]
+
+    def value_layout(self) -> Layout:
+        """Return that samples are padded, and which labels count."""
+        return Layout("padded", ignore_index=self.label_pad if self.make_labels else None)
 
     def _width(self, lengths: list[int], context: CollateContext) -> int:
         longest = max(lengths, default=0)
