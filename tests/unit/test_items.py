@@ -14,7 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
-from penstock.server.core.refs import ItemRef, Verdict
+from penstock.server.core.refs import ItemRef
+from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline.items import (
     Filtered,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.server.core.refs import Verdict
+from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items, VerdictBook
 from penstock.server.pipeline.line import Line, nearest_line

@@ -29,7 +29,8 @@ from google.protobuf.message import DecodeError
 
 from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line
-from penstock.server.core.refs import ItemRef, Verdict
+from penstock.server.core.refs import ItemRef
+from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.jobs.load import Config, load
 from penstock.server.local import (

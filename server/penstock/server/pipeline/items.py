@@ -23,9 +23,10 @@ import numpy as np
 from penstock.server.core.contained import as_exception, contained
 from penstock.server.core.copies import own_copy
 from penstock.server.core.frames import error_line, user_traceback
-from penstock.server.core.refs import ItemRef, Verdict, budget_spent
+from penstock.server.core.refs import ItemRef
 from penstock.server.core.seeding import BorrowedGlobals, drawn_since
 from penstock.server.core.transient import is_transient
+from penstock.server.core.verdict import Verdict, budget_spent
 from penstock.server.job import Job
 from penstock.server.pipeline.kept import KEPT_BYTES, KeptItems
 from penstock.server.roles.base import ProcessContext, RawItem, Role, Sample, Source, item_key

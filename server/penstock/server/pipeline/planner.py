@@ -15,7 +15,8 @@ from typing import Any
 
 from penstock.server.core.contained import as_exception, contained
 from penstock.server.core.frames import error_line, user_traceback
-from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef, Verdict
+from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef
+from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Bad, Filtered, Items
