@@ -49,8 +49,8 @@ from penstock.server.node.channel import receive
 from penstock.server.node.child import die_with_parent, told
 from penstock.server.node.count import ensure_counted
 from penstock.server.node.page import Page
-from penstock.server.pipeline.items import VerdictBook
 from penstock.server.pipeline.line import Computed
+from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.rpc.cursors import Cursors
 from penstock.server.rpc.opening import (
     VERSION,

@@ -35,9 +35,10 @@ from penstock.server.node.page import Note
 from penstock.server.node.process import Ticket, WorkerProcess
 from penstock.server.node.setups import Setups
 from penstock.server.node.shelf import Shelf
-from penstock.server.pipeline.items import Items, VerdictBook
+from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import far
 from penstock.server.pipeline.planner import Planner
+from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.wire.errors import PenstockError
 
 log = structlog.get_logger("penstock.node")

@@ -34,7 +34,7 @@ from penstock.server.node.process import WorkerProcess
 from penstock.server.node.quarantine import Quarantine
 from penstock.server.node.reader import Reader
 from penstock.server.node.shelf import STORE_RETRY_S, Shelf
-from penstock.server.pipeline.items import VerdictBook
+from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.sources.catalog import pack_catalogs
 from penstock.server.store.base import JobRecord, Store
 from penstock.wire.errors import PenstockError, StoreUnavailable, UnknownJob

@@ -24,7 +24,7 @@ from penstock.server.node.messages import Judge, Judged, Refused
 from penstock.server.node.observer import Observer
 from penstock.server.node.process import WorkerProcess
 from penstock.server.node.shelf import STORE_DEADLINE_S, STORE_RETRY_S
-from penstock.server.pipeline.items import VerdictBook
+from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.store.base import Seen, Store
 from penstock.wire.errors import LogDiverged, PenstockError, StoreUnavailable
 

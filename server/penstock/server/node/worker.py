@@ -65,10 +65,11 @@ from penstock.server.node.messages import (
 from penstock.server.node.outbox import HOLD_S, Outbox
 from penstock.server.node.page import Page
 from penstock.server.node.port import Port, SocketPort
-from penstock.server.pipeline.items import Items, VerdictBook
+from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.kept import KEPT_BYTES, NODE_KEPT_BYTES
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Made
+from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.sources.catalog import take_catalogs
 from penstock.wire.errors import ERRORS, Internal, PenstockError, clean_text
 from penstock.wire.malloc import keep_memory

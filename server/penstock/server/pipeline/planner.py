@@ -19,8 +19,9 @@ from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
-from penstock.server.pipeline.items import Bad, Filtered, Items
+from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.pipeline.kept import held_bytes
+from penstock.server.pipeline.verdicts import Bad
 from penstock.server.roles.base import LaneDraws, Role, Sample, SampleBatcher
 from penstock.wire.errors import (
     BadBatch,
