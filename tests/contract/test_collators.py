@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.server.roles.base import BatchCollator, CollateContext, Sample
+from penstock.server.roles.base import BatchCollator, Sample
 from penstock.server.roles.collators import (
     BUILTIN_COLLATORS,
     DefaultBatchCollator,
@@ -19,6 +19,7 @@ from penstock.server.roles.collators import (
     PackedCollator,
     PaddedCollator,
 )
+from penstock.server.roles.context import CollateContext
 from penstock.wire.errors import BadBatch, InvalidJob
 from penstock.wire.values import to_plain
 

@@ -20,6 +20,7 @@ from penstock.server.core.verdict import Verdict
 from penstock.server.node.arena import ArenaWriter, Descriptor
 from penstock.server.node.channel import FROM_SERVER, FROM_WORKER, Misspoken
 from penstock.server.node.messages import (
+    Body,
     CloseLine,
     Free,
     FromServer,
@@ -30,7 +31,6 @@ from penstock.server.node.messages import (
     OpenLine,
     Ready,
     Snapshot,
-    Span,
     Verified,
     Warned,
 )
@@ -55,7 +55,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "tuple[bytes, ...]": ((), (b"", b"plan", b"")),
     "tuple[Snapshot, ...]": ((), (Snapshot(0, b""), Snapshot(9, b"at nine"))),
     "tuple[LineSnapshot, ...]": ((), (LineSnapshot(1, 2, b"\0"),)),
-    "Span | None": (None, Span(1, 64, 100)),
+    "Body | None": (None, Body(1, 64, 100)),
     "Verdict": (VERDICT, VERDICT._replace(released=None, every_epoch=False)),
     "tuple[Verdict, ...]": ((), (VERDICT, VERDICT)),
     "Mapping[str, int]": ({}, {"samples": 1, "a": -(1 << 62)}),

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import ProcessContext, RawItemProcessor
+from penstock.server.roles.base import RawItemProcessor
+from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.processors import (
     BUILTIN_PROCESSORS,
     FunctionProcessor,

@@ -69,8 +69,12 @@ class InlineWorker(WorkerProcess):
         self.answered: list[FromServer] = []
         # No answer waits for the next one: the test alone says when an answer comes.
         self.side = Worker(theirs, page, InlineNode.current_jobs, hold_s=0)
-        theirs.send([Ready()])
+        self._begin()
         return Started(_Ended(), ours, page)  # type: ignore[arg-type]
+
+    def _begin(self) -> None:
+        """Be ready at the loop's next turn."""
+        self.side.port.send([Ready()])
 
     def next_message(self) -> FromServer | None:
         """Return the message that the worker has to answer next; None = there is none."""

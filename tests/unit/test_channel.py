@@ -14,6 +14,7 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.node.channel import FROM_SERVER, FROM_WORKER, Decoder, encode
 from penstock.server.node.messages import (
+    Body,
     Done,
     FromServer,
     FromWorker,
@@ -23,13 +24,12 @@ from penstock.server.node.messages import (
     Produce,
     Ready,
     Snapshot,
-    Span,
     TicketFailed,
 )
 
 MESSAGES: list[FromWorker] = [
     Ready(),
-    Done(3, Span(0, 64, 5), bytes(range(256)), b"", {"samples": 1}, False, (Snapshot(4, b"x"),)),
+    Done(3, Body(0, 64, 5), bytes(range(256)), b"", {"samples": 1}, False, (Snapshot(4, b"x"),)),
     TicketFailed(4, "bad_item", "\u2028 ü ✓", {"a": [1, None]}),
     Planned(5, (b"\0" * 5, b""), True, ()),
 ]

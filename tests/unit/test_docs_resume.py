@@ -14,7 +14,7 @@ import pytest
 
 from harness import Server, serving
 from penstock.client.loader import DEADLINE_S
-from penstock.client.reading import feed
+from penstock.client.reading import slots as feed
 from penstock.client.run.state import FORMAT, State
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S
 

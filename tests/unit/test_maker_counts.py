@@ -21,7 +21,8 @@ from penstock.server.roles import (
     RawItemProcessor,
     SimpleBatcher,
 )
-from penstock.server.roles.base import BatchCollator, CollateContext, Sample
+from penstock.server.roles.base import BatchCollator, Sample
+from penstock.server.roles.context import CollateContext
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import BadBatch
 

@@ -19,7 +19,7 @@ from penstock.server.roles import (
     FunctionProcessor,
     MapDistributor,
 )
-from penstock.server.roles.base import Role
+from penstock.server.roles.role import Role
 from penstock.wire.errors import InvalidJob, PenstockError
 
 ROLES_PY = """\

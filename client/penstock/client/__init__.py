@@ -18,12 +18,23 @@ see each other.
 
 The package is light: grpcio, protobuf, numpy. torch is imported when the first batch is made, where
 it is installed. The path of a batch: `feed` (the stream, in a background thread) ->
-`penstock.wire.frame` -> `values` -> `loader` -> `steps`.
+`penstock.wire.frame` -> `values` -> `reader` -> `passes`. `loader` is what users call.
 """
 
 from penstock.client import errors
 from penstock.client.loader import Loader
+from penstock.client.options import Limits
+from penstock.client.run.ranks import Ranks
 from penstock.client.steps import Batch, BatchInfo, Step
 from penstock.wire.malloc import keep_memory
 
-__all__ = ["Batch", "BatchInfo", "Loader", "Step", "errors", "keep_memory"]
+__all__ = [
+    "Batch",
+    "BatchInfo",
+    "Limits",
+    "Loader",
+    "Ranks",
+    "Step",
+    "errors",
+    "keep_memory",
+]

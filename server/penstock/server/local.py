@@ -29,7 +29,7 @@ import time
 import weakref
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from penstock.server.core.verdict import Verdict
@@ -52,6 +52,7 @@ from penstock.wire.errors import (
     Unreachable,
     WorkerCrashed,
 )
+from penstock.wire.frame import Reply, parse_replies
 
 if TYPE_CHECKING:
     from penstock.server.job import Job
@@ -336,6 +337,8 @@ class LocalTransport:
         target: A job file, or `jobs.py:name`.
     """
 
+    memory = None
+
     def __init__(self, target: str) -> None:
         self.target = target
         self._children = _Children()
@@ -359,9 +362,9 @@ class LocalTransport:
         finally:
             call.release()
 
-    def read(self, opening: bytes) -> LocalCall:
+    def read(self, opening: bytes) -> LocalRead:
         """Open `Feed/Read`; batches are computed one at a time, never beyond the horizon."""
-        return self._call(READ, opening)
+        return LocalRead(self._call(READ, opening))
 
     def close(self) -> None:
         """End the child; idempotent."""
@@ -436,7 +439,7 @@ class LocalTransport:
 
 
 class LocalCall:
-    """One call to the child: an iterator of serialized messages; see `wire.transport.ReadCall`."""
+    """One call to the child: an iterator of serialized messages."""
 
     def __init__(self, transport: LocalTransport, child: Child, sock: socket.socket) -> None:
         self._transport, self._child, self._sock = transport, child, sock
@@ -501,6 +504,20 @@ class LocalCall:
             ) from None
         except OSError:
             return None
+
+
+class LocalRead:
+    """One open `Feed/Read`; see `wire.transport.ReadCall`."""
+
+    def __init__(self, call: LocalCall) -> None:
+        self._call = call
+        self.send, self.cancel = call.send, call.cancel
+
+    def __iter__(self) -> Iterator[Sequence[Reply]]:
+        return self
+
+    def __next__(self) -> Sequence[Reply]:
+        return parse_replies(next(self._call))
 
 
 def _error(data: bytes) -> PenstockError:

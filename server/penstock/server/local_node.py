@@ -25,8 +25,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, BinaryIO, TypeVar
 
-from google.protobuf.message import DecodeError
-
 from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line
 from penstock.server.core.refs import ItemRef
@@ -59,14 +57,16 @@ from penstock.server.rpc.opening import (
     ended,
     open_read,
     opened,
-    parse_request,
+    parse_horizon,
+    parse_open,
 )
 from penstock.server.store import open_store
 from penstock.server.store.base import Seen, Store
 from penstock.server.store.recorded import Recorded, version_warning
 from penstock.wire import frame
-from penstock.wire.errors import BadFrame, Internal, InvalidRequest, PenstockError
+from penstock.wire.errors import Internal, InvalidRequest, PenstockError
 from penstock.wire.malloc import keep_memory
+from penstock.wire.parse import parse
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 
 T = TypeVar("T")
@@ -139,7 +139,7 @@ class LocalNode:
         if service == "Cursors" and name in Cursors.METHODS:
             return self._cursors(name, request)
         if name == "Describe":
-            asked = feed_pb2.DescribeRequest.FromString(request)
+            asked = parse(feed_pb2.DescribeRequest, request)
             return self._turns.take(lambda: self._describe(asked)).SerializeToString()
         if name == "Status":
             status = self._turns.take(self._status)
@@ -263,10 +263,7 @@ class LocalNode:
 
     def _cursors(self, name: str, request: bytes) -> bytes:
         """Answer a call about cursors; about a job that is built it waits for no batch."""
-        try:
-            job = getattr(cursors_pb2, f"{name}Request").FromString(request).job
-        except DecodeError as error:
-            raise BadFrame(f"{len(request)} bytes are no {name}Request: {error}") from error
+        job = parse(getattr(cursors_pb2, f"{name}Request"), request).job
         if job not in self._built:
             self._turns.take(lambda: self._jobs(job))
         with self._lock:
@@ -353,15 +350,13 @@ class Reading:
         self._requests.put(request)
 
     def _stream(self, request: bytes) -> Iterator[bytes]:
-        message = parse_request(request)
-        if message.WhichOneof("kind") != "open":
-            raise BadFrame("the first message of a Read must be `open`")
-        opening = self._node.open(message.open)
-        self._move(message.open.horizon, message.open.next, message.open.bytes_limit)
+        asked = parse_open(request)
+        opening = self._node.open(asked)
+        self._move(asked.horizon, asked.next, asked.bytes_limit)
         yield opened(opening, self._node.name).SerializeToString()
         # Who reads for a group obeys its store's verdicts, as a server does: else an item that
         # fails no longer, or not here, would move every item behind it.
-        stored = bool(message.open.group) and opening.job.on_item_error == "quarantine"
+        stored = bool(asked.group) and opening.job.on_item_error == "quarantine"
         loader = self._node.loader(opening, stored=stored)
         end = opening.tail.end if opening.tail is not None else None
         for position in opening.share.walk(opening.start):
@@ -375,7 +370,7 @@ class Reading:
             if not self._wait_for(position):
                 return
             computed = self._node.compute(loader, opening, position, lane)
-            header = feed_pb2.BatchHeader.FromString(computed.header)
+            header = frame.read_header(computed.header)
             if not self._wait_for(position, header.body_bytes):
                 return
             self._sent_bytes += header.body_bytes
@@ -394,10 +389,7 @@ class Reading:
             request = self._requests.get()
             if request is None:
                 break
-            message = parse_request(request)
-            if message.WhichOneof("kind") != "horizon":
-                raise BadFrame("after `open` a consumer sends only `horizon`")
-            moved = message.horizon
+            moved = parse_horizon(request)
             self._move(moved.horizon, moved.next, moved.bytes_limit)
         return not self._cancelled
 

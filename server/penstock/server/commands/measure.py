@@ -26,8 +26,8 @@ from penstock.server.pipeline.kept import held_bytes
 from penstock.server.pipeline.line import Computed, Line
 from penstock.server.pipeline.verdicts import Quarantined
 from penstock.server.roles.base import Sample, SampleBatcher
+from penstock.wire import frame
 from penstock.wire.errors import BadBatch, BadItem, PenstockError
-from penstock.wire.v1.feed_pb2 import BatchHeader
 
 POOLS_PER_LANE = 4
 """A lane with fewer items than this many pools meets itself: epochs mix in its pool."""
@@ -298,7 +298,7 @@ def _count_batches(found: Measured, batches: Sequence[Computed]) -> None:
     found.batches_run = len(batches)
     counts: Counter[str] = Counter()
     for batch in batches:
-        header = BatchHeader.FromString(batch.header)
+        header = frame.read_header(batch.header)
         counts.update({count.name: count.value for count in header.counts})
     found.counts = dict(counts)
     if batches:
@@ -334,8 +334,8 @@ def _sample_text(job: Job, outcomes: Sequence[Outcome]) -> str:
 
 def _warnings(job: Job, found: Measured) -> list[str]:
     warnings = job.cautions()
-    pool = getattr(job.batcher, "pool_size", None)
-    if isinstance(pool, int) and found.items / job.lanes < POOLS_PER_LANE * pool:
+    pool = job.batcher.chooses_from()
+    if pool is not None and found.items / job.lanes < POOLS_PER_LANE * pool:
         lanes = max(1, found.items // (POOLS_PER_LANE * pool))
         warnings.append(
             f"{found.items:,} items over {job.lanes} lanes are {found.items / job.lanes:.1f} per "

@@ -26,7 +26,6 @@ from penstock.server.store.recorded import Recorded, version_warning
 from penstock.wire import frame
 from penstock.wire.errors import PastEnd
 from penstock.wire.order import Share, Tail
-from penstock.wire.v1.feed_pb2 import BatchHeader
 
 
 @click.command(short_help="Show batches of a job, computed here without a server.")
@@ -187,7 +186,7 @@ class Replay:
 
 
 def _record(computed: Computed, batches_per_step: int) -> str:
-    header = BatchHeader.FromString(computed.header)
+    header = frame.read_header(computed.header)
     step = header.position // batches_per_step
     return json.dumps(frame.batch_record(header, computed.body, step))
 
@@ -195,7 +194,7 @@ def _record(computed: Computed, batches_per_step: int) -> str:
 def _readable(
     computed: Computed, batches_per_step: int, decode: Decode | None, as_text: bool
 ) -> str:
-    header = BatchHeader.FromString(computed.header)
+    header = frame.read_header(computed.header)
     record = frame.batch_record(header, computed.body, header.position // batches_per_step)
     counts = ", ".join(f"{name} {value:,}" for name, value in record["counts"].items())
     head = (

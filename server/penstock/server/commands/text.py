@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from penstock.server.job import Job
-from penstock.server.roles.processors import TokenizeProcessor
 from penstock.wire.terminal import plain, plain_lines
 
 Decode = Callable[[Sequence[int]], str]
@@ -21,16 +20,8 @@ def decoder(job: Job) -> Decode | None:
 
     A user's processor takes part by having a method `decode(ids) -> str`.
     """
-    processor = job.processor
-    own = getattr(processor, "decode", None)
-    if callable(own):
-        return lambda ids: str(own(list(ids)))
-    if isinstance(processor, TokenizeProcessor):
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_file(str(processor.tokenizer))
-        return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
-    return None
+    own = getattr(job.processor, "decode", None)
+    return (lambda ids: str(own(list(ids)))) if callable(own) else None
 
 
 def documents(values: Mapping[str, Any]) -> list[tuple[int, np.ndarray[Any, Any]]]:

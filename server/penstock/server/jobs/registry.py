@@ -24,7 +24,6 @@ from penstock.server.roles.base import (
     BatchCollator,
     DataDistributor,
     RawItemProcessor,
-    Role,
     SampleBatcher,
     Source,
 )
@@ -33,6 +32,7 @@ from penstock.server.roles.collators import BUILTIN_COLLATORS, FunctionCollator
 from penstock.server.roles.distributors import BUILTIN_DISTRIBUTORS
 from penstock.server.roles.function import FunctionRole
 from penstock.server.roles.processors import BUILTIN_PROCESSORS, FunctionProcessor
+from penstock.server.roles.role import Role
 from penstock.server.sources import BUILTIN_SOURCES
 from penstock.wire.errors import InvalidJob, PenstockError
 
@@ -169,7 +169,7 @@ def build(kind: Kind, spec: Mapping[str, Any], place: Place) -> Any:
         role = contained(lambda: cls(**parameters))
         # A tokenizer that is none, a function that is missing: found here, where the key is
         # known. A source's identity reads data, and is left to the log id.
-        _ = contained(role.content if isinstance(role, Source) else role.identity)
+        contained(role.check_identity)
     except PenstockError as error:
         key = str(error.fields.get("key") or "").removeprefix(f"{kind.name}.")
         if "spec" in error.fields:  # code that was not found: which parameter names it?

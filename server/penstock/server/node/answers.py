@@ -150,12 +150,12 @@ class Answers:
 
     def _done(self, worker: WorkerProcess, message: Done) -> None:
         ticket = worker.answer(message.ticket)
-        nbytes, body, release = 0, None, None
+        nbytes, span = 0, None
         if message.body is not None:
             nbytes = message.body.nbytes
-            body, release = worker.take_body(message.body)
-        if release is not None and (ticket is None or ticket.stale):
-            release()
+            span = worker.take_span(message.body)
+        if span is not None and (ticket is None or ticket.stale):
+            span.free()
         if ticket is None:  # it was taken back before it was answered
             return
         if ticket.line is not None:
@@ -172,7 +172,7 @@ class Answers:
             plan = ticket.lane.plans.get(ticket.offset, b"")
         job = ticket.log.job
         ticket.entry.tokens = max(0, message.counts.get("tokens", 0))
-        ticket.log.ready(ticket.entry, message.header, body, nbytes, release)
+        ticket.log.ready(ticket.entry, message.header, nbytes, span)
         self._observer.produced(job.name, nbytes, message.counts)
         self._audit.made(worker, ticket, message.header, plan or b"")
         self._put_snapshots(ticket, message.snapshots)

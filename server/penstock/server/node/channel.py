@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, get_args
 
 from penstock.server.core.verdict import Verdict
 from penstock.server.node.arena import Descriptor
-from penstock.server.node.messages import FromServer, FromWorker, LineSnapshot, Snapshot, Span
+from penstock.server.node.messages import Body, FromServer, FromWorker, LineSnapshot, Snapshot
 from penstock.wire.errors import clean_text
 from penstock.wire.order import MAX_POSITION
 
@@ -74,10 +74,15 @@ def _named(value: Any, kinds: tuple[type, ...], what: str) -> Any:
     return value
 
 
-def _span(value: Any, _: _Beside) -> Span:
+def _body(value: Any, _: _Beside) -> Body:
     arena, start, nbytes = value
-    _wholes(value)
-    return Span(arena, start, nbytes)
+    if not (  # every batch has one: what `_wholes` says of each takes twice as long
+        type(arena) is type(start) is type(nbytes) is int
+        and min(arena, start, nbytes) >= 0
+        and max(arena, start, nbytes) <= MAX_POSITION
+    ):
+        raise ValueError("not whole numbers")
+    return Body(arena, start, nbytes)
 
 
 def _freed(value: Any, _: _Beside) -> tuple[int, int]:
@@ -143,7 +148,7 @@ _PLAIN: dict[str, type] = {"int": int, "bool": bool, "str": str, "Mapping[str, A
 _FORMS: dict[str, _Form] = {
     "int": _Form(None, _whole),
     "bytes": _Form(_put_bytes, _bytes),
-    "Span": _Form(None, _span),
+    "Body": _Form(None, _body),
     "Verdict": _Form(lambda value, _: value.encode(), lambda value, _: Verdict.decode(value)),
     "Snapshot": _Form(_put_last, _snapshot),
     "LineSnapshot": _Form(_put_last, _line_snapshot),
@@ -160,15 +165,15 @@ def _form(type_text: str) -> _Form:
     """Return the form of a field whose type may be `X`, `tuple[X, ...]`, or one of them or None."""
     if type_text.endswith(" | None"):
         form = _form(type_text.removesuffix(" | None"))
-        return _Form(form.put and partial(_unless_none, form.put), partial(_unless_none, form.take))
+        return _Form(form.put, partial(_unless_none, form.take))
     if type_text.endswith(", ...]"):
         form = _FORMS[type_text.removeprefix("tuple[").removesuffix(", ...]")]
         return _Form(form.put and partial(_each, form.put), partial(_each, form.take))
     return _FORMS[type_text]
 
 
-def _unless_none(convert: Put | Take, value: Any, beside: _Beside) -> Any:
-    return None if value is None else convert(value, beside)
+def _unless_none(take: Take, value: Any, beside: _Beside) -> Any:
+    return None if value is None else take(value, beside)
 
 
 def _each(convert: Put | Take, values: Sequence[Any], beside: _Beside) -> tuple[Any, ...]:
@@ -208,7 +213,9 @@ class _Kind:
         """Return the JSON of a message."""
         row = [self.name, *self.values_of(message)]
         for at, put in self.puts:
-            row[at] = put(row[at], beside)
+            value = row[at]
+            if value is not None and value != ():  # these are in JSON what they are here
+                row[at] = put(value, beside)
         return row
 
     def take(self, row: list[Any], beside: _Beside) -> Any:

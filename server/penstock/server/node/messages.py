@@ -30,7 +30,7 @@ class LineSnapshot(NamedTuple):
     data: bytes
 
 
-class Span(NamedTuple):
+class Body(NamedTuple):
     """Where the body of a batch lies, which begins at `start` of one of the worker's arenas."""
 
     arena: int
@@ -241,7 +241,7 @@ class Done:
     """
 
     ticket: int
-    body: Span | None
+    body: Body | None
     header: bytes
     plan: bytes | None
     counts: Mapping[str, int]
@@ -420,6 +420,7 @@ Message = FromServer | FromWorker
 
 
 __all__ = [
+    "Body",
     "CloseLine",
     "Cost",
     "Counted",
@@ -449,7 +450,6 @@ __all__ = [
     "Snapshot",
     "Snapshots",
     "SnapshotsFailed",
-    "Span",
     "TakeSnapshots",
     "TicketFailed",
     "Ticketed",

@@ -301,6 +301,11 @@ class Node:
         reader.sent(entry)
         self.dispatch.schedule()
 
+    def give_back(self, entry: Entry) -> None:
+        """A process has given a batch back that was lent to it."""
+        entry.unpin()
+        self.dispatch.schedule()
+
     def leave(self, reader: Reader) -> None:
         """A reader is gone."""
         reader.close()

@@ -37,7 +37,8 @@ class Outbox:
 
     def start(self) -> None:
         """Have a thread send what is held when the next ticket takes long: a role has this one."""
-        threading.Thread(target=self._flush_late, name="penstock-late", daemon=True).start()
+        if self._hold_s:
+            threading.Thread(target=self._flush_late, name="penstock-late", daemon=True).start()
 
     def send(self, messages: Sequence[FromWorker], *, hold: bool = False) -> None:
         """Send messages, after all that is held; or hold them, too."""

@@ -14,17 +14,17 @@ import structlog
 from penstock.server.core.frames import error_line
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
-from penstock.server.node.arena import ArenaReader
+from penstock.server.node.arena import ArenaReader, Span
 from penstock.server.node.books import LaneState, LineState, Log
 from penstock.server.node.check import check
 from penstock.server.node.entry import Entry
 from penstock.server.node.messages import (
+    Body,
     Free,
     FromServer,
     FromWorker,
     KnowJob,
     NewArena,
-    Span,
     Ticketed,
 )
 from penstock.server.node.page import Note
@@ -197,18 +197,13 @@ class WorkerProcess:
         """Take a ticket from this worker, which may still answer it."""
         self.taken_back[ticket.number] = self.tickets.pop(ticket.number)
 
-    def take_body(self, body: Span) -> tuple[memoryview, Callable[[], None]]:
-        """Return the body that lies in an arena, and what gives its memory back to the worker."""
+    def take_span(self, body: Body) -> Span:
+        """Return the body of a batch that lies in an arena."""
         arena, start, nbytes = body
         reader = self.arenas[arena]
         reader.starts.add(start)
         view = reader.view[start : start + nbytes]
-
-        def release() -> None:
-            view.release()
-            self.free_later(arena, start)
-
-        return view, release
+        return Span(reader, start, view, lambda: self.free_later(arena, start))
 
     def free_later(self, arena: int, start: int) -> None:
         """Tell the worker that a span is free, with the next message or soon."""

@@ -27,6 +27,7 @@ from penstock.server.node.channel import FROM_SERVER
 from penstock.server.node.child import MARK, MAX_MESSAGE, die_with_parent, is_forked, told
 from penstock.server.node.known import Known, KnownJobs
 from penstock.server.node.messages import (
+    Body,
     CloseLine,
     Cost,
     Counted,
@@ -54,7 +55,6 @@ from penstock.server.node.messages import (
     Snapshot,
     Snapshots,
     SnapshotsFailed,
-    Span,
     TakeSnapshots,
     TicketFailed,
     Verified,
@@ -344,7 +344,7 @@ class Worker:
             body = arena.view[start : start + made.nbytes]
             header = made.write(body)
             body.release()
-            span = Span(arena.number, start, made.nbytes)
+            span = Body(arena.number, start, made.nbytes)
         else:
             header = made.write(memoryview(bytearray()))
         answer = Done(ticket, span, header, plan, made.counts, made.emptied, tuple(snapshots))

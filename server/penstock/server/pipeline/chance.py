@@ -14,7 +14,7 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.core.seeding import drawn_since
 from penstock.server.pipeline.raws import RawItems
 from penstock.server.pipeline.retry import Call
-from penstock.server.roles.base import ProcessContext, item_key
+from penstock.server.roles.context import ProcessContext, item_key
 from penstock.wire.errors import SourceUnavailable
 
 logger = logging.getLogger("penstock")

@@ -20,7 +20,8 @@ from penstock.server.pipeline.chance import Chance
 from penstock.server.pipeline.raws import RawItems
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Call, Progress
 from penstock.server.pipeline.verdicts import Bad, Quarantined, VerdictBook, content_hash
-from penstock.server.roles.base import ProcessContext, RawItem, Sample, item_key
+from penstock.server.roles.base import RawItem, Sample
+from penstock.server.roles.context import ProcessContext, item_key
 from penstock.wire.errors import (
     BadItem,
     InvalidJob,

@@ -13,7 +13,9 @@ from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.pipeline.retry import Call
 from penstock.server.pipeline.standin import StandIns
 from penstock.server.pipeline.verdicts import Bad
-from penstock.server.roles.base import CollateContext, Role, Sample, batch_key
+from penstock.server.roles.base import Sample
+from penstock.server.roles.context import CollateContext, batch_key
+from penstock.server.roles.role import Role
 from penstock.wire import frame
 from penstock.wire.errors import BadBatch, BadItem, PenstockError, SourceUnavailable
 
@@ -44,13 +46,14 @@ class Made:
 
     def write(self, out: memoryview) -> bytes:
         """Write the body to exactly `nbytes` bytes and return the header, without its position."""
-        crc = self._layout.write(out)
+        crc = frame.write_body(self._layout, out)
         samples = [
             (row, *ref.item, ref.part, ref.span)
             for row, refs in enumerate(self._plan.rows)
             for ref in refs
         ]
-        return self._layout.header(
+        return frame.write_header(
+            self._layout,
             self._log_id,
             self._plan.lane,
             self._plan.offset,
@@ -123,7 +126,7 @@ class Maker:
             )
             counts = dict.fromkeys(counts, 0)
         self.items.progress("encode", None)
-        layout = frame.layout(values, host=self._host)
+        layout = frame.Layout(values, host=self._host)
         # Of the plan, not of what is left of it: a batch that quarantine emptied has an epoch, too.
         epochs = [ref.item.epoch for row in plan.rows for ref in row]
         epoch = min(epochs) if epochs else 0

@@ -22,7 +22,9 @@ from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.pipeline.kept import held_bytes
 from penstock.server.pipeline.verdicts import Bad
-from penstock.server.roles.base import LaneDraws, Role, Sample, SampleBatcher
+from penstock.server.roles.base import Sample, SampleBatcher
+from penstock.server.roles.draws import LaneDraws
+from penstock.server.roles.role import Role
 from penstock.wire.errors import (
     BadBatch,
     BadItem,
@@ -76,9 +78,7 @@ class Planner:
         self._take_batcher(job.batcher.clone())
         self._from_refs = job.plans_from_refs
         self._can_seek = (
-            self._from_refs
-            and type(self.draws) is LaneDraws
-            and self.batcher.draws_before(0) is not None
+            self._from_refs and self.draws.can_seek() and self.batcher.draws_before(0) is not None
         )
         self.ready: deque[Group] = deque()
         self.samples: dict[tuple[ItemRef, int], Sample] = {}
@@ -423,7 +423,7 @@ class Planner:
         assert before is not None
         total = self.job.distributor.draws(self.lane, self.job.lanes)
         drawn = before if total is None else min(before, total)
-        self.draws.restore({"k": drawn})
+        self.draws.seek(drawn)
         self._take_batcher(self.job.batcher.clone())
         self.ready.clear()
         self._ahead.clear()

@@ -15,7 +15,8 @@ from penstock.server.core.seeding import BorrowedGlobals
 from penstock.server.job import Job
 from penstock.server.pipeline.kept import KEPT_BYTES, KeptItems
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Call, Calls, Progress
-from penstock.server.roles.base import RawItem, Source, item_key
+from penstock.server.roles.base import RawItem, Source
+from penstock.server.roles.context import item_key
 from penstock.wire.errors import BadItem, PenstockError
 
 READ_AHEAD_S = 0.001

@@ -16,7 +16,7 @@ from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.transient import is_transient
 from penstock.server.job import Job
-from penstock.server.roles.base import Role
+from penstock.server.roles.role import Role
 from penstock.wire.errors import BadBatch, MissingExtra, PenstockError, SourceUnavailable
 
 logger = logging.getLogger("penstock")

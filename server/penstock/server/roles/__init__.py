@@ -15,24 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.server.roles.base import (
     BatchCollator,
-    Blocks,
-    CollateContext,
     DataDistributor,
     Group,
     ItemRef,
     KeySpec,
-    LaneDraws,
-    ProcessContext,
     RawItem,
     RawItemProcessor,
-    Reading,
-    Role,
     Row,
     Sample,
     SampleBatcher,
     SampleRef,
     Source,
 )
+from penstock.server.roles.context import CollateContext, ProcessContext
+from penstock.server.roles.draws import LaneDraws
+from penstock.server.roles.reading import Blocks, Reading
+from penstock.server.roles.role import Role
 
 if TYPE_CHECKING:
     from penstock.server.roles.batchers import (

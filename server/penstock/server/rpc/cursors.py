@@ -7,8 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
-from google.protobuf.message import DecodeError
-
 from penstock.server.core import libraries
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
@@ -31,7 +29,6 @@ from penstock.server.store.base import (
 )
 from penstock.server.store.rules.checks import check_name, check_text, printable
 from penstock.wire.errors import (
-    BadFrame,
     CommitOutOfRange,
     GroupInUse,
     InvalidRequest,
@@ -40,6 +37,7 @@ from penstock.wire.errors import (
     UnknownGroup,
 )
 from penstock.wire.order import MAX_POSITION, Tail, check_divides
+from penstock.wire.parse import parse
 from penstock.wire.v1 import cursors_pb2 as pb
 
 PAGE_BYTES = 4 << 20
@@ -143,13 +141,7 @@ class Cursors:
             PenstockError: What the store says; `BadFrame` for bytes that are no such message.
         """
         message, handle = self._methods[method]
-        try:
-            request = message.FromString(data)
-        except DecodeError as error:
-            raise BadFrame(
-                f"{len(data)} bytes are no {message.DESCRIPTOR.name}: {error}"
-            ) from error
-        reply: bytes = (await handle(request)).SerializeToString()
+        reply: bytes = (await handle(parse(message, data))).SerializeToString()
         return reply
 
     async def _release(self, job: Job, source: str, index: int) -> list[Verdict]:

@@ -18,6 +18,7 @@ from penstock.wire.errors import (
     UnknownJob,
 )
 from penstock.wire.order import MAX_POSITION, Share, Tail
+from penstock.wire.parse import parse
 from penstock.wire.v1 import feed_pb2
 
 VERSION = version("penstock")
@@ -179,13 +180,14 @@ def open_read(jobs: Mapping[str, Job], request: feed_pb2.Open) -> Opening:
     return Opening(job, share, tail, request.start, _lanes(job, request.lanes), given_from)
 
 
-def opened(opening: Opening, node: str) -> feed_pb2.ReadReply:
-    """Return the message that answers an opening."""
+def opened(opening: Opening, node: str, *, lends: bool = False) -> feed_pb2.ReadReply:
+    """Return the message that answers an opening; `lends` = bodies may be lent."""
     message = feed_pb2.Opened(
         log_id=opening.job.log_id,
         lanes=opening.job.lanes,
         batches_per_step=opening.share.batches_per_step,
         node=node,
+        lends=lends,
     )
     if opening.tail is not None:
         message.batches = opening.tail.batches
@@ -199,16 +201,28 @@ def ended(tail: Tail) -> feed_pb2.ReadReply:
     )
 
 
-def parse_request(data: bytes) -> feed_pb2.ReadRequest:
-    """Return a message from a consumer.
+def parse_open(data: bytes) -> feed_pb2.Open:
+    """Return the first message of a consumer.
 
     Raises:
-        BadFrame: It is no `ReadRequest`.
+        BadFrame: It is another message.
     """
-    try:
-        return feed_pb2.ReadRequest.FromString(data)
-    except Exception as error:  # protobuf's DecodeError has no one home over its versions
-        raise BadFrame(f"a message of {len(data)} bytes is not a ReadRequest: {error}") from error
+    message = parse(feed_pb2.ReadRequest, data)
+    if message.WhichOneof("kind") != "open":
+        raise BadFrame("the first message of a Read must be `open`")
+    return message.open
+
+
+def parse_horizon(data: bytes) -> feed_pb2.Horizon:
+    """Return any later message of a consumer.
+
+    Raises:
+        BadFrame: It is another message.
+    """
+    message = parse(feed_pb2.ReadRequest, data)
+    if message.WhichOneof("kind") != "horizon":
+        raise BadFrame("after `open` a consumer sends only `horizon`")
+    return message.horizon
 
 
 def _lanes(job: Job, lanes: Iterable[int]) -> frozenset[int] | None:
@@ -230,5 +244,6 @@ __all__ = [
     "find_job",
     "open_read",
     "opened",
-    "parse_request",
+    "parse_horizon",
+    "parse_open",
 ]

@@ -15,14 +15,14 @@ from penstock.server.core.frames import error_line
 from penstock.server.metrics import Metrics
 from penstock.server.node.entry import Entry
 from penstock.server.node.node import Node
-from penstock.server.rpc.opening import Opening, ended, open_read, opened, parse_request
+from penstock.server.rpc.lending import Lending
+from penstock.server.rpc.opening import Opening, ended, open_read, opened, parse_horizon, parse_open
 from penstock.server.rpc.present import Present
 from penstock.server.rpc.story import UNCHECKED
 from penstock.server.rpc.streams import Stream, Streams
 from penstock.server.store.base import Store
 from penstock.wire import CHUNK_BYTES, frame
 from penstock.wire.errors import (
-    BadFrame,
     Internal,
     PenstockError,
     StaleGeneration,
@@ -91,6 +91,7 @@ class Reads:
         present: Looks for a job's files before a run begins.
         metrics: Where batches and waits are counted.
         draining: Set once the node shuts down.
+        lending: Knows the processes on this host that bodies are lent to.
     """
 
     def __init__(
@@ -101,9 +102,10 @@ class Reads:
         present: Present,
         metrics: Metrics,
         draining: asyncio.Event,
+        lending: Lending,
     ) -> None:
         self.node, self.store, self.streams, self.present = node, store, streams, present
-        self.metrics, self.draining = metrics, draining
+        self.metrics, self.draining, self.lending = metrics, draining, lending
 
     async def serve(self, call: Call, peer: str) -> None:
         """Answer a call to its end.
@@ -119,10 +121,7 @@ class Reads:
         first = await call.read()
         if first is EOF:
             return
-        message = parse_request(first)
-        if message.WhichOneof("kind") != "open":
-            raise BadFrame("the first message of a Read must be `open`")
-        request = message.open
+        request = parse_open(first)
         opening = open_read(self.node.jobs, request)
         if self.draining.is_set():
             # A client that was sent away reconnects at once: accepting it would keep the node up.
@@ -136,13 +135,14 @@ class Reads:
         reader = self.node.open(
             request.job, opening.share, opening.tail, opening.start, opening.lanes, wake.set
         )
-        stream = Stream(request, reader, wake, peer)
+        stream = Stream(request, reader, wake, peer, self.lending.find(request.borrower))
         number = self.streams.add(stream)
         listening = asyncio.ensure_future(self._listen(stream, call))
         listening.add_done_callback(lambda _: wake.set())
         try:
             self.streams.joined(stream)
-            await call.write(opened(opening, self.node.incarnation).SerializeToString())
+            reply = opened(opening, self.node.incarnation, lends=stream.lender is not None)
+            await call.write(reply.SerializeToString())
             self.node.extend(reader, request.horizon, request.next, request.bytes_limit)
             stream.ending = await self._send(stream, opening, call, listening)
         except asyncio.CancelledError:
@@ -187,10 +187,7 @@ class Reads:
             data = await call.read()
             if data is EOF:
                 return
-            message = parse_request(data)
-            if message.WhichOneof("kind") != "horizon":
-                raise BadFrame("after `open` a consumer sends only `horizon`")
-            moved = message.horizon
+            moved = parse_horizon(data)
             stream.note_finished(moved.finished_step)
             self.node.extend(stream.reader, moved.horizon, moved.next, moved.bytes_limit)
             stream.wake.set()
@@ -247,7 +244,7 @@ class Reads:
                     frame.with_position(one.header, one.key.position),
                     one.key.lane,
                     one.key.offset,
-                    one.body if one.body is not None else b"",
+                    self._lend(stream, one) or one.body,
                 )
                 for one in entries
             ]
@@ -264,6 +261,16 @@ class Reads:
         stream.wrote_at = time.monotonic()
         for one in entries:
             self.metrics.sent(reader.log.job.name, one.nbytes)
+
+    def _lend(self, stream: Stream, entry: Entry) -> feed_pb2.Lent | None:
+        """Lend a batch to a consumer on this host; None = send it."""
+        if stream.lender is None:
+            return None
+        limit_bytes = self.lending.limit_bytes()
+        lent = stream.lender.lend(entry, limit_bytes)
+        if lent is None and entry.nbytes > limit_bytes - stream.lender.lent_bytes:
+            self.streams.holds(stream, stream.lender.lent_bytes, limit_bytes)
+        return lent
 
     async def _gather(self, stream: Stream, entries: list[Entry]) -> None:
         """Add what is ready to a bundle; where batches come fast, also what soon will be.

@@ -115,14 +115,18 @@ class BestFitPackingBatcher(PackingBatcher):
     @property
     def pending(self) -> Sequence[SampleRef]:
         """Return the pool, and the rows that wait for others of their group."""
-        if type(self) is not BestFitPackingBatcher:  # a subclass may hold more
+        if not self.keeps(BestFitPackingBatcher):  # a subclass may hold more
             return super().pending
         return [*self._pool.values(), *(ref for row in self._finished for ref in row)]
+
+    def chooses_from(self) -> int:
+        """Return the size of the pool."""
+        return self.pool_size
 
     @property
     def may_refuse(self) -> bool:
         """Tell whether `add` may raise: with `overlong: error`, as far as this class decides."""
-        return self.overlong == "error" or type(self) is not BestFitPackingBatcher
+        return self.overlong == "error" or not self.keeps(BestFitPackingBatcher)
 
     def flush(self) -> list[Group]:
         """Return rows of what is left in the pool; the last group may have fewer rows."""

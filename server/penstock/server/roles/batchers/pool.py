@@ -94,14 +94,18 @@ class PoolPackingBatcher(PackingBatcher):
     @property
     def pending(self) -> Sequence[SampleRef]:
         """Return the pool."""
-        if type(self) is not PoolPackingBatcher:  # a subclass may hold more
+        if not self.keeps(PoolPackingBatcher):  # a subclass may hold more
             return super().pending
         return [ref for ref, _ in self._pool]
+
+    def chooses_from(self) -> int:
+        """Return the size of the pool."""
+        return self.pool_size
 
     @property
     def may_refuse(self) -> bool:
         """Tell whether `add` may raise: never, as far as this class decides."""
-        return type(self) is not PoolPackingBatcher
+        return not self.keeps(PoolPackingBatcher)
 
     def flush(self) -> list[Group]:
         """Return groups of what is left in the pool."""

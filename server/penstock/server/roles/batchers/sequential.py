@@ -91,7 +91,7 @@ class SequentialPackingBatcher(PackingBatcher):
     @property
     def pending(self) -> Sequence[SampleRef]:
         """Return the row, what was set aside, and finished rows of a group that lacks some."""
-        if type(self) is not SequentialPackingBatcher:  # a subclass may hold more
+        if not self.keeps(SequentialPackingBatcher):  # a subclass may hold more
             return super().pending
         finished = (ref for row in self._finished for ref in row)
         return [*self._row, *(ref for ref in self._skipped if ref is not None), *finished]
@@ -99,7 +99,7 @@ class SequentialPackingBatcher(PackingBatcher):
     @property
     def may_refuse(self) -> bool:
         """Tell whether `add` may raise: never, as far as this class decides."""
-        return type(self) is not SequentialPackingBatcher
+        return not self.keeps(SequentialPackingBatcher)
 
     def flush(self) -> list[Group]:
         """Return rows of what is left, in order; the last group may have fewer."""

@@ -43,14 +43,14 @@ class SimpleBatcher(SampleBatcher):
     @property
     def pending(self) -> Sequence[SampleRef]:
         """Return the samples of the group that is not full."""
-        if type(self) is not SimpleBatcher:  # a subclass may hold more
+        if not self.keeps(SimpleBatcher):  # a subclass may hold more
             return super().pending
         return self._held
 
     @property
     def may_refuse(self) -> bool:
         """Tell whether `add` may raise: never, as far as this class decides."""
-        return type(self) is not SimpleBatcher
+        return not self.keeps(SimpleBatcher)
 
     def flush(self) -> list[Group]:
         """Return the shorter last group, or drop it."""

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.server.roles.base import CollateContext, Sample
+from penstock.server.roles.base import Sample
+from penstock.server.roles.context import CollateContext
 from penstock.wire.errors import BadBatch, InvalidJob, MissingExtra
 
 Array = npt.NDArray[Any]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from penstock.server.roles.base import BatchCollator, CollateContext, KeySpec, Sample
+from penstock.server.roles.base import BatchCollator, KeySpec, Sample
 from penstock.server.roles.collators.arrays import (
     IGNORE_INDEX,
     Array,
@@ -17,6 +17,7 @@ from penstock.server.roles.collators.arrays import (
     token_row,
     whole_number,
 )
+from penstock.server.roles.context import CollateContext
 from penstock.wire.errors import InvalidJob
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.server.roles.base import BatchCollator, CollateContext, KeySpec, Sample
+from penstock.server.roles.base import BatchCollator, KeySpec, Sample
 from penstock.server.roles.collators.arrays import (
     IGNORE_INDEX,
     Array,
@@ -19,6 +19,7 @@ from penstock.server.roles.collators.arrays import (
     whole_number,
 )
 from penstock.server.roles.collators.default import stack_samples
+from penstock.server.roles.context import CollateContext
 from penstock.wire.errors import InvalidJob
 
 _ALIGNED = ("labels", "attention_mask", "token_type_ids", "position_ids", "special_tokens_mask")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from penstock.server.core.permutation import MAX_ITEMS, ORDER_VERSION, Permutation
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import Blocks, DataDistributor, Reading, Source, asked
+from penstock.server.roles.base import DataDistributor, Source
 from penstock.server.roles.distributors.blocks import BlockOrder
 from penstock.server.roles.distributors.windows import (
     UNKNOWN_BYTES,
@@ -18,6 +18,8 @@ from penstock.server.roles.distributors.windows import (
     default_window,
     divisors,
 )
+from penstock.server.roles.reading import Blocks, Reading
+from penstock.server.roles.role import asked
 from penstock.wire.errors import InvalidJob
 
 SHUFFLES = ("full", "blocks", "none")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from penstock.server.roles.base import ProcessContext, RawItem, RawItemProcessor, Sample
+from penstock.server.roles.base import RawItem, RawItemProcessor, Sample
+from penstock.server.roles.context import ProcessContext
 from penstock.wire.errors import InvalidJob, MissingExtra
 from penstock.wire.malloc import release_memory
 
@@ -135,7 +136,7 @@ class TokenizeProcessor(RawItemProcessor):
         Raises:
             InvalidJob: Names the columns that there are, or the type.
         """
-        if type(self).process is not TokenizeProcessor.process:
+        if not self.keeps(TokenizeProcessor, "process"):
             return
         if self.column not in columns:
             raise _no_column(self.column, columns)
@@ -149,7 +150,7 @@ class TokenizeProcessor(RawItemProcessor):
 
     def keys_of_samples(self, columns: Mapping[str, str] | None) -> Sequence[str] | None:
         """Return the one key that samples have, unless a subclass makes other ones."""
-        return ["input_ids"] if type(self).process is TokenizeProcessor.process else None
+        return ["input_ids"] if self.keeps(TokenizeProcessor, "process") else None
 
     def process(self, raw: RawItem, context: ProcessContext) -> Sample | None:
         """Return `{"input_ids": int32 (t,)}`, or None where there is no text.
@@ -199,6 +200,15 @@ class TokenizeProcessor(RawItemProcessor):
                 "needs text"
             )
         return raw
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special ones included.
+
+        Raises:
+            InvalidJob: The file is missing or not a tokenizer (see `setup`).
+            MissingExtra: The package `tokenizers` is not installed.
+        """
+        return str(self._load().decode(list(ids), skip_special_tokens=False))
 
     def _load(self) -> Tokenizer:
         if self._loaded is None:
