@@ -11,6 +11,8 @@ import pytest
 
 from penstock.server.sources.catalog import VARIABLE
 
+pytest.register_assert_rewrite("penstock.server.testing.store")  # its asserts say what they found
+
 
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

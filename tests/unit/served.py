@@ -22,7 +22,8 @@ from penstock.server.metrics import Metrics
 from penstock.server.node.crew import Hear, Lose
 from penstock.server.node.worker import ServerGone
 from penstock.server.roles import BatchCollator, MapDistributor, RawItemProcessor, Source
-from penstock.server.roles.base import CollateContext, KeySpec, ProcessContext, Sample
+from penstock.server.roles.base import KeySpec, Sample
+from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.rpc.service import Service
 from penstock.server.store import Memory, MemoryStore
 from penstock.server.store.base import GroupRecord

@@ -152,7 +152,7 @@ class Reader:
         """
         session = self.started()
         if self._options.is_eval:
-            if session.batches is None and self._options.max_steps is None:
+            if not session.is_finite and self._options.max_steps is None:
                 raise InvalidRequest(
                     f'job {session.job!r} is endless, and mode="eval" reads whole passes: pass '
                     "max_steps=, or give the job epochs: 1"
@@ -166,7 +166,7 @@ class Reader:
         elif self.at.is_over:
             if session.group:
                 raise PastEnd(
-                    f"group {session.group!r} has read all {session.steps} steps of job "
+                    f"group {session.group!r} has read all {_steps(session)} steps of job "
                     f"{session.job!r}, and a group reads each step once: for more passes give the "
                     "job more epochs: or read with group=None; to read it again, seek(step=0)",
                     batches=session.batches,
@@ -194,7 +194,7 @@ class Reader:
             logger.warning,
             "%s begins at the end of %s steps: nothing is left; %s",
             whose,
-            f"{session.steps:,}" if session.steps is not None else "its",
+            _steps(session),
             way,
         )
 
@@ -399,6 +399,10 @@ class Reader:
                 "next_position": at.next if at.session else None,
             }
         )
+
+
+def _steps(session: Session) -> str:
+    return f"{session.steps:,}" if session.steps is not None else "its"
 
 
 def _counts(header: feed_pb2.BatchHeader) -> dict[str, int]:

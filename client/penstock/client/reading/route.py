@@ -183,7 +183,7 @@ class Route:
     def _may_retry(self, error: PenstockError) -> bool:
         if isinstance(error, ChecksumMismatch):
             # A damaged header names no position: it holds up the first that has not come.
-            position = int(error.fields.get("position", self._slots.missing))
+            position = self._slots.missing if error.position is None else error.position
             self._rereads[position] = self._rereads.get(position, 0) + 1
             return self._rereads[position] <= MAX_REREADS
         return error.status == "UNAVAILABLE"

@@ -239,7 +239,7 @@ class Slots:
 def _again(error: BaseException) -> BaseException:
     """Return a fresh error to raise: the traceback of one would grow with every call."""
     if isinstance(error, PenstockError):
-        return type(error)(error.message, **error.fields)
+        return error.reworded(error.message)
     return RuntimeError(f"the feed's thread failed: {error!r}").with_traceback(error.__traceback__)
 
 

@@ -224,7 +224,8 @@ def _no_address(what: str, target: object) -> InvalidRequest:
     return InvalidRequest(
         f"{what}: write host:port (for example 127.0.0.1:50051), dns:///name:port, unix:/path, "
         "local:FILE or spawn:FILE",
-        target=str(target),
+        field="target",
+        value=str(target),
     )
 
 
@@ -250,7 +251,8 @@ def _missing_server(target: str, reason: str) -> MissingExtra:
 def _several(target: str) -> InvalidRequest:
     return InvalidRequest(
         f"target {target!r} names several nodes, and this version reads from one: pass one address",
-        target=target,
+        field="target",
+        value=target,
     )
 
 

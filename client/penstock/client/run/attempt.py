@@ -64,7 +64,8 @@ def attempt_token(
         f"{place.world_size} ranks of one attempt need a token in common, and there is nothing to "
         "make it of: pass attempt= (the same on all ranks, another for every start of the run), or "
         "initialise torch.distributed before the first batch",
-        world_size=place.world_size,
+        field="world_size",
+        value=place.world_size,
     )
 
 

@@ -105,6 +105,7 @@ class Opener:
             store=store,
             batches=info.batches if info.HasField("batches") else None,
             share=share,
+            finite=info.finite,
             first=first,
             group=options.group or "",
             token=token,
@@ -161,7 +162,8 @@ def _check_end(session: Session, start: Start) -> None:
             raise InvalidRequest(
                 f"step {share.step(session.first)} of {share.batches_per_step} batches lies beyond "
                 f"position {MAX_POSITION}, the last that there is: start before",
-                position=session.first,
+                field="position",
+                value=session.first,
             )
         return
     if session.first > steps * share.batches_per_step + share.rank:

@@ -158,7 +158,9 @@ def mesh_dimensions(mesh: Any, dp: str | Sequence[str] | None) -> list[str]:
     wanted = [name for name in names if "dp" in name] if dp is None else _names(dp)
     if missing := [name for name in wanted if name not in names]:
         raise InvalidRequest(
-            f"mesh= has no dimension {missing[0]!r}: it has {', '.join(names)}", dp=wanted
+            f"mesh= has no dimension {missing[0]!r}: it has {', '.join(names)}",
+            field="dp",
+            value=wanted,
         )
     if not wanted:
         raise InvalidRequest(
@@ -242,7 +244,8 @@ def _number(environ: Mapping[str, str], name: str) -> int:
         raise InvalidRequest(
             f"the environment variable {name} is {environ[name]!r}, which is not a number: correct "
             "it, or pass rank= and world_size=",
-            variable=name,
+            field="variable",
+            value=name,
         ) from None
 
 

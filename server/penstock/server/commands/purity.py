@@ -384,8 +384,8 @@ def find_dependences(job: Job, ours: dict[str, Any], gather: Gather) -> list[str
 
 
 def _difference_there(error: PenstockError) -> str:
-    if isinstance(error, LogDiverged) and "role" in error.fields:
-        return f"{error.fields['role']} gives another value there, first {error.fields['what']}"
+    if isinstance(error, LogDiverged) and error.role is not None:
+        return f"{error.role} gives another value there, first {error.what}"
     return f"it fails there: {error.message}"
 
 
@@ -404,11 +404,10 @@ def _dependence(job: Job, where: Surroundings, error: PenstockError) -> str:
             "it may differ"
         )
     remedy = "name files relative to your code: Path(__file__).parent"
-    if isinstance(error, LogDiverged) and "role" in error.fields:
-        raise LogDiverged(
+    if isinstance(error, LogDiverged) and error.role is not None:
+        raise error.reworded(
             f"job {job.name!r} is not pure: it depends on the {where.name}, which may be another "
-            f"on every node: {_difference_there(error)}; {remedy}",
-            **error.fields,
+            f"on every node: {_difference_there(error)}; {remedy}"
         ) from error
     return f"it depends on the {where.name}: {_difference_there(error)}; {remedy}"
 

@@ -223,7 +223,6 @@ class Answers:
             self._dispatch.diverged(one.job.log_id, lane.lane, error)
             one.failed(ticket.entry, error)
             return
-        traceback = error.fields.get("traceback")
         log.error(
             "a batch cannot be made",
             job=one.job.name,
@@ -231,7 +230,7 @@ class Answers:
             offset=ticket.offset,
             code=error.code,
             error=error.message,
-            **({"traceback": traceback} if traceback else {}),
+            **({"traceback": error.traceback} if error.traceback else {}),
         )
         self._observer.failed(one.job.name, error.code)
         one.failed(ticket.entry, error)
@@ -254,7 +253,7 @@ class Answers:
 
 def _error(message: Failed) -> PenstockError:
     """Return the error that a message carries."""
-    return ERRORS.get(message.code, Internal)(message.message, **message.fields)
+    return ERRORS.get(message.code, Internal).with_fields(message.message, message.fields)
 
 
 __all__ = ["Answers"]

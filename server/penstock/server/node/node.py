@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 import structlog
 
 from penstock.server.core.verdict import Verdict
-from penstock.server.job import Job
+from penstock.server.job import Job, find_job
 from penstock.server.node.answers import Answers
 from penstock.server.node.audit import Audit
 from penstock.server.node.books import Log
@@ -37,7 +37,7 @@ from penstock.server.node.shelf import STORE_RETRY_S, Shelf
 from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.sources.catalog import pack_catalogs
 from penstock.server.store.base import JobRecord, Store
-from penstock.wire.errors import PenstockError, StoreUnavailable, UnknownJob
+from penstock.wire.errors import PenstockError, StoreUnavailable
 from penstock.wire.order import Share, Tail
 
 log = structlog.get_logger("penstock.node")
@@ -245,12 +245,7 @@ class Node:
         Raises:
             UnknownJob: There is no such job here; names those there are.
         """
-        if job not in self.logs:
-            known = ", ".join(sorted(self.logs)) or "none"
-            raise UnknownJob(
-                f"this node has no job {job!r}; it has: {known}", job=job, jobs=sorted(self.logs)
-            )
-        return self.logs[job]
+        return find_job(self.logs, job)
 
     def open(
         self,

@@ -411,7 +411,8 @@ class Worker:
                     return message.verdict
                 case Refused():
                     self.inbox.extendleft(reversed(meanwhile))
-                    raise ERRORS.get(message.code, Internal)(message.message, **message.fields)
+                    cls = ERRORS.get(message.code, Internal)
+                    raise cls.with_fields(message.message, message.fields)
             meanwhile.append(message)
         raise ServerGone
 

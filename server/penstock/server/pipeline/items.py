@@ -276,7 +276,7 @@ class Items(RawItems):
             raise bad.error
         held = self.verdicts.find(stage, item, lane, offset)
         if held is None:
-            reason = clean_text(str(bad.error.fields.get("reason", bad.error.message)), MAX_REASON)
+            reason = clean_text(bad.error.reason or bad.error.message, MAX_REASON)
             held = self.verdicts.add(
                 Verdict(stage, item, bad.digest, reason, bad.every_epoch, lane, offset)
             )

@@ -249,7 +249,7 @@ class Maker:
         except SourceUnavailable:
             raise
         except BadBatch as error:
-            raise BadBatch(f"job {self.job.name!r}, {error.message}", **error.fields) from error
+            raise error.reworded(f"job {self.job.name!r}, {error.message}") from error
         except Exception as error:
             text = f"{error_line(error)}; fix the collator, or the samples that it gets"
             if isinstance(error, PenstockError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from penstock.server.core.contained import contained
@@ -182,7 +183,7 @@ class RawItems(Calls):
 
     def bad_item(self, stage: str, what: Call, item: ItemRef, error: Exception) -> BadItem:
         """Return the error of an item on which a role's code fails."""
-        if isinstance(error, BadItem) and "item" in error.fields:
+        if isinstance(error, BadItem) and error.item is not None:
             return error
         reason = error.message if isinstance(error, PenstockError) else error_line(error)
         return BadItem(
@@ -196,10 +197,13 @@ class RawItems(Calls):
 
     def _damaged(self, item: ItemRef, error: BadItem) -> BadItem:
         """Name the item of bytes that its source has read and cannot decode."""
-        return BadItem(
-            f"item {item} of job {self.job.name!r}: {error.message}; put an undamaged copy of the "
-            "file there, or set on_item_error: quarantine",
-            **{"stage": "draw", "reason": error.message, **error.fields, "item": list(item)},
+        return replace(
+            error,
+            message=f"item {item} of job {self.job.name!r}: {error.message}; put an undamaged copy "
+            "of the file there, or set on_item_error: quarantine",
+            item=list(item),
+            stage=error.stage or "draw",
+            reason=error.reason or error.message,
         )
 
 

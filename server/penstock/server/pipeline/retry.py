@@ -179,7 +179,6 @@ class Calls:
     def _unavailable(
         self, what: Call, item: ItemRef | None, error: Exception, tried_s: float
     ) -> SourceUnavailable:
-        fields = {} if item is None else {"item": list(item)}
         where = f"job {self.job.name!r}"
         if item is not None:
             where = f"item {item} of {where}"
@@ -193,8 +192,9 @@ class Calls:
             remedy = "check what that code reads, as this node finds it, then read again"
         return SourceUnavailable(
             f"{where} {what_failed}, and was tried for {tried_s:.0f} s: {said}; {remedy}",
-            **fields,
-            **({} if what.reading else {"role": what.role, "traceback": user_traceback(error)}),
+            item=None if item is None else list(item),
+            role=None if what.reading else what.role,
+            traceback=None if what.reading else user_traceback(error),
         )
 
 

@@ -429,6 +429,10 @@ class BatchCollator(Role, ABC):
         """Return what is known of the values before any is made; empty = nothing is known."""
         return []
 
+    def value_layout(self) -> Layout:
+        """Return how samples lie in the values; by default nothing is known of it."""
+        return Layout()
+
 
 @dataclass(frozen=True)
 class KeySpec:
@@ -441,6 +445,8 @@ class KeySpec:
         shape: -1 = differs between batches.
         optional: Some batches lack it.
         place: `device`, or `host` for what the trainer reads in Python.
+        least: No element is below it; None = not known.
+        most: No element is above it; None = not known.
     """
 
     name: str
@@ -449,6 +455,24 @@ class KeySpec:
     shape: tuple[int, ...] = ()
     optional: bool = False
     place: str = "device"
+    least: int | None = None
+    most: int | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How samples lie in a batch's values, for those that show or train on them.
+
+    Attributes:
+        name: `packed` (documents one after the other in rows), `padded` (a sample per row); empty =
+            not known.
+        labels_shifted: The label of a token is the token that follows it.
+        ignore_index: The label that losses leave out; None = there are no labels that are known.
+    """
+
+    name: str = ""
+    labels_shifted: bool = False
+    ignore_index: int | None = None
 
 
 __all__ = [
@@ -460,6 +484,7 @@ __all__ = [
     "ItemRef",
     "KeySpec",
     "LaneDraws",
+    "Layout",
     "ProcessContext",
     "RawItem",
     "RawItemProcessor",

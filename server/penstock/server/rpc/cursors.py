@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from penstock.server.core import libraries
 from penstock.server.core.verdict import Verdict
-from penstock.server.job import Job
+from penstock.server.job import Job, find_job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import far
 from penstock.server.pipeline.planner import Planner
-from penstock.server.rpc.opening import check_protocol, find_job
+from penstock.server.rpc.opening import check_protocol
 from penstock.server.rpc.present import Present
 from penstock.server.rpc.quarantine import Quarantine, Release
 from penstock.server.store.base import (

@@ -213,15 +213,14 @@ class Streams(Listener):
 
     def refused(self, error: StaleGeneration, call: str) -> None:
         """Tell of a call or a reader that came from an attempt that is over."""
-        fields = error.fields
         self.story.tell(
             story.REFUSED,
-            job=str(fields.get("job", "")),
-            group=str(fields.get("group", "")),
+            job=error.job or "",
+            group=error.group or "",
             call=call,
-            generation=fields.get("generation"),
-            current=fields.get("current"),
-            by=fields.get("owner", ""),
+            generation=error.generation,
+            current=error.current,
+            by=error.owner or "",
         )
 
     def holds(self, stream: Stream, lent_bytes: int, limit_bytes: int) -> None:

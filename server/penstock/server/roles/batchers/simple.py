@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from penstock.server.core.parameters import check_flag, check_whole
 from penstock.server.core.refs import Group, SampleRef
 from penstock.server.roles.base import Sample, SampleBatcher
-from penstock.server.roles.batchers.packer import check_flag, check_whole
 
 
 class SimpleBatcher(SampleBatcher):
