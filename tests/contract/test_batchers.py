@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server.core.refs import Group, ItemRef, SampleRef, Span
+from penstock.server.core.refs import ItemRef, Rows, SampleRef, Span
 from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.server.roles.batchers import (
     BUILTIN_BATCHERS,
@@ -39,7 +39,7 @@ class HoldsList(SampleBatcher):
         self.most = most
         self.held: list[SampleRef] = []
 
-    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
         """Take one sample; return the pair that it completed."""
         self.held.append(ref)
         if len(self.held) < self.most:
@@ -48,7 +48,7 @@ class HoldsList(SampleBatcher):
         self.held = []
         return [group]
 
-    def flush(self) -> list[Group]:
+    def flush(self) -> list[Rows]:
         """Return the sample that has no partner."""
         held, self.held = self.held, []
         return [[[one] for one in held]] if held else []
@@ -64,7 +64,7 @@ class HoldsEverything(SampleBatcher):
         self.last_item: ItemRef | None = None
         self.last_span: Span | None = None
 
-    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
         """Take one sample; return rows of two of like size that it completed."""
         count = self.seen[0] + 1
         self.seen = (count, count / 3, f"{count} samples", count % 2 == 0, None)
@@ -76,7 +76,7 @@ class HoldsEverything(SampleBatcher):
         full = [size for size, refs in self.by_size.items() if len(refs) == 2]
         return [[self.by_size.pop(size)] for size in full]
 
-    def flush(self) -> list[Group]:
+    def flush(self) -> list[Rows]:
         """Return one row of all that is left."""
         left = [*self.queue, *(ref for refs in self.by_size.values() for ref in refs)]
         self.queue.clear()
@@ -97,7 +97,7 @@ class Case:
 
     name: str
     make: Callable[[], SampleBatcher]
-    fits: Callable[[Group], bool]
+    fits: Callable[[Rows], bool]
     most_pending: int
     patience: int | None
 
@@ -137,7 +137,7 @@ def counted(most: int) -> Case:
 
 
 def pool(limit: int, pool_size: int, most: int | None, **options: Any) -> Case:
-    def fits(group: Group) -> bool:
+    def fits(group: Rows) -> bool:
         if any(len(row) != 1 for row in group) or (most and len(group) > most):
             return False
         longest = max(row[0].size for row in group)
@@ -211,13 +211,13 @@ def content(ref: SampleRef) -> Sample:
     return sample | {"pixel_values": [0.5]} if kind(ref.item) == "image" else sample
 
 
-def add(batcher: SampleBatcher, ref: SampleRef) -> list[Group] | None:
+def add(batcher: SampleBatcher, ref: SampleRef) -> list[Rows] | None:
     """Add as a planner does: content only for who asks for it; None = refused as a bad item."""
     return testing.add(batcher, ref, {ref: content(ref)})
 
 
 def check_conserved(
-    batcher: SampleBatcher, given: Sequence[SampleRef], groups: Sequence[Group], refused: int
+    batcher: SampleBatcher, given: Sequence[SampleRef], groups: Sequence[Rows], refused: int
 ) -> None:
     """Each sample is whole, in one place or in pieces, or is counted as left out."""
     pieces: dict[tuple[ItemRef, int], list[SampleRef]] = defaultdict(list)
@@ -250,7 +250,7 @@ def test_every_sample_is_delivered_pending_or_counted(
 ) -> None:
     """After every add and at the end each span of each sample is in exactly one place."""
     batcher, refs = case.make(), refs_of(sizes, items)
-    groups: list[Group] = []
+    groups: list[Rows] = []
     refused = 0
 
     check_conserved(batcher, [], groups, refused)

@@ -93,7 +93,7 @@ def folder(tmp_path: Path) -> Path:
 def test_an_example_passes_check(file: str, jobs: list[str], folder: Path) -> None:
     """Every role builds, is pure, and gives batches."""
     done = run_command(
-        ["penstock.server.cli", "check", str(folder / file), "--json"],
+        ["penstock.server.cli", "check", str(folder / file), "--json", "--items", "32"],
         120,
         environment={**ENVIRONMENT, "PENSTOCK_WORKERS": "1"},
     )

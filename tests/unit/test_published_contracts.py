@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from harness import ENVIRONMENT, run_command
-from penstock.server.core.refs import Group, SampleRef
+from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.job import Job
 from penstock.server.roles import BatchCollator, RawItemProcessor, SampleBatcher, Source
 from penstock.server.roles.base import Sample
@@ -61,14 +61,14 @@ def test_the_pages_example_runs_as_it_stands(tmp_path: Path) -> None:
     commits = "my_roles or a_commit or first_begin"
 
     done = run_command(
-        ["pytest", "-q", "-p", "no:randomly", "-o", "asyncio_mode=auto", "-k", commits],
+        ["pytest", "-q", "-rA", "-p", "no:randomly", "-o", "asyncio_mode=auto", "-k", commits],
         environment={**ENVIRONMENT, "PYTEST_ADDOPTS": ""},
         folder=tmp_path,
     )
 
-    failed = re.findall(r"^FAILED (\S+)::", done.stdout, re.M)
-    assert set(failed) == {"test_my_store.py::TestForgetful"}, done.stdout + done.stderr
-    assert "test_my_roles.py .." in done.stdout or re.search(r"[2-9] passed", done.stdout)
+    failed = set(re.findall(r"^FAILED (\S+)::", done.stdout, re.M))
+    assert failed == {"test_my_store.py::TestForgetful"}, done.stdout + done.stderr
+    assert done.stdout.count("PASSED test_my_roles.py") == 2
 
 
 # --- each mistake is found, and named ---
@@ -132,7 +132,7 @@ class Loses(SampleBatcher):
     def __init__(self) -> None:
         self.count = 0
 
-    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
         """Return the others."""
         self.count += 1
         return [] if self.count % 3 == 0 else [[[ref]]]
@@ -146,7 +146,7 @@ class Forgets(SampleBatcher):
     def __init__(self) -> None:
         self.held: list[SampleRef] = []
 
-    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
         """Return the third last."""
         self.held.append(ref)
         return [[[self.held.pop(0)]]] if len(self.held) > 2 else []

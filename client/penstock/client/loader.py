@@ -11,7 +11,7 @@ from penstock.client.aside import tell
 from penstock.client.options import LIMITS, Limits, Options, check_step, one_rank
 from penstock.client.passes import Batches, Steps
 from penstock.client.reader import Reader
-from penstock.client.run.ranks import Place, Ranks
+from penstock.client.run.ranks import Ranks, WorldRank
 from penstock.client.run.resources import Resources
 from penstock.client.run.session import Start
 from penstock.client.run.state import State
@@ -160,7 +160,7 @@ class Loader:
         return steps * self._reader.started().share.batches_per_rank
 
     @property
-    def place(self) -> Place:
+    def place(self) -> WorldRank:
         """Which data-parallel rank this is, of how many, and from where that is known."""
         return self._reader.place
 

@@ -17,7 +17,7 @@ from penstock.client.reading.route import Node
 from penstock.client.reading.slots import Delivery
 from penstock.client.reading.values import Decoder, make_decoder, needs_torch, position_value
 from penstock.client.run.opener import Opener
-from penstock.client.run.ranks import Place, mesh_dimensions
+from penstock.client.run.ranks import WorldRank, mesh_dimensions
 from penstock.client.run.resources import Resources
 from penstock.client.run.session import Session, Start
 from penstock.client.standing import Standing
@@ -335,7 +335,7 @@ class Reader:
             )
 
     @property
-    def place(self) -> Place:
+    def place(self) -> WorldRank:
         """Which data-parallel rank this is, of how many."""
         self.check()
         return self.opener.place

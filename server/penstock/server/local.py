@@ -57,7 +57,7 @@ from penstock.wire.frame import Reply, parse_replies
 if TYPE_CHECKING:
     from penstock.server.job import Job
     from penstock.server.node.page import Note
-    from penstock.server.rpc.opening import Opening
+    from penstock.server.rpc.opening import OpenedRead
 
 logger = logging.getLogger("penstock")
 
@@ -131,7 +131,7 @@ class LocalLoader:
         self._lines: dict[int, Line] = {}
         self._marks = marks or Marks()
 
-    def batch(self, position: int, opening: Opening | None = None) -> Computed:
+    def batch(self, position: int, opening: OpenedRead | None = None) -> Computed:
         """Return the batch at a position; going upwards is cheap, going back starts a lane again.
 
         Raises:
@@ -522,7 +522,7 @@ class LocalRead:
 
 def _error(data: bytes) -> PenstockError:
     told = json.loads(data)
-    return ERRORS.get(told["code"], PenstockError)(told["message"], **told["fields"])
+    return ERRORS.get(told["code"], PenstockError).with_fields(told["message"], told["fields"])
 
 
 def _signal_name(number: int) -> str:

@@ -51,7 +51,7 @@ from penstock.server.pipeline.line import Computed
 from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.rpc.cursors import Cursors
 from penstock.server.rpc.local import LocalService
-from penstock.server.rpc.opening import VERSION, Opening
+from penstock.server.rpc.opening import VERSION, OpenedRead
 from penstock.server.store import open_store
 from penstock.server.store.base import Seen, Store
 from penstock.server.store.recorded import Recorded, version_warning
@@ -154,7 +154,7 @@ class LocalNode:
             cursors = Cursors(jobs, store, release=self._release, asked=self._asked)
             return self._run(cursors.call(method, request))
 
-    def loader(self, opening: Opening, *, stored: bool) -> LocalLoader:
+    def loader(self, opening: OpenedRead, *, stored: bool) -> LocalLoader:
         """Return a loader; `stored` = it obeys the store's verdicts, and puts new ones there."""
         job = opening.job
 
@@ -171,7 +171,7 @@ class LocalNode:
             job, book, marks, progress=note, careful=self._careful, recorded=recorded
         )
 
-    def compute(self, loader: LocalLoader, opening: Opening, position: int) -> Computed:
+    def compute(self, loader: LocalLoader, opening: OpenedRead, position: int) -> Computed:
         """Compute a batch when it is its turn."""
         lane, lane_offset = opening.address(position)
 

@@ -34,7 +34,7 @@ from urllib.parse import parse_qsl
 from penstock.server.environment import worker_environment
 from penstock.server.jobs.target import absolute_target
 from penstock.wire.errors import ERRORS, InvalidRequest, PenstockError, Unreachable
-from penstock.wire.transport import Address
+from penstock.wire.transport import Endpoint
 
 logger = logging.getLogger("penstock")
 
@@ -48,7 +48,7 @@ START_DEADLINE_S, END_DEADLINE_S = 120.0, 30.0
 SETTINGS = {"workers": "--workers", "store": "--store", "metrics": "--metrics"}
 
 
-def open_transport(rest: str) -> Address:
+def open_transport(rest: str) -> Endpoint:
     """Return the address of a running node for `rest`, starting one if there is none.
 
     Raises:
@@ -95,7 +95,7 @@ def open_transport(rest: str) -> Address:
             _wait_for_end(address, node.users)
             node.reap()
 
-    return Address(f"unix:{address}", close)
+    return Endpoint(f"unix:{address}", close)
 
 
 _started: list[subprocess.Popen[bytes]] = []

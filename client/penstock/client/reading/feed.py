@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from penstock.client.aside import Patience, aside
 from penstock.client.reading.buffers import BufferPool
 from penstock.client.reading.route import Node, Route, cancel_all
-from penstock.client.reading.slots import TELL_S, Delivery, Slots
+from penstock.client.reading.slots import PAUSE_S, TELL_S, Delivery, Slots
 from penstock.client.run.session import Session
 from penstock.wire.errors import PenstockError, Unreachable
 
@@ -134,10 +134,11 @@ class Feed:
 
     # --- what waiting slots ask: a `Supply` ---
 
-    def is_told(self, position: int) -> bool:
-        """Tell whether every node knows that `position` is waited for."""
+    def may_send(self, position: int) -> bool:
+        """Tell whether every node knows that it may send `position`, as far as that is known."""
         return all(
-            (stream := route.stream) is None or stream.told >= position for route in self._routes
+            (stream := route.stream) is None or stream.told >= position or stream.has_room
+            for route in self._routes
         )
 
     def tell(self, position: int, waited_s: float) -> None:
@@ -150,7 +151,7 @@ class Feed:
                 # Nobody moves the horizon while the only consumer waits: send what was held
                 # back. Below it the server is at work already, and a message would cost both.
                 self._extend(1)
-            elif stream.told < position and waited_s >= TELL_S:
+            elif stream.told < position and waited_s >= (PAUSE_S if stream.has_room else TELL_S):
                 # Or it holds this batch back, for want of room that is there by now.
                 self._extend(0)
 

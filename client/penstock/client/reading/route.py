@@ -221,6 +221,7 @@ class Route:
             self._max_body_bytes,
             horizon,
             position,
+            limit,
             borrower,
         )
         self.has_ended = False

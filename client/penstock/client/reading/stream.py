@@ -48,7 +48,7 @@ class Stream:
         slots: Where batches go.
         pool: Where bodies land.
         max_body_bytes: A batch that announces more is refused before anything is allocated.
-        horizon: What it was opened with; the next position, too.
+        horizon: What it was opened with; the next position and the bytes, too.
         borrower: What it named as it opened: bodies may be lent.
 
     Attributes:
@@ -74,13 +74,15 @@ class Stream:
         max_body_bytes: int,
         horizon: int,
         told: int,
+        bytes_limit: int,
         borrower: Borrower | None = None,
     ) -> None:
         self._call, self._target, self._route = call, target, route
         self._session, self._share, self._slots = session, session.share, slots
         self._pool, self._max_body_bytes = pool, max_body_bytes
         self.allowed = self.sent = horizon
-        self.told = told
+        self.told, self._bytes_limit = told, bytes_limit
+        self._largest_bytes = 0  # of the bodies that have come
         self.received_bytes = 0
         self.has_opened = self.has_ended = False
         self.waits_for = ""
@@ -99,6 +101,12 @@ class Stream:
         self.allowed = max(self.allowed, horizon)
         self._call.send(feed_pb2.ReadRequest(horizon=message).SerializeToString())
         self.sent, self.told = max(self.sent, horizon), position
+        self._bytes_limit = max(self._bytes_limit, bytes_limit)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the server knows of room for one more batch, as large as any so far."""
+        return self.received_bytes + self._largest_bytes <= self._bytes_limit
 
     def take_in(self, replies: Sequence[frame.Reply]) -> bool:
         """Take in what came in one message; tell whether it could have completed the reading.
@@ -262,6 +270,7 @@ class Stream:
             self.received_bytes += header.body_bytes
             return False
         frame.check_crc(header, body, assembly.crc)
+        self._largest_bytes = max(self._largest_bytes, header.body_bytes)
         self.waits_for = "the server has sent nothing since the last batch"
         self._slots.put(Delivery(header, body, self._route))
         self.received_bytes += header.body_bytes  # after it lies there: see `Feed.room`

@@ -27,7 +27,7 @@ from penstock.wire.errors import (
     decode_error,
 )
 from penstock.wire.memory import memory_path
-from penstock.wire.transport import Address, ReadCall, Transport
+from penstock.wire.transport import Endpoint, ReadCall, Transport
 
 ENTRY_POINTS = "penstock.transports"
 """The entry point group in which other packages offer targets: `name:rest`."""
@@ -209,7 +209,7 @@ def _open_address(target: str) -> Transport:
         return GrpcTransport(target)
     if colon and (opener := _find_opener(scheme)) is not None:
         opened = opener(rest)
-        if isinstance(opened, Address):
+        if isinstance(opened, Endpoint):
             return GrpcTransport(opened.target, on_close=opened.close)
         return opened  # type: ignore[no-any-return]
     if scheme in ("local", "spawn"):

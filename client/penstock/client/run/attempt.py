@@ -6,7 +6,7 @@ import os
 import uuid
 from collections.abc import Mapping
 
-from penstock.client.run.ranks import Place, torch_distributed
+from penstock.client.run.ranks import WorldRank, torch_distributed
 from penstock.wire.attempts import moves_between
 from penstock.wire.errors import InvalidRequest
 
@@ -23,7 +23,7 @@ _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NTASKS")
 
 
 def attempt_token(
-    attempt: str | None, place: Place, environ: Mapping[str, str] | None = None
+    attempt: str | None, place: WorldRank, environ: Mapping[str, str] | None = None
 ) -> str:
     """Return the token that all ranks of this attempt present.
 

@@ -53,7 +53,7 @@ class SampleRef(NamedTuple):
 Row = list[SampleRef]
 """One row of a batch: for a packer the samples that lie behind each other in it."""
 
-Group = list[Row]
+Rows = list[Row]
 """What a batcher finishes: the rows of one batch."""
 
 
@@ -68,7 +68,7 @@ class BatchPlan(NamedTuple):
 
     lane: int
     offset: int
-    rows: Group
+    rows: Rows
 
     def to_json(self) -> list[Any]:
         """Return `[lane, offset, rows]`, refs as `SampleRef.to_json` gives them."""
@@ -81,4 +81,4 @@ class BatchPlan(NamedTuple):
         return cls(lane, offset, [[SampleRef.from_json(ref) for ref in row] for row in rows])
 
 
-__all__ = ["BatchPlan", "Group", "ItemRef", "Row", "SampleRef", "Span"]
+__all__ = ["BatchPlan", "ItemRef", "Row", "Rows", "SampleRef", "Span"]

@@ -25,8 +25,8 @@ class Verdict(NamedTuple):
     it was met for, with all behind it in its lane at stage `draw`.
 
     Attributes:
-        stage: `draw` (removed before batching), `exit` (removed from its own group only) or `size`
-            (a sample or piece was left out of a group, for its size was not the planned one).
+        stage: `draw` (removed before batching), `exit` (removed from its own batch only) or `size`
+            (a sample or piece was left out of a batch, for its size was not the planned one).
         item: The item, in the epoch in which it was met.
         content_hash: SHA-256 of its raw bytes, hex.
         reason: One line.

@@ -153,7 +153,7 @@ class Maker:
         outcomes = self.items.outcomes(list(missing), "exit", coming)
         for refs, outcome in zip(missing.values(), outcomes, strict=True):
             if isinstance(outcome, Bad):
-                # Removed from its own group only: no other item moves.
+                # Removed from its own batch only: no other item moves.
                 self.items.judge("exit", refs[0].item, outcome, plan.lane, plan.offset)
                 continue
             samples = [] if isinstance(outcome, Filtered) else outcome

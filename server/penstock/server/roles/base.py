@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from penstock.server.core.refs import Group, ItemRef, Row, SampleRef
+from penstock.server.core.refs import ItemRef, Row, Rows, SampleRef
 from penstock.server.roles import state as role_state
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.roles.draws import LaneDraws
@@ -308,7 +308,7 @@ def _length(value: Any) -> int | None:
 
 
 class SampleBatcher(Role, ABC):
-    """Forms groups of samples from a stream of them: one per lane, sequential, on refs and sizes.
+    """Forms batches of rows from a stream of samples: one per lane, in order, on refs and sizes.
 
     What it holds between calls must be plain: numbers, strings, lists, tuples, deques, dicts and
     `SampleRef`s in attributes. `state` and `restore` carry exactly these; samples themselves never.
@@ -322,16 +322,16 @@ class SampleBatcher(Role, ABC):
     needs_content: ClassVar[bool] = False
 
     @abstractmethod
-    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
-        """Take one sample (its size is `ref.size`); return the groups it finished, in order."""
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
+        """Take one sample (its size is `ref.size`); return the batches it finished, in order."""
 
-    def flush(self) -> list[Group]:
+    def flush(self) -> list[Rows]:
         """Return what is left when the lane is over."""
         return []
 
     @property
     def pending(self) -> Sequence[SampleRef]:
-        """Return the samples that are held and not yet in a finished group, in any order."""
+        """Return the samples that are held and not yet in a finished batch, in any order."""
         return role_state.find_refs(self)
 
     def chooses_from(self) -> int | None:
@@ -360,7 +360,7 @@ class SampleBatcher(Role, ABC):
     def dropped(self) -> dict[str, int]:
         """Return by reason how many samples were left out since the lane's start.
 
-        A sample that `add` takes and counts here will be in no group: only this says so, not the
+        A sample that `add` takes and counts here will be in no batch: only this says so, not the
         name of any count. The reasons are few words, the same for every lane; those that are known
         beforehand are there from the start, at 0.
         """
@@ -371,11 +371,11 @@ class SampleBatcher(Role, ABC):
         return {}
 
     def batches(self, draws: int) -> int | None:
-        """Return how many groups `draws` samples make, flush included; None = unknown."""
+        """Return how many batches `draws` samples make, flush included; None = unknown."""
         return None
 
     def draws_before(self, offset: int) -> int | None:
-        """Return how many samples precede group `offset`, if nothing is held across that border.
+        """Return how many samples precede batch `offset`, if nothing is held across that border.
 
         Where this is known a lane starts at any offset in O(1).
         """
@@ -480,7 +480,6 @@ __all__ = [
     "Blocks",
     "CollateContext",
     "DataDistributor",
-    "Group",
     "ItemRef",
     "KeySpec",
     "LaneDraws",
@@ -491,6 +490,7 @@ __all__ = [
     "Reading",
     "Role",
     "Row",
+    "Rows",
     "Sample",
     "SampleBatcher",
     "SampleRef",

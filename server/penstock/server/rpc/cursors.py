@@ -379,7 +379,7 @@ class Cursors:
             )
 
 
-class _Place(NamedTuple):
+class _PageStart(NamedTuple):
     """Where a page of `List` begins.
 
     Attributes:
@@ -391,14 +391,14 @@ class _Place(NamedTuple):
     within: tuple[int, str] | None = None
 
 
-def _read_token(token: str) -> _Place:
+def _read_token(token: str) -> _PageStart:
     """Return the place that `_Page` wrote into a token.
 
     Raises:
         InvalidRequest: It wrote no such token.
     """
     if not token:
-        return _Place()
+        return _PageStart()
     try:
         group, within = json.loads(token)
         if within is not None:
@@ -410,7 +410,7 @@ def _read_token(token: str) -> _Place:
             "first page",
             field="page_token",
         ) from error
-    return _Place(str(group), within)
+    return _PageStart(str(group), within)
 
 
 class _Page:

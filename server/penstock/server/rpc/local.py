@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.server.rpc.cursors import Cursors
 from penstock.server.rpc.opening import (
-    Opening,
+    OpenedRead,
     describe,
     ended,
     open_read,
@@ -133,7 +133,7 @@ class LocalRead:
                 computed.header, header.lane, header.offset, computed.body
             )
 
-    def _open(self, asked: feed_pb2.Open) -> Opening:
+    def _open(self, asked: feed_pb2.Open) -> OpenedRead:
         """Check an opening, and refuse a reader of an older attempt."""
         opening = self._node.with_jobs(asked.job, lambda jobs: open_read(jobs, asked))
         if asked.group and asked.token:

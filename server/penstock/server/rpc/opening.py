@@ -92,7 +92,7 @@ def describe(
     return reply
 
 
-class Opening(NamedTuple):
+class OpenedRead(NamedTuple):
     """An opened Read: what it wants, checked.
 
     Attributes:
@@ -136,7 +136,7 @@ MAX_LOOKED = 1 << 17
 """Positions looked at for what a reader was given: more lanes and ranks than that are not known."""
 
 
-def open_read(jobs: Mapping[str, Job], request: feed_pb2.Open) -> Opening:
+def open_read(jobs: Mapping[str, Job], request: feed_pb2.Open) -> OpenedRead:
     """Check the first message of a Read.
 
     Raises:
@@ -182,10 +182,10 @@ def open_read(jobs: Mapping[str, Job], request: feed_pb2.Open) -> Opening:
                 steps=tail.steps,
             )
     given_from = request.given_from if request.HasField("given_from") else None
-    return Opening(job, share, tail, request.start, _lanes(job, request.lanes), given_from)
+    return OpenedRead(job, share, tail, request.start, _lanes(job, request.lanes), given_from)
 
 
-def opened(opening: Opening, node: str, *, lends: bool = False) -> feed_pb2.ReadReply:
+def opened(opening: OpenedRead, node: str, *, lends: bool = False) -> feed_pb2.ReadReply:
     """Return the message that answers an opening; `lends` = bodies may be lent."""
     message = feed_pb2.Opened(
         log_id=opening.job.log_id,
@@ -243,7 +243,7 @@ def _lanes(job: Job, lanes: Iterable[int]) -> frozenset[int] | None:
 
 __all__ = [
     "VERSION",
-    "Opening",
+    "OpenedRead",
     "check_protocol",
     "describe",
     "ended",

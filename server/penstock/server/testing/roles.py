@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.server.core.refs import Group, ItemRef, SampleRef
+from penstock.server.core.refs import ItemRef, Rows, SampleRef
 from penstock.server.roles.base import (
     BatchCollator,
     RawItem,
@@ -24,7 +24,7 @@ from penstock.server.testing.compare import as_bytes, check_identity, holds
 from penstock.wire.errors import BadItem
 from penstock.wire.values import to_plain
 
-Rows = Sequence[Sequence[Sample]]
+SampleRows = Sequence[Sequence[Sample]]
 
 
 # --- sources ---
@@ -145,7 +145,7 @@ def check_batcher(batcher: SampleBatcher, samples: Sequence[tuple[int, Sample]])
 
 def add(
     batcher: SampleBatcher, ref: SampleRef, content: Mapping[SampleRef, Sample]
-) -> list[Group] | None:
+) -> list[Rows] | None:
     """Add a sample as a planner does; None = it was refused as a bad item."""
     try:
         return list(batcher.add(ref, content[ref] if batcher.needs_content else None))
@@ -217,7 +217,7 @@ def _check_conserved(
     _check_places(name, refs, seen, batcher, refused)
 
 
-def _refs_of(groups: Sequence[Group]) -> list[SampleRef]:
+def _refs_of(groups: Sequence[Rows]) -> list[SampleRef]:
     return [ref for group in groups for row in group for ref in row]
 
 
@@ -256,7 +256,7 @@ def _check_places(
 # --- collators ---
 
 
-def check_collator(collator: BatchCollator, rows: Rows, later: Rows) -> None:
+def check_collator(collator: BatchCollator, rows: SampleRows, later: SampleRows) -> None:
     """Hold a collator to its contract, with the rows of two batches.
 
     The rows alone decide the batch, and are left as they were. Names, their order, types and dtypes
