@@ -104,7 +104,7 @@ class WorkerProcess:
     stuck_s: float | None = None
     made_way: bool = False
     held_up_s: float = 0.0
-    ticket_s: float = DEPTH_S
+    tickets_per_s: float = 1 / DEPTH_S
     _answered_s: float = 0.0
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -164,7 +164,7 @@ class WorkerProcess:
             return 0
         if self.alone:
             return 0
-        depth = min(MAX_DEPTH, max(MIN_DEPTH, int(DEPTH_S / max(self.ticket_s, 1e-6))))
+        depth = min(MAX_DEPTH, max(MIN_DEPTH, int(DEPTH_S * self.tickets_per_s)))
         return depth - len(self.tickets) if len(self.tickets) <= depth // 2 else 0
 
     def give(self, ticket: Ticket, message: Ticketed) -> None:
@@ -183,7 +183,10 @@ class WorkerProcess:
         if ticket is not None:
             now = self._loop.time()
             took_s = now - max(ticket.given_s, self._answered_s)
-            self.ticket_s += 0.2 * (took_s - self.ticket_s)
+            # A mean of rates: where every other ticket takes next to no time, the next one must be
+            # there at once, however long those between them take.
+            rate = 1 / max(took_s, DEPTH_S / MAX_DEPTH)
+            self.tickets_per_s += 0.2 * (rate - self.tickets_per_s)
             ticket.log.ticket_s += 0.2 * (took_s - ticket.log.ticket_s)
             self._answered_s = now
         return ticket
