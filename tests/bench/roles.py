@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from penstock.server.roles import BatchCollator
-from penstock.server.roles.base import CollateContext, Sample
+from penstock.server.roles.base import Sample
+from penstock.server.roles.context import CollateContext
 
 
 class Constant(BatchCollator):

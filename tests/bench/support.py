@@ -52,9 +52,17 @@ def write_job(folder: Path, jobs: dict[str, Any], **server: Any) -> Path:
 
 
 @contextlib.contextmanager
-def serving(job_file: Path, *flags: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Run `penstockd serve` as a process of its own; yield its address and the process."""
-    address = f"127.0.0.1:{free_port()}"
+def serving(
+    job_file: Path, *flags: str, listen: str | None = None
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Run `penstockd serve` as a process of its own; yield its address and the process.
+
+    Args:
+        job_file: What it serves.
+        flags: Further flags.
+        listen: Its address; None = a free port of this machine.
+    """
+    address = listen or f"127.0.0.1:{free_port()}"
     log = open(job_file.parent / "server.log", "wb")  # noqa: SIM115 - lives as long as the process
     command = [sys.executable, "-m", "penstock.server.cli", "serve", str(job_file)]
     process = subprocess.Popen(

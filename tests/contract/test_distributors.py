@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import Blocks, DataDistributor, Source
+from penstock.server.roles.base import DataDistributor, Source
 from penstock.server.roles.distributors import BUILTIN_DISTRIBUTORS, MapDistributor
+from penstock.server.roles.reading import Blocks
 
 
 class Numbers(Source):

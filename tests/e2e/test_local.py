@@ -406,9 +406,9 @@ while seen < 400 or not pressed.is_set():
         begun.is_set() or begun.set()
         opening = feed_pb2.Open(protocol=PROTOCOL, job="one", horizon=1 << 40, start=seen)
         call = transport.read(feed_pb2.ReadRequest(open=opening).SerializeToString())
-        for data in call:
-            header = feed_pb2.ReadReply.FromString(data).header
-            if header.body_bytes:
+        for (reply,) in call:
+            header = reply.header
+            if header is not None:
                 assert header.position == seen, (header.position, seen)
                 seen += 1
             if seen >= 400 and pressed.is_set():

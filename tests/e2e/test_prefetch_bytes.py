@@ -9,7 +9,7 @@ import pytest
 
 from harness import Server, serving, write_job_file
 from invariants import eventually
-from penstock.client import Loader
+from penstock.client import Limits, Loader
 
 DATA = """
 import numpy
@@ -62,7 +62,7 @@ def ranks(target: str, world_size: int) -> list[Loader]:
             rank=rank,
             world_size=world_size,
             prefetch=1000,
-            prefetch_bytes=BOUND,
+            limits=Limits(prefetch_bytes=BOUND),
             as_numpy=True,
         )
         for rank in range(world_size)

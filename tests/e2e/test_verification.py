@@ -12,7 +12,7 @@ import pytest
 from harness import serving, write_job_file
 from penstock.client import Loader
 from penstock.wire.errors import LogDiverged
-from unit.fake_feed import wait_until
+from unit.served import wait_until
 
 ROLES = """
 import itertools

@@ -22,7 +22,7 @@ from penstock.server.core.seeding import purpose_key, seeded_globals
 from penstock.server.job import Job, canonical
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.line import Line
-from penstock.server.roles import base
+from penstock.server.roles import context, reading
 from penstock.server.roles.batchers import BUILTIN_BATCHERS
 from penstock.server.roles.collators import BUILTIN_COLLATORS
 from penstock.server.roles.distributors import BUILTIN_DISTRIBUTORS, MapDistributor
@@ -54,9 +54,9 @@ class Blocks(ItemsSource):
 
     version: ClassVar[int | str | None] = 1
 
-    def blocks(self) -> base.Blocks:
+    def blocks(self) -> reading.Blocks:
         """Return the items of each block."""
-        return base.Blocks([7, 3, 11, 1, 10, 8])
+        return reading.Blocks([7, 3, 11, 1, 10, 8])
 
 
 BATCHERS: dict[str, dict[str, Any]] = {
@@ -101,13 +101,13 @@ def draws() -> Any:
 def keys() -> Any:
     """Return the keys of items, batches and purposes, and the first numbers drawn from them."""
     item = ItemRef("main", 12, 3)
-    of_item = base.ProcessContext(item, 7).rng
-    of_batch = base.CollateContext(7, 2, 5).rng
-    with seeded_globals(base.item_key(7, item)):
+    of_item = context.ProcessContext(item, 7).rng
+    of_batch = context.CollateContext(7, 2, 5).rng
+    with seeded_globals(context.item_key(7, item)):
         of_globals = [random.random(), float(np.random.rand())]
     return {
-        "item": hex(base.item_key(7, item)),
-        "batch": hex(base.batch_key(7, 2, 5)),
+        "item": hex(context.item_key(7, item)),
+        "batch": hex(context.batch_key(7, 2, 5)),
         "purpose": hex(purpose_key("penstock torch factory")),
         "context.rng of an item": [*of_item.integers(1 << 62, size=4).tolist(), of_item.random()],
         "context.rng of a batch": [*of_batch.integers(1 << 62, size=4).tolist(), of_batch.random()],

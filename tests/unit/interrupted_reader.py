@@ -139,7 +139,7 @@ class Reader:
     Args:
         address: The node.
         rng: Decides which call comes next.
-        holds_positions: Batches hold what those of a `FakeNode` hold.
+        holds_positions: Batches hold what those of a `ServedNode` hold.
     """
 
     def __init__(self, address: str, rng: random.Random, holds_positions: bool) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from penstock.server.job import Job
+from penstock.server.node.arena import ArenaReader, Span, sealed_memory
 from penstock.server.node.books import KEPT_BATCHES, KEPT_PLANS, KEPT_SHARE, Log
 from penstock.server.node.entry import Entry, State
 from penstock.server.node.reader import MAX_PENDING, Reader
@@ -17,6 +18,7 @@ from penstock.wire.errors import BadItem
 from penstock.wire.order import Share, Tail
 
 SIZE = 100
+ARENA = ArenaReader(sealed_memory("books", 4096), 4096)
 
 
 def make_job(lanes: int = 8, epochs: int | None = None) -> Job:
@@ -38,12 +40,17 @@ def best(log: Log) -> Entry | None:
     return None
 
 
+def span_of(nbytes: int, give_back: Callable[[], None]) -> Span:
+    """Return a body of zeros."""
+    return Span(ARENA, 0, memoryview(bytes(nbytes)), give_back)
+
+
 def finish(log: Log, entry: Entry, nbytes: int = SIZE) -> list[Entry]:
     """Make an entry; return a list that holds it once its bytes were let go."""
     let_go: list[Entry] = []
     if entry.state is State.WANTED:
         log.started(entry)
-    log.ready(entry, b"", memoryview(bytes(nbytes)), nbytes, lambda: let_go.append(entry))
+    log.ready(entry, b"", nbytes, span_of(nbytes, lambda: let_go.append(entry)))
     return let_go
 
 
@@ -230,7 +237,27 @@ def test_bytes_stay_while_a_stream_writes_them() -> None:
     two.sent(second)
 
     assert let_go == [first]
-    assert first.body is None
+    assert first.span is None
+
+
+def test_what_is_lent_counts_until_it_comes_back() -> None:
+    """Evicted or not, once: it is memory of the node, and nothing else may have it."""
+    log = Log(make_job(), bound_bytes=0)
+    reader = whole(log, 2)
+    for position in (0, 1):
+        finish(log, reader.pending[position])
+    entry = reader.take()
+    assert entry is not None
+    entry.pins += 1  # a loan
+
+    reader.sent(entry)
+
+    assert entry.evicted
+    assert (log.lent_bytes, log.busy_bytes) == (SIZE, 2 * SIZE)
+    log.shed()
+    assert log.lent_bytes == SIZE
+    entry.unpin()
+    assert (log.lent_bytes, log.busy_bytes, entry.span) == (0, SIZE, None)
 
 
 def test_a_failure_is_told_in_order_and_may_be_tried_again() -> None:
@@ -403,9 +430,8 @@ class _Model:
                 self.log.back(entry)  # its worker died
                 return
             nbytes = self.rng.choice([0, 1, SIZE, 3 * SIZE])
-            body = memoryview(bytes(nbytes)) if nbytes else None
             self.lives += 1
-            self.log.ready(entry, b"", body, nbytes, self.die)
+            self.log.ready(entry, b"", nbytes, span_of(nbytes, self.die))
 
     def die(self) -> None:
         self.lives -= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import logging
 import os
@@ -21,18 +22,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.client import cli
-from penstock.client.commands import layout, text, top
+from penstock.client import Loader, cli
+from penstock.client.commands import layout, top
 from penstock.wire.errors import CheckpointExists
+from penstock.wire.text import batch_text
 from penstock.wire.v1 import cursors_pb2, feed_pb2
-from unit import fake_feed
-from unit.fake_feed import FakeNode, wait_until
+from unit.relay import Relay
+from unit.served import ServedNode, wait_until
 
 
 @pytest.fixture
-def node() -> Iterator[FakeNode]:
-    with FakeNode(batches_per_step=2) as fake:
-        yield fake
+def node() -> Iterator[ServedNode]:
+    with ServedNode(batches_per_step=2) as served:
+        yield served
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -51,7 +53,7 @@ def lines(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[Any]:
 
 
 def test_cat_prints_the_fixed_object_of_every_batch(
-    node: FakeNode, capsys: pytest.CaptureFixture[str]
+    node: ServedNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = lines(capsys, "cat", node.address, "code", "--count", "3", "--json")
 
@@ -80,7 +82,7 @@ def test_cat_prints_the_fixed_object_of_every_batch(
     ],
 )
 def test_cat_reads_what_is_asked(
-    node: FakeNode, capsys: pytest.CaptureFixture[str], options: list[str], positions: list[int]
+    node: ServedNode, capsys: pytest.CaptureFixture[str], options: list[str], positions: list[int]
 ) -> None:
     found = lines(capsys, "cat", node.address, "code", "--json", *options)
 
@@ -88,26 +90,26 @@ def test_cat_reads_what_is_asked(
 
 
 def test_cat_of_a_finite_job_ends_with_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with FakeNode(batches=5) as node:
+    with ServedNode(batches=5) as node:
         assert len(lines(capsys, "cat", node.address, "code", "--json")) == 5
 
 
 def test_cat_with_a_group_looks_at_its_cursor_and_disturbs_nobody(
-    node: FakeNode, capsys: pytest.CaptureFixture[str]
+    node: ServedNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     commit = ["cat", node.address, "code", "--group", "run", "--steps", "2", "--json"]
     lines(capsys, *commit, "--commit")
-    before = (node.groups["run"].generation, node.groups["run"].token)
+    before = (node.group().generation, node.group().token)
 
     found = lines(capsys, *commit)
 
     assert [record["position"] for record in found] == [4, 5, 6, 7]
-    assert (node.groups["run"].generation, node.groups["run"].token) == before
-    assert node.groups["run"].cursor == 2
+    assert (node.group().generation, node.group().token) == before
+    assert node.group().cursor == 2
 
 
 def test_cat_commits_a_row_after_every_step_that_it_has_printed(
-    node: FakeNode, capsys: pytest.CaptureFixture[str]
+    node: ServedNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the same attempt ranks join one generation; each moves its own row."""
     for rank, steps in ((0, "3"), (1, "2")):
@@ -118,23 +120,23 @@ def test_cat_commits_a_row_after_every_step_that_it_has_printed(
         )
         assert len(found) == int(steps)
 
-    assert node.groups["run"].rows == [3, 2]
-    assert node.groups["run"].generation == 1
+    assert node.group().rows == (3, 2)
+    assert node.group().generation == 1
 
 
 def test_cat_commits_no_step_that_a_count_has_cut(
-    node: FakeNode, capsys: pytest.CaptureFixture[str]
+    node: ServedNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines(
         capsys,
         *("cat", node.address, "code", "--group", "run", "--commit", "--count", "3", "--json"),
     )
 
-    assert node.groups["run"].cursor == 1
+    assert node.group().cursor == 1
 
 
 def test_cat_for_people_has_a_line_per_batch(
-    node: FakeNode, capsys: pytest.CaptureFixture[str]
+    node: ServedNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, out, err = run(capsys, "cat", node.address, "code", "--count", "2")
 
@@ -151,35 +153,35 @@ def test_documents_are_shown_with_their_seams() -> None:
         "document_ids": np.array([[1, 1, 2, 2, 2, 0], [3, 3, 3, 3, 3, 3]]),
     }
 
-    plain = text.render_text(batch, None)
-    decoded = text.render_text(batch, lambda ids: "-".join(map(str, ids)))
+    plain = batch_text(batch, None)
+    decoded = batch_text(batch, lambda ids: "-".join(map(str, ids)))
 
     assert plain.splitlines() == [
-        "  --- row 0, document 1, 2 tokens ---",
-        "  5 6",
-        "  --- row 0, document 2, 3 tokens ---",
-        "  7 8 9",
-        "  --- row 0, padding, 1 tokens ---",
-        "  --- row 1, document 3, 6 tokens ---",
-        "  1 2 3 4 5 6",
+        "--- row 0, document 1, 2 tokens ---",
+        "5 6",
+        "--- row 0, document 2, 3 tokens ---",
+        "7 8 9",
+        "--- row 0, padding, 1 tokens ---",
+        "--- row 1, document 3, 6 tokens ---",
+        "1 2 3 4 5 6",
     ]
-    assert "'7-8-9'" in decoded
-    assert text.render_text({"input_ids": np.arange(40)[None]}, None).endswith(" 10 11 ...")
-    assert text.render_text({"n": 3}, None) == "  n: 3"
+    assert "7-8-9" in decoded.splitlines()
+    assert batch_text({"input_ids": np.arange(40)[None]}, None).endswith(" 10 11 ...")
+    assert batch_text({"n": 3}, None) == "n: 3"
     padded = {
         "input_ids": np.array([[5, 6, 0], [7, 8, 9]]),
         "attention_mask": np.array([[1, 1, 0], [1, 1, 1]]),
     }
-    assert text.render_text(padded, None).splitlines() == [
-        "  --- row 0, document 1, 2 tokens ---",
-        "  5 6",
-        "  --- row 0, padding, 1 tokens ---",
-        "  --- row 1, document 2, 3 tokens ---",
-        "  7 8 9",
+    assert batch_text(padded, None).splitlines() == [
+        "--- row 0, document 1, 2 tokens ---",
+        "5 6",
+        "--- row 0, padding, 1 tokens ---",
+        "--- row 1, document 2, 3 tokens ---",
+        "7 8 9",
     ]
 
 
-def test_cat_shows_text(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cat_shows_text(node: ServedNode, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "cat", node.address, "code", "--count", "1", "--text")
 
     assert status == 0
@@ -190,7 +192,7 @@ def test_cat_shows_text(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_cursors_are_listed_moved_and_named(
-    node: FakeNode, capsys: pytest.CaptureFixture[str]
+    node: ServedNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = ["cursors", node.address, "code", "--group", "run"]
     assert run(capsys, "cursors", node.address, "code", "list")[1] == (
@@ -205,12 +207,12 @@ def test_cursors_are_listed_moved_and_named(
     assert lines(capsys, *base, "--json", "checkpoint", "now")[0]["step"] == 4
     assert lines(capsys, *base, "checkpoint", "two", "--step", "2", "--json")[0]["step"] == 2
     assert lines(capsys, *base, "seek", "--to-step", "1", "--json")[0]["step"] == 1
-    assert node.groups["run"].cursor == 1
+    assert node.group().cursor == 1
     assert lines(capsys, *base, "restore", "two", "--json")[0]["step"] == 2
-    assert node.groups["run"].cursor == 2
+    assert node.group().cursor == 2
     (listed,) = lines(capsys, "cursors", node.address, "code", "list", "--json")
     assert [group["group"] for group in listed] == ["run"]
-    assert [c["name"] for c in listed[0]["checkpoints"]] == ["now", "two"]
+    assert [c["name"] for c in listed[0]["checkpoints"]] == ["two", "now"]
     status, out, err = run(capsys, *base, "checkpoint", "two", "--step", "3")
     assert (status, out) == (1, "")
     assert "[checkpoint_exists]" in err
@@ -230,30 +232,26 @@ def test_cursors_are_listed_moved_and_named(
 EVIL = "\x1b[2J\x1b]0;title\x07\rhidden\u202e\x9b31m"
 
 
-class EvilNode(FakeNode):
-    """A node whose every word would do something in a terminal."""
+def evil_status(data: bytes) -> bytes:
+    """Return a status with such names in it."""
+    status = busy_node(jobs=1, groups=1, ranks=1)
+    status["version"] = status["node"] = "two\nlines" + EVIL
+    [job] = status["jobs"]
+    job["name"] = job["log_id"] = job["groups"][0]["group"] = "two\nlines" + EVIL
+    return feed_pb2.StatusReply(json=json.dumps(status)).SerializeToString()
 
-    def Status(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Return a status with such names in it."""
-        status = json.loads(super().Status(request, context).json)
-        status["version"] = status["node"] = "two\nlines" + EVIL
-        for job in status["jobs"]:
-            job["name"] = job["log_id"] = "two\nlines" + EVIL
-            job["groups"][0]["group"] = "two\nlines" + EVIL
-        return feed_pb2.StatusReply(json=json.dumps(status))
 
-    def List(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Return a group with such names in it."""
-        named = cursors_pb2.NamedStep(name=EVIL, step=1)
-        group = cursors_pb2.Group(name=EVIL, owner="two\nlines" + EVIL, checkpoints=[named])
-        group.job = group.committed_at = EVIL
-        return cursors_pb2.ListReply(groups=[group])
+def evil_list(data: bytes) -> bytes:
+    """Return a group with such names in it."""
+    named = cursors_pb2.NamedStep(name=EVIL, step=1)
+    group = cursors_pb2.Group(name=EVIL, owner="two\nlines" + EVIL, checkpoints=[named])
+    group.job = group.committed_at = EVIL
+    return cursors_pb2.ListReply(groups=[group]).SerializeToString()
 
-    def Checkpoint(self, request: Any, context: Any) -> Any:  # noqa: N802
-        """Refuse with such a sentence, and with frames of a user's code."""
-        with self._lock:
-            error = CheckpointExists(EVIL, traceback=f"  File {EVIL}\n    raise\n")
-            fake_feed._abort(context, error)
+
+def evil_refusal(data: bytes) -> bytes:
+    """Refuse with such a sentence, and with frames of a user's code."""
+    raise CheckpointExists(EVIL, traceback=f"  File {EVIL}\n    raise\n")
 
 
 @pytest.mark.parametrize(
@@ -272,9 +270,12 @@ def test_nothing_that_a_node_says_is_obeyed_by_a_terminal(
     capsys: pytest.CaptureFixture[str], arguments: list[str], count: int | None
 ) -> None:
     """Escapes arrive as text, a line stays a line; colours, titles and tricks with lines do not."""
-    with EvilNode() as node:
-        node.dtype_values = {EVIL: np.zeros(3, np.int32), "text": EVIL}
-        _, out, err = run(capsys, *[node.address if one == "@" else one for one in arguments])
+    given = {EVIL: np.zeros(3, np.int32), "text": EVIL}
+    with ServedNode(given=given) as node, Relay(node.address) as relay:
+        relay.rewrite |= {"Feed/Status": evil_status, "Cursors/List": evil_list}
+        relay.rewrite["Cursors/Checkpoint"] = evil_refusal
+        run(capsys, "cat", node.address, "code", "--group", "g", "--commit", "--count", "1")
+        _, out, err = run(capsys, *[relay.address if one == "@" else one for one in arguments])
 
     shown = out + err
     assert "\\x1b[2J" in shown
@@ -288,7 +289,7 @@ def test_warnings_on_stderr_are_as_harmless(
 ) -> None:
     """A log line may quote a node, and is printed by the same rule."""
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    with FakeNode() as node:
+    with ServedNode() as node:
 
         def warned(status: Any, *_: Any) -> str:
             logging.getLogger("penstock").warning("it says %s", EVIL)
@@ -304,21 +305,25 @@ def test_warnings_on_stderr_are_as_harmless(
 # --- ping and top ---
 
 
-def test_ping_says_what_is_there(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ping_says_what_is_there(node: ServedNode, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "ping", node.address)
     (found,) = lines(capsys, "ping", node.address, "--json")
 
     assert status == 0
-    assert "node fake" in out
+    assert "penstock 0." in out
     assert found["jobs"] == ["code"]
     assert found["answer_s"] > 0
 
 
 def test_top_prints_readers_once_or_as_json(
-    node: FakeNode, capsys: pytest.CaptureFixture[str]
+    node: ServedNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, out, _ = run(capsys, "top", node.address, "--once")
-    (found,) = lines(capsys, "top", node.address, "--once", "--json")
+    node.gate.held.add(7)
+    with Loader(node.address, "code", group="run", rank=0, world_size=1, as_numpy=True) as loader:
+        assert [batch.position for batch in itertools.islice(loader, 7)] == list(range(7))
+        wait_until(lambda: node.gate.waiting, "a worker is at the next one")
+        status, out, _ = run(capsys, "top", node.address, "--once")
+        (found,) = lines(capsys, "top", node.address, "--once", "--json")
 
     assert status == 0
     assert "1 of 1 workers busy: 1 process" in out
@@ -326,7 +331,7 @@ def test_top_prints_readers_once_or_as_json(
     assert found["jobs"][0]["groups"][0]["next"] == 7
 
 
-def test_top_goes_on_when_its_node_comes_back(node: FakeNode) -> None:
+def test_top_goes_on_when_its_node_comes_back(node: ServedNode) -> None:
     """On a terminal: what the node said last stays in sight while it is away, dimmed."""
     terminal, end = pty.openpty()
     command = [sys.executable, "-m", "penstock.client.cli", "top", node.address]
@@ -350,7 +355,7 @@ def test_top_goes_on_when_its_node_comes_back(node: FakeNode) -> None:
             elif shown:
                 node.start()
             shown.clear()
-            sign = b"s ago:" if away else b"1 of 1 workers busy"
+            sign = b"s ago:" if away else b"0 of 1 workers busy"
             wait_until(lambda sign=sign: sign in b"".join(shown), f"{sign!r} is shown", 60.0)
             if away:
                 dimmed = b"\x1b[2m" + node.address.encode()
@@ -369,14 +374,14 @@ def test_a_picture_of_top_is_no_larger_than_its_terminal(size: tuple[int, int]) 
     """A line that is too long, or one too many, would scroll the picture away."""
     status = busy_node(jobs=3, ranks=9)
 
-    class BusyNode(FakeNode):
-        def Status(self, request: Any, context: Any) -> Any:  # noqa: N802
-            return feed_pb2.StatusReply(json=json.dumps(status))
+    def busy(data: bytes) -> bytes:
+        return feed_pb2.StatusReply(json=json.dumps(status)).SerializeToString()
 
     terminal, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
-    with BusyNode() as node:
-        command = [sys.executable, "-m", "penstock.client.cli", "top", node.address]
+    with ServedNode() as node, Relay(node.address) as relay:
+        relay.rewrite["Feed/Status"] = busy
+        command = [sys.executable, "-m", "penstock.client.cli", "top", relay.address]
         # Readline, which pytest imports, puts these there, and xdist's processes inherit them.
         environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
         process = subprocess.Popen(
@@ -431,7 +436,7 @@ def test_a_group_of_many_ranks_hides_no_other(height: int, slowest: int | None) 
     assert [row[1] for row in behind[:1]] == ["5/16"][:slowest]
 
 
-def test_a_dumb_terminal_is_not_drawn_over(node: FakeNode) -> None:
+def test_a_dumb_terminal_is_not_drawn_over(node: ServedNode) -> None:
     """Table follows table there, without a control character; a warning line is whole."""
     terminal, end = pty.openpty()
     command = [sys.executable, "-m", "penstock.client.cli", "top", node.address]
@@ -595,7 +600,7 @@ def test_numbers_of_top_are_short(value: float, shown: str) -> None:
     ],
 )
 def test_a_mistake_is_one_sentence_with_its_code(
-    node: FakeNode,
+    node: ServedNode,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
     status: int,
@@ -645,7 +650,7 @@ def test_every_command_explains_itself(
     assert len(capsys.readouterr().out) > 300
 
 
-def test_a_reader_that_has_enough_ends_the_command_quietly(node: FakeNode) -> None:
+def test_a_reader_that_has_enough_ends_the_command_quietly(node: ServedNode) -> None:
     """As `penstock cat ... | head -2` does: no traceback, and the endless job is left."""
     command = [sys.executable, "-m", "penstock.client.cli", "cat", node.address, "code", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

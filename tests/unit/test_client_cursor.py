@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,16 +26,17 @@ from penstock.wire.errors import (
     StepSizeMismatch,
     WorldSizeMismatch,
 )
-from unit.fake_feed import LOG_ID, STORE, FakeNode
+from unit.relay import Relay
+from unit.served import ServedNode
 
 
 @pytest.fixture
-def node() -> Iterator[FakeNode]:
-    with FakeNode() as fake:
-        yield fake
+def node() -> Iterator[ServedNode]:
+    with ServedNode() as served:
+        yield served
 
 
-def reader(node: FakeNode, **options: Any) -> Loader:
+def reader(node: ServedNode | Relay, **options: Any) -> Loader:
     given = {"rank": 0, "world_size": 1, "as_numpy": True, "group": "run", "deadline_s": 20.0}
     return Loader(node.address, "code", **given | options)
 
@@ -46,26 +48,27 @@ def positions(loader: Loader, count: int) -> list[int]:
 # --- groups and commits ---
 
 
-def test_a_group_goes_on_at_its_cursor_in_a_new_generation(node: FakeNode) -> None:
+def test_a_group_goes_on_at_its_cursor_in_a_new_generation(node: ServedNode) -> None:
     with reader(node, batches_per_step=2) as loader:
         assert positions(loader, 5) == [0, 1, 2, 3, 4]
         assert loader.commit() == 2
+        token = node.group().token
 
     with reader(node) as loader:
         assert positions(loader, 2) == [4, 5]
 
-    assert node.groups["run"].generation == 2
-    assert len({begin.token for begin in node.begins}) == 2
+    assert node.group().generation == 2
+    assert node.group().token != token
 
 
-def test_a_commit_counts_what_was_yielded_not_what_was_prefetched(node: FakeNode) -> None:
+def test_a_commit_counts_what_was_yielded_not_what_was_prefetched(node: ServedNode) -> None:
     with reader(node, batches_per_step=2, prefetch=8) as loader:
         cursors = [loader.commit() for _ in itertools.islice(loader, 6)]
 
     assert cursors == [0, 1, 1, 2, 2, 3]
 
 
-def test_the_groups_cursor_is_the_slowest_ranks(node: FakeNode) -> None:
+def test_the_groups_cursor_is_the_slowest_ranks(node: ServedNode) -> None:
     common: dict[str, Any] = {"world_size": 2, "batches_per_step": 4, "attempt": "a"}
     with reader(node, rank=0, **common) as first, reader(node, rank=1, **common) as second:
         positions(first, 4)
@@ -73,11 +76,11 @@ def test_the_groups_cursor_is_the_slowest_ranks(node: FakeNode) -> None:
         positions(second, 2)
         assert second.commit() == 1
         assert first.commit(step=2) == 2
-        assert node.groups["run"].rows == [2, 2]
+        assert node.group().rows == (2, 2)
 
 
 def test_where_reading_resumes_is_logged_with_who_committed(
-    node: FakeNode, caplog: pytest.LogCaptureFixture
+    node: ServedNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     with reader(node) as loader:
         positions(loader, 12)
@@ -85,14 +88,15 @@ def test_where_reading_resumes_is_logged_with_who_committed(
     with caplog.at_level(logging.INFO, "penstock"), reader(node) as loader:
         positions(loader, 1)
 
-    assert (
-        "group 'run' of job 'code': resuming at step 12, committed 2031-05-04 14:03 by generation 1"
-        in caplog.text
+    assert re.search(
+        "group 'run' of job 'code': resuming at step 12, committed "
+        r"\d{4}-\d\d-\d\d \d\d:\d\d by generation 1",
+        caplog.text,
     )
 
 
 def test_every_rank_of_a_fresh_start_says_that_it_starts(
-    node: FakeNode, caplog: pytest.LogCaptureFixture
+    node: ServedNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Those that join rank 0 resume nothing; one that comes back to its own row does."""
     common: dict[str, Any] = {"world_size": 2, "batches_per_step": 4, "attempt": "a"}
@@ -113,7 +117,7 @@ def test_every_rank_of_a_fresh_start_says_that_it_starts(
     assert "resuming at step 1, committed" in caplog.text
 
 
-def test_an_older_attempt_is_fenced(node: FakeNode) -> None:
+def test_an_older_attempt_is_fenced(node: ServedNode) -> None:
     with reader(node) as old, reader(node) as new:
         positions(old, 2)
         positions(new, 1)
@@ -123,7 +127,7 @@ def test_an_older_attempt_is_fenced(node: FakeNode) -> None:
         assert new.commit() == 1
 
 
-def test_two_world_sizes_in_one_attempt_are_refused(node: FakeNode) -> None:
+def test_two_world_sizes_in_one_attempt_are_refused(node: ServedNode) -> None:
     with reader(node, attempt="a", batches_per_step=2) as first:
         positions(first, 1)
         with (
@@ -133,7 +137,7 @@ def test_two_world_sizes_in_one_attempt_are_refused(node: FakeNode) -> None:
             positions(second, 1)
 
 
-def test_a_group_keeps_its_step_size(node: FakeNode) -> None:
+def test_a_group_keeps_its_step_size(node: ServedNode) -> None:
     with reader(node, batches_per_step=4) as loader:
         assert loader.batches_per_step == 4
     with reader(node, world_size=2, attempt="b") as loader:
@@ -142,7 +146,7 @@ def test_a_group_keeps_its_step_size(node: FakeNode) -> None:
         positions(loader, 1)
 
 
-def test_a_checkpoint_names_exactly_the_step_that_is_given(node: FakeNode) -> None:
+def test_a_checkpoint_names_exactly_the_step_that_is_given(node: ServedNode) -> None:
     with reader(node) as loader:
         positions(loader, 5)
         loader.commit()
@@ -152,26 +156,26 @@ def test_a_checkpoint_names_exactly_the_step_that_is_given(node: FakeNode) -> No
             loader.checkpoint("step-3", step=4)
 
 
-def test_commits_outlast_a_node_that_is_away_for_a_moment(node: FakeNode) -> None:
-    with reader(node) as loader:
+def test_commits_outlast_a_node_that_is_away_for_a_moment(node: ServedNode) -> None:
+    with Relay(node.address) as relay, reader(relay) as loader:
         positions(loader, 3)
-        node.faults.unavailable = 2
+        relay.faults.unavailable = 2
         assert loader.commit() == 3
 
 
 # --- starts ---
 
 
-def test_a_start_at_a_step_is_a_new_generation_there(node: FakeNode) -> None:
+def test_a_start_at_a_step_is_a_new_generation_there(node: ServedNode) -> None:
     with reader(node, batches_per_step=2) as loader:
         positions(loader, 8)
         loader.commit()
     with reader(node, start=1) as loader:
         assert positions(loader, 2) == [2, 3]
-    assert node.groups["run"].cursor == 1
+    assert node.group().cursor == 1
 
 
-def test_a_start_from_the_state_waits_for_it(node: FakeNode) -> None:
+def test_a_start_from_the_state_waits_for_it(node: ServedNode) -> None:
     with reader(node) as loader:
         positions(loader, 3)
         state = loader.state_dict()
@@ -193,7 +197,7 @@ def test_a_start_from_the_state_waits_for_it(node: FakeNode) -> None:
 @pytest.mark.parametrize("world", [1, 2, 3, 6])
 @pytest.mark.parametrize("group", [None, "run"])
 def test_a_state_at_a_boundary_is_the_same_on_every_rank_and_loads_anywhere(
-    node: FakeNode, world: int, group: str | None
+    node: ServedNode, world: int, group: str | None
 ) -> None:
     states = []
     for rank in range(world):
@@ -215,7 +219,7 @@ def test_a_state_at_a_boundary_is_the_same_on_every_rank_and_loads_anywhere(
 
 
 @pytest.mark.parametrize("taken", range(9))
-def test_a_state_taken_anywhere_loads_at_the_same_world_size(node: FakeNode, taken: int) -> None:
+def test_a_state_taken_anywhere_loads_at_the_same_world_size(node: ServedNode, taken: int) -> None:
     """Also within a step, also after a state was loaded before: the next batch is the next one."""
     options: dict[str, Any] = {"rank": 1, "world_size": 2, "batches_per_step": 6}
     own = list(range(1, 100, 2))
@@ -230,7 +234,7 @@ def test_a_state_taken_anywhere_loads_at_the_same_world_size(node: FakeNode, tak
         assert positions(loader, 4) == own[taken : taken + 4]
 
 
-def test_a_state_within_a_step_is_refused_at_another_world_size(node: FakeNode) -> None:
+def test_a_state_within_a_step_is_refused_at_another_world_size(node: ServedNode) -> None:
     with reader(node, batches_per_step=6) as loader:
         positions(loader, 8)
         state = loader.state_dict()
@@ -244,7 +248,7 @@ def test_a_state_within_a_step_is_refused_at_another_world_size(node: FakeNode) 
 
 
 def test_a_loaded_state_is_a_generation_of_its_own_with_a_token_alike_on_all_ranks(
-    node: FakeNode,
+    node: ServedNode,
 ) -> None:
     """The cursor stands later; the trainer's checkpoint is the truth and moves it back."""
     common: dict[str, Any] = {"world_size": 2, "batches_per_step": 2, "attempt": "a"}
@@ -259,12 +263,12 @@ def test_a_loaded_state_is_a_generation_of_its_own_with_a_token_alike_on_all_ran
             loader.load_state_dict(state)
             assert positions(loader, 1) == [6 + rank]
 
-    assert node.groups["run"].token == "a#1"
-    assert node.groups["run"].generation == 2
-    assert node.groups["run"].cursor == 3
+    assert node.group().token == "a#1"
+    assert node.group().generation == 2
+    assert node.group().cursor == 3
 
 
-def test_a_rank_that_joins_again_with_a_state_starts_at_the_state(node: FakeNode) -> None:
+def test_a_rank_that_joins_again_with_a_state_starts_at_the_state(node: ServedNode) -> None:
     """Not at its row, which may be ahead of the model."""
     with reader(node, attempt="a") as loader:
         loader.seek(step=3)
@@ -278,12 +282,12 @@ def test_a_rank_that_joins_again_with_a_state_starts_at_the_state(node: FakeNode
         assert positions(loader, 1) == [5]
 
 
-def good_state(**changes: Any) -> dict[str, Any]:
+def good_state(node: ServedNode, **changes: Any) -> dict[str, Any]:
     state = {
         "format": 1,
         "job": "code",
-        "log_id": LOG_ID.hex(),
-        "store": STORE,
+        "log_id": node.log_id.hex(),
+        "store": node.memory.uuid,
         "group": "run",
         "batches_per_step": 2,
         "step": 3,
@@ -294,47 +298,51 @@ def good_state(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("state", "error", "sentence"),
+    ("changes", "error", "sentence"),
     [
-        ({}, BadState, "not a state"),
-        (None, BadState, "not a state"),
-        (good_state(format=2), BadState, "format 2"),
-        (good_state(job="other"), BadState, "'other'"),
-        (good_state(batches_per_step=4), BadState, "steps of 4"),
-        (good_state(step="3"), BadState, "'step' is '3'"),
-        (good_state(step=-1), BadState, "cannot be: step -1"),
-        (good_state(step=1 << 62), BadState, "cannot be: step"),
-        (good_state(batches_per_step=0), BadState, "of 0 batches each"),
-        (good_state(consumed=-1), BadState, "-1 consumed"),
-        (good_state(consumed=2), BadState, "2 consumed of a step in which each of 1 ranks has 2"),
-        (good_state(consumed=1, world_size=2), BadState, "1 consumed of a step"),
-        (good_state(world_size=0), BadState, "read by 0 ranks"),
-        (good_state(world_size=-2), BadState, "read by -2 ranks"),
-        (good_state(world_size=3), BadState, "steps of 2 batches, read by 3 ranks"),
-        (good_state(log_id="ff" * 32), JobChanged, "ffffffffffff"),
-        (good_state(store="elsewhere"), OtherStore, "elsewhere"),
+        ({"format": 2}, BadState, "format 2"),
+        ({"job": "other"}, BadState, "'other'"),
+        ({"batches_per_step": 4}, BadState, "steps of 4"),
+        ({"step": "3"}, BadState, "'step' is '3'"),
+        ({"step": -1}, BadState, "cannot be: step -1"),
+        ({"step": 1 << 62}, BadState, "cannot be: step"),
+        ({"batches_per_step": 0}, BadState, "of 0 batches each"),
+        ({"consumed": -1}, BadState, "-1 consumed"),
+        ({"consumed": 2}, BadState, "2 consumed of a step in which each of 1 ranks has 2"),
+        ({"consumed": 1, "world_size": 2}, BadState, "1 consumed of a step"),
+        ({"world_size": 0}, BadState, "read by 0 ranks"),
+        ({"world_size": -2}, BadState, "read by -2 ranks"),
+        ({"world_size": 3}, BadState, "steps of 2 batches, read by 3 ranks"),
+        ({"log_id": "ff" * 32}, JobChanged, "ffffffffffff"),
+        ({"store": "elsewhere"}, OtherStore, "elsewhere"),
     ],
 )
 def test_a_state_that_does_not_fit_says_what_differs(
-    node: FakeNode, state: Any, error: type[Exception], sentence: str
+    node: ServedNode, changes: dict[str, Any], error: type[Exception], sentence: str
 ) -> None:
     with reader(node, batches_per_step=2) as loader, pytest.raises(error, match=sentence):
+        loader.load_state_dict(good_state(node, **changes))
+
+
+@pytest.mark.parametrize("state", [{}, None])
+def test_what_is_no_state_is_refused(node: ServedNode, state: Any) -> None:
+    with reader(node, batches_per_step=2) as loader, pytest.raises(BadState, match="not a state"):
         loader.load_state_dict(state)
 
 
-def test_a_state_of_another_store_loads_where_a_start_is_named(node: FakeNode) -> None:
+def test_a_state_of_another_store_loads_where_a_start_is_named(node: ServedNode) -> None:
     with reader(node, start=3) as loader:
-        loader.load_state_dict(good_state(store="elsewhere"))
+        loader.load_state_dict(good_state(node, store="elsewhere"))
         assert positions(loader, 1) == [6]
     with reader(node, group=None) as loader:
-        loader.load_state_dict(good_state(store="elsewhere", group=None))
+        loader.load_state_dict(good_state(node, store="elsewhere", group=None))
         assert positions(loader, 1) == [6]
 
 
-def test_states_of_an_evaluation_are_not_loaded(node: FakeNode) -> None:
+def test_states_of_an_evaluation_are_not_loaded(node: ServedNode) -> None:
     with reader(node, group=None, mode="eval", max_steps=2) as loader:
         with pytest.raises(InvalidRequest, match="step 0"):
-            loader.load_state_dict(good_state())
+            loader.load_state_dict(good_state(node))
         with pytest.raises(InvalidRequest, match="step 0"):
             loader.seek(step=1)
 
@@ -342,7 +350,7 @@ def test_states_of_an_evaluation_are_not_loaded(node: FakeNode) -> None:
 # --- mark and seek ---
 
 
-def test_marks_correct_what_counts_for_frameworks_that_hold_a_batch_ahead(node: FakeNode) -> None:
+def test_marks_correct_what_counts_for_frameworks_that_hold_a_batch_ahead(node: ServedNode) -> None:
     with reader(node, batches_per_step=2) as loader:
         batches = iter(loader)
         ahead = next(batches)
@@ -358,7 +366,9 @@ def test_marks_correct_what_counts_for_frameworks_that_hold_a_batch_ahead(node: 
 
 
 @pytest.mark.parametrize("peeked", [0, 2])
-def test_marks_without_a_position_count_the_batches_of_a_pass(node: FakeNode, peeked: int) -> None:
+def test_marks_without_a_position_count_the_batches_of_a_pass(
+    node: ServedNode, peeked: int
+) -> None:
     """Each is one batch more, from where the pass began; more than were yielded are refused."""
     with reader(node, rank=1, world_size=2, batches_per_step=4, attempt="a") as loader:
         positions(loader, peeked)
@@ -375,12 +385,12 @@ def test_marks_without_a_position_count_the_batches_of_a_pass(node: FakeNode, pe
     assert (state["step"], state["consumed"]) == divmod(peeked + 5, 2)
 
 
-def test_a_mark_before_the_first_batch_is_refused(node: FakeNode) -> None:
+def test_a_mark_before_the_first_batch_is_refused(node: ServedNode) -> None:
     with reader(node) as loader, pytest.raises(InvalidRequest, match="has not yielded"):
         loader.mark()
 
 
-def test_batches_that_a_framework_has_fetched_and_dropped_are_read_again(node: FakeNode) -> None:
+def test_batches_that_a_framework_has_fetched_and_dropped_are_read_again(node: ServedNode) -> None:
     """A pass that begins after marks begins at the first batch that was not marked."""
     with reader(node) as loader:
         seen = []
@@ -396,32 +406,35 @@ def test_batches_that_a_framework_has_fetched_and_dropped_are_read_again(node: F
         assert loader.commit() == 8 // loader.batches_per_step
 
 
-def test_frameworks_that_skip_by_themselves_are_told_what_to_use(node: FakeNode) -> None:
+def test_frameworks_that_skip_by_themselves_are_told_what_to_use(node: ServedNode) -> None:
     with reader(node) as loader:
         assert not hasattr(loader, "dataset")
         with pytest.raises(AttributeError, match=r"LoaderTrainer.*frameworks\.md"):
             _ = loader.dataset
 
 
-def test_a_mark_of_another_ranks_position_is_refused(node: FakeNode) -> None:
+def test_a_mark_of_another_ranks_position_is_refused(node: ServedNode) -> None:
     with reader(node, group=None, world_size=2, batches_per_step=2) as loader:
         positions(loader, 3)
         with pytest.raises(InvalidRequest, match=r"mark\(1\)"):
             loader.mark(1)
 
 
-def test_a_seek_moves_the_group_at_once_and_reading_goes_on_there(node: FakeNode) -> None:
+def test_a_seek_moves_the_group_at_once_and_reading_goes_on_there(node: ServedNode) -> None:
     with reader(node, batches_per_step=2, attempt="a") as loader:
         assert positions(loader, 5) == [0, 1, 2, 3, 4]
+        tokens = [node.group().token]
         loader.seek(step=1)
-        assert node.groups["run"].cursor == 1
+        assert node.group().cursor == 1
         assert positions(loader, 3) == [2, 3, 4]
+        tokens.append(node.group().token)
         loader.seek(step=50)
         assert positions(loader, 1) == [100]
-    assert [begin.token for begin in node.begins] == ["a", "a#1", "a#2"]
+        tokens.append(node.group().token)
+    assert tokens == ["a", "a#1", "a#2"]
 
 
-def test_a_rank_that_starts_again_alone_after_a_seek_joins(node: FakeNode) -> None:
+def test_a_rank_that_starts_again_alone_after_a_seek_joins(node: ServedNode) -> None:
     """With the same attempt; it goes on at its own row, and moves on together with the others."""
     options: dict[str, Any] = {"attempt": "a", "world_size": 2, "batches_per_step": 4}
     with reader(node, rank=0, **options) as first:
@@ -440,17 +453,17 @@ def test_a_rank_that_starts_again_alone_after_a_seek_joins(node: FakeNode) -> No
             again.seek(step=2)
             assert positions(first, 1) + positions(again, 1) == [8, 9]
 
-    assert node.groups["run"].token == "a#2"
-    assert node.groups["run"].generation == 3
+    assert node.group().token == "a#2"
+    assert node.group().generation == 3
 
 
-def test_an_attempt_is_not_named_like_one_that_has_moved(node: FakeNode) -> None:
+def test_an_attempt_is_not_named_like_one_that_has_moved(node: ServedNode) -> None:
     with reader(node, attempt="a#3") as loader, pytest.raises(InvalidRequest, match="leave '#'"):
         loader.seek(1)
 
 
 def test_a_seek_that_is_refused_leaves_the_loader_where_it_stood() -> None:
-    with FakeNode(batches=20) as node:
+    with ServedNode(batches=20) as node:
         for group in ("run", None):
             with reader(node, batches_per_step=2, group=group) as loader:
                 assert positions(loader, 3) == [0, 1, 2]
@@ -501,7 +514,7 @@ def test_what_no_reader_could_be_given_is_refused_wherever_a_step_is_named(tmp_p
     assert first == [0, 1, 2, 3]
 
 
-def test_a_seek_inside_the_loop_is_followed_by_the_loop(node: FakeNode) -> None:
+def test_a_seek_inside_the_loop_is_followed_by_the_loop(node: ServedNode) -> None:
     with reader(node, batches_per_step=2) as loader:
         indices = []
         for step in loader.steps():
@@ -516,7 +529,7 @@ def test_a_seek_inside_the_loop_is_followed_by_the_loop(node: FakeNode) -> None:
     assert indices == [0, 1, 1, 2]
 
 
-def test_an_ephemeral_reader_seeks_to_any_position(node: FakeNode) -> None:
+def test_an_ephemeral_reader_seeks_to_any_position(node: ServedNode) -> None:
     with reader(node, group=None, rank=1, world_size=2, batches_per_step=4) as loader:
         loader.seek(position=6)
         assert positions(loader, 2) == [7, 9]

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from penstock.client import Loader
 from penstock.client.run.guard import ProcessGuard
 from penstock.wire.errors import ForkedLoader
-from unit.fake_feed import FakeNode, wait_until
+from unit.served import ServedNode, wait_until
 
 DEADLINE_S = 60
 
@@ -116,7 +116,7 @@ def test_a_fork_of_a_reading_process_gets_an_error_and_both_end() -> None:
         _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status), next(batches).position)
     """
-    with FakeNode() as node:
+    with ServedNode() as node:
         process = script(code, node.address)
         out, err = process.communicate(timeout=DEADLINE_S)
 
@@ -134,7 +134,7 @@ class Wrapped(IterableDataset):  # type: ignore[type-arg]
 
 
 def test_a_worker_of_a_dataloader_is_told_to_use_none() -> None:
-    with FakeNode() as node:
+    with ServedNode() as node:
         data = DataLoader(
             Wrapped(node.address),
             batch_size=None,
@@ -165,7 +165,7 @@ def test_a_process_that_stops_reading_in_the_middle_ends(how: str) -> None:
         print(next(batches).position, flush=True)
         {how}
     """
-    with FakeNode() as node:
+    with ServedNode() as node:
         process = script(code, node.address)
         out, err = process.communicate(timeout=DEADLINE_S)
 
@@ -183,10 +183,10 @@ def test_an_interrupt_while_waiting_ends_the_process_at_once() -> None:
         except KeyboardInterrupt:
             print("interrupted")
     """
-    with FakeNode() as node:
-        node.faults.hold.add(0)
+    with ServedNode() as node:
+        node.gate.held.add(0)
         process = script(code, node.address)
-        wait_until(lambda: node.opens, "the stream is open", DEADLINE_S)
+        wait_until(lambda: node.gate.waiting, "a worker is held up", DEADLINE_S)
         os.kill(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=DEADLINE_S)
 
@@ -204,7 +204,7 @@ def test_the_client_is_light() -> None:
         next(iter(loader))
         print([name for name in ("torch", "datasets", "penstock.server") if name in sys.modules])
     """
-    with FakeNode() as node:
+    with ServedNode() as node:
         process = script(code, node.address)
         out, err = process.communicate(timeout=DEADLINE_S)
 

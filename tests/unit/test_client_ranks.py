@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.client.run.attempt import attempt_token
-from penstock.client.run.ranks import Place, discover, log_place, mesh_dimensions
+from penstock.client.run.ranks import Ranks, WorldRank, discover, log_place, mesh_dimensions
 from penstock.wire.errors import InvalidRequest, RankOutOfRange
 
 
@@ -36,25 +36,25 @@ def test_arguments_come_before_everything() -> None:
     mesh = Mesh(("dp",), (4,), (1,))
     environ = {"RANK": "7", "WORLD_SIZE": "8"}
 
-    assert discover(2, 3, mesh=mesh, environ=environ) == Place(2, 3, "arguments")
-    assert discover(mesh=mesh, environ=environ).source == "mesh dimensions dp"
+    assert discover(Ranks(2, 3, mesh), environ) == WorldRank(2, 3, "arguments")
+    assert discover(Ranks(mesh=mesh), environ).source == "mesh dimensions dp"
 
 
 @pytest.mark.parametrize(
     ("environ", "place"),
     [
-        ({}, Place(0, 1, "single process")),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, Place(1, 2, "RANK/WORLD_SIZE")),
-        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, Place(3, 4, "SLURM_PROCID/SLURM_NTASKS")),
+        ({}, WorldRank(0, 1, "single process")),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, WorldRank(1, 2, "RANK/WORLD_SIZE")),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, WorldRank(3, 4, "SLURM_PROCID/SLURM_NTASKS")),
         (
             {"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "3", "SLURM_NTASKS": "4"},
-            Place(1, 2, "RANK/WORLD_SIZE"),
+            WorldRank(1, 2, "RANK/WORLD_SIZE"),
         ),
-        ({"SLURM_NTASKS": "4"}, Place(0, 1, "single process")),
+        ({"SLURM_NTASKS": "4"}, WorldRank(0, 1, "single process")),
     ],
 )
-def test_launchers_are_asked_in_order(environ: dict[str, str], place: Place) -> None:
-    assert discover(environ=environ) == place
+def test_launchers_are_asked_in_order(environ: dict[str, str], place: WorldRank) -> None:
+    assert discover(Ranks(), environ) == place
 
 
 @pytest.mark.parametrize(
@@ -69,38 +69,38 @@ def test_launchers_are_asked_in_order(environ: dict[str, str], place: Place) -> 
 )
 def test_a_variable_that_cannot_be_is_named(environ: dict[str, str], sentence: str) -> None:
     with pytest.raises(InvalidRequest, match=sentence):
-        discover(environ=environ)
+        discover(Ranks(), environ)
 
 
 @pytest.mark.parametrize("environ", [{"WORLD_SIZE": "1"}, {"SLURM_NTASKS": "4"}])
 def test_a_size_alone_that_says_nothing_is_a_single_process(environ: dict[str, str]) -> None:
     """Slurm sets its size for a shell that holds an allocation, too."""
-    assert discover(environ=environ) == Place(0, 1, "single process")
+    assert discover(Ranks(), environ) == WorldRank(0, 1, "single process")
 
 
 def test_a_rank_outside_its_world_is_refused() -> None:
     for rank, world in ((2, 2), (-1, 2), (0, 0)):
         with pytest.raises(RankOutOfRange, match=f"rank {rank} is not one of {world}"):
-            discover(rank, world)
+            discover(Ranks(rank, world))
     with pytest.raises(RankOutOfRange, match="RANK/WORLD_SIZE"):
-        discover(environ={"RANK": "5", "WORLD_SIZE": "4"})
+        discover(Ranks(), {"RANK": "5", "WORLD_SIZE": "4"})
 
 
 def test_half_a_pair_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="rank= is given without world_size="):
-        discover(1, None)
+        Ranks(1, None)
     with pytest.raises(InvalidRequest, match="world_size= is given without rank="):
-        discover(None, 2)
+        Ranks(None, 2)
 
 
 def test_peers_of_other_dimensions_are_replicas_of_one_rank() -> None:
     """Over the whole mesh: the rank is row-major over the dp dimensions, whatever tp and cp are."""
     names, sizes = ("dp_replicate", "dp_shard", "cp", "tp"), (2, 3, 2, 2)
     for coordinate in itertools.product(*map(range, sizes)):
-        place = discover(mesh=Mesh(names, sizes, coordinate), peers={"cp": "cp", "tp": "tp"})
+        place = discover(Ranks(mesh=Mesh(names, sizes, coordinate), cp="cp", tp="tp"))
 
         assert (place.rank, place.world_size) == (coordinate[0] * 3 + coordinate[1], 6)
-        only = discover(mesh=Mesh(names, sizes, coordinate), dp="dp_shard")
+        only = discover(Ranks(mesh=Mesh(names, sizes, coordinate), dp="dp_shard"))
         assert (only.rank, only.world_size) == (coordinate[1], 3)
 
 
@@ -111,15 +111,15 @@ def test_peers_of_other_dimensions_are_replicas_of_one_rank() -> None:
         (Mesh(("x", "y"), (2, 2), (0, 0)), {}, "pass dp="),
         (Mesh(("dp",), (2,), (0,)), {"dp": "data"}, "no dimension 'data'"),
         (Mesh(("dp",), (2,), None), {}, "not in mesh="),
-        (Mesh(("dp", "tp"), (2, 2), (0, 0)), {"peers": {"cp": "cp"}}, "cp='cp'"),
-        (Mesh(("dp",), (2,), (0,)), {"peers": {"tp": "dp"}}, "counts as data-parallel"),
+        (Mesh(("dp", "tp"), (2, 2), (0, 0)), {"cp": "cp"}, "cp='cp'"),
+        (Mesh(("dp",), (2,), (0,)), {"tp": "dp"}, "counts as data-parallel"),
     ],
 )
 def test_a_mesh_that_does_not_fit_says_why(
     mesh: Mesh, options: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=sentence):
-        discover(mesh=mesh, **options)
+        discover(Ranks(mesh=mesh, **options))
 
 
 def test_dimensions_keep_the_meshs_order() -> None:
@@ -130,8 +130,8 @@ def test_dimensions_keep_the_meshs_order() -> None:
 
 def test_the_choice_is_logged_with_its_source(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "penstock"):
-        log_place(Place(1, 4, "RANK/WORLD_SIZE"), "code")
-        log_place(Place(1, 4, "torch.distributed"), "code")
+        log_place(WorldRank(1, 4, "RANK/WORLD_SIZE"), "code")
+        log_place(WorldRank(1, 4, "torch.distributed"), "code")
 
     first, second = (record.message for record in caplog.records)
     assert "rank 1 of 4 (from RANK/WORLD_SIZE)" in first
@@ -148,11 +148,11 @@ TORCHRUN = {
     "WORLD_SIZE": "4",
 }
 SLURM = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"}
-FOUR = Place(1, 4, "RANK/WORLD_SIZE")
+FOUR = WorldRank(1, 4, "RANK/WORLD_SIZE")
 
 
 def test_a_token_is_alike_on_all_ranks_and_differs_between_starts() -> None:
-    other = Place(3, 4, "RANK/WORLD_SIZE")
+    other = WorldRank(3, 4, "RANK/WORLD_SIZE")
     for environ, changes in (
         (
             TORCHRUN,
@@ -168,7 +168,7 @@ def test_a_token_is_alike_on_all_ranks_and_differs_between_starts() -> None:
 
 
 def test_a_lone_process_draws_a_token_of_its_own() -> None:
-    alone = Place(0, 1, "single process")
+    alone = WorldRank(0, 1, "single process")
 
     assert attempt_token(None, alone, {}) != attempt_token(None, alone, {})
     assert attempt_token("mine", alone, TORCHRUN) == "mine"
@@ -206,14 +206,14 @@ def _rank(rank: int, port: int, address: str, results: Any) -> None:
 
 def test_processes_of_torch_distributed_share_a_token_and_sum_over_all() -> None:
     """Two real processes over gloo: one generation, the step's own total on both."""
-    from unit.fake_feed import FakeNode
+    from unit.served import ServedNode
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     spawn = multiprocessing.get_context("spawn")
     results = spawn.Queue()
-    with FakeNode() as node:
+    with ServedNode() as node:
         ranks = [
             spawn.Process(target=_rank, args=(rank, port, node.address, results))
             for rank in range(2)
@@ -225,8 +225,7 @@ def test_processes_of_torch_distributed_share_a_token_and_sum_over_all() -> None
             process.join(60)
 
         assert [process.exitcode for process in ranks] == [0, 0]
-        assert node.groups["run"].generation == 1
-        assert len({begin.token for begin in node.begins}) == 1
+        assert node.group().generation == 1
     total = sum(10 + position for position in range(4))
     assert found == [
         (0, total, [0, 2], "torch.distributed"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from harness import write_job_file
-from penstock.client import Batch, Loader
+from penstock.client import Batch, Limits, Loader, Ranks
 from penstock.wire.errors import (
     BadFrame,
     BadState,
@@ -24,16 +24,17 @@ from penstock.wire.errors import (
     UnevenStep,
     UnknownJob,
 )
-from unit.fake_feed import FakeNode, values_of
+from unit.relay import Relay
+from unit.served import ServedNode, values_of
 
 
 @pytest.fixture
-def node() -> Iterator[FakeNode]:
-    with FakeNode() as fake:
-        yield fake
+def node() -> Iterator[ServedNode]:
+    with ServedNode() as served:
+        yield served
 
 
-def alone(node: FakeNode, **options: Any) -> Loader:
+def alone(node: ServedNode | Relay, **options: Any) -> Loader:
     """A Loader of one rank that gives arrays."""
     return Loader(node.address, "code", **{"rank": 0, "world_size": 1, "as_numpy": True} | options)
 
@@ -48,7 +49,7 @@ def take(loader: Loader, count: int) -> list[Batch]:
 
 
 @pytest.mark.parametrize(("step_size", "world"), [(1, 1), (2, 1), (2, 2), (6, 1), (6, 2), (6, 3)])
-def test_ranks_partition_every_step(node: FakeNode, step_size: int, world: int) -> None:
+def test_ranks_partition_every_step(node: ServedNode, step_size: int, world: int) -> None:
     """The positions of all ranks, step by step, are the step's positions, each once, in order."""
     seen: dict[int, list[int]] = {}
     for rank in range(world):
@@ -64,12 +65,12 @@ def test_ranks_partition_every_step(node: FakeNode, step_size: int, world: int) 
     }
 
 
-def test_every_kind_of_value_arrives_as_an_array_or_a_plain_value(node: FakeNode) -> None:
+def test_every_kind_of_value_arrives_as_an_array_or_a_plain_value(node: ServedNode) -> None:
     with alone(node) as loader:
         batches = take(loader, 2)
 
     for position, batch in enumerate(batches):
-        wanted = values_of(position, node.nbytes)
+        wanted = values_of(position, 64)
         assert list(batch) == list(wanted)
         np.testing.assert_array_equal(batch["input_ids"], wanted["input_ids"])
         assert batch["input_ids"].dtype == np.int64
@@ -83,9 +84,10 @@ def test_every_kind_of_value_arrives_as_an_array_or_a_plain_value(node: FakeNode
 
 
 def test_bodies_of_many_chunks_arrive_whole() -> None:
-    with FakeNode(nbytes=10_000, chunk_bytes=512) as node, alone(node) as loader:
+    nbytes = 5 << 19
+    with ServedNode(nbytes=nbytes) as node, alone(node) as loader:
         for batch in take(loader, 5):
-            wanted = values_of(batch.position, 10_000)["input_ids"]
+            wanted = values_of(batch.position, nbytes)["input_ids"]
             np.testing.assert_array_equal(batch["input_ids"], wanted)
 
 
@@ -96,7 +98,7 @@ DTYPES = [
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
-def test_tensors_of_every_dtype_and_shape(node: FakeNode, device: str | None) -> None:
+def test_tensors_of_every_dtype_and_shape(device: str | None) -> None:
     """Every dtype of the wire, 0-d, empty and 2-d, has its tensor, equal to what was sent."""
     arrays = {}
     for name in DTYPES:
@@ -104,10 +106,10 @@ def test_tensors_of_every_dtype_and_shape(node: FakeNode, device: str | None) ->
         arrays[name] = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
         arrays[f"{name}_0d"] = np.array(1).astype(dtype)
         arrays[f"{name}_empty"] = np.zeros((0, 4)).astype(dtype)
-    node.dtype_values = arrays
-    node.host = ("int64",)
-
-    with alone(node, as_numpy=None, device=device) as loader:
+    with (
+        ServedNode(given=arrays, host=("int64",)) as node,
+        alone(node, as_numpy=None, device=device) as loader,
+    ):
         (batch,) = take(loader, 1)
 
     for key, array in arrays.items():
@@ -122,13 +124,13 @@ NARROW = ["int8", "int16", "int32", "uint8", "uint16", "uint32"]
 
 
 @pytest.mark.parametrize("as_numpy", [True, False])
-def test_labels_are_int64_whatever_travels(node: FakeNode, as_numpy: bool) -> None:
+def test_labels_are_int64_whatever_travels(as_numpy: bool) -> None:
     """Losses index with int64 alone; other values keep the dtype that travelled."""
     for dtype in [*NARROW, "int64"]:
         labels = np.array([[5, 7], [0, 3]]).astype(dtype)
-        node.dtype_values = {"labels": labels, "input_ids": labels, "parts": [labels]}
+        given = {"labels": labels, "input_ids": labels, "parts": [labels]}
 
-        with alone(node, as_numpy=as_numpy) as loader:
+        with ServedNode(given=given) as node, alone(node, as_numpy=as_numpy) as loader:
             (batch,) = take(loader, 1)
 
         wide, kept = (
@@ -140,10 +142,13 @@ def test_labels_are_int64_whatever_travels(node: FakeNode, as_numpy: bool) -> No
 
 
 @pytest.mark.parametrize("as_numpy", [True, False])
-def test_lists_of_labels_are_int64_too(node: FakeNode, as_numpy: bool) -> None:
-    node.dtype_values = {"labels": [np.array([1, -100], np.int32), None, [np.array([2], np.int8)]]}
+def test_lists_of_labels_are_int64_too(as_numpy: bool) -> None:
+    labels = [np.array([1, -100], np.int32), None, [np.array([2], np.int8)]]
 
-    with alone(node, as_numpy=as_numpy) as loader:
+    with (
+        ServedNode(given={"labels": labels}) as node,
+        alone(node, as_numpy=as_numpy) as loader,
+    ):
         (batch,) = take(loader, 1)
 
     first, nothing, (inner,) = batch["labels"]
@@ -154,39 +159,35 @@ def test_lists_of_labels_are_int64_too(node: FakeNode, as_numpy: bool) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bool", "uint64", "bfloat16"])
 @pytest.mark.parametrize("as_numpy", [True, False])
-def test_labels_that_int64_cannot_stand_for_are_left_alone(
-    node: FakeNode, as_numpy: bool, dtype: str
-) -> None:
+def test_labels_that_int64_cannot_stand_for_are_left_alone(as_numpy: bool, dtype: str) -> None:
     """Targets of a regression, masks, and integers that int64 cannot hold."""
     found = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
-    node.dtype_values = {"labels": np.array([1, 0]).astype(found)}
+    given = {"labels": np.array([1, 0]).astype(found)}
 
-    with alone(node, as_numpy=as_numpy) as loader:
+    with ServedNode(given=given) as node, alone(node, as_numpy=as_numpy) as loader:
         (batch,) = take(loader, 1)
 
     assert batch["labels"].dtype == (np.dtype(found) if as_numpy else getattr(torch, dtype))
 
 
-def test_bfloat16_arrays_have_the_dtype_of_ml_dtypes(node: FakeNode) -> None:
-    node.dtype_values = {"x": np.array([1.5, -2.0], ml_dtypes.bfloat16)}
+def test_bfloat16_arrays_have_the_dtype_of_ml_dtypes() -> None:
+    given = {"x": np.array([1.5, -2.0], ml_dtypes.bfloat16)}
 
-    with alone(node) as loader:
+    with ServedNode(given=given) as node, alone(node) as loader:
         (batch,) = take(loader, 1)
 
     assert batch["x"].dtype == ml_dtypes.bfloat16
     assert batch["x"].astype(np.float32).tolist() == [1.5, -2.0]
 
 
-def test_a_batch_of_no_tensors_arrives(node: FakeNode) -> None:
-    node.dtype_values = {"text": "hello", "n": 7}
-
-    with alone(node) as loader:
+def test_a_batch_of_no_tensors_arrives() -> None:
+    with ServedNode(given={"text": "hello", "n": 7}) as node, alone(node) as loader:
         batches = take(loader, 3)
 
     assert batches == [{"text": "hello", "n": 7}] * 3
 
 
-def test_metadata_survives_a_rebuilt_dict(node: FakeNode) -> None:
+def test_metadata_survives_a_rebuilt_dict(node: ServedNode) -> None:
     """`loader.last` and `meta=True` know the position when a framework has rebuilt the mapping."""
     with alone(node, meta=True) as loader:
         for batch in itertools.islice(loader, 2):
@@ -203,17 +204,17 @@ def test_metadata_survives_a_rebuilt_dict(node: FakeNode) -> None:
         _ = rebuilt.nonsense
 
 
-def test_never_more_than_the_prefetch_is_sent_ahead(node: FakeNode) -> None:
+def test_never_more_than_the_prefetch_is_sent_ahead(node: ServedNode) -> None:
     """A consumer that takes one batch and stops is sent no position at or above its horizon."""
-    with alone(node, prefetch=3) as loader:
+    with Relay(node.address) as relay, alone(relay, prefetch=3) as loader:
         for taken in range(1, 20):
             take(loader, 1)
-            assert max(node.sent) < taken + 3
-            assert max([*node.horizons, 0]) <= taken + 3
+            assert max(relay.sent) < taken + 3
+            assert max([*relay.horizons, 0]) <= taken + 3
         assert loader.stats()["buffered_batches"] <= 3
 
 
-def test_a_second_iteration_of_a_stream_goes_on_where_it_stood(node: FakeNode) -> None:
+def test_a_second_iteration_of_a_stream_goes_on_where_it_stood(node: ServedNode) -> None:
     with alone(node) as loader:
         first, second = take(loader, 3), take(loader, 3)
 
@@ -224,7 +225,7 @@ def test_a_second_iteration_of_a_stream_goes_on_where_it_stood(node: FakeNode) -
 def test_the_last_position_is_asked_for_whatever_the_prefetch(prefetch: int) -> None:
     """The end cuts the horizon anywhere between two own positions: the last one still comes."""
     for world in (1, 2, 3, 6):
-        with FakeNode(batches=18) as node:
+        with ServedNode(batches=18) as node:
             for rank in range(world):
                 options = {"rank": rank, "world_size": world, "prefetch": prefetch}
                 with alone(node, batches_per_step=6, deadline_s=10.0, **options) as loader:
@@ -235,7 +236,7 @@ def test_the_last_position_is_asked_for_whatever_the_prefetch(prefetch: int) -> 
 def test_a_finite_job_ends_every_rank_at_the_same_step(world: int) -> None:
     """10 batches in steps of 4 are 3 steps for every rank; the last is filled with padding."""
     seen, padding = [], []
-    with FakeNode(batches=10) as node:
+    with ServedNode(batches=10) as node:
         for rank in range(world):
             with alone(node, rank=rank, world_size=world, batches_per_step=4) as loader:
                 batches = list(loader)
@@ -250,7 +251,7 @@ def test_a_finite_job_ends_every_rank_at_the_same_step(world: int) -> None:
 
 def test_a_second_pass_over_a_finite_job_reads_it_again() -> None:
     """As a DataLoader does: `for epoch in range(3): for batch in loader`."""
-    with FakeNode(batches=10) as node, alone(node, batches_per_step=4) as loader:
+    with ServedNode(batches=10) as node, alone(node, batches_per_step=4) as loader:
         passes = [[batch.position for batch in loader] for _ in range(3)]
         steps = [[step.index for step in loader.steps()] for _ in range(2)]
         began = take(loader, 5)
@@ -262,7 +263,7 @@ def test_a_second_pass_over_a_finite_job_reads_it_again() -> None:
 
 
 def test_an_iterator_that_has_ended_stays_at_its_end() -> None:
-    with FakeNode(batches=4) as node, alone(node) as loader:
+    with ServedNode(batches=4) as node, alone(node) as loader:
         batches = iter(loader)
         assert len(list(batches)) == 4
         assert list(batches) == []
@@ -272,7 +273,7 @@ def test_an_iterator_that_has_ended_stays_at_its_end() -> None:
 def test_a_second_pass_of_a_group_is_an_error_with_the_way_on() -> None:
     """A group reads each step once; a run that is started again at its end finds nothing left."""
     options = {"batches_per_step": 4, "group": "run", "attempt": "a"}
-    with FakeNode(batches=8) as node, alone(node, **options) as loader:
+    with ServedNode(batches=8) as node, alone(node, **options) as loader:
         assert len(list(loader)) == 8
         for pass_again in (loader, loader.steps()):
             with pytest.raises(PastEnd, match=r"has read all 2 steps.*seek\(step=0\)"):
@@ -282,7 +283,7 @@ def test_a_second_pass_of_a_group_is_an_error_with_the_way_on() -> None:
 
 
 def test_a_run_that_begins_at_the_end_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    with FakeNode(batches=8) as node:
+    with ServedNode(batches=8) as node:
         for attempt in ("a", "b"):
             with alone(node, batches_per_step=4, group="run", attempt=attempt) as loader:
                 left = len(list(loader))
@@ -308,11 +309,11 @@ def test_a_batch_says_of_which_epoch_it_is(tmp_path: Path) -> None:
 
 
 def test_a_dropped_tail_is_left_out() -> None:
-    with FakeNode(batches=10) as node, alone(node, batches_per_step=4, tail="drop") as loader:
+    with ServedNode(batches=10) as node, alone(node, batches_per_step=4, tail="drop") as loader:
         assert [batch.position for batch in loader] == list(range(8))
 
 
-def test_an_endless_job_has_no_length(node: FakeNode) -> None:
+def test_an_endless_job_has_no_length(node: ServedNode) -> None:
     with alone(node) as loader, pytest.raises(TypeError, match="endless"):
         len(loader)
 
@@ -320,7 +321,7 @@ def test_an_endless_job_has_no_length(node: FakeNode) -> None:
 # --- steps ---
 
 
-def test_a_total_is_known_before_the_first_batch_of_the_step(node: FakeNode) -> None:
+def test_a_total_is_known_before_the_first_batch_of_the_step(node: ServedNode) -> None:
     """The sum over all micro batches, more than prefetch holds; then the batches follow."""
     with alone(node, batches_per_step=6, prefetch=2) as loader:
         for step, _ in zip(loader.steps(), range(3), strict=False):
@@ -337,7 +338,7 @@ def test_a_total_is_known_before_the_first_batch_of_the_step(node: FakeNode) -> 
             assert [batch.is_last_of_step for batch in batches] == [False] * 5 + [True]
 
 
-def test_counts_are_the_same_before_within_and_after_the_step(node: FakeNode) -> None:
+def test_counts_are_the_same_before_within_and_after_the_step(node: ServedNode) -> None:
     with alone(node, batches_per_step=4) as loader:
         step = next(loader.steps())
         before = step.counts
@@ -349,7 +350,7 @@ def test_counts_are_the_same_before_within_and_after_the_step(node: FakeNode) ->
         assert before == within == step.counts == {"tokens": 46, "samples": 8}
 
 
-def test_batches_of_a_step_that_were_not_taken_are_skipped_and_counted(node: FakeNode) -> None:
+def test_batches_of_a_step_that_were_not_taken_are_skipped_and_counted(node: ServedNode) -> None:
     with alone(node, batches_per_step=4) as loader:
         steps = loader.steps()
         step = next(steps)
@@ -360,7 +361,7 @@ def test_batches_of_a_step_that_were_not_taken_are_skipped_and_counted(node: Fak
         assert loader.stats()["skipped_batches"] == 3
 
 
-def test_a_step_that_is_entered_in_the_middle_has_no_total(node: FakeNode) -> None:
+def test_a_step_that_is_entered_in_the_middle_has_no_total(node: ServedNode) -> None:
     """A state from within a step leads there: its first batches were another Loader's."""
     with alone(node, batches_per_step=4) as loader:
         take(loader, 2)
@@ -377,7 +378,7 @@ def test_a_step_that_is_entered_in_the_middle_has_no_total(node: FakeNode) -> No
         assert next(steps).total("tokens") == 10 * 4 + 4 + 5 + 6 + 7
 
 
-def test_a_step_that_this_loader_entered_itself_has_its_total(node: FakeNode) -> None:
+def test_a_step_that_this_loader_entered_itself_has_its_total(node: ServedNode) -> None:
     """So a notebook whose loop was interrupted goes on with right totals."""
     with alone(node, batches_per_step=4) as loader:
         take(loader, 2)
@@ -387,7 +388,7 @@ def test_a_step_that_this_loader_entered_itself_has_its_total(node: FakeNode) ->
         assert [batch.position for batch in step] == [2, 3]
 
 
-def test_a_total_over_ranks_needs_a_process_group(node: FakeNode) -> None:
+def test_a_total_over_ranks_needs_a_process_group(node: ServedNode) -> None:
     with alone(node, world_size=2, batches_per_step=2) as loader:
         step = next(loader.steps())
 
@@ -400,20 +401,20 @@ def test_a_total_over_ranks_needs_a_process_group(node: FakeNode) -> None:
 
 def test_every_pass_of_an_evaluation_is_whole() -> None:
     """iter() again, also after a break, starts at 0 and ends at the end; max_steps cuts."""
-    with FakeNode(batches=5) as node:
-        with alone(node, mode="eval", batches_per_step=2) as loader:
+    with ServedNode(batches=5) as node, Relay(node.address) as relay:
+        with alone(relay, mode="eval", batches_per_step=2) as loader:
             assert take(loader, 3)[-1].position == 2
             for _ in range(2):
                 assert [batch.position for batch in loader] == list(range(6))
             assert len(loader) == 6
-        with alone(node, mode="eval", batches_per_step=2, max_steps=2) as loader:
+        with alone(relay, mode="eval", batches_per_step=2, max_steps=2) as loader:
             for _ in range(2):
                 assert [step.index for step in loader.steps()] == [0, 1]
             assert len(loader) == 4
-            assert max(node.sent[-4:]) == 3
+            assert max(relay.sent[-4:]) == 3
 
 
-def test_an_evaluation_of_an_endless_job_needs_max_steps(node: FakeNode) -> None:
+def test_an_evaluation_of_an_endless_job_needs_max_steps(node: ServedNode) -> None:
     with alone(node, mode="eval") as loader, pytest.raises(InvalidRequest, match="max_steps="):
         next(iter(loader))
     with alone(node, mode="eval", max_steps=2) as loader:
@@ -436,8 +437,8 @@ def test_an_evaluation_of_an_endless_job_needs_max_steps(node: FakeNode) -> None
         ({"deadline_s": 0}, "deadline_s=0"),
         ({"deadline_s": "9"}, "deadline_s='9': use seconds above 0"),
         ({"deadline_s": float("nan")}, "deadline_s=nan"),
-        ({"prefetch_bytes": "1 GiB"}, "prefetch_bytes='1 GiB': use an integer"),
-        ({"max_body_bytes": float("inf")}, "max_body_bytes=inf"),
+        ({"limits": 9}, r"limits=9: pass Limits\(\.\.\.\)"),
+        ({"ranks": Ranks(0, 2)}, "rank=, world_size= beside ranks=: say it in Ranks"),
         ({"rank": "0"}, "rank='0': use an integer"),
         ({"mesh": 3, "rank": None, "world_size": None}, "mesh=3: pass a DeviceMesh"),
         ({"group": ""}, "group=''"),
@@ -445,7 +446,6 @@ def test_an_evaluation_of_an_endless_job_needs_max_steps(node: FakeNode) -> None
         ({"mode": "eval", "start": 3}, "starts at step 0"),
         ({"max_steps": 3}, "max_steps=3"),
         ({"world_size": None}, "without world_size="),
-        ({"dp": "dp", "rank": None, "world_size": None}, "pass mesh= too"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused_by_name(
@@ -455,7 +455,32 @@ def test_arguments_that_cannot_be_are_refused_by_name(
         Loader("127.0.0.1:1", "code", **{"rank": 0, "world_size": 1} | options)
 
 
-def test_arrays_on_a_device_are_refused(node: FakeNode) -> None:
+@pytest.mark.parametrize(
+    ("value", "options", "sentence"),
+    [
+        (Limits, {"prefetch_bytes": "1 GiB"}, "prefetch_bytes='1 GiB': use an integer"),
+        (Limits, {"prefetch_bytes": 0}, "prefetch_bytes=0: use an integer of at least 1"),
+        (Limits, {"max_body_bytes": float("inf")}, "max_body_bytes=inf"),
+        (Ranks, {"rank": 0}, "without world_size="),
+        (Ranks, {"rank": "0", "world_size": 1}, "rank='0': use an integer"),
+        (Ranks, {"dp": "dp", "tp": "tp"}, "dp=, tp= stands for dimensions of a mesh: pass mesh="),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_where_it_is_made(
+    value: type, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=sentence):
+        value(**options)
+
+
+def test_a_rank_is_said_by_arguments_or_by_one_value(node: ServedNode) -> None:
+    ranks = Ranks(rank=1, world_size=3)
+    with alone(node, rank=None, world_size=None, ranks=ranks, batches_per_step=3) as loader:
+        assert (loader.place.rank, loader.place.world_size) == (1, 3)
+        assert [batch.position for batch in take(loader, 3)] == [1, 4, 7]
+
+
+def test_arrays_on_a_device_are_refused(node: ServedNode) -> None:
     with alone(node, device="cpu") as loader, pytest.raises(InvalidRequest, match="as_numpy"):
         next(iter(loader))
     with (
@@ -466,7 +491,7 @@ def test_arrays_on_a_device_are_refused(node: FakeNode) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it is refused where there is none")
-def test_a_cuda_device_that_is_not_there_is_refused(node: FakeNode) -> None:
+def test_a_cuda_device_that_is_not_there_is_refused(node: ServedNode) -> None:
     with (
         alone(node, as_numpy=None, device="cuda") as loader,
         pytest.raises(InvalidRequest, match="device='cuda': torch finds no CUDA device here"),
@@ -481,7 +506,7 @@ def test_a_target_that_is_not_a_name_is_refused(target: Any) -> None:
 
 
 def test_a_device_without_torch_names_what_is_missing(
-    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+    node: ServedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with (
@@ -493,15 +518,15 @@ def test_a_device_without_torch_names_what_is_missing(
         assert isinstance(next(iter(loader))["input_ids"], np.ndarray)
 
 
-def test_the_servers_errors_arrive_as_their_class(node: FakeNode) -> None:
+def test_the_servers_errors_arrive_as_their_class(node: ServedNode) -> None:
     with (
         Loader(node.address, "cod", rank=0, world_size=1) as loader,
-        pytest.raises(UnknownJob, match="this node has code"),
+        pytest.raises(UnknownJob, match="there are: code"),
     ):
         next(iter(loader))
 
 
-def test_a_step_that_ranks_cannot_share_names_the_values_that_work(node: FakeNode) -> None:
+def test_a_step_that_ranks_cannot_share_names_the_values_that_work(node: ServedNode) -> None:
     with (
         alone(node, world_size=4, batches_per_step=6) as loader,
         pytest.raises(UnevenStep, match="batches_per_step 4 or 8"),
@@ -510,14 +535,14 @@ def test_a_step_that_ranks_cannot_share_names_the_values_that_work(node: FakeNod
 
 
 def test_a_start_past_the_end_is_refused() -> None:
-    with FakeNode(batches=10) as node:
+    with ServedNode(batches=10) as node:
         with alone(node, start=11) as loader, pytest.raises(PastEnd, match="holds 10 batches"):
             next(iter(loader))
         with alone(node, start=10) as loader:
             assert list(loader) == []
 
 
-def test_an_ephemeral_loader_has_no_cursor(node: FakeNode) -> None:
+def test_an_ephemeral_loader_has_no_cursor(node: ServedNode) -> None:
     with alone(node) as loader:
         with pytest.raises(NoGroup, match="pass group="):
             loader.commit()
@@ -526,7 +551,10 @@ def test_an_ephemeral_loader_has_no_cursor(node: FakeNode) -> None:
 
 
 def test_a_body_above_the_limit_is_refused_before_memory_is_taken() -> None:
-    with FakeNode(nbytes=1 << 20) as node, alone(node, max_body_bytes=1 << 16) as loader:
+    with (
+        ServedNode(nbytes=1 << 20) as node,
+        alone(node, limits=Limits(max_body_bytes=1 << 16)) as loader,
+    ):
         with pytest.raises(BadFrame, match="at most 65536"):
             next(iter(loader))
         assert loader.stats()["pool_leased_bytes"] == 0
@@ -535,14 +563,17 @@ def test_a_body_above_the_limit_is_refused_before_memory_is_taken() -> None:
 @pytest.mark.parametrize("described", [None, 12])
 def test_an_end_that_was_not_announced_is_no_end(described: int | None) -> None:
     """A node that ends a log elsewhere than it said loses batches: an error, and no quiet end."""
-    with FakeNode(batches=described) as node, alone(node) as loader:
-        assert loader.batches_per_step == 1
-        node.batches = 4
+    with (
+        ServedNode(batches=described) as node,
+        Relay(node.address) as relay,
+        alone(relay) as loader,
+    ):
+        relay.faults.end_after.append(4)
         with pytest.raises(BadFrame, match="ends job 'code' after 4 steps, and described it as"):
             list(loader)
 
 
-def test_a_closed_loader_says_so(node: FakeNode) -> None:
+def test_a_closed_loader_says_so(node: ServedNode) -> None:
     loader = alone(node)
     take(loader, 1)
     loader.close()
@@ -552,7 +583,7 @@ def test_a_closed_loader_says_so(node: FakeNode) -> None:
         next(iter(loader))
 
 
-def test_stats_count_what_was_yielded(node: FakeNode) -> None:
+def test_stats_count_what_was_yielded(node: ServedNode) -> None:
     with alone(node, batches_per_step=2) as loader:
         batches = take(loader, 4)
         stats = loader.stats()

@@ -18,7 +18,7 @@ import pytest
 from penstock.client import Batch, Loader
 from penstock.client.backoff import Backoff
 from penstock.client.reading import transport
-from penstock.client.reading.feed import MAX_REREADS
+from penstock.client.reading.route import MAX_REREADS
 from penstock.wire.errors import (
     BadFrame,
     BadItem,
@@ -29,17 +29,29 @@ from penstock.wire.errors import (
     SourceUnavailable,
     Unreachable,
 )
-from unit.fake_feed import FakeNode, values_of, wait_until
+from penstock.wire.v1 import feed_pb2
+from unit.relay import Relay
+from unit.served import ServedNode, values_of, wait_until
 
 
-def reader(node: FakeNode, **options: Any) -> Loader:
+def reader(node: ServedNode | Relay, **options: Any) -> Loader:
     given = {"rank": 0, "world_size": 1, "as_numpy": True, "deadline_s": 20.0} | options
     return Loader(node.address, "code", **given)
 
 
-def check(batches: list[Batch], node: FakeNode) -> None:
+@contextlib.contextmanager
+def relayed(*, chunk_bytes: int = 1 << 20, **plan: Any) -> Iterator[tuple[Relay, ServedNode]]:
+    """Serve a job behind a relay; with one lane, unless asked, so that positions come in order."""
+    with (
+        ServedNode(**{"lanes": 1} | plan) as node,
+        Relay(node.address, chunk_bytes=chunk_bytes) as relay,
+    ):
+        yield relay, node
+
+
+def check(batches: list[Batch], nbytes: int = 64) -> None:
     for batch in batches:
-        wanted = values_of(batch.position, node.nbytes)["input_ids"]
+        wanted = values_of(batch.position, nbytes)["input_ids"]
         np.testing.assert_array_equal(batch["input_ids"], wanted)
 
 
@@ -48,29 +60,30 @@ def check(batches: list[Batch], node: FakeNode) -> None:
 def test_a_stream_that_ends_anywhere_is_taken_up_at_the_first_missing_position(
     how: str, after: int
 ) -> None:
-    with FakeNode(batches=6) as node, reader(node) as loader:
-        getattr(node.faults, how).extend([after, 1])
+    with relayed(batches=6) as (relay, _), reader(relay) as loader:
+        getattr(relay.faults, how).extend([after, 1])
         batches = list(loader)
 
         assert [batch.position for batch in batches] == list(range(6))
-        check(batches, node)
-        assert [open_.start for open_ in node.opens][:2] == [0, after]
-        assert loader.stats()["reconnects"] == len(node.opens) - 1
-        assert len(node.sent) == 6, "what had arrived was asked for again"
+        check(batches)
+        assert [open_.start for open_ in relay.opens][:2] == [0, after]
+        assert loader.stats()["reconnects"] == len(relay.opens) - 1
+        assert len(relay.sent) == 6, "what had arrived was asked for again"
 
 
 def test_a_stream_that_breaks_inside_a_batch_sends_that_batch_again() -> None:
-    with FakeNode(batches=8, nbytes=4000, chunk_bytes=1000) as node, reader(node) as loader:
-        node.faults.cut_at.extend([0, 3, 7])
+    plan = {"batches": 8, "nbytes": 4000, "chunk_bytes": 1000}
+    with relayed(**plan) as (relay, _), reader(relay) as loader:
+        relay.faults.cut_at.extend([0, 3, 7])
         batches = list(loader)
 
         assert [batch.position for batch in batches] == list(range(8))
-        check(batches, node)
+        check(batches, 4000)
 
 
 def test_a_server_that_is_restarted_is_read_on_at_the_same_position() -> None:
     """Also by another incarnation, after a while in which nothing listens."""
-    with FakeNode() as node, reader(node, prefetch=1) as loader:
+    with ServedNode() as node, reader(node, prefetch=1) as loader:
         before = list(itertools.islice(loader, 3))
         node.stop()
         back = threading.Timer(0.3, node.start)
@@ -79,28 +92,28 @@ def test_a_server_that_is_restarted_is_read_on_at_the_same_position() -> None:
         back.join()
 
         assert [batch.position for batch in before + after] == list(range(6))
-        check(before + after, node)
+        check(before + after)
 
 
 def test_a_node_that_starts_late_is_waited_for() -> None:
-    with FakeNode() as node:
-        node.faults.unavailable = 3
-        with reader(node) as loader:
+    with relayed() as (relay, _):
+        relay.faults.unavailable = 3
+        with reader(relay) as loader:
             assert next(iter(loader)).position == 0
 
 
 def test_a_damaged_body_is_read_again() -> None:
-    with FakeNode(batches=5) as node, reader(node) as loader:
-        node.faults.corrupt[2] = MAX_REREADS
+    with relayed(batches=5) as (relay, _), reader(relay) as loader:
+        relay.faults.corrupt[2] = MAX_REREADS
         batches = list(loader)
 
         assert [batch.position for batch in batches] == list(range(5))
-        check(batches, node)
+        check(batches)
 
 
 def test_a_body_that_stays_damaged_is_an_error_behind_the_good_ones() -> None:
-    with FakeNode(batches=5) as node, reader(node) as loader:
-        node.faults.corrupt[2] = MAX_REREADS + 1
+    with relayed(batches=5) as (relay, _), reader(relay) as loader:
+        relay.faults.corrupt[2] = MAX_REREADS + 1
         batches = iter(loader)
 
         assert [next(batches).position, next(batches).position] == [0, 1]
@@ -112,90 +125,99 @@ def test_a_body_that_stays_damaged_is_an_error_behind_the_good_ones() -> None:
 
 def test_a_damaged_header_is_read_again() -> None:
     """A text that travels in the header is as safe as a tensor in the body."""
-    with FakeNode(batches=5) as node, reader(node) as loader:
-        node.faults.misspell.update({1: MAX_REREADS, 3: MAX_REREADS})
+    with relayed(batches=5) as (relay, _), reader(relay) as loader:
+        relay.faults.misspell.update({1: MAX_REREADS, 3: MAX_REREADS})
         batches = list(loader)
 
         assert [batch["name"] for batch in batches] == [f"batch {n}" for n in range(5)]
-    with FakeNode(batches=5) as node, reader(node) as loader:
-        node.faults.misspell[2] = MAX_REREADS + 1
+    with relayed(batches=5) as (relay, _), reader(relay) as loader:
+        relay.faults.misspell[2] = MAX_REREADS + 1
         with pytest.raises(ChecksumMismatch, match="the header of a batch arrived with crc32c"):
             list(loader)
 
 
 def test_another_log_behind_the_same_name_is_refused() -> None:
     """Not one batch of a changed job is yielded to who read the old one."""
-    with FakeNode() as node, reader(node, prefetch=1) as loader:
+    with ServedNode() as node, reader(node, prefetch=1) as loader:
         batches = iter(loader)
         next(batches)
         node.stop()
-        node.change_job()
+        node.change_job(seed=1)
         node.start()
 
-        with pytest.raises(JobChanged, match="another log"):
+        with pytest.raises(JobChanged, match="is now log"):
             list(itertools.islice(batches, 3))
 
 
+def test_a_stream_of_another_log_is_refused() -> None:
+    """The server looks first; a client takes nobody's word for it."""
+
+    def another(opened: feed_pb2.Opened) -> None:
+        opened.log_id = bytes(32)
+
+    with relayed() as (relay, _), reader(relay) as loader:
+        relay.rewrite_opened = another
+
+        with pytest.raises(JobChanged, match="another log"):
+            next(iter(loader))
+
+
 def test_what_the_server_says_is_wrong_is_raised_with_its_fields() -> None:
-    error = BadItem("corpus[17] cannot be decoded", item="corpus[17]", stage="draw")
-    with FakeNode() as node, reader(node) as loader:
-        node.faults.errors[1] = error
+    with ServedNode(bad=[1]) as node, reader(node) as loader:
         batches = iter(loader)
         next(batches)
 
-        with pytest.raises(BadItem, match=r"corpus\[17\] cannot") as caught:
+        with pytest.raises(BadItem, match=r"corpus\[1\].*it is no picture") as caught:
             next(batches)
-        assert caught.value.fields == {"item": "corpus[17]", "stage": "draw"}
+        assert caught.value.fields["item"] == ["corpus", 1, 0]
+        assert caught.value.fields["stage"] == "exit"
+
+
+def away() -> SourceUnavailable:
+    return SourceUnavailable("the mount is away", item="corpus[3]")
 
 
 def test_a_source_that_is_away_for_a_while_is_waited_for() -> None:
-    with FakeNode(batches=3) as node, reader(node) as loader:
-        node.faults.errors[1] = SourceUnavailable("the mount is away", item="corpus[3]")
+    with relayed(batches=3) as (relay, _), reader(relay) as loader:
+        relay.faults.refuse.append(away())
 
         assert [batch.position for batch in loader] == [0, 1, 2]
 
 
 def test_a_source_that_stays_away_is_named_at_the_deadline() -> None:
-    with FakeNode() as node, reader(node, deadline_s=0.5) as loader:
-        node.faults.errors.update({0: SourceUnavailable("the mount is away", item="corpus[3]")})
-        again = threading.Event()
-
-        class Always(dict[int, Any]):
-            def pop(self, key: int, default: Any = None) -> Any:
-                again.set()
-                return self.get(key, default)
-
-        node.faults.errors = Always(node.faults.errors)
+    with relayed() as (relay, _), reader(relay, deadline_s=0.5) as loader:
+        relay.faults.refuse.extend(away() for _ in range(1000))
 
         with pytest.raises(SourceUnavailable, match="the mount is away"):
             next(iter(loader))
-        assert again.is_set()
+        assert len(relay.opens) > 1
 
 
-@pytest.mark.parametrize(
-    ("held", "doing"),
-    [(False, "has opened the stream and sent nothing yet"), (True, r"producing.*corpus\[17\]\)?")],
-)
-def test_a_wait_that_follows_an_error_does_not_hide_it(held: bool, doing: str) -> None:
-    with FakeNode() as node, reader(node, deadline_s=2) as loader:
+@pytest.fixture
+def _tells_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the node say within moments what it waits for, and not within seconds."""
+    monkeypatch.setattr("penstock.server.rpc.read.WAITING_EVERY_S", 0.05)
 
-        class Then(dict[int, Any]):
-            def pop(self, key: int, default: Any = None) -> Any:
-                if self:
-                    if held:
-                        node.faults.hold.add(0)
-                    return super().pop(key, default)
-                if not held:
-                    node.faults.released.wait(60)
-                return default
 
-        node.faults.errors = Then({0: SourceUnavailable("the mount is away", item="corpus[3]")})
+def test_a_wait_that_follows_an_error_does_not_hide_it() -> None:
+    doing = "has opened the stream and sent nothing yet"
+    with relayed() as (relay, node), reader(relay, deadline_s=1) as loader:
+        relay.faults.refuse.append(away())
+        node.gate.held.add(0)
 
-        try:
-            with pytest.raises(DataTimeout, match=f"{doing}.*, after: the mount is away"):
-                next(iter(loader))
-        finally:
-            node.faults.released.set()
+        with pytest.raises(DataTimeout, match=f"{doing}.*, after: the mount is away"):
+            next(iter(loader))
+
+
+@pytest.mark.usefixtures("_tells_soon")
+def test_the_servers_reason_that_follows_an_error_does_not_hide_it() -> None:
+    doing = r"process.*corpus\[0\]"
+    with relayed() as (relay, node), reader(relay, deadline_s=1) as loader:
+        relay.faults.refuse.append(away())
+        node.gate.held.add(0)
+
+        with pytest.raises(DataTimeout, match=f"{doing}.*, after: the mount is away"):
+            next(iter(loader))
 
 
 def patiently(batches: Iterator[Batch]) -> Batch:
@@ -206,10 +228,11 @@ def patiently(batches: Iterator[Batch]) -> Batch:
     return next(batches)
 
 
+@pytest.mark.usefixtures("_tells_soon")
 def test_a_late_batch_is_an_error_with_the_servers_reason_and_reading_can_go_on() -> None:
     """The reason is there once the node has told it: a deadline or two later where it is busy."""
-    with FakeNode() as node, reader(node, deadline_s=0.3) as loader:
-        node.faults.hold.add(1)
+    with ServedNode() as node, reader(node, deadline_s=0.3) as loader:
+        node.gate.held.add(1)
         batches = iter(loader)
         patiently(batches)
         said: list[str] = []
@@ -218,18 +241,18 @@ def test_a_late_batch_is_an_error_with_the_servers_reason_and_reading_can_go_on(
             with pytest.raises(DataTimeout) as caught:
                 next(batches)
             said.append(caught.value.message)
-            return "producing" in said[-1]
+            return "process" in said[-1]
 
         wait_until(is_told, "the node's reason")
-        assert re.search(r"lane 1, offset 2 is producing.*corpus\[17\]", said[-1])
+        assert re.search(r"lane 1, offset 0 is process.*corpus\[1\]", said[-1])
 
-        node.faults.released.set()
+        node.gate.released.set()
         wait_until(lambda: loader.stats()["buffered_batches"] > 0, "the batch arrives")
         assert patiently(iter(loader)).position == 1
 
 
 def test_nobody_at_the_address_is_an_error_that_names_it() -> None:
-    with FakeNode() as node:
+    with ServedNode() as node:
         address = node.address
     with (
         Loader(address, "code", rank=0, world_size=1, deadline_s=0.3) as loader,
@@ -239,7 +262,7 @@ def test_nobody_at_the_address_is_an_error_that_names_it() -> None:
 
 
 def test_a_node_that_is_gone_for_good_is_an_error_at_the_deadline() -> None:
-    with FakeNode() as node, reader(node, prefetch=1, deadline_s=0.5) as loader:
+    with ServedNode() as node, reader(node, prefetch=1, deadline_s=0.5) as loader:
         patiently(iter(loader))
         node.stop()
 
@@ -247,22 +270,28 @@ def test_a_node_that_is_gone_for_good_is_an_error_at_the_deadline() -> None:
             list(itertools.islice(loader, 3))
 
 
+@pytest.mark.usefixtures("_tells_soon")
 def test_a_long_wait_is_logged_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.client.reading.feed.LOG_EVERY_S", 0.05)
-    with FakeNode() as node, reader(node, deadline_s=1.2) as loader:
-        node.faults.hold.add(0)
+    monkeypatch.setattr("penstock.client.reading.slots.LOG_EVERY_S", 0.05)
+    with ServedNode() as node, reader(node, deadline_s=1.2) as loader:
+        node.gate.held.add(0)
         with caplog.at_level(logging.WARNING, "penstock"), pytest.raises(DataTimeout):
             next(iter(loader))
 
-    assert any("waiting" in r.message and "producing" in r.message for r in caplog.records)
+    assert any("waiting" in r.message and "process" in r.message for r in caplog.records)
 
 
 def test_a_node_of_another_version_is_refused() -> None:
-    with FakeNode() as node:
-        node.protocol = 99
-        with reader(node) as loader, pytest.raises(ProtocolMismatch, match="version 99"):
+    def newer(data: bytes) -> bytes:
+        reply = feed_pb2.DescribeReply.FromString(data)
+        reply.protocol = 99
+        return reply.SerializeToString()
+
+    with relayed() as (relay, _):
+        relay.rewrite["Feed/Describe"] = newer
+        with reader(relay) as loader, pytest.raises(ProtocolMismatch, match="version 99"):
             next(iter(loader))
 
 
@@ -271,14 +300,14 @@ def test_positions_stay_exact_under_many_random_breaks() -> None:
     seed = random.randrange(1 << 32)
     rng = random.Random(seed)
     for rank in range(2):
-        with FakeNode(batches=60, nbytes=2000, chunk_bytes=500) as node:
-            node.faults.break_after = [rng.randrange(0, 5) for _ in range(15)]
-            node.faults.cut_at = sorted(rng.sample(range(60), 10))
-            with reader(node, rank=rank, world_size=2, batches_per_step=4) as loader:
+        with relayed(batches=60, lanes=3, nbytes=2000, chunk_bytes=500) as (relay, _):
+            relay.faults.break_after = [rng.randrange(0, 5) for _ in range(15)]
+            relay.faults.cut_at = sorted(rng.sample(range(60), 10))
+            with reader(relay, rank=rank, world_size=2, batches_per_step=4) as loader:
                 batches = list(loader)
 
             assert [b.position for b in batches] == list(range(rank, 60, 2)), f"seed {seed}"
-            check(batches, node)
+            check(batches, 2000)
 
 
 def test_waits_double_up_to_a_bound_with_jitter() -> None:
@@ -295,8 +324,8 @@ def test_waits_double_up_to_a_bound_with_jitter() -> None:
 
 def test_a_batch_under_a_foreign_address_is_refused() -> None:
     """A position says which lane and offset it is; a header that disagrees is no batch of it."""
-    with FakeNode() as node, reader(node) as loader:
-        node.faults.misplace.add(2)
+    with relayed(lanes=3) as (relay, _), reader(relay) as loader:
+        relay.faults.misplace.add(2)
         batches = iter(loader)
 
         assert [next(batches).position, next(batches).position] == [0, 1]
@@ -347,8 +376,8 @@ def test_a_silent_network_is_noticed_by_keepalive(monkeypatch: pytest.MonkeyPatc
         for name, value in transport.CHANNEL_OPTIONS
     )
     monkeypatch.setattr(transport, "CHANNEL_OPTIONS", short)
-    with FakeNode(nbytes=64) as node:
-        way = Silent(node.port)
+    with ServedNode() as node:
+        way = Silent(int(node.address.rpartition(":")[2]))
         with Loader(
             way.address, "code", rank=0, world_size=1, prefetch=2, deadline_s=20, as_numpy=True
         ) as loader:

@@ -25,8 +25,8 @@ from penstock.wire.errors import (
     Unreachable,
     encode_error,
 )
-from penstock.wire.transport import Address
-from unit.fake_feed import FakeNode
+from penstock.wire.transport import Endpoint
+from unit.served import ServedNode
 
 
 @pytest.mark.parametrize(
@@ -115,12 +115,12 @@ def test_a_node_that_was_started_for_us_is_read_and_ended_with_the_loader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An entry point may return an address: the Loader reads there and closes it once."""
-    with FakeNode(batches=2) as node:
+    with ServedNode(batches=2) as node:
         asked, closed = [], []
 
-        def opener(rest: str) -> Address:
+        def opener(rest: str) -> Endpoint:
             asked.append(rest)
-            return Address(node.address, lambda: closed.append(rest))
+            return Endpoint(node.address, lambda: closed.append(rest))
 
         offer(monkeypatch, {"spawn": opener})
         with Loader("spawn:job.yaml?workers=2", "code", rank=0, world_size=1) as loader:
@@ -133,7 +133,7 @@ def test_a_node_that_was_started_for_us_is_read_and_ended_with_the_loader(
 
 
 def test_a_transport_of_another_package_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    with FakeNode(batches=2) as node:
+    with ServedNode(batches=2) as node:
         transport = GrpcTransport(node.address)
         offer(monkeypatch, {"local": lambda rest: transport})
 
@@ -152,22 +152,12 @@ def test_a_missing_server_half_is_named_with_what_to_install(
 
 
 def test_a_unix_socket_is_read(tmp_path: Path) -> None:
-    with FakeNode(batches=2) as node:
-        assert node._server is not None
-        # The same server on a second, named, address.
-        path = tmp_path / "node.sock"
-        node.stop()
-        import concurrent.futures
-
-        from penstock.wire.v1 import feed_pb2_grpc
-
-        server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
-        feed_pb2_grpc.add_FeedServicer_to_server(node, server)
-        server.add_insecure_port(f"unix:{path}")
-        server.start()
-        with Loader(f"unix:{path}", "code", rank=0, world_size=1) as loader:
-            assert len(list(loader)) == 2
-        server.stop(0).wait()
+    address = f"unix:{tmp_path / 'node.sock'}"
+    with (
+        ServedNode(batches=2, listen=address),
+        Loader(address, "code", rank=0, world_size=1) as loader,
+    ):
+        assert len(list(loader)) == 2
 
 
 class RpcError(grpc.RpcError):
@@ -189,7 +179,10 @@ class RpcError(grpc.RpcError):
 @pytest.mark.parametrize("cls", list(ERRORS.values()), ids=lambda cls: cls.code)
 def test_every_error_of_the_table_comes_back_as_itself(cls: type[PenstockError]) -> None:
     status = grpc.StatusCode[cls.status]
-    trailing = [("other", "x"), (ERROR_METADATA_KEY, encode_error(cls("a sentence", rank=3)))]
+    trailing = [
+        ("other", "x"),
+        (ERROR_METADATA_KEY, encode_error(cls.with_fields("a sentence", {"rank": 3}))),
+    ]
 
     found = error_from_rpc(RpcError(status, "", trailing), "node:1")
 

@@ -22,7 +22,7 @@ import pytest
 
 import penstock.client
 from penstock.client.reading.conversation import Conversation
-from unit.fake_feed import FakeNode
+from unit.served import ServedNode
 
 METHOD = "/test.Talk/Talk"
 DEADLINE_S = 30.0
@@ -225,7 +225,7 @@ def test_a_call_that_waits_for_a_server_is_cancelled() -> None:
 FORK = """
 import os, signal, sys
 from penstock.client import Loader
-from unit.fake_feed import FakeNode
+from unit.served import ServedNode
 
 loader = Loader(sys.argv[1], "code", rank=0, world_size=1, as_numpy=True)
 batches = iter(loader)
@@ -244,7 +244,7 @@ def test_a_parent_goes_on_behind_a_fork_of_grpc_with_fork_support() -> None:
     """What gRPC does to its channels in the child is its own: it does not always come back."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     environment["GRPC_ENABLE_FORK_SUPPORT"] = "1"
-    with FakeNode(batches=40, nbytes=4096) as node:
+    with ServedNode(batches=40, nbytes=4096) as node:
         command = [sys.executable, "-c", FORK, node.address]
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True

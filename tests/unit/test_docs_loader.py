@@ -6,15 +6,12 @@ import inspect
 import re
 from pathlib import Path
 
-from penstock.client import Loader
+import pytest
+
+from penstock.client import Limits, Loader, Ranks
 from penstock.client.steps import _BATCH_ATTRIBUTES, Step
 
 PAGE = (Path(__file__).parents[2] / "docs" / "loader.md").read_text()
-
-FOR_STEPS = {"batches_of", "counts_ahead", "dp_process_group"}
-"""Calls that `Step` and the iterators make."""
-
-FOR_ITERATORS = {"begin_pass", "end_pass", "next_step", "offer", "skip_rest"}
 
 
 def rows(title: str) -> list[list[str]]:
@@ -33,14 +30,19 @@ def names(title: str) -> list[str]:
     return [re.sub(r"\(.*", "", row[0].strip("`")) for row in rows(title)]
 
 
-def test_the_page_names_every_parameter_with_its_default() -> None:
+@pytest.mark.parametrize(
+    ("title", "taker"), [("Parameters", Loader), ("Ranks", Ranks), ("Limits", Limits)]
+)
+def test_the_page_names_every_parameter_with_its_default(title: str, taker: type) -> None:
     """In the order of the signature."""
-    parameters = inspect.signature(Loader).parameters.values()
+    parameters = inspect.signature(taker).parameters.values()
 
     def shown(value: object) -> str:
+        if isinstance(value, Limits):
+            return f"`{type(value).__name__}()`"
         return "" if value is inspect.Parameter.empty else f"`{value!r}`".replace("'", '"')
 
-    assert [(name.strip("`"), default) for name, default, _ in rows("Parameters")] == [
+    assert [(name.strip("`"), default) for name, default, _ in rows(title)] == [
         (parameter.name, shown(parameter.default)) for parameter in parameters
     ]
 
@@ -62,7 +64,7 @@ def test_the_page_names_every_call() -> None:
     reading = [re.sub(r"^(iter|len)\(.*", "", name) for name in listed]
     calls = [name for name in reading if name not in ("iter", "len")]
 
-    assert set(calls) == public - FOR_STEPS - FOR_ITERATORS - {"dataset"}
+    assert set(calls) == public - {"dataset"}
     assert len(calls) == len(set(calls))
     for name in calls:
         if callable(getattr(Loader, name)):

@@ -11,7 +11,7 @@ from golden import content
 from penstock.server import job
 from penstock.server.core import permutation
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles import base
+from penstock.server.roles import base, context
 from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.roles.collators import PackedCollator
 from penstock.server.roles.distributors import MapDistributor
@@ -29,7 +29,7 @@ def other_item_key(seed: int, item: ItemRef) -> int:
 
 
 def other_batch_key(seed: int, lane: int, offset: int) -> int:
-    return base.item_key(seed, ItemRef("batch", lane, offset))
+    return context.item_key(seed, ItemRef("batch", lane, offset))
 
 
 def other_draw(self: Any, lane: int, lanes: int, k: int) -> ItemRef:
@@ -47,8 +47,8 @@ def other_values(self: Any, rows: Any, context: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("where", "attribute", "value", "changed"),
     [
-        (base, "item_key", other_item_key, {"keys"}),
-        (base, "batch_key", other_batch_key, {"keys"}),
+        (context, "item_key", other_item_key, {"keys"}),
+        (context, "batch_key", other_batch_key, {"keys"}),
         (permutation, "_MIX_1", 3, {"permutations", "draws", "batches", "snapshots"}),
         (MapDistributor, "draw", other_draw, {"draws", "batches", "snapshots"}),
         (BestFitPackingBatcher, "state", other_state, {"snapshots"}),
@@ -72,7 +72,7 @@ def test_a_change_without_a_raised_version_is_named(
 
 def test_a_raised_version_is_told_from_a_forgotten_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then all that is left to do is to write the files, and to say so."""
-    monkeypatch.setattr(base, "item_key", other_item_key)
+    monkeypatch.setattr(context, "item_key", other_item_key)
     monkeypatch.setattr(job, "ORDER_FORMAT", job.ORDER_FORMAT + 1)
 
     assert "keys has changed, and a version with it" in content.complaint("keys")

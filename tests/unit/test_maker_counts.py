@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from penstock.server.core.refs import Verdict
+from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
-from penstock.server.pipeline.items import Items, VerdictBook
+from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
+from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.roles import (
     BestFitPackingBatcher,
     PackedCollator,
@@ -20,7 +21,8 @@ from penstock.server.roles import (
     RawItemProcessor,
     SimpleBatcher,
 )
-from penstock.server.roles.base import BatchCollator, CollateContext, Sample
+from penstock.server.roles.base import BatchCollator, Sample
+from penstock.server.roles.context import CollateContext
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import BadBatch
 

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import Blocks, Source
+from penstock.server.roles.base import Source
 from penstock.server.roles.distributors import MapDistributor
+from penstock.server.roles.reading import Blocks
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import InvalidJob
 

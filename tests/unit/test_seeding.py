@@ -21,7 +21,7 @@ from penstock.server.roles import (
     IdentityProcessor,
     SimpleBatcher,
 )
-from penstock.server.roles.base import item_key
+from penstock.server.roles.context import item_key
 from penstock.server.roles.processors import FunctionProcessor
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import InvalidJob

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.server.core.imports import load_attribute
-from penstock.server.roles.base import module_hash
+from penstock.server.roles.role import module_hash
 from penstock.wire.errors import InvalidJob
 
 

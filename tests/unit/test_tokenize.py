@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import ProcessContext
+from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.processors import TokenizeProcessor
 from penstock.wire.errors import InvalidJob
 

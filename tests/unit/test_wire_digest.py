@@ -11,7 +11,15 @@ import pytest
 
 from penstock.wire.digest import batch_digest
 from penstock.wire.errors import BadFrame, ChecksumMismatch
-from penstock.wire.frame import batch_messages, check_sealed, layout, parse_reply, with_position
+from penstock.wire.frame import (
+    Layout,
+    batch_messages,
+    check_sealed,
+    parse_reply,
+    with_position,
+    write_body,
+    write_header,
+)
 from penstock.wire.v1 import feed_pb2
 
 VALUES: dict[str, Any] = {
@@ -37,12 +45,12 @@ def digest(
     host: tuple[str, ...] = (),
 ) -> str:
     """The digest of a batch at some place."""
-    plan = layout(VALUES if values is None else values, host)
+    plan = Layout(VALUES if values is None else values, host)
     body = bytearray(plan.nbytes)
-    crc = plan.write(memoryview(body))
+    crc = write_body(plan, memoryview(body))
     samples = [(0, "source", where, 0, 0, None)] * where
     counts = COUNTS if counts is None else counts
-    encoded = plan.header(bytes([where]) * 32, where, where, crc, counts, samples, padding)
+    encoded = write_header(plan, bytes([where]) * 32, where, where, crc, counts, samples, padding)
     return batch_digest(feed_pb2.BatchHeader.FromString(with_position(encoded, where)), body)
 
 
@@ -126,8 +134,8 @@ def test_the_encoding_is_the_one_that_is_written_down() -> None:
 
 
 def sealed() -> bytes:
-    plan = layout({"text": "hello", "n": 7})
-    return with_position(plan.header(bytes(32), 1, 2, 0, COUNTS, []), 700)
+    plan = Layout({"text": "hello", "n": 7})
+    return with_position(write_header(plan, bytes(32), 1, 2, 0, COUNTS, []), 700)
 
 
 def received(header: bytes) -> feed_pb2.BatchHeader:

@@ -18,6 +18,7 @@ from penstock.wire.errors import BadFrame, ChecksumMismatch, UnsupportedValue
 from penstock.wire.frame import (
     MAX_HEADER_BYTES,
     ChunkView,
+    Layout,
     Reply,
     batch_messages,
     batch_record,
@@ -25,9 +26,10 @@ from penstock.wire.frame import (
     check_crc,
     crc32c,
     describe_values,
-    layout,
     parse_reply,
     with_position,
+    write_body,
+    write_header,
 )
 from penstock.wire.v1 import feed_pb2
 
@@ -57,14 +59,15 @@ def expected_messages(header: bytes, lane: int, offset: int, body: bytes, size: 
 @pytest.mark.parametrize("padding", [False, True])
 def test_a_header_is_what_protobuf_writes(position: int, padding: bool) -> None:
     """Fields written apart, the position last, make the canonical bytes of the whole message."""
-    plan = layout({"x": np.arange(5, dtype=np.int16), "n": 3, "l": [None, "é"]}, host={"n"})
+    plan = Layout({"x": np.arange(5, dtype=np.int16), "n": 3, "l": [None, "é"]}, host={"n"})
     body = bytearray(plan.nbytes)
-    crc = plan.write(memoryview(body))
+    crc = write_body(plan, memoryview(body))
     counts = {"tokens": 5, "below": -7, "none": 0}
     samples = [(0, "code", 0, 0, 0, None), (1, "", 1 << 40, 3, 2, (0, 9)), (1, "a", 1, 1, 1, None)]
 
     header = with_position(
-        plan.header(LOG_ID, 3, 1 << 33, crc, counts, samples, padding=padding, epoch=2), position
+        write_header(plan, LOG_ID, 3, 1 << 33, crc, counts, samples, padding=padding, epoch=2),
+        position,
     )
 
     expected = feed_pb2.BatchHeader(
@@ -115,34 +118,37 @@ def test_a_header_is_what_protobuf_writes(position: int, padding: bool) -> None:
 
 def test_an_empty_batch_has_an_empty_header() -> None:
     """Nothing is written for what is nothing."""
-    assert layout({}).header(b"", 0, 0, 0, {}, []) == b""
+    assert write_header(Layout({}), b"", 0, 0, 0, {}, []) == b""
 
 
 @pytest.mark.parametrize("value", [1 << 63, -(1 << 63) - 1])
 def test_a_count_that_is_too_large_is_refused_by_name(value: int) -> None:
     """Counts are int64."""
     with pytest.raises(UnsupportedValue, match="'tokens'"):
-        layout({}).header(LOG_ID, 0, 0, 0, {"tokens": value}, [])
+        write_header(Layout({}), LOG_ID, 0, 0, 0, {"tokens": value}, [])
 
 
 def test_a_header_that_fits_no_message_is_refused() -> None:
     """The largest header travels with a full chunk; one byte more is refused with a way out."""
-    slack = len(layout({"x": bytes(1 << 22)}).header(b"", 0, 0, 0, {}, [])) - (1 << 22)
-    largest = layout({"x": bytes(MAX_HEADER_BYTES - slack)}).header(b"", 0, 0, 0, {}, [])
+    slack = len(write_header(Layout({"x": bytes(1 << 22)}), b"", 0, 0, 0, {}, [])) - (1 << 22)
+    largest = write_header(Layout({"x": bytes(MAX_HEADER_BYTES - slack)}), b"", 0, 0, 0, {}, [])
 
     message = next(batch_messages(with_position(largest, 1 << 62), 9, 1 << 62, bytes(CHUNK_BYTES)))
 
     assert len(largest) == MAX_HEADER_BYTES
     assert len(message) <= MAX_MESSAGE_BYTES
     with pytest.raises(UnsupportedValue, match="'uint8'"):
-        layout({"x": bytes(MAX_HEADER_BYTES - slack + 1)}).header(b"", 0, 0, 0, {}, [])
+        write_header(Layout({"x": bytes(MAX_HEADER_BYTES - slack + 1)}), b"", 0, 0, 0, {}, [])
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 127, 128, 129, 16384])
 @pytest.mark.parametrize("size", [0, 1, 2, 127, 128, 129, 255, 256])
 def test_the_messages_of_a_batch_are_what_protobuf_writes(size: int, chunk_bytes: int) -> None:
     """Header and chunks, around every edge of a length that these sizes reach."""
-    header, body = with_position(layout({"n": 1}).header(LOG_ID, 1, 2, 3, {}, []), 9), payload(size)
+    header, body = (
+        with_position(write_header(Layout({"n": 1}), LOG_ID, 1, 2, 3, {}, []), 9),
+        payload(size),
+    )
 
     messages = list(batch_messages(header, 1, 2, body, chunk_bytes=chunk_bytes))
 
@@ -153,7 +159,7 @@ def test_the_messages_of_a_batch_are_what_protobuf_writes(size: int, chunk_bytes
 @pytest.mark.parametrize("size", [1 << 14, 1 << 20, 1 << 21, 3 << 20])
 def test_large_bodies_are_what_protobuf_writes(size: int, extra: int) -> None:
     """The same for chunks of the real size, around the edges of longer lengths."""
-    header, body = layout({"n": 1}).header(LOG_ID, 1, 2, 3, {}, []), bytes(size + extra)
+    header, body = write_header(Layout({"n": 1}), LOG_ID, 1, 2, 3, {}, []), bytes(size + extra)
 
     messages = list(batch_messages(header, 1, 2, body))
 
@@ -193,9 +199,11 @@ def test_a_body_may_be_any_buffer() -> None:
 
 def test_generated_code_alone_reads_a_batch() -> None:
     """A client in any language needs nothing but the .proto; here protobuf does all the reading."""
-    plan = layout({"x": np.arange(1000, dtype=np.int32)})
+    plan = Layout({"x": np.arange(1000, dtype=np.int32)})
     body = bytearray(plan.nbytes)
-    header = with_position(plan.header(LOG_ID, 1, 2, plan.write(memoryview(body)), {}, []), 1 << 20)
+    header = with_position(
+        write_header(plan, LOG_ID, 1, 2, write_body(plan, memoryview(body)), {}, []), 1 << 20
+    )
 
     received = bytearray()
     for message in batch_messages(header, 1, 2, body, chunk_bytes=999):
@@ -260,7 +268,7 @@ def delimited(field: int, data: bytes, padding: int = 0) -> bytes:
 
 numbers = st.sampled_from(VARINT_EDGES) | st.integers(0, (1 << 64) - 1)
 paddings = st.integers(0, 3)
-unknown_fields = st.sampled_from([6, 7, 14, 17, 100, (1 << 29) - 1])
+unknown_fields = st.sampled_from([6, 7, 14, 18, 100, (1 << 29) - 1])
 unknown = st.recursive(
     st.builds(lambda f, n: varint(f << 3) + varint(n), unknown_fields, numbers)
     | st.builds(
@@ -345,6 +353,23 @@ def test_what_protobuf_refuses_is_refused(message: bytes) -> None:
             parse_reply(message)
 
 
+def test_a_lent_body_comes_with_its_header() -> None:
+    """Alone or in a bundle it says where the body lies, as protobuf would."""
+    lent = feed_pb2.Lent(lane=3, offset=1 << 40, loan=7, arena=2, start=1 << 33)
+    header = with_position(feed_pb2.BatchHeader(lane=3, offset=1 << 40).SerializeToString(), 5)
+    [message] = batch_messages(header, 3, 1 << 40, lent)
+    whole = feed_pb2.ReadReply.FromString(message)
+    assert (whole.lent, whole.header.position) == (lent, 5)
+    assert parse_reply(message).lent == lent
+    bundled = frame.bundle([(header, 3, 1 << 40, lent), (header, 3, 1 << 40, b"x")])
+    assert len(feed_pb2.ReadReply.FromString(bundled).more) == 2
+    first, second = frame.parse_replies(bundled)
+    assert (first.lent, first.chunk, second.lent) == (lent, None, None)
+    for fields in ({}, {"header": whole.header, "chunk": feed_pb2.Chunk(data=b"x")}):
+        with pytest.raises(BadFrame, match="lent"):
+            parse_reply(feed_pb2.ReadReply(lent=lent, **fields).SerializeToString())
+
+
 def test_a_message_says_one_thing() -> None:
     """Two things at once are refused, whichever they are; so is nothing."""
     batch = {"chunk": feed_pb2.Chunk(data=b"x")}
@@ -418,16 +443,18 @@ def test_crc32c_is_the_published_one() -> None:
 
 def test_a_record_holds_the_fixed_keys() -> None:
     """What `cat --json` prints for a batch: keys in their order, one entry for each sample ref."""
-    plan = layout({"x": np.zeros((2, 3), np.float16), "n": 1, "s": ["a"], "m": {}, "o": None})
+    plan = Layout({"x": np.zeros((2, 3), np.float16), "n": 1, "s": ["a"], "m": {}, "o": None})
     body = bytearray(plan.nbytes)
     samples = [
         (0, "b", 7, 1, 0, (0, 5)),
         (0, "b", 7, 1, 0, (5, 9)),
         (1, "a", 3, 0, 0, None),
     ]
-    crc = plan.write(memoryview(body))
+    crc = write_body(plan, memoryview(body))
     header = feed_pb2.BatchHeader.FromString(
-        with_position(plan.header(LOG_ID, 2, 5, crc, {"tokens": 6, "samples": 3}, samples), 17)
+        with_position(
+            write_header(plan, LOG_ID, 2, 5, crc, {"tokens": 6, "samples": 3}, samples), 17
+        )
     )
 
     record = batch_record(header, body, step=4)
@@ -461,7 +488,7 @@ def test_every_kind_of_value_has_a_name_for_people() -> None:
     values = {"i": 1, "f": 0.5, "b": True, "s": "", "y": b"", "l": [], "j": {}, "n": None}
     values["t"] = np.zeros(1)
 
-    header = feed_pb2.BatchHeader.FromString(layout(values).header(b"", 0, 0, 0, {}, []))
+    header = feed_pb2.BatchHeader.FromString(write_header(Layout(values), b"", 0, 0, 0, {}, []))
 
     kinds = [described["kind"] for described in describe_values(header).values()]
     assert kinds == ["int", "float", "bool", "str", "bytes", "list", "json", "none", "tensor"]
@@ -474,10 +501,10 @@ def small_batches(sizes: list[int]) -> list[tuple[bytes, int, int, bytes]]:
     """(header, lane, offset, body) of batches with bodies of these sizes."""
     found = []
     for number, size in enumerate(sizes):
-        laid = frame.layout({"x": np.arange(size, dtype=np.uint8), "n": number})
+        laid = frame.Layout({"x": np.arange(size, dtype=np.uint8), "n": number})
         body = bytearray(laid.nbytes)
-        crc = laid.write(memoryview(body))
-        header = laid.header(b"\1" * 32, number % 3, number, crc, {}, [])
+        crc = write_body(laid, memoryview(body))
+        header = write_header(laid, b"\1" * 32, number % 3, number, crc, {}, [])
         found.append((frame.with_position(header, number), number % 3, number, bytes(body)))
     return found
 

@@ -13,15 +13,17 @@ from hypothesis import strategies as st
 
 from penstock.wire.errors import BadFrame, ChecksumMismatch
 from penstock.wire.frame import (
+    Layout,
     batch_messages,
     check_chunk,
     check_crc,
     check_header,
     decode_values,
     describe_values,
-    layout,
     parse_reply,
     with_position,
+    write_body,
+    write_header,
 )
 from penstock.wire.v1 import feed_pb2
 from penstock.wire.values import MAX_DIMENSIONS, MAX_LIST_DEPTH
@@ -31,7 +33,7 @@ MAX_BODY_BYTES = 1 << 20
 
 def valid_message() -> bytes:
     """One message that holds a whole batch with a value of every kind."""
-    plan = layout(
+    plan = Layout(
         {
             "x": np.arange(3, dtype=np.int16),
             "y": [np.zeros((2, 0)), None, [1, "é"]],
@@ -41,8 +43,8 @@ def valid_message() -> bytes:
         }
     )
     body = bytearray(plan.nbytes)
-    crc = plan.write(memoryview(body))
-    header = plan.header(b"log", 1, 300, crc, {"tokens": 5}, [(0, "s", 1, 0, 0, (2, 3))])
+    crc = write_body(plan, memoryview(body))
+    header = write_header(plan, b"log", 1, 300, crc, {"tokens": 5}, [(0, "s", 1, 0, 0, (2, 3))])
     # Without a checksum of the header: what is tested here is what stands when that is right.
     placed = feed_pb2.BatchHeader.FromString(with_position(header, 700))
     placed.ClearField("header_crc32c")

@@ -22,15 +22,17 @@ from PIL import Image
 from penstock.wire import ALIGNMENT
 from penstock.wire.errors import MissingExtra, UnsupportedValue
 from penstock.wire.frame import (
+    Layout,
     batch_messages,
     check_chunk,
     check_crc,
     check_header,
     decode_values,
     describe_values,
-    layout,
     parse_reply,
     with_position,
+    write_body,
+    write_header,
 )
 from penstock.wire.v1 import feed_pb2
 from penstock.wire.values import MAX_JSON_DEPTH, MAX_LIST_DEPTH, STORAGE
@@ -40,10 +42,10 @@ NUMPY_DTYPES = sorted(set(STORAGE) - {"bfloat16"})
 
 def travel(values: dict[str, Any]) -> tuple[feed_pb2.BatchHeader, bytearray]:
     """Return the header and body of a batch as a client holds them after the whole way."""
-    plan = layout(values)
+    plan = Layout(values)
     body = np.full(plan.nbytes, 0xA5, np.uint8)
-    crc = plan.write(body)
-    head = with_position(plan.header(bytes(32), 1, 2, crc, {}, []), 7)
+    crc = write_body(plan, body)
+    head = with_position(write_header(plan, bytes(32), 1, 2, crc, {}, []), 7)
     received, filled, header = bytearray(plan.nbytes), 0, None
     for message in batch_messages(head, 1, 2, body, chunk_bytes=100):
         reply = parse_reply(message)
@@ -363,9 +365,9 @@ class Refusing:
 def test_what_has_no_form_is_refused_by_name(value: Any, remedy: str) -> None:
     """The error names the key, the type and the way out, inside lists the index too."""
     with pytest.raises(UnsupportedValue, match=remedy) as plain:
-        layout({"key": value})
+        Layout({"key": value})
     with pytest.raises(UnsupportedValue, match=r"key\[1\]"):
-        layout({"key": [None, value]})
+        Layout({"key": [None, value]})
 
     assert "'key" in str(plain.value)
     assert plain.value.fields["name"].startswith("key")
@@ -383,18 +385,18 @@ def test_the_deepest_values_that_are_accepted_arrive() -> None:
 def test_a_name_is_a_text(name: Any) -> None:
     """A key of a batch that is no text, or an empty one, is refused."""
     with pytest.raises(UnsupportedValue):
-        layout({name: 1})
+        Layout({name: 1})
 
 
 def test_tensors_lie_aligned_in_order_and_zeros_between() -> None:
     """Each starts at the next multiple of 64, the body ends with the last, every byte is set."""
     sizes = [1, 63, 64, 0, 65, 0, 7]
-    plan = layout({f"x{i}": np.full(size, 255, np.uint8) for i, size in enumerate(sizes)})
+    plan = Layout({f"x{i}": np.full(size, 255, np.uint8) for i, size in enumerate(sizes)})
     bodies = [np.full(plan.nbytes, fill, np.uint8) for fill in (0x00, 0xFF)]
 
-    crcs = {plan.write(body) for body in bodies}
+    crcs = {write_body(plan, body) for body in bodies}
 
-    header = feed_pb2.BatchHeader.FromString(plan.header(b"", 0, 0, crcs.pop(), {}, []))
+    header = feed_pb2.BatchHeader.FromString(write_header(plan, b"", 0, 0, crcs.pop(), {}, []))
     starts = [named.value.tensor.start for named in header.values]
     assert starts == [0, 64, 128, 192, 192, 320, 320]
     assert all(start % ALIGNMENT == 0 for start in starts)
@@ -407,25 +409,25 @@ def test_tensors_lie_aligned_in_order_and_zeros_between() -> None:
 
 def test_a_batch_without_tensors_has_no_body() -> None:
     """Values that live in the header take no byte of the body."""
-    plan = layout({"a": 1, "b": [None, "x"]})
+    plan = Layout({"a": 1, "b": [None, "x"]})
 
     assert plan.nbytes == 0
-    assert plan.write(memoryview(bytearray())) == 0
+    assert write_body(plan, memoryview(bytearray())) == 0
 
 
 @pytest.mark.parametrize("length", [0, 127, 129])
 def test_a_body_is_written_into_exactly_its_place(length: int) -> None:
     """A buffer of another length than the body is refused."""
-    plan = layout({"x": np.zeros(128, np.uint8)})
+    plan = Layout({"x": np.zeros(128, np.uint8)})
 
     with pytest.raises(ValueError, match=f"128 bytes, the buffer {length}"):
-        plan.write(memoryview(bytearray(length)))
+        write_body(plan, memoryview(bytearray(length)))
 
 
 def test_objects_are_canonical() -> None:
     """The order in which a dict was filled does not reach the wire."""
     headers = {
-        layout({"x": value}).header(b"", 0, 0, 0, {}, [])
+        write_header(Layout({"x": value}), b"", 0, 0, 0, {}, [])
         for value in ({"a": 1, "b": {"d": 2, "c": 3}}, {"b": {"c": 3, "d": 2}, "a": 1})
     }
 
@@ -448,7 +450,9 @@ def test_decoded_tensors_are_views_of_the_body() -> None:
 
 def test_places_are_announced() -> None:
     """Names given as `host` are marked so, all others belong on the device."""
-    header = layout({"a": np.zeros(1), "b": np.zeros(1)}, host={"b"}).header(b"", 0, 0, 0, {}, [])
+    header = write_header(
+        Layout({"a": np.zeros(1), "b": np.zeros(1)}, host={"b"}), b"", 0, 0, 0, {}, []
+    )
 
     places = [named.place for named in feed_pb2.BatchHeader.FromString(header).values]
 

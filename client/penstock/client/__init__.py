@@ -17,13 +17,24 @@ The README has a whole script. Models of transformers need `use_cache=False`, or
 see each other.
 
 The package is light: grpcio, protobuf, numpy. torch is imported when the first batch is made, where
-it is installed. The path of a batch: `feed` (the stream, in a background thread) ->
-`penstock.wire.frame` -> `values` -> `loader` -> `steps`.
+it is installed. The path of a batch: `route` (in a background thread), `stream` (with
+`penstock.wire.frame`), `slots`, `values`, `reader`, `passes`. `loader` is what users call.
 """
 
 from penstock.client import errors
 from penstock.client.loader import Loader
+from penstock.client.options import Limits
+from penstock.client.run.ranks import Ranks
 from penstock.client.steps import Batch, BatchInfo, Step
 from penstock.wire.malloc import keep_memory
 
-__all__ = ["Batch", "BatchInfo", "Loader", "Step", "errors", "keep_memory"]
+__all__ = [
+    "Batch",
+    "BatchInfo",
+    "Limits",
+    "Loader",
+    "Ranks",
+    "Step",
+    "errors",
+    "keep_memory",
+]

@@ -1,74 +1,161 @@
-"""The arguments of a Loader: refused early, with the value and the remedy."""
+"""The arguments of a Loader as one value: refused early, with the value and the remedy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from numbers import Real
 from operator import index
 from typing import Any, NoReturn
 
+from penstock.client.run.ranks import Ranks
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.order import MAX_POSITION
+from penstock.wire.transport import Transport
+
+MAX_BODY_BYTES = 4 << 30
+
+PREFETCH_BYTES = 512 << 20
+"""Four batches of 128 MB; who asks for thousands of small ones gets them up to here."""
 
 
-def check_arguments(given: Mapping[str, Any]) -> None:
-    """Refuse arguments that cannot be, or do not go together.
+def _check_count(name: str, value: Any) -> None:
+    """Refuse what is not a whole number from 1 to `MAX_POSITION`; one of NumPy is, or 64.0."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or value != value // 1 or value < 1:
+        _refuse(f"{name}={value!r}: use an integer of at least 1")
+    if value > MAX_POSITION:
+        _refuse(f"{name}={value!r}: use an integer of at most {MAX_POSITION}")
+
+
+def _refuse(sentence: str) -> NoReturn:
+    raise InvalidRequest(sentence)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much memory a Loader may take for batches.
 
     Args:
-        given: The Loader's arguments by name.
+        prefetch_bytes: How many bytes the batches that are ready beyond the one in use may have.
+            The next one comes whatever its size, so the most that lies ready is this and one batch.
+            A larger value costs that much memory of the trainer's host, and lets a run with large
+            batches fetch more of them ahead. Leave it alone unless the training loop waits for data
+            while there is memory to spare.
+        max_body_bytes: A batch that announces more bytes is refused before memory is taken for it.
+            It guards against a node that is not the one that you meant; raise it for larger
+            batches.
 
     Raises:
-        InvalidRequest: Names the argument, its value and what to pass instead.
+        InvalidRequest: A value is not a whole number of at least 1.
     """
 
-    def refuse(sentence: str) -> NoReturn:
-        raise InvalidRequest(sentence)
+    prefetch_bytes: int = PREFETCH_BYTES
+    max_body_bytes: int = MAX_BODY_BYTES
 
-    for name, choices in (("mode", ("stream", "eval")), ("tail", ("pad", "drop"))):
-        if given[name] not in choices:
-            refuse(f"{name}={given[name]!r}: use {' or '.join(map(repr, choices))}")
-    start = given["start"]
-    if start not in ("cursor", "state") and (
-        isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= MAX_POSITION
-    ):
-        refuse(f'start={start!r}: use "cursor", "state" or a step from 0 to {MAX_POSITION}')
-    for name in ("batches_per_step", "prefetch", "prefetch_bytes", "max_steps", "max_body_bytes"):
-        value = given[name]
-        if value is not None and (not _is_whole(value) or value < 1):
-            refuse(f"{name}={value!r}: use an integer of at least 1")
-        if value is not None and value > MAX_POSITION:
-            refuse(f"{name}={value!r}: use an integer of at most {MAX_POSITION}")
-    for name in ("rank", "world_size"):
-        if given[name] is not None and not hasattr(given[name], "__index__"):
-            refuse(f"{name}={given[name]!r}: use an integer")
-    deadline_s = given["deadline_s"]
-    if (
-        isinstance(deadline_s, bool)
-        or not isinstance(deadline_s, Real)
-        or not float(deadline_s) > 0
-    ):
-        refuse(f"deadline_s={deadline_s!r}: use seconds above 0")
-    if not given["job"] or not isinstance(given["job"], str):
-        refuse(f"job={given['job']!r}: pass the name of a job of the server")
-    for name, otherwise in (("group", "None for an ephemeral reader"), ("attempt", "leave it out")):
-        value = given[name]
+    def __post_init__(self) -> None:
+        for name in ("prefetch_bytes", "max_body_bytes"):
+            _check_count(name, getattr(self, name))
+
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a Loader was given; see there for what each means.
+
+    Raises:
+        InvalidRequest: Names the argument that cannot be, or the two that do not go together, and
+            what to pass instead.
+    """
+
+    target: str | Sequence[str] | Transport
+    job: str
+    group: str | None
+    batches_per_step: int | None
+    ranks: Ranks
+    start: str | int
+    mode: str
+    device: Any
+    attempt: str | None
+    prefetch: int
+    limits: Limits
+    deadline_s: float
+    tail: str
+    meta: bool
+    max_steps: int | None
+    as_numpy: bool | None
+
+    def __post_init__(self) -> None:
+        for name, choices in (("mode", ("stream", "eval")), ("tail", ("pad", "drop"))):
+            if getattr(self, name) not in choices:
+                _refuse(f"{name}={getattr(self, name)!r}: use {' or '.join(map(repr, choices))}")
+        self._check_start()
+        for name in ("batches_per_step", "prefetch", "max_steps"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name))
+        for name, cls in (("ranks", Ranks), ("limits", Limits)):
+            if not isinstance(getattr(self, name), cls):
+                _refuse(f"{name}={getattr(self, name)!r}: pass {cls.__name__}(...)")
+        seconds = self.deadline_s
+        if isinstance(seconds, bool) or not isinstance(seconds, Real) or not float(seconds) > 0:
+            _refuse(f"deadline_s={seconds!r}: use seconds above 0")
+        if not self.job or not isinstance(self.job, str):
+            _refuse(f"job={self.job!r}: pass the name of a job of the server")
+        self._check_name("group", "None for an ephemeral reader")
+        self._check_name("attempt", "leave it out")
+        self._check_eval()
+
+    @property
+    def tail_pad(self) -> bool:
+        """Whether the last step of a finite job is filled."""
+        return self.tail == "pad"
+
+    @property
+    def is_eval(self) -> bool:
+        """Whether every iter() is one whole pass."""
+        return self.mode == "eval"
+
+    def _check_start(self) -> None:
+        start = self.start
+        if start not in ("cursor", "state") and (
+            isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= MAX_POSITION
+        ):
+            _refuse(f'start={start!r}: use "cursor", "state" or a step from 0 to {MAX_POSITION}')
+
+    def _check_name(self, name: str, otherwise: str) -> None:
+        value = getattr(self, name)
         # What cannot be printed cannot be typed again, and half a surrogate pair cannot be sent.
         if value is not None and not (isinstance(value, str) and value and value.isprintable()):
-            refuse(f"{name}={value!r}: pass a name of printable characters, or {otherwise}")
-    if given["mode"] == "eval":
-        if given["group"] is not None:
-            refuse(f'group={given["group"]!r}: mode="eval" is ephemeral; leave group out')
-        if start not in ("cursor", 0):
-            refuse(f'start={start!r}: with mode="eval" every pass starts at step 0; leave it out')
-    elif given["max_steps"] is not None:
-        refuse(f'max_steps={given["max_steps"]}: it cuts passes of mode="eval"; leave it out')
+            _refuse(f"{name}={value!r}: pass a name of printable characters, or {otherwise}")
+
+    def _check_eval(self) -> None:
+        if self.is_eval:
+            if self.group is not None:
+                _refuse(f'group={self.group!r}: mode="eval" is ephemeral; leave group out')
+            if self.start not in ("cursor", 0):
+                _refuse(
+                    f'start={self.start!r}: with mode="eval" every pass starts at step 0; '
+                    "leave it out"
+                )
+        elif self.max_steps is not None:
+            _refuse(f'max_steps={self.max_steps}: it cuts passes of mode="eval"; leave it out')
 
 
-def _is_whole(value: Any) -> bool:
-    """Tell whether a value is a whole number, also one of NumPy or 64.0."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return False
-    return value == value // 1
+def one_rank(rank: int | None, world_size: int | None, mesh: Any, ranks: Ranks | None) -> Ranks:
+    """Return what was said of the rank, by three arguments or by one.
+
+    Raises:
+        InvalidRequest: By both.
+    """
+    given = {"rank": rank, "world_size": world_size, "mesh": mesh}
+    if ranks is None:
+        return Ranks(**given)
+    twice = [f"{name}=" for name, value in given.items() if value is not None]
+    if twice:
+        _refuse(f"{', '.join(twice)} beside ranks=: say it in Ranks(...) alone")
+    return ranks
 
 
 def check_step(call: str, step: int) -> int:
@@ -84,12 +171,16 @@ def check_step(call: str, step: int) -> int:
     try:
         number = index(step)
     except TypeError:
-        raise InvalidRequest(f"{call}({step!r}): pass an integer", step=repr(step)) from None
+        raise InvalidRequest(
+            f"{call}({step!r}): pass an integer", field="step", value=repr(step)
+        ) from None
     if not 0 <= number <= MAX_POSITION:
         raise InvalidRequest(
-            f"{call}({number}): steps and positions go from 0 to {MAX_POSITION}", step=number
+            f"{call}({number}): steps and positions go from 0 to {MAX_POSITION}",
+            field="step",
+            value=number,
         )
     return number
 
 
-__all__ = ["check_arguments", "check_step"]
+__all__ = ["LIMITS", "Limits", "Options", "check_step", "one_rank"]

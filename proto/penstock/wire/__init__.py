@@ -4,9 +4,10 @@ Both halves import this package; it imports neither, and it never imports grpc, 
 processes can use it.
 
 * `penstock.wire.v1`: the `.proto` files and the code generated from them.
-* `penstock.wire.frame`: the only file that knows how a batch lies in bytes.
+* `penstock.wire.frame`: the only room that knows how a batch lies in bytes.
 * `penstock.wire.values`: what a batch may hold; `penstock.wire.digest`: one hash of all of it.
 * `penstock.wire.order`: lane, offset, position, step: the arithmetic that both halves must share.
+* `penstock.wire.parse`: bytes of the other side as a message.
 * `penstock.wire.errors`: every error, its stable code and its gRPC status.
 * `penstock.wire.attempts`: what an attempt is called after a seek.
 * `penstock.wire.transport`: what a Loader talks to.
@@ -34,6 +35,10 @@ few hundred bytes, and small enough that a flood of them does not fill its memor
 ALIGNMENT = 64
 """Every tensor starts at a multiple of this many bytes: vector loads and DMA stay clean."""
 
+LENT_BYTES = 64 << 10
+"""A body at least this long has pages for itself in its worker's memory, and can be lent to a
+process on the same host. For less, a loan costs more than a copy."""
+
 MAX_NAME = 200
 """Characters of the name of a group or a checkpoint, and of an owner; all of them printable."""
 
@@ -46,6 +51,7 @@ MAX_WORLD_SIZE = 1 << 16
 __all__ = [
     "ALIGNMENT",
     "CHUNK_BYTES",
+    "LENT_BYTES",
     "MAX_MESSAGE_BYTES",
     "MAX_NAME",
     "MAX_REQUEST_BYTES",

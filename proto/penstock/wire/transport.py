@@ -1,32 +1,39 @@
 """What a Loader talks to: a server over gRPC, or a job in its own process, by the same messages.
 
 `local:` and `spawn:` are found through the entry point group `penstock.transports`, so that the
-halves never import each other: the entry point is a function `open(rest) -> Transport | Address`,
+halves never import each other: the entry point is a function `open(rest) -> Transport | Endpoint`,
 where `rest` is what follows the colon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from penstock.wire.frame import Reply
 
 
 class ReadCall(Protocol):
-    """One open `Feed.Read`: an iterator of serialized `ReadReply` messages.
+    """One open `Feed.Read`: an iterator of what came in one message each.
 
-    One thread iterates, and goes on until the iteration ends, also behind a `cancel`: only then is
-    everything let go of.
+    One thread iterates, and goes on until the iteration ends, also after a `cancel`: only then is
+    everything released.
     """
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[Sequence[Reply]]:
         """Return itself."""
         ...
 
-    def __next__(self) -> bytes:
-        """Return the next message.
+    def __next__(self) -> Sequence[Reply]:
+        """Return the next message's replies: one, or all of a bundle.
+
+        The data of a chunk may be a view of the message, or of memory that was mapped: whoever
+        keeps it keeps that alive.
 
         Raises:
+            BadFrame, ChecksumMismatch: What came is not a message of the feed.
             PenstockError: What the server says is wrong; `Unreachable` where the connection broke.
             StopIteration: The server has closed the stream.
         """
@@ -50,7 +57,14 @@ class ReadCall(Protocol):
 
 
 class Transport(Protocol):
-    """A way to one loader node. Thread-safe."""
+    """A way to one loader node. Thread-safe.
+
+    Attributes:
+        memory: Where the node's memory socket lies (`penstock.wire.memory`), if it is on this host
+            and has one; None = bodies are sent.
+    """
+
+    memory: str | None
 
     def unary(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Call `Feed/Describe`, `Cursors/Begin`, ... with serialized messages.
@@ -70,7 +84,7 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True)
-class Address:
+class Endpoint:
     """Where a node listens that was started for this process.
 
     Attributes:
@@ -82,4 +96,4 @@ class Address:
     close: Callable[[], None]
 
 
-__all__ = ["Address", "ReadCall", "Transport"]
+__all__ = ["Endpoint", "ReadCall", "Transport"]

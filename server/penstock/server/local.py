@@ -29,15 +29,17 @@ import time
 import weakref
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from penstock.server.core.refs import Verdict
+from penstock.server.core.verdict import Verdict
 from penstock.server.environment import worker_environment
 from penstock.server.jobs.target import absolute_target
 from penstock.server.node.made import MadeOffsets
-from penstock.server.pipeline.items import Items, Progress, VerdictBook
+from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Computed, Line, compute, nearest_line, replay_cost
+from penstock.server.pipeline.retry import Progress
+from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.store.base import Seen
 from penstock.server.store.recorded import Recorded
 from penstock.wire.errors import (
@@ -50,11 +52,12 @@ from penstock.wire.errors import (
     Unreachable,
     WorkerCrashed,
 )
+from penstock.wire.frame import Reply, parse_replies
 
 if TYPE_CHECKING:
     from penstock.server.job import Job
     from penstock.server.node.page import Note
-    from penstock.server.rpc.opening import Opening
+    from penstock.server.rpc.opening import OpenedRead
 
 logger = logging.getLogger("penstock")
 
@@ -128,7 +131,7 @@ class LocalLoader:
         self._lines: dict[int, Line] = {}
         self._marks = marks or Marks()
 
-    def batch(self, position: int, opening: Opening | None = None) -> Computed:
+    def batch(self, position: int, opening: OpenedRead | None = None) -> Computed:
         """Return the batch at a position; going upwards is cheap, going back starts a lane again.
 
         Raises:
@@ -334,6 +337,8 @@ class LocalTransport:
         target: A job file, or `jobs.py:name`.
     """
 
+    memory = None
+
     def __init__(self, target: str) -> None:
         self.target = target
         self._children = _Children()
@@ -357,9 +362,9 @@ class LocalTransport:
         finally:
             call.release()
 
-    def read(self, opening: bytes) -> LocalCall:
+    def read(self, opening: bytes) -> LocalRead:
         """Open `Feed/Read`; batches are computed one at a time, never beyond the horizon."""
-        return self._call(READ, opening)
+        return LocalRead(self._call(READ, opening))
 
     def close(self) -> None:
         """End the child; idempotent."""
@@ -434,7 +439,7 @@ class LocalTransport:
 
 
 class LocalCall:
-    """One call to the child: an iterator of serialized messages; see `wire.transport.ReadCall`."""
+    """One call to the child: an iterator of serialized messages."""
 
     def __init__(self, transport: LocalTransport, child: Child, sock: socket.socket) -> None:
         self._transport, self._child, self._sock = transport, child, sock
@@ -501,9 +506,23 @@ class LocalCall:
             return None
 
 
+class LocalRead:
+    """One open `Feed/Read`; see `wire.transport.ReadCall`."""
+
+    def __init__(self, call: LocalCall) -> None:
+        self._call = call
+        self.send, self.cancel = call.send, call.cancel
+
+    def __iter__(self) -> Iterator[Sequence[Reply]]:
+        return self
+
+    def __next__(self) -> Sequence[Reply]:
+        return parse_replies(next(self._call))
+
+
 def _error(data: bytes) -> PenstockError:
     told = json.loads(data)
-    return ERRORS.get(told["code"], PenstockError)(told["message"], **told["fields"])
+    return ERRORS.get(told["code"], PenstockError).with_fields(told["message"], told["fields"])
 
 
 def _signal_name(number: int) -> str:

@@ -424,6 +424,11 @@ class _StatusCollector(Collector):
             "Worker processes that are ready.",
             value=sum(worker["ready"] for worker in status["workers"]),
         )
+        yield GaugeMetricFamily(
+            "penstock_lent_bytes",
+            "Bytes of batches that processes on this host read in the node's memory.",
+            value=status["lent_bytes"],
+        )
         job = [JOB]
         ready = GaugeMetricFamily(
             "penstock_ready_batches",

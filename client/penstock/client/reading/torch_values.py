@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.client.reading.feed import Delivery
+from penstock.client.reading.slots import Delivery
 from penstock.client.reading.values import host_starts, unsupported_dtype, widen_labels
 from penstock.wire import frame
 from penstock.wire.errors import InvalidRequest

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import grpc
 
 from penstock.client.reading.conversation import Conversation
-from penstock.wire import MAX_MESSAGE_BYTES
+from penstock.wire import MAX_MESSAGE_BYTES, frame
 from penstock.wire.errors import (
     ERROR_METADATA_KEY,
     Internal,
@@ -26,7 +26,8 @@ from penstock.wire.errors import (
     Unreachable,
     decode_error,
 )
-from penstock.wire.transport import Address, ReadCall, Transport
+from penstock.wire.memory import memory_path
+from penstock.wire.transport import Endpoint, ReadCall, Transport
 
 ENTRY_POINTS = "penstock.transports"
 """The entry point group in which other packages offer targets: `name:rest`."""
@@ -69,7 +70,7 @@ class GrpcTransport:
     """
 
     def __init__(self, target: str, on_close: Callable[[], None] | None = None) -> None:
-        self.target = target
+        self.target, self.memory = target, memory_path(target)
         self._on_close = on_close
         self._channel = grpc.insecure_channel(target, options=list(CHANNEL_OPTIONS))
 
@@ -98,19 +99,20 @@ class GrpcTransport:
 
 
 class GrpcReadCall:
-    """One open stream; its errors are PenstockErrors."""
+    """One open stream, parsed; its errors are PenstockErrors."""
 
     def __init__(self, call: Conversation, target: str) -> None:
         self._call, self._target = call, target
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[Sequence[frame.Reply]]:
         return self
 
-    def __next__(self) -> bytes:
+    def __next__(self) -> Sequence[frame.Reply]:
         try:
-            return next(self._call)
+            message = next(self._call)
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._target) from None
+        return frame.parse_replies(message)
 
     def send(self, request: bytes) -> None:
         """Send a `ReadRequest`; see `ReadCall.send`."""
@@ -207,7 +209,7 @@ def _open_address(target: str) -> Transport:
         return GrpcTransport(target)
     if colon and (opener := _find_opener(scheme)) is not None:
         opened = opener(rest)
-        if isinstance(opened, Address):
+        if isinstance(opened, Endpoint):
             return GrpcTransport(opened.target, on_close=opened.close)
         return opened  # type: ignore[no-any-return]
     if scheme in ("local", "spawn"):
@@ -222,7 +224,8 @@ def _no_address(what: str, target: object) -> InvalidRequest:
     return InvalidRequest(
         f"{what}: write host:port (for example 127.0.0.1:50051), dns:///name:port, unix:/path, "
         "local:FILE or spawn:FILE",
-        target=str(target),
+        field="target",
+        value=str(target),
     )
 
 
@@ -248,7 +251,8 @@ def _missing_server(target: str, reason: str) -> MissingExtra:
 def _several(target: str) -> InvalidRequest:
     return InvalidRequest(
         f"target {target!r} names several nodes, and this version reads from one: pass one address",
-        target=target,
+        field="target",
+        value=target,
     )
 
 

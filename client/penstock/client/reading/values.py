@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.client.reading.feed import Delivery
+from penstock.client.reading.slots import Delivery
 from penstock.wire import frame
 from penstock.wire.errors import InvalidRequest, MissingExtra, UnsupportedValue
 from penstock.wire.v1 import feed_pb2

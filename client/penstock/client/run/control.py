@@ -9,7 +9,7 @@ import socket
 import time
 from typing import Any, TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from penstock.client.aside import Patience, aside, tell
 from penstock.client.backoff import Backoff
@@ -22,6 +22,7 @@ from penstock.wire.errors import (
     StoreUnavailable,
     Unreachable,
 )
+from penstock.wire.parse import parse
 from penstock.wire.transport import Transport
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 
@@ -237,18 +238,14 @@ class Control:
             left = self._deadline_s - (time.monotonic() - began)
             try:
                 answer = self._transport.unary(method, payload, max(0.1, min(CALL_S, left)))
-                return reply.FromString(answer)
+                return parse(reply, answer, f"{self._target} answers {method}")
             except (StoreUnavailable, Counting) as error:
                 away: PenstockError = error
                 answered = error
             except Unreachable as error:
                 # The node did answer: it waits for its store as before, longer than is left here.
-                timed_out = bool(error.fields.get("timed_out"))
+                timed_out = bool(error.timed_out)
                 away = answered if answered is not None and timed_out else error
-            except DecodeError as error:
-                raise BadFrame(
-                    f"{self._target} answered {method} with what is not a {reply.__name__}: {error}"
-                ) from error
             wait = backoff.next_s()
             waited = time.monotonic() - began
             if waited + wait >= self._deadline_s:

@@ -23,7 +23,7 @@ _LAUNCHERS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
 
 
 @dataclass(frozen=True)
-class Place:
+class WorldRank:
     """A data-parallel rank.
 
     Attributes:
@@ -46,49 +46,87 @@ class Place:
             )
 
 
-def discover(
-    rank: int | None = None,
-    world_size: int | None = None,
-    *,
-    mesh: Any = None,
-    dp: str | Sequence[str] | None = None,
-    peers: Mapping[str, str | Sequence[str] | None] | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> Place:
-    """Return this process's place: from arguments, mesh, torch.distributed, variables, or alone.
+@dataclass(frozen=True)
+class Ranks:
+    """Which data-parallel rank a Loader reads as, where that takes more than `rank=` or `mesh=`.
+
+    What is left out is looked for: in the mesh, torch.distributed, RANK, SLURM_PROCID, in this
+    order.
 
     Args:
         rank: The data-parallel rank; only together with `world_size`.
-        world_size: The number of data-parallel ranks.
-        mesh: A torch DeviceMesh.
-        dp: The names of its data-parallel dimensions; default: those whose name contains "dp".
-        peers: Names of the other dimensions by what they are (`cp`, `tp`, `pp`): only checked.
+        world_size: How many data-parallel ranks.
+        mesh: A torch DeviceMesh; ranks that differ only in other dimensions than the data-parallel
+            ones read the same batches.
+        dp: The names of its data-parallel dimensions; default: those that contain "dp".
+        cp: The names of its context-parallel dimensions, checked against the mesh.
+        tp: The names of its tensor-parallel dimensions, checked against the mesh.
+        pp: The names of its pipeline-parallel dimensions, checked against the mesh.
+
+    Raises:
+        InvalidRequest: Half of a pair is given, a number is not an integer, or dimensions are named
+            without a mesh.
+    """
+
+    rank: int | None = None
+    world_size: int | None = None
+    mesh: Any = None
+    dp: str | Sequence[str] | None = None
+    cp: str | Sequence[str] | None = None
+    tp: str | Sequence[str] | None = None
+    pp: str | Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "world_size"):
+            value = getattr(self, name)
+            if value is not None and not hasattr(value, "__index__"):
+                raise InvalidRequest(f"{name}={value!r}: use an integer")
+        if (self.rank is None) != (self.world_size is None):
+            given, missing = ("rank", "world_size")
+            if self.rank is None:
+                given, missing = missing, given
+            raise InvalidRequest(f"{given}= is given without {missing}=: pass both, or neither")
+        named = [name for name in ("dp", *OTHER_DIMENSIONS) if getattr(self, name) is not None]
+        if named and self.rank is None and self.mesh is None:
+            names = ", ".join(f"{name}=" for name in named)
+            raise InvalidRequest(f"{names} stands for dimensions of a mesh: pass mesh= too")
+
+    @property
+    def is_given(self) -> bool:
+        """Whether anything was said."""
+        return self.rank is not None or self.mesh is not None
+
+    @property
+    def others(self) -> dict[str, str | Sequence[str]]:
+        """The names of the mesh's other dimensions, by what they are."""
+        found = {kind: getattr(self, kind) for kind in OTHER_DIMENSIONS}
+        return {kind: names for kind, names in found.items() if names is not None}
+
+
+OTHER_DIMENSIONS = ("cp", "tp", "pp")
+
+
+def discover(ranks: Ranks, environ: Mapping[str, str] | None = None) -> WorldRank:
+    """Return this process's place: from arguments, mesh, torch.distributed, variables, or alone.
+
+    Args:
+        ranks: What the caller said of it.
         environ: The environment; default: the process's.
 
     Raises:
-        InvalidRequest: Half of a pair is given, a variable is not a number, the mesh has no such
-            dimension, or dimensions are named without a mesh.
+        InvalidRequest: A variable is not a number, or the mesh has no such dimension.
         RankOutOfRange: The rank is not below the world size.
     """
-    others: dict[str, str | Sequence[str]] = {
-        kind: names for kind, names in (peers or {}).items() if names is not None
-    }
-    if (rank is None) != (world_size is None):
-        given, missing = ("rank", "world_size") if world_size is None else ("world_size", "rank")
-        raise InvalidRequest(f"{given}= is given without {missing}=: pass both, or neither")
-    if rank is not None and world_size is not None:
-        return Place(rank, world_size, "arguments")
-    if mesh is not None:
-        return _from_mesh(mesh, dp, others)
-    if dp is not None or others:
-        named = ", ".join(f"{name}=" for name in (*(["dp"] if dp else []), *others))
-        raise InvalidRequest(f"{named} stands for dimensions of a mesh: pass mesh= too")
-    return (_from_torch() or _from_launcher(os.environ if environ is None else environ)) or Place(
-        0, 1, "single process"
-    )
+    if ranks.rank is not None and ranks.world_size is not None:
+        return WorldRank(ranks.rank, ranks.world_size, "arguments")
+    if ranks.mesh is not None:
+        return _from_mesh(ranks)
+    return (
+        _from_torch() or _from_launcher(os.environ if environ is None else environ)
+    ) or WorldRank(0, 1, "single process")
 
 
-def log_place(place: Place, job: str) -> None:
+def log_place(place: WorldRank, job: str) -> None:
     """Say once which rank was chosen and why."""
     hint = ""
     if place.source == "torch.distributed" and place.world_size > 1:
@@ -120,7 +158,9 @@ def mesh_dimensions(mesh: Any, dp: str | Sequence[str] | None) -> list[str]:
     wanted = [name for name in names if "dp" in name] if dp is None else _names(dp)
     if missing := [name for name in wanted if name not in names]:
         raise InvalidRequest(
-            f"mesh= has no dimension {missing[0]!r}: it has {', '.join(names)}", dp=wanted
+            f"mesh= has no dimension {missing[0]!r}: it has {', '.join(names)}",
+            field="dp",
+            value=wanted,
         )
     if not wanted:
         raise InvalidRequest(
@@ -130,12 +170,11 @@ def mesh_dimensions(mesh: Any, dp: str | Sequence[str] | None) -> list[str]:
     return [name for name in names if name in wanted]
 
 
-def _from_mesh(
-    mesh: Any, dp: str | Sequence[str] | None, peers: Mapping[str, str | Sequence[str]]
-) -> Place:
-    dimensions = mesh_dimensions(mesh, dp)
+def _from_mesh(ranks: Ranks) -> WorldRank:
+    mesh = ranks.mesh
+    dimensions = mesh_dimensions(mesh, ranks.dp)
     names = list(mesh.mesh_dim_names)
-    for kind, given in peers.items():
+    for kind, given in ranks.others.items():
         for name in _names(given):
             if name not in names:
                 raise InvalidRequest(
@@ -155,17 +194,19 @@ def _from_mesh(
         size = int(mesh.size(axis))
         rank = rank * size + int(coordinate[axis])
         world_size *= size
-    return Place(rank, world_size, f"mesh dimensions {', '.join(dimensions)}")
+    return WorldRank(rank, world_size, f"mesh dimensions {', '.join(dimensions)}")
 
 
 def _names(given: str | Sequence[str]) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
 
 
-def _from_torch() -> Place | None:
+def _from_torch() -> WorldRank | None:
     dist = torch_distributed()
     return (
-        None if dist is None else Place(dist.get_rank(), dist.get_world_size(), "torch.distributed")
+        None
+        if dist is None
+        else WorldRank(dist.get_rank(), dist.get_world_size(), "torch.distributed")
     )
 
 
@@ -178,7 +219,7 @@ def torch_distributed() -> Any:
     return dist if is_initialized is not None and is_initialized() else None
 
 
-def _from_launcher(environ: Mapping[str, str]) -> Place | None:
+def _from_launcher(environ: Mapping[str, str]) -> WorldRank | None:
     for rank_name, size_name in _LAUNCHERS:
         if rank_name not in environ:
             # Slurm sets its size for whoever holds an allocation, also where no task was started.
@@ -194,7 +235,7 @@ def _from_launcher(environ: Mapping[str, str]) -> Place | None:
                 "or pass rank= and world_size="
             )
         rank, size = (_number(environ, name) for name in (rank_name, size_name))
-        return Place(rank, size, f"{rank_name}/{size_name}")
+        return WorldRank(rank, size, f"{rank_name}/{size_name}")
     return None
 
 
@@ -205,8 +246,9 @@ def _number(environ: Mapping[str, str], name: str) -> int:
         raise InvalidRequest(
             f"the environment variable {name} is {environ[name]!r}, which is not a number: correct "
             "it, or pass rank= and world_size=",
-            variable=name,
+            field="variable",
+            value=name,
         ) from None
 
 
-__all__ = ["Place", "discover", "log_place", "mesh_dimensions", "torch_distributed"]
+__all__ = ["Ranks", "WorldRank", "discover", "log_place", "mesh_dimensions", "torch_distributed"]

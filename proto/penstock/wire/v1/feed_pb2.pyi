@@ -30,7 +30,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("protocol", "server_version", "node", "store", "job", "log_id", "lanes", "batches_per_step", "batches", "keys", "max_body_bytes", "jobs")
+    __slots__ = ("protocol", "server_version", "node", "store", "job", "log_id", "lanes", "batches_per_step", "batches", "keys", "max_body_bytes", "jobs", "node_id", "finite", "layout", "labels_shifted", "ignore_index")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,11 @@ class DescribeReply(_message.Message):
     KEYS_FIELD_NUMBER: _ClassVar[int]
     MAX_BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    FINITE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    LABELS_SHIFTED_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_INDEX_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     server_version: str
     node: str
@@ -55,23 +60,32 @@ class DescribeReply(_message.Message):
     keys: _containers.RepeatedCompositeFieldContainer[KeySpec]
     max_body_bytes: int
     jobs: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol: _Optional[int] = ..., server_version: _Optional[str] = ..., node: _Optional[str] = ..., store: _Optional[str] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., lanes: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., batches: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[KeySpec, _Mapping]]] = ..., max_body_bytes: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ...) -> None: ...
+    node_id: str
+    finite: bool
+    layout: str
+    labels_shifted: bool
+    ignore_index: int
+    def __init__(self, protocol: _Optional[int] = ..., server_version: _Optional[str] = ..., node: _Optional[str] = ..., store: _Optional[str] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., lanes: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., batches: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[KeySpec, _Mapping]]] = ..., max_body_bytes: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., node_id: _Optional[str] = ..., finite: bool = ..., layout: _Optional[str] = ..., labels_shifted: bool = ..., ignore_index: _Optional[int] = ...) -> None: ...
 
 class KeySpec(_message.Message):
-    __slots__ = ("name", "kind", "dtype", "shape", "optional", "place")
+    __slots__ = ("name", "kind", "dtype", "shape", "optional", "place", "min", "max")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     OPTIONAL_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
+    MIN_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: str
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     optional: bool
     place: Place
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., optional: bool = ..., place: _Optional[_Union[Place, str]] = ...) -> None: ...
+    min: int
+    max: int
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., optional: bool = ..., place: _Optional[_Union[Place, str]] = ..., min: _Optional[int] = ..., max: _Optional[int] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
     __slots__ = ("open", "horizon")
@@ -82,7 +96,7 @@ class ReadRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., horizon: _Optional[_Union[Horizon, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("protocol", "job", "log_id", "group", "token", "generation", "rank", "world_size", "batches_per_step", "start", "lanes", "tail", "horizon", "bundles", "given_from", "next", "bytes_limit")
+    __slots__ = ("protocol", "job", "log_id", "group", "token", "generation", "rank", "world_size", "batches_per_step", "start", "lanes", "tail", "horizon", "bundles", "given_from", "next", "bytes_limit", "borrower")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +114,7 @@ class Open(_message.Message):
     GIVEN_FROM_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     BYTES_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    BORROWER_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job: str
     log_id: bytes
@@ -117,7 +132,8 @@ class Open(_message.Message):
     given_from: int
     next: int
     bytes_limit: int
-    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., group: _Optional[str] = ..., token: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start: _Optional[int] = ..., lanes: _Optional[_Iterable[int]] = ..., tail: _Optional[_Union[Tail, str]] = ..., horizon: _Optional[int] = ..., bundles: bool = ..., given_from: _Optional[int] = ..., next: _Optional[int] = ..., bytes_limit: _Optional[int] = ...) -> None: ...
+    borrower: bytes
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., group: _Optional[str] = ..., token: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start: _Optional[int] = ..., lanes: _Optional[_Iterable[int]] = ..., tail: _Optional[_Union[Tail, str]] = ..., horizon: _Optional[int] = ..., bundles: bool = ..., given_from: _Optional[int] = ..., next: _Optional[int] = ..., bytes_limit: _Optional[int] = ..., borrower: _Optional[bytes] = ...) -> None: ...
 
 class Horizon(_message.Message):
     __slots__ = ("horizon", "finished_step", "next", "bytes_limit")
@@ -132,7 +148,7 @@ class Horizon(_message.Message):
     def __init__(self, horizon: _Optional[int] = ..., finished_step: _Optional[int] = ..., next: _Optional[int] = ..., bytes_limit: _Optional[int] = ...) -> None: ...
 
 class ReadReply(_message.Message):
-    __slots__ = ("opened", "header", "waiting", "draining", "end", "chunk", "more")
+    __slots__ = ("opened", "header", "waiting", "draining", "end", "chunk", "more", "lent")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +156,7 @@ class ReadReply(_message.Message):
     END_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    LENT_FIELD_NUMBER: _ClassVar[int]
     opened: Opened
     header: BatchHeader
     waiting: Waiting
@@ -147,21 +164,38 @@ class ReadReply(_message.Message):
     end: End
     chunk: Chunk
     more: _containers.RepeatedCompositeFieldContainer[ReadReply]
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., header: _Optional[_Union[BatchHeader, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., more: _Optional[_Iterable[_Union[ReadReply, _Mapping]]] = ...) -> None: ...
+    lent: Lent
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., header: _Optional[_Union[BatchHeader, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., more: _Optional[_Iterable[_Union[ReadReply, _Mapping]]] = ..., lent: _Optional[_Union[Lent, _Mapping]] = ...) -> None: ...
+
+class Lent(_message.Message):
+    __slots__ = ("lane", "offset", "loan", "arena", "start")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LOAN_FIELD_NUMBER: _ClassVar[int]
+    ARENA_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    lane: int
+    offset: int
+    loan: int
+    arena: int
+    start: int
+    def __init__(self, lane: _Optional[int] = ..., offset: _Optional[int] = ..., loan: _Optional[int] = ..., arena: _Optional[int] = ..., start: _Optional[int] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("log_id", "lanes", "batches_per_step", "batches", "node")
+    __slots__ = ("log_id", "lanes", "batches_per_step", "batches", "node", "lends")
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     LANES_FIELD_NUMBER: _ClassVar[int]
     BATCHES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
+    LENDS_FIELD_NUMBER: _ClassVar[int]
     log_id: bytes
     lanes: int
     batches_per_step: int
     batches: int
     node: str
-    def __init__(self, log_id: _Optional[bytes] = ..., lanes: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., batches: _Optional[int] = ..., node: _Optional[str] = ...) -> None: ...
+    lends: bool
+    def __init__(self, log_id: _Optional[bytes] = ..., lanes: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., batches: _Optional[int] = ..., node: _Optional[str] = ..., lends: bool = ...) -> None: ...
 
 class BatchHeader(_message.Message):
     __slots__ = ("log_id", "lane", "offset", "body_bytes", "crc32c", "values", "counts", "samples", "padding", "epoch", "position", "header_crc32c")

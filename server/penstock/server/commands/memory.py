@@ -135,7 +135,7 @@ def _blocks_bytes(job: Job, workers: int) -> float:
     # Without groups every worker holds what the lanes draw from.
     part = reading.held * block / (workers if reading.groups else 1)
     each = min(every, max(part, FREE_BYTES))
-    bound = getattr(job.sources[reading.source], "cache_bytes", None)
+    bound = job.sources[reading.source].most_kept_bytes()
     if bound is None and reading.blocks is None:
         bound = CACHE_BYTES
     if bound is not None:
@@ -149,7 +149,7 @@ def _samples_bytes(job: Job, workers: int, sample_bytes: float, batch_bytes: flo
     if job.plans_from_refs:
         return making
     ahead = max(1, min(LOOK_AHEAD, int(AHEAD_BYTES / max(1.0, sample_bytes))))
-    pool = getattr(job.batcher, "pool_size", 0)
+    pool = job.batcher.chooses_from() or 0
     size = getattr(job.batcher, "batch_size", 1)
     # What a lane has left of items processed together, after batches of that size.
     left = ahead - gcd(ahead, size)

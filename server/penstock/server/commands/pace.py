@@ -145,8 +145,8 @@ def pass_start(
     deadline = clock() + MAX_PASSING_S
     filled: bool | None = None
     for line in lines:
-        pool = getattr(line.planner.batcher, "pool_size", None)
-        if not isinstance(pool, int):
+        pool = line.planner.batcher.chooses_from()
+        if pool is None:
             return None
         filled = True
         while line.planner.counters["drawn"] < POOLS_PASSED * pool:

@@ -30,23 +30,12 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.core.seeding import drawn_since, purpose_key, seeded_globals
 from penstock.server.environment import FIXED, THREAD_VARIABLES, worker_environment
 from penstock.server.job import Job
-from penstock.server.pipeline.items import (
-    RETRY_DEADLINE_S,
-    Filtered,
-    Items,
-    Outcome,
-    Quarantined,
-    content_hash,
-)
+from penstock.server.pipeline.items import Filtered, Items, Outcome
 from penstock.server.pipeline.line import Computed, Line
-from penstock.server.roles.base import (
-    BatchCollator,
-    RawItemProcessor,
-    Role,
-    Source,
-    asked,
-)
-from penstock.server.roles.function import FunctionRole
+from penstock.server.pipeline.retry import RETRY_DEADLINE_S
+from penstock.server.pipeline.verdicts import Quarantined, content_hash
+from penstock.server.roles.base import BatchCollator, RawItemProcessor, Source
+from penstock.server.roles.role import Role, asked
 from penstock.wire import frame
 from penstock.wire.errors import (
     BadSnapshot,
@@ -58,7 +47,6 @@ from penstock.wire.errors import (
     encode_error,
 )
 from penstock.wire.order import Order
-from penstock.wire.v1.feed_pb2 import BatchHeader
 
 Facts = dict[str, str]
 """Name of a value -> its digest."""
@@ -194,8 +182,7 @@ def check_promises(job: Job, items: Items, refs: Sequence[ItemRef], line: Line) 
 
 def _promises(role: Source | RawItemProcessor | BatchCollator) -> bool:
     """Tell whether code of a user says that it leaves the global generators alone."""
-    ours = type(role).__module__.startswith("penstock.server.")
-    return not role.uses_global_rng and (isinstance(role, FunctionRole) or not ours)
+    return not role.uses_global_rng and role.is_of_user()
 
 
 def _draws(call: Callable[[], object]) -> bool:
@@ -206,20 +193,17 @@ def _draws(call: Callable[[], object]) -> bool:
 
 
 def _broken_promise(job: Job, role: Role, key: str) -> InvalidJob:
-    name = type(role).__name__
-    if isinstance(role, FunctionRole):
-        name = role.parameters()["function"]
     return InvalidJob(
-        f"{name} of job {job.name!r} says uses_global_rng = False, and draws from the generators "
-        "of random, numpy or torch all the same; take the random numbers from context.rng, or let "
-        "it say nothing, so that they are seeded for it",
+        f"{role.own_name()} of job {job.name!r} says uses_global_rng = False, and draws from the "
+        "generators of random, numpy or torch all the same; take the random numbers from "
+        "context.rng, or let it say nothing, so that they are seeded for it",
         key=key,
     )
 
 
 def batch_facts(computed: Computed) -> Facts:
     """Return the digests of the values of one batch, and of its counts."""
-    header = BatchHeader.FromString(computed.header)
+    header = frame.read_header(computed.header)
     values = frame.decode_values(header, computed.body)
     facts = {name: content_hash(value) for name, value in values.items()}
     facts["counts"] = content_hash({count.name: count.value for count in header.counts})
@@ -400,8 +384,8 @@ def find_dependences(job: Job, ours: dict[str, Any], gather: Gather) -> list[str
 
 
 def _difference_there(error: PenstockError) -> str:
-    if isinstance(error, LogDiverged) and "role" in error.fields:
-        return f"{error.fields['role']} gives another value there, first {error.fields['what']}"
+    if isinstance(error, LogDiverged) and error.role is not None:
+        return f"{error.role} gives another value there, first {error.what}"
     return f"it fails there: {error.message}"
 
 
@@ -420,11 +404,10 @@ def _dependence(job: Job, where: Surroundings, error: PenstockError) -> str:
             "it may differ"
         )
     remedy = "name files relative to your code: Path(__file__).parent"
-    if isinstance(error, LogDiverged) and "role" in error.fields:
-        raise LogDiverged(
+    if isinstance(error, LogDiverged) and error.role is not None:
+        raise error.reworded(
             f"job {job.name!r} is not pure: it depends on the {where.name}, which may be another "
-            f"on every node: {_difference_there(error)}; {remedy}",
-            **error.fields,
+            f"on every node: {_difference_there(error)}; {remedy}"
         ) from error
     return f"it depends on the {where.name}: {_difference_there(error)}; {remedy}"
 

@@ -12,7 +12,7 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.planner import LOOK_AHEAD
-from penstock.server.roles.base import Blocks, Reading
+from penstock.server.roles.reading import Blocks, Reading
 from penstock.wire.errors import BadItem
 
 MAX_ITEMS = 4096

@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from penstock.server.jobs.registry import FUNCTIONS, KINDS, Kind, constructor_parameters
 from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings
-from penstock.server.roles.base import Role
+from penstock.server.roles.role import Role
 
 
 class Row(NamedTuple):

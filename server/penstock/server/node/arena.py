@@ -12,8 +12,9 @@ import mmap
 import os
 from bisect import insort
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from penstock.wire import ALIGNMENT
+from penstock.wire import ALIGNMENT, LENT_BYTES
 
 ARENA_BYTES = 64 << 20
 """The smallest arena. Pages are taken from the system only when they are first written."""
@@ -35,12 +36,39 @@ def sealed_memory(name: str, size_bytes: int) -> int:
     """
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
+        # Whoever is given a descriptor for reading cannot open the file anew for writing.
+        os.fchmod(fd, 0o400)
         os.ftruncate(fd, size_bytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+class Descriptor:
+    """A file descriptor on its way: whoever uses it takes it, else it is closed with this.
+
+    Args:
+        fd: What this owns from now on.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def fileno(self) -> int:
+        """Return the descriptor, which stays this object's; -1 = it was taken."""
+        return self._fd
+
+    def take(self) -> int:
+        """Return the descriptor, which the caller closes."""
+        fd, self._fd = self._fd, -1
+        return fd
+
+    def __del__(self) -> None:
+        """Close what nobody has taken."""
+        if self._fd >= 0:
+            os.close(self._fd)
 
 
 class ArenaWriter:
@@ -61,14 +89,18 @@ class ArenaWriter:
         self._touched = False  # it may hold pages
 
     def take(self, nbytes: int) -> int | None:
-        """Return where `nbytes` bytes may be written, or None if no free span is long enough."""
-        length = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
-        for index, (start, room) in enumerate(self._free):
-            if room >= length:
-                if room == length:
-                    del self._free[index]
-                else:
-                    self._free[index] = (start + length, room - length)
+        """Return where `nbytes` bytes may be written, or None if no free span is long enough.
+
+        What is large enough to be lent to a process on this host has its pages for itself.
+        """
+        unit = mmap.PAGESIZE if nbytes >= LENT_BYTES else ALIGNMENT
+        length = max(ALIGNMENT, -(-nbytes // unit) * unit)
+        for index, (free, room) in enumerate(self._free):
+            start = -(-free // unit) * unit
+            left, right = start - free, room - (start - free) - length
+            if right >= 0:
+                rest = [(free, left)] if left else []
+                self._free[index : index + 1] = [*rest, (start + length, right)] if right else rest
                 self._taken[start] = length
                 self._touched = True
                 return start
@@ -148,7 +180,9 @@ class ArenaReader:
         size_bytes: How large it is.
 
     Attributes:
+        fd: The memfd, for reading only: processes on this host may have it.
         starts: Where the batches begin that lie in it and are not free.
+        closed: Nothing reads it any more.
 
     Raises:
         ValueError: The file is shorter than it is said to be, or may become so.
@@ -162,11 +196,13 @@ class ArenaReader:
                     f"an arena of {size_bytes} bytes that is not of that size for good"
                 )
             self._map = mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ)
+            self.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
         finally:
             os.close(fd)
         self.size_bytes = size_bytes
         self.view = memoryview(self._map)
         self.starts: set[int] = set()
+        self.closed = False
 
     @property
     def spans(self) -> int:
@@ -175,8 +211,40 @@ class ArenaReader:
 
     def close(self) -> None:
         """Unmap; the caller has made sure that nothing reads it any more."""
+        self.closed = True
         self.view.release()
         self._map.close()
+        os.close(self.fd)
 
 
-__all__ = ["ARENA_BYTES", "ArenaReader", "ArenaWriter", "Arenas", "sealed_memory"]
+@dataclass(eq=False, slots=True)
+class Span:
+    """The body of one batch, where its worker has written it.
+
+    Attributes:
+        arena: What it lies in.
+        start: Its first byte there.
+        view: Its bytes.
+        give_back: Gives its memory back to the worker.
+    """
+
+    arena: ArenaReader
+    start: int
+    view: memoryview
+    give_back: Callable[[], None]
+
+    def free(self) -> None:
+        """Give the memory back; nobody reads the view any more."""
+        self.view.release()
+        self.give_back()
+
+
+__all__ = [
+    "ARENA_BYTES",
+    "ArenaReader",
+    "ArenaWriter",
+    "Arenas",
+    "Descriptor",
+    "Span",
+    "sealed_memory",
+]

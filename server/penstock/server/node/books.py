@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.server.job import Job
+from penstock.server.node.arena import Span
 from penstock.server.node.entry import Entry, Key, State
 from penstock.server.node.homes import Homes
 from penstock.server.node.made import MadeOffsets
@@ -165,6 +166,7 @@ class Log:
         self.kept_bytes = 0
         self.readers: set[Reader] = set()
         self.ready_bytes = 0  # ready, for somebody
+        self.lent_bytes = 0  # not kept any more, but still being written, or lent
         self.making = 0
         self.largest_bytes = self.largest_body_bytes = 0
         self.produced = self.recomputed = self.cache_hits = 0
@@ -248,7 +250,19 @@ class Log:
         while self.kept and (len(self.kept) > KEPT_BATCHES or self.kept_bytes > limit):
             _, oldest = self.kept.popitem(last=False)
             self.kept_bytes -= oldest.nbytes
-            oldest.free()
+            self._free(oldest)
+
+    def _free(self, entry: Entry) -> None:
+        """Let an entry's memory go; until whoever still has it is done, it counts as lent."""
+        if entry.evicted:
+            return
+        entry.free()
+        if entry.span is not None:
+            self.lent_bytes += entry.nbytes
+            entry.gone = self._gone
+
+    def _gone(self, entry: Entry) -> None:
+        self.lent_bytes -= entry.nbytes
 
     # --- supply ---
 
@@ -303,15 +317,16 @@ class Log:
 
     @property
     def busy_bytes(self) -> int:
-        """Return the bytes that are ready, plus what is reserved for batches being made."""
-        return self.ready_bytes + self.kept_bytes + self.making * self.largest_bytes
+        """Return the bytes that are ready or lent, plus what is reserved for batches being made."""
+        held = self.ready_bytes + self.kept_bytes + self.lent_bytes
+        return held + self.making * self.largest_bytes
 
     def shed(self) -> None:
         """Free what is only kept for late readers: there is pressure."""
         while self.kept:
             _, oldest = self.kept.popitem(last=False)
             self.kept_bytes -= oldest.nbytes
-            oldest.free()
+            self._free(oldest)
 
     def started(self, entry: Entry) -> None:
         """A worker makes this entry now."""
@@ -322,19 +337,18 @@ class Log:
         self,
         entry: Entry,
         header: bytes,
-        body: memoryview | None,
         nbytes: int,
-        release: Callable[[], None] | None,
+        span: Span | None,
     ) -> None:
-        """A batch exists: its completion message has arrived."""
+        """A batch exists, with a body of `nbytes` bytes: its completion message has arrived."""
         if entry.state is not State.MAKING:  # its lane was stopped meanwhile
-            if release is not None:
-                release()
+            if span is not None:
+                span.free()
             return
         self.making -= 1
-        entry.state, entry.header, entry.body = State.READY, header, body
+        entry.state, entry.header, entry.span = State.READY, header, span
         # Strings and JSON lie in the header: it takes memory and a place in a message, too.
-        entry.nbytes, entry.release = nbytes + len(header), release
+        entry.nbytes = nbytes + len(header)
         self.largest_bytes = max(self.largest_bytes, entry.nbytes)
         self.largest_body_bytes = max(self.largest_body_bytes, nbytes)
         lane = self.lanes[entry.key.lane]
@@ -402,10 +416,10 @@ class Log:
         for entry in [e for e in self.kept.values() if e.key.lane == lane.lane]:
             del self.kept[entry.key]
             self.kept_bytes -= entry.nbytes
-            entry.free()
+            self._free(entry)
         for entry in [e for e in self.entries.values() if e.key.lane == lane.lane]:
             self.ready_bytes -= entry.nbytes
-            entry.free()
+            self._free(entry)
             self.failed(entry, error)
         lane.plans.clear()
         lane.starts.clear()

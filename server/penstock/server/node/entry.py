@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.wire.errors import PenstockError
 
 if TYPE_CHECKING:
+    from penstock.server.node.arena import Span
     from penstock.server.node.reader import Reader
 
 
@@ -38,9 +39,11 @@ class Entry:
     Attributes:
         key: Its address.
         readers: Who wants it.
-        pins: Streams that are writing it to the network right now.
-        body: Its bytes, in shared memory.
-        release: Gives the shared memory back.
+        pins: Streams that are writing it to the network right now, and loans of it.
+        span: Its body, in shared memory; None = it has none, or gave its memory back.
+        nbytes: The lengths of its header and its body.
+        evicted: Nobody takes it any more; its memory goes with its last pin.
+        gone: Called when an evicted entry has given its memory back.
     """
 
     key: Key
@@ -48,22 +51,29 @@ class Entry:
     readers: set[Reader] = field(default_factory=set)
     pins: int = 0
     header: bytes = b""
-    body: memoryview | None = None
+    span: Span | None = None
     nbytes: int = 0
     tokens: int = 0
-    release: Callable[[], None] | None = None
     error: PenstockError | None = None
     evicted: bool = False
+    gone: Callable[[Entry], None] | None = None
+
+    @property
+    def body(self) -> memoryview | bytes:
+        """Return its body."""
+        return b"" if self.span is None else self.span.view
 
     def free(self) -> None:
-        """Let the bytes go as soon as no stream writes them."""
+        """Let the bytes go as soon as no stream writes them, and no process has them lent."""
         self.evicted = True
-        if self.pins == 0 and self.release is not None:
-            release, self.release, self.body = self.release, None, None
-            release()
+        if self.pins == 0 and self.span is not None:
+            span, self.span = self.span, None
+            span.free()
+            if self.gone is not None:
+                self.gone(self)
 
     def unpin(self) -> None:
-        """One stream has written this batch."""
+        """One stream has written this batch, or one process has given it back."""
         self.pins -= 1
         if self.evicted:
             self.free()

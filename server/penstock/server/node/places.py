@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from penstock.server.roles.base import Reading
+from penstock.server.roles.reading import Reading
 
 IDLE_ROUNDS = 8
 """A line that was not asked for while all others were, so many times, keeps no blocks: its reader

@@ -9,9 +9,13 @@ from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.core.seeding import BorrowedGlobals
 from penstock.server.job import Job
-from penstock.server.pipeline.items import Bad, Call, Filtered, Items
+from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.pipeline.retry import Call
 from penstock.server.pipeline.standin import StandIns
-from penstock.server.roles.base import CollateContext, Role, Sample, batch_key
+from penstock.server.pipeline.verdicts import Bad
+from penstock.server.roles.base import Sample
+from penstock.server.roles.context import CollateContext, batch_key
+from penstock.server.roles.role import Role
 from penstock.wire import frame
 from penstock.wire.errors import BadBatch, BadItem, PenstockError, SourceUnavailable
 
@@ -42,13 +46,14 @@ class Made:
 
     def write(self, out: memoryview) -> bytes:
         """Write the body to exactly `nbytes` bytes and return the header, without its position."""
-        crc = self._layout.write(out)
+        crc = frame.write_body(self._layout, out)
         samples = [
             (row, *ref.item, ref.part, ref.span)
             for row, refs in enumerate(self._plan.rows)
             for ref in refs
         ]
-        return self._layout.header(
+        return frame.write_header(
+            self._layout,
             self._log_id,
             self._plan.lane,
             self._plan.offset,
@@ -121,7 +126,7 @@ class Maker:
             )
             counts = dict.fromkeys(counts, 0)
         self.items.progress("encode", None)
-        layout = frame.layout(values, host=self._host)
+        layout = frame.Layout(values, host=self._host)
         # Of the plan, not of what is left of it: a batch that quarantine emptied has an epoch, too.
         epochs = [ref.item.epoch for row in plan.rows for ref in row]
         epoch = min(epochs) if epochs else 0
@@ -148,7 +153,7 @@ class Maker:
         outcomes = self.items.outcomes(list(missing), "exit", coming)
         for refs, outcome in zip(missing.values(), outcomes, strict=True):
             if isinstance(outcome, Bad):
-                # Removed from its own group only: no other item moves.
+                # Removed from its own batch only: no other item moves.
                 self.items.judge("exit", refs[0].item, outcome, plan.lane, plan.offset)
                 continue
             samples = [] if isinstance(outcome, Filtered) else outcome
@@ -244,7 +249,7 @@ class Maker:
         except SourceUnavailable:
             raise
         except BadBatch as error:
-            raise BadBatch(f"job {self.job.name!r}, {error.message}", **error.fields) from error
+            raise error.reworded(f"job {self.job.name!r}, {error.message}") from error
         except Exception as error:
             text = f"{error_line(error)}; fix the collator, or the samples that it gets"
             if isinstance(error, PenstockError):

@@ -15,24 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.server.roles.base import (
     BatchCollator,
-    Blocks,
-    CollateContext,
     DataDistributor,
-    Group,
     ItemRef,
     KeySpec,
-    LaneDraws,
-    ProcessContext,
+    Layout,
     RawItem,
     RawItemProcessor,
-    Reading,
-    Role,
     Row,
+    Rows,
     Sample,
     SampleBatcher,
     SampleRef,
     Source,
 )
+from penstock.server.roles.context import CollateContext, ProcessContext
+from penstock.server.roles.draws import LaneDraws
+from penstock.server.roles.reading import Blocks, Reading
+from penstock.server.roles.role import Role
 
 if TYPE_CHECKING:
     from penstock.server.roles.batchers import (
@@ -88,11 +87,11 @@ __all__ = [
     "DefaultBatchCollator",
     "FunctionCollator",
     "FunctionProcessor",
-    "Group",
     "IdentityProcessor",
     "ItemRef",
     "KeySpec",
     "LaneDraws",
+    "Layout",
     "MapDistributor",
     "PackedCollator",
     "PaddedCollator",
@@ -103,6 +102,7 @@ __all__ = [
     "Reading",
     "Role",
     "Row",
+    "Rows",
     "Sample",
     "SampleBatcher",
     "SampleRef",

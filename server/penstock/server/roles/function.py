@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from penstock.server.roles.base import Role, file_of, module_hash
+from penstock.server.roles.role import Role, file_of, module_hash
 from penstock.wire.errors import InvalidJob
 
 
@@ -50,10 +50,17 @@ class FunctionRole(Role):
         function = self._find()
         return {"function": getattr(function, "__qualname__", type(function).__qualname__)}
 
+    def own_name(self) -> str:
+        """Return the function's name."""
+        return str(self.parameters()["function"])
+
+    def is_of_user(self) -> bool:
+        """Tell that a user's code decides: the function."""
+        return True
+
     def code_of(self, method: str = "") -> str:
         """Return the function's own name and its file."""
-        function = self._find()
-        name, file = self.parameters()["function"], file_of(function)
+        name, file = self.own_name(), file_of(self._find())
         return f"{name}{'()' if method else ''}{f' ({file})' if file else ''}"
 
     def identity(self) -> dict[str, Any]:

@@ -7,15 +7,13 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
-from google.protobuf.message import DecodeError
-
 from penstock.server.core import libraries
-from penstock.server.core.refs import Verdict
-from penstock.server.job import Job
+from penstock.server.core.verdict import Verdict
+from penstock.server.job import Job, find_job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import far
 from penstock.server.pipeline.planner import Planner
-from penstock.server.rpc.opening import check_protocol, find_job
+from penstock.server.rpc.opening import check_protocol
 from penstock.server.rpc.present import Present
 from penstock.server.rpc.quarantine import Quarantine, Release
 from penstock.server.store.base import (
@@ -31,7 +29,6 @@ from penstock.server.store.base import (
 )
 from penstock.server.store.rules.checks import check_name, check_text, printable
 from penstock.wire.errors import (
-    BadFrame,
     CommitOutOfRange,
     GroupInUse,
     InvalidRequest,
@@ -40,6 +37,7 @@ from penstock.wire.errors import (
     UnknownGroup,
 )
 from penstock.wire.order import MAX_POSITION, Tail, check_divides
+from penstock.wire.parse import parse
 from penstock.wire.v1 import cursors_pb2 as pb
 
 PAGE_BYTES = 4 << 20
@@ -143,13 +141,7 @@ class Cursors:
             PenstockError: What the store says; `BadFrame` for bytes that are no such message.
         """
         message, handle = self._methods[method]
-        try:
-            request = message.FromString(data)
-        except DecodeError as error:
-            raise BadFrame(
-                f"{len(data)} bytes are no {message.DESCRIPTOR.name}: {error}"
-            ) from error
-        reply: bytes = (await handle(request)).SerializeToString()
+        reply: bytes = (await handle(parse(message, data))).SerializeToString()
         return reply
 
     async def _release(self, job: Job, source: str, index: int) -> list[Verdict]:
@@ -387,7 +379,7 @@ class Cursors:
             )
 
 
-class _Place(NamedTuple):
+class _PageStart(NamedTuple):
     """Where a page of `List` begins.
 
     Attributes:
@@ -399,14 +391,14 @@ class _Place(NamedTuple):
     within: tuple[int, str] | None = None
 
 
-def _read_token(token: str) -> _Place:
+def _read_token(token: str) -> _PageStart:
     """Return the place that `_Page` wrote into a token.
 
     Raises:
         InvalidRequest: It wrote no such token.
     """
     if not token:
-        return _Place()
+        return _PageStart()
     try:
         group, within = json.loads(token)
         if within is not None:
@@ -418,7 +410,7 @@ def _read_token(token: str) -> _Place:
             "first page",
             field="page_token",
         ) from error
-    return _Place(str(group), within)
+    return _PageStart(str(group), within)
 
 
 class _Page:

@@ -12,7 +12,7 @@ import threading
 from typing import NamedTuple
 
 from penstock.server.job import Job
-from penstock.server.roles.base import asked
+from penstock.server.roles.role import asked
 
 FRESH_S = 2.0
 """For so long an answer holds, so that the ranks of a run, which begin together, ask once."""

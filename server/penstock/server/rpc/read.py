@@ -13,16 +13,23 @@ import grpc
 
 from penstock.server.core.frames import error_line
 from penstock.server.metrics import Metrics
-from penstock.server.node.entry import Entry
+from penstock.server.node.entry import Entry, State
 from penstock.server.node.node import Node
-from penstock.server.rpc.opening import Opening, ended, open_read, opened, parse_request
+from penstock.server.rpc.lending import Lending
+from penstock.server.rpc.opening import (
+    OpenedRead,
+    ended,
+    open_read,
+    opened,
+    parse_horizon,
+    parse_open,
+)
 from penstock.server.rpc.present import Present
 from penstock.server.rpc.story import UNCHECKED
 from penstock.server.rpc.streams import Stream, Streams
 from penstock.server.store.base import Store
 from penstock.wire import CHUNK_BYTES, frame
 from penstock.wire.errors import (
-    BadFrame,
     Internal,
     PenstockError,
     StaleGeneration,
@@ -36,8 +43,9 @@ WAITING_EVERY_S, CHECK_DEADLINE_S = 5.0, 10.0
 SHUTTING_DOWN = "the node shuts down"
 """Why a stream left that was drained."""
 
-GATHER_S = 0.002
-"""How long a small batch of a fast stream waits for others to share its message."""
+GATHER_S = 0.03
+"""How old a stream's last message is, at most, when a small batch waits for others to share the
+next: 33 messages a second are nothing to either side, and no training step notices the delay."""
 
 MAX_TEXT = 300
 """Characters of an item's name, and of a stage."""
@@ -91,6 +99,7 @@ class Reads:
         present: Looks for a job's files before a run begins.
         metrics: Where batches and waits are counted.
         draining: Set once the node shuts down.
+        lending: Knows the processes on this host that bodies are lent to.
     """
 
     def __init__(
@@ -101,9 +110,10 @@ class Reads:
         present: Present,
         metrics: Metrics,
         draining: asyncio.Event,
+        lending: Lending,
     ) -> None:
         self.node, self.store, self.streams, self.present = node, store, streams, present
-        self.metrics, self.draining = metrics, draining
+        self.metrics, self.draining, self.lending = metrics, draining, lending
 
     async def serve(self, call: Call, peer: str) -> None:
         """Answer a call to its end.
@@ -119,10 +129,7 @@ class Reads:
         first = await call.read()
         if first is EOF:
             return
-        message = parse_request(first)
-        if message.WhichOneof("kind") != "open":
-            raise BadFrame("the first message of a Read must be `open`")
-        request = message.open
+        request = parse_open(first)
         opening = open_read(self.node.jobs, request)
         if self.draining.is_set():
             # A client that was sent away reconnects at once: accepting it would keep the node up.
@@ -136,13 +143,14 @@ class Reads:
         reader = self.node.open(
             request.job, opening.share, opening.tail, opening.start, opening.lanes, wake.set
         )
-        stream = Stream(request, reader, wake, peer)
+        stream = Stream(request, reader, wake, peer, self.lending.find(request.borrower))
         number = self.streams.add(stream)
         listening = asyncio.ensure_future(self._listen(stream, call))
         listening.add_done_callback(lambda _: wake.set())
         try:
             self.streams.joined(stream)
-            await call.write(opened(opening, self.node.incarnation).SerializeToString())
+            reply = opened(opening, self.node.incarnation, lends=stream.lender is not None)
+            await call.write(reply.SerializeToString())
             self.node.extend(reader, request.horizon, request.next, request.bytes_limit)
             stream.ending = await self._send(stream, opening, call, listening)
         except asyncio.CancelledError:
@@ -187,16 +195,13 @@ class Reads:
             data = await call.read()
             if data is EOF:
                 return
-            message = parse_request(data)
-            if message.WhichOneof("kind") != "horizon":
-                raise BadFrame("after `open` a consumer sends only `horizon`")
-            moved = message.horizon
+            moved = parse_horizon(data)
             stream.note_finished(moved.finished_step)
             self.node.extend(stream.reader, moved.horizon, moved.next, moved.bytes_limit)
             stream.wake.set()
 
     async def _send(
-        self, stream: Stream, opening: Opening, call: Call, listening: asyncio.Future[None]
+        self, stream: Stream, opening: OpenedRead, call: Call, listening: asyncio.Future[None]
     ) -> str:
         """Send what the consumer accepts, until one of the ends; return why it ended."""
         reader, wake = stream.reader, stream.wake
@@ -215,7 +220,7 @@ class Reads:
                 length = stream.waits(False)
                 if length is not None:
                     self.metrics.waited(job, length)
-                await self._write(stream, entry, call)
+                await self._write(stream, entry, call, listening)
                 continue
             if reader.finished:
                 assert opening.tail is not None
@@ -236,18 +241,20 @@ class Reads:
             if waits and loop.time() >= timer.when():
                 await call.write(self._waiting(stream).SerializeToString())
 
-    async def _write(self, stream: Stream, entry: Entry, call: Call) -> None:
+    async def _write(
+        self, stream: Stream, entry: Entry, call: Call, listening: asyncio.Future[None]
+    ) -> None:
         """Send a batch, and with a small one those after it that fit one message."""
         reader, entries = stream.reader, [entry]
         try:
             if stream.request.bundles and entry.nbytes < CHUNK_BYTES:
-                await self._gather(stream, entries)
+                await self._gather(stream, entries, listening)
             batches = [
                 (
                     frame.with_position(one.header, one.key.position),
                     one.key.lane,
                     one.key.offset,
-                    one.body if one.body is not None else b"",
+                    self._lend(stream, one) or one.body,
                 )
                 for one in entries
             ]
@@ -265,26 +272,41 @@ class Reads:
         for one in entries:
             self.metrics.sent(reader.log.job.name, one.nbytes)
 
-    async def _gather(self, stream: Stream, entries: list[Entry]) -> None:
-        """Add what is ready to a bundle; where batches come fast, also what soon will be.
+    def _lend(self, stream: Stream, entry: Entry) -> feed_pb2.Lent | None:
+        """Lend a batch to a consumer on this host; None = send it."""
+        if stream.lender is None:
+            return None
+        limit_bytes = self.lending.limit_bytes()
+        lent = stream.lender.lend(entry, limit_bytes)
+        if lent is None and entry.nbytes > limit_bytes - stream.lender.lent_bytes:
+            self.streams.holds(stream, stream.lender.lent_bytes, limit_bytes)
+        return lent
 
-        A message costs as much as several small batches, on both sides. Where batches come one by
-        one, each would have a message of its own, though the next is a fraction of a millisecond
-        away. Where they come slowly nothing waits: there is no load to take off.
+    async def _gather(
+        self, stream: Stream, entries: list[Entry], listening: asyncio.Future[None]
+    ) -> None:
+        """Add what is ready to a bundle, and what soon will be as long as `gathers_until` says.
+
+        Nothing waits in a stream that ends, whatever the reason, nor for a batch that has failed
+        or that the consumer has no room for.
         """
         reader, wake = stream.reader, stream.wake
         room = CHUNK_BYTES - entries[0].nbytes
-        now = time.monotonic()
-        until = now + GATHER_S if now < stream.wrote_at + 2 * GATHER_S else now
         while room > 0:
             more = self.node.take(reader, room)
             if more is not None:
                 entries.append(more)
                 room -= more.nbytes
                 continue
+            owed = reader.owed
+            if owed is None or owed.state is State.FAILED or reader.is_full:
+                return
+            if stream.error is not None or self.draining.is_set() or listening.done():
+                return
+            until = gathers_until(stream.wrote_at, len(entries), len(reader.pending))
             left = until - time.monotonic()
             # What comes next is about as large as what is here.
-            if left <= 0 or not reader.pending or room < entries[0].nbytes:
+            if left <= 0 or room < entries[0].nbytes:
                 return
             wake.clear()
             timer = asyncio.get_running_loop().call_later(left, wake.set)
@@ -305,6 +327,25 @@ class Reads:
         )
 
 
+def gathers_until(wrote_at: float, gathered: int, missing: int) -> float:
+    """Return until when small batches wait for others to share their message.
+
+    A message costs as much as several of them, on both sides, and where batches come one by one
+    each would have one of its own. So they wait for each other until half of what the consumer
+    accepts is here: it works on one half while the other is made. The first batch after a pause
+    waits for nothing.
+
+    Args:
+        wrote_at: When the stream's last message was sent, in seconds.
+        gathered: How many batches are here.
+        missing: How many more the consumer accepts, none of which can be sent yet.
+
+    Returns:
+        A time on the clock of `wrote_at`; one that has passed = send at once.
+    """
+    return wrote_at + GATHER_S if gathered < missing else wrote_at
+
+
 def _why(error: Exception) -> str:
     """Return in a word or two why a stream ends with an error."""
     if isinstance(error, StaleGeneration):
@@ -319,4 +360,4 @@ def _draining() -> feed_pb2.ReadReply:
     return feed_pb2.ReadReply(draining=feed_pb2.Draining(detail=text))
 
 
-__all__ = ["EOF", "Call", "HungUp", "Reads"]
+__all__ = ["EOF", "GATHER_S", "Call", "HungUp", "Reads", "gathers_until"]

@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
 import structlog
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
@@ -27,6 +27,7 @@ from penstock.server.node.node import Node
 from penstock.server.rpc.address import check_free, in_use
 from penstock.server.rpc.cursors import Cursors
 from penstock.server.rpc.ending import ending
+from penstock.server.rpc.lending import Lending
 from penstock.server.rpc.opening import (
     describe,
 )
@@ -41,6 +42,7 @@ from penstock.wire.errors import (
     StaleGeneration,
     clean_json,
 )
+from penstock.wire.parse import parse
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 
 log = structlog.get_logger("penstock.rpc")
@@ -84,8 +86,12 @@ class Service:
         )
         self.health = HealthServicer()
         self.draining = asyncio.Event()
-        self._reads = Reads(node, store, self.streams, self.cursors.present, metrics, self.draining)
+        self.lending = Lending(node.give_back, node.bound_bytes)
+        self._reads = Reads(
+            node, store, self.streams, self.cursors.present, metrics, self.draining, self.lending
+        )
         self._server: grpc.aio.Server | None = None
+        self.node_id = ""
 
     # --- life ---
 
@@ -118,11 +124,15 @@ class Service:
             os.chmod(listen.removeprefix("unix:"), socket_mode)
         if port == 0 and not listen.startswith("unix:"):
             raise in_use(listen)
+        self.lending.start(listen, socket_mode)
         await server.start()
         self._server = server
         for name in ("", FEED, CURSORS):
             await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
+        address = listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
+        # One host may have several nodes, and an address of one host is another node on the next.
+        self.node_id = f"{socket.gethostname()}/{address}"
+        return address
 
     async def drain(self, grace_s: float) -> None:
         """Tell everybody to go: health, then every stream, which sends what is ready and ends."""
@@ -137,6 +147,7 @@ class Service:
 
     async def stop(self, grace_s: float) -> None:
         """Close the port."""
+        self.lending.stop()
         if self._server is not None:
             await self._server.stop(grace_s)
         self.streams.close()
@@ -184,8 +195,8 @@ class Service:
     def _turned_away(self, error: PenstockError, data: bytes) -> None:
         if error.status == "UNAVAILABLE":  # it will call again; what is away is told elsewhere
             return
-        with contextlib.suppress(DecodeError):  # what cannot be parsed names no run
-            self.streams.turned_away(error, cursors_pb2.BeginRequest.FromString(data))
+        with contextlib.suppress(BadFrame):  # what cannot be parsed names no run
+            self.streams.turned_away(error, parse(cursors_pb2.BeginRequest, data))
 
     async def _abort(self, context: Any, error: Exception) -> None:
         """End a call with a status, the sentence, and the code and fields beside it."""
@@ -199,12 +210,13 @@ class Service:
             log.debug("a consumer hung up", error=error_line(failure))
 
     async def _describe(self, data: bytes) -> bytes:
-        request = _parse(feed_pb2.DescribeRequest, data)
+        request = parse(feed_pb2.DescribeRequest, data)
         one = self.node.logs.get(request.job)
         reply = describe(
             self.node.jobs,
             request,
             node=self.node.incarnation,
+            node_id=self.node_id,
             store=self.store.uuid,
             max_body_bytes=one.largest_body_bytes if one is not None else 0,
         )
@@ -217,7 +229,12 @@ class Service:
 
     def status(self) -> dict[str, Any]:
         """Return what this node is doing; the keys are in docs/operate.md."""
-        return status(self.node, self.streams, draining=self.draining.is_set())
+        return status(
+            self.node,
+            self.streams,
+            lent_bytes=self.lending.lent_bytes,
+            draining=self.draining.is_set(),
+        )
 
     async def _read(self, requests: AsyncIterator[bytes], context: Any) -> None:
         try:
@@ -226,13 +243,6 @@ class Service:
             log.debug("a reader hung up", error=str(gone))
         except Exception as error:
             await self._abort(context, error)
-
-
-def _parse(message: Any, data: bytes) -> Any:
-    try:
-        return message.FromString(data)
-    except Exception as error:
-        raise BadFrame(f"{len(data)} bytes are no {message.DESCRIPTOR.name}: {error}") from error
 
 
 __all__ = ["OPTIONS", "Service"]

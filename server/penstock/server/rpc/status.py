@@ -10,7 +10,7 @@ from penstock.server.rpc.opening import VERSION
 from penstock.server.rpc.streams import Streams
 
 
-def status(node: Node, streams: Streams, *, draining: bool) -> dict[str, Any]:
+def status(node: Node, streams: Streams, *, lent_bytes: int, draining: bool) -> dict[str, Any]:
     """Return what this node is doing, for `penstock top`; the keys are in docs/operate.md."""
     jobs = []
     for name, one in sorted(node.logs.items()):
@@ -19,7 +19,7 @@ def status(node: Node, streams: Streams, *, draining: bool) -> dict[str, Any]:
                 "name": name,
                 "log_id": one.job.log_id.hex(),
                 "lanes": one.job.lanes,
-                "ready_batches": sum(1 for e in one.entries.values() if e.body is not None),
+                "ready_batches": sum(1 for e in one.entries.values() if e.span is not None),
                 "ready_bytes": one.ready_bytes,
                 "kept_bytes": one.kept_bytes,
                 "produced": one.produced,
@@ -34,6 +34,7 @@ def status(node: Node, streams: Streams, *, draining: bool) -> dict[str, Any]:
         "uptime_s": round(time.monotonic() - node.started_at, 1),
         "draining": draining,
         "bound_bytes": node.bound_bytes,
+        "lent_bytes": lent_bytes,
         "workers": [
             {
                 "pid": worker.pid,

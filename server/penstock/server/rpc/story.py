@@ -42,6 +42,7 @@ NAMED = Event("checkpoint named", "checkpoints named")
 FENCED = Event("readers fenced", "readers fenced several times")
 REFUSED = Event("an attempt was refused: a newer one has taken over", "attempts were refused")
 TURNED_AWAY = Event("a run was refused", "runs were refused")
+HOLDS = Event("a reader holds its share of what may be lent", "readers hold their share")
 UNCHECKED = Event("a reader was not checked", "readers were not checked")
 
 

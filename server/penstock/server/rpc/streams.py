@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from penstock.server.metrics import Metrics
 from penstock.server.node.reader import Reader
 from penstock.server.rpc import story
 from penstock.server.rpc.cursors import Listener
+from penstock.server.rpc.lending import Lender
 from penstock.server.store.base import (
     BeginRequest,
     Begun,
@@ -44,19 +46,27 @@ class Stream:
         ending: Why it ended, in a word or two, where it has.
         finished_step: The first step that the consumer has not finished, as it says here or by a
             commit.
-        wrote_at: When a batch was written last, of the monotonic clock.
+        wrote_at: When a batch was written last, of the monotonic clock; -inf = none was.
+        lender: Lends it bodies; None = they are sent.
+        holds: It was told of that it holds as much as may be lent to it.
     """
 
     def __init__(
-        self, request: feed_pb2.Open, reader: Reader, wake: asyncio.Event, peer: str = ""
+        self,
+        request: feed_pb2.Open,
+        reader: Reader,
+        wake: asyncio.Event,
+        peer: str = "",
+        lender: Lender | None = None,
     ) -> None:
+        self.lender, self.holds = lender, False
         self.request, self.reader, self.wake, self.peer = request, reader, wake, unquote(peer)
         self.error: PenstockError | None = None
         self.ending = "hung up"
         self.finished_step = reader.share.step(reader.head)
         self.waiting_since: float | None = None
         self.waited_s = 0.0
-        self.wrote_at = 0.0
+        self.wrote_at = -math.inf
         self._opened_at = time.monotonic()
         self._widest = CHUNK_BYTES // 2  # body bytes of the largest message so far, or this
 
@@ -182,7 +192,10 @@ class Streams(Listener):
     def joined(self, stream: Stream) -> None:
         """Tell of a stream that was taken in."""
         position = stream.reader.head
-        self.story.tell(story.JOINED, **stream.who(), position=position, peer=stream.peer)
+        bodies = "sent" if stream.lender is None else "lent"
+        self.story.tell(
+            story.JOINED, **stream.who(), position=position, peer=stream.peer, bodies=bodies
+        )
 
     def remove(self, number: int) -> None:
         """Let a stream go that has ended."""
@@ -201,16 +214,23 @@ class Streams(Listener):
 
     def refused(self, error: StaleGeneration, call: str) -> None:
         """Tell of a call or a reader that came from an attempt that is over."""
-        fields = error.fields
         self.story.tell(
             story.REFUSED,
-            job=str(fields.get("job", "")),
-            group=str(fields.get("group", "")),
+            job=error.job or "",
+            group=error.group or "",
             call=call,
-            generation=fields.get("generation"),
-            current=fields.get("current"),
-            by=fields.get("owner", ""),
+            generation=error.generation,
+            current=error.current,
+            by=error.owner or "",
         )
+
+    def holds(self, stream: Stream, lent_bytes: int, limit_bytes: int) -> None:
+        """Tell of a consumer that holds as much as may be lent to it: it is sent the rest."""
+        if not stream.holds:
+            stream.holds = True
+            self.story.tell(
+                story.HOLDS, **stream.who(), lent_bytes=lent_bytes, limit_bytes=limit_bytes
+            )
 
     def turned_away(self, error: PenstockError, request: cursors_pb2.BeginRequest) -> None:
         """Tell of a rank that could not begin: its own log may lie on a machine that is gone."""

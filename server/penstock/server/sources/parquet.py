@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from penstock.server.core.frames import error_line
 from penstock.server.core.transient import is_transient
-from penstock.server.roles.base import Blocks, Source
+from penstock.server.roles.base import Source
+from penstock.server.roles.reading import Blocks
 from penstock.server.sources.access import check_columns, check_indices, require
 from penstock.server.sources.arrow import ArrowRows
 from penstock.server.sources.cache import BlockCache
@@ -139,6 +140,10 @@ class ParquetSource(Source):
         compression. Columns with a dictionary may take more.
         """
         return Blocks(self._sizes, self._decoded_bytes(), self._stored.sum(axis=1).tolist())
+
+    def most_kept_bytes(self) -> int | None:
+        """Return `cache_bytes`."""
+        return self.cache_bytes
 
     def keep_blocks(self, count: int) -> None:
         """Keep so many decoded row groups, and no more bytes of them than `cache_bytes`."""

@@ -9,14 +9,8 @@ from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_place, user_traceback
 from penstock.server.core.imports import is_file_spec, load_attribute
 from penstock.server.core.seeding import purpose_key, seeded_globals
-from penstock.server.roles.base import (
-    RawItem,
-    Source,
-    failing,
-    file_of,
-    module_hash,
-    unseen_sentence,
-)
+from penstock.server.roles.base import RawItem, Source, unseen_sentence
+from penstock.server.roles.role import failing, file_of, module_hash
 from penstock.server.sources.access import check_indices
 from penstock.wire.errors import InvalidJob, PenstockError
 

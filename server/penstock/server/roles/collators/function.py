@@ -7,9 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.server.roles.base import BatchCollator, CollateContext, Role, Sample
+from penstock.server.roles.base import BatchCollator, Sample
 from penstock.server.roles.collators.arrays import IGNORE_INDEX, as_array, masked
+from penstock.server.roles.context import CollateContext
 from penstock.server.roles.function import FunctionRole
+from penstock.server.roles.role import Role
 
 CollateFunction = Callable[..., Mapping[str, Any]]
 

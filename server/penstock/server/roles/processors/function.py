@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
-from penstock.server.roles.base import ProcessContext, RawItem, RawItemProcessor, Role, Sample
+from penstock.server.roles.base import RawItem, RawItemProcessor, Sample
+from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.function import FunctionRole
+from penstock.server.roles.role import Role
 
 SampleFunction = Callable[..., Sample | Sequence[Sample] | None]
 

@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from penstock.server.roles.base import (
-    ProcessContext,
-    RawItem,
-    RawItemProcessor,
-    Role,
-    Sample,
-    Source,
-)
+from penstock.server.roles.base import RawItem, RawItemProcessor, Sample, Source
+from penstock.server.roles.context import ProcessContext
+from penstock.server.roles.role import Role
 
 
 class IdentityProcessor(RawItemProcessor):
@@ -31,13 +26,13 @@ class IdentityProcessor(RawItemProcessor):
 
     def keys_of_samples(self, columns: Mapping[str, str] | None) -> Sequence[str] | None:
         """Return the items' own keys, where they are known."""
-        if columns is None or type(self).process is not IdentityProcessor.process:
+        if columns is None or not self.keeps(IdentityProcessor, "process"):
             return None
         return list(columns)
 
     def author(self, source: Source) -> Role:
         """Return the source: an item that cannot be passed on is what its Dataset made of it."""
-        return source if type(self).process is IdentityProcessor.process else self
+        return source if self.keeps(IdentityProcessor, "process") else self
 
     def process(self, raw: RawItem, context: ProcessContext) -> Sample:
         """Return the item as a dict with string keys; its values are shared, not copied."""

@@ -1,0 +1,96 @@
+"""The iterators of a Loader. They are objects, and no generators.
+
+A generator that an exception has left says that it is at its end, which a loop would take for the
+end of the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from penstock.client.run.session import Session
+from penstock.client.steps import Batch, Step
+
+if TYPE_CHECKING:
+    from penstock.client.reader import Reader
+
+
+class Batches:
+    """Iterates a Loader, or one step of it. It may be asked again after any exception.
+
+    Attributes:
+        reader: What it reads with.
+        index: The step; None = all.
+    """
+
+    def __init__(self, reader: Reader, index: int | None) -> None:
+        self._reader, self._index = reader, index
+        self._is_begun = index is not None
+        self._is_over = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        reader = self._reader
+        if self._is_over:
+            raise StopIteration
+        if not self._is_begun:
+            reader.begin_pass()
+            self._is_begun = True
+        offered = reader.offer(self._index)
+        if offered is None:
+            if self._index is None:
+                reader.end_pass()
+            self._is_over = True
+            raise StopIteration
+        # The batch is given by one assignment, and nothing comes after it but the return: CPython
+        # runs signal handlers after calls and backward jumps, so not between the two.
+        batch, after = offered
+        before = reader.at
+        try:
+            reader.at = after
+            return batch
+        except BaseException:
+            reader.at = before
+            raise
+
+
+class Steps:
+    """Iterates a Loader's steps. It may be asked again after any exception."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._is_begun = self._is_over = False
+        self._given: tuple[Session, int] | None = None
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        reader = self._reader
+        if self._is_over:
+            raise StopIteration
+        if not self._is_begun:
+            reader.begin_pass()
+            self._is_begun = True
+        # If the loop's body has moved to another place there is nothing to skip.
+        if self._given is not None and reader.at.session is self._given[0]:
+            reader.skip_rest(self._given[1])
+        step = reader.next_step()
+        session = reader.at.session
+        if step is None or session is None:
+            reader.end_pass()
+            self._is_over = True
+            raise StopIteration
+        before, given = self._given, (session, step.index)
+        try:
+            self._given = given
+            return step
+        except BaseException:
+            self._given = before
+            raise
+
+
+__all__ = ["Batches", "Steps"]

@@ -1,0 +1,412 @@
+"""What a Loader reads with: where it stands, where a pass begins and ends, what is given next."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from penstock.client.aside import aside, tell
+from penstock.client.frameworks.notice import reader_ahead
+from penstock.client.options import Options
+from penstock.client.passes import Batches
+from penstock.client.reading.buffers import BufferPool
+from penstock.client.reading.feed import Feed
+from penstock.client.reading.route import Node
+from penstock.client.reading.slots import Delivery
+from penstock.client.reading.values import Decoder, make_decoder, needs_torch, position_value
+from penstock.client.run.opener import Opener
+from penstock.client.run.ranks import WorldRank, mesh_dimensions
+from penstock.client.run.resources import Resources
+from penstock.client.run.session import Session, Start
+from penstock.client.standing import Standing
+from penstock.client.stats import Waits, report
+from penstock.client.steps import Batch, BatchInfo, Step
+from penstock.wire.errors import InvalidRequest, NotStarted, PastEnd
+from penstock.wire.v1 import feed_pb2
+
+logger = logging.getLogger("penstock")
+
+
+class Reader:
+    """Gives one rank's batches in order, to the iterators of a Loader. Used by one thread.
+
+    Args:
+        options: What the Loader was given.
+        resources: Where its connection and its streams are kept; closed when this is collected.
+
+    Attributes:
+        at: Where the Loader stands.
+        opener: Settles what a session needs.
+    """
+
+    def __init__(self, options: Options, resources: Resources) -> None:
+        self._options, self._resources = options, resources
+        self.opener = Opener(resources, options)
+        start = options.start
+        begins = None if start == "state" else Start(start if isinstance(start, int) else None)
+        self.at = Standing(begins)
+        self._closed = False
+        # The step that is being given, with the counts of its batches by position.
+        self._given: tuple[int, dict[int, Mapping[str, int]]] = (-1, {})
+        self._decoder: Decoder | None = None
+        self._waits = Waits()
+        self._pool = BufferPool(options.prefetch + 2, options.limits.prefetch_bytes)
+        self._holds_ahead: str | None = None  # what to say of a framework that never marks
+        # At interpreter exit `resources` closes what is open.
+        self._finalizer = weakref.finalize(self, resources.close, waits=False)
+        self._finalizer.atexit = False
+
+    def check(self) -> None:
+        """Refuse to be used after `close`, and in another process.
+
+        Raises:
+            ForkedLoader, InvalidRequest: As said.
+        """
+        self._resources.guard.check()
+        if self._closed:
+            raise InvalidRequest("this Loader is closed: make a new one")
+
+    def close(self) -> None:
+        """End the stream, the connection, and a node that was spawned; idempotent."""
+        self._closed = True
+        self._resources.close()
+        self.at = self.at._replace(feed=None)
+        self._finalizer.detach()
+
+    # --- where it stands ---
+
+    def started(self) -> Session:
+        """Return the session; settle rank, step size and position if that is still to be done.
+
+        Raises:
+            NotStarted: start="state", and no state was loaded.
+            PenstockError: See `Opener.open`.
+        """
+        self.check()
+        at = self.at
+        if at.session is not None:
+            return at.session
+        if at.start is None:
+            raise NotStarted(
+                'start="state" waits for a state: call load_state_dict() or seek() before the '
+                'first batch, or use start="cursor"'
+            )
+        start = at.start
+        self.at = at = at._replace(is_opening=True)
+        session = self.opener.open(start, at.moves)
+        self.at = at._replace(session=session, next=session.first, moves=session.moves)
+        return session
+
+    @property
+    def steps(self) -> int | None:
+        """How many steps a whole pass has; None = endless."""
+        steps, most = self.started().steps, self._options.max_steps
+        if steps is None or most is None:
+            return most if steps is None else steps
+        return min(steps, most)
+
+    @property
+    def counted(self) -> int:
+        """The first own position that is not counted as trained on."""
+        share, at = self.started().share, self.at
+        return at.next if at.marked is None else share.nth_after(at.marked, 1)
+
+    def restart(self, start: Start) -> None:
+        """Forget where reading stood: the next batch begins at `start`."""
+        at = self.at
+        # A call that was broken off and is made again is the same move, to the same place.
+        moves = at.moves + (at.session is not None or (at.is_opening and at.start != start))
+        self.at = self._parted(at)._replace(
+            start=start, moves=moves, session=None, is_opening=False
+        )
+        self._resources.close_feeds()
+
+    def go_back(self, before: Standing) -> None:
+        """Stand again where it stood before `restart`: the move was refused."""
+        self.at = self._parted(before)
+
+    def _parted(self, at: Standing) -> Standing:
+        """Return `at` without its feed and what belongs to it."""
+        tally = at.tally
+        if at.feed is not None:
+            tally = tally._replace(reconnects=tally.reconnects + at.feed.reconnects)
+        return at._replace(feed=None, marked=None, is_over=False, tally=tally)
+
+    def _rewind(self) -> None:
+        """Go to the first position; for readers without a group."""
+        at = self.at
+        assert at.session is not None
+        self.at = self._parted(at)._replace(next=at.session.share.rank)
+        self._resources.close_feeds()
+
+    # --- a pass ---
+
+    def begin_pass(self) -> None:
+        """Settle where a new iteration begins.
+
+        Raises:
+            InvalidRequest: A pass of `mode="eval"` would be endless.
+            PastEnd: The group has been read to its end.
+        """
+        session = self.started()
+        if self._options.is_eval:
+            if not session.is_finite and self._options.max_steps is None:
+                raise InvalidRequest(
+                    f'job {session.job!r} is endless, and mode="eval" reads whole passes: pass '
+                    "max_steps=, or give the job epochs: 1"
+                )
+            self._rewind()
+        elif (counted := self.counted) != self.at.next:
+            # A framework has dropped what it held ahead, untrained: it is read again.
+            at = self.at
+            self.at = self._parted(at)._replace(next=counted, marked=at.marked)
+            self._resources.close_feeds()
+        elif self.at.is_over:
+            if session.group:
+                raise PastEnd(
+                    f"group {session.group!r} has read all {_steps(session)} steps of job "
+                    f"{session.job!r}, and a group reads each step once: for more passes give the "
+                    "job more epochs: or read with group=None; to read it again, seek(step=0)",
+                    batches=session.batches,
+                )
+            self._rewind()
+        self.at = self.at._replace(pass_first=self.at.next)
+        if not self._options.is_eval:
+            self._holds_ahead = reader_ahead(has_length=session.batches is not None)
+
+    def end_pass(self) -> None:
+        """Note that an iteration has come to the end."""
+        at = self.at
+        self.at = at._replace(is_over=True)
+        session = at.session
+        if session is None or self._options.is_eval or at.next != session.first or at.is_over:
+            return
+        if session.group:
+            whose, way = (
+                f"group {session.group!r} of job {session.job!r}",
+                "seek(step=0) reads it again",
+            )
+        else:
+            whose, way = f"this reader of job {session.job!r}", "the next pass begins at step 0"
+        tell(
+            logger.warning,
+            "%s begins at the end of %s steps: nothing is left; %s",
+            whose,
+            _steps(session),
+            way,
+        )
+
+    # --- the next batch ---
+
+    def _feed(self) -> Feed:
+        options = self._options
+        if self._decoder is None:
+            # A mistake is told before anything is asked.
+            needs_torch(options.device, options.as_numpy)
+        feed = self.at.feed
+        if feed is None:
+            feed = self._open_feed()
+        if self._decoder is None:
+            # The first batches come while torch is imported. Aside, since an import that is broken
+            # off can leave locks behind, too.
+            feed.start()
+            self._decoder = aside(lambda _: make_decoder(options.device, options.as_numpy))
+        return feed
+
+    def _open_feed(self) -> Feed:
+        session = self.started()
+        at, steps = self.at, self.steps
+        transport = self._resources.connect(self._options.target)
+        feed = Feed(
+            [Node(transport, session.target)],
+            session,
+            at.next,
+            stop=None if steps is None else steps * session.share.batches_per_step,
+            prefetch=self._options.prefetch,
+            prefetch_bytes=self._options.limits.prefetch_bytes,
+            max_body_bytes=self._options.limits.max_body_bytes,
+            pool=self._pool,
+        )
+        self._resources.feeds.add(feed)
+        self.at = at._replace(feed=feed)
+        self._resources.close_feeds(but=feed)  # those of calls that were broken off
+        return feed
+
+    def _take(self, position: int) -> Delivery | None:
+        """Return the batch at an own position, None past the end; it stays where it is."""
+        self.check()
+        feed = self._feed()
+        waited = feed.wait_s
+        delivery = feed.take(position, self._options.deadline_s)
+        if feed.wait_s > waited:
+            self._waits.add(feed.wait_s - waited)
+        return delivery
+
+    def _peek(self) -> Delivery | None:
+        """Return the batch that is given next, None past the end."""
+        session = self.started()
+        feed, at = self._feed(), self.at
+        feed.finished_step = session.share.step(self.counted)
+        feed.release(at.next)
+        return self._take(at.next)
+
+    def offer(self, index: int | None) -> tuple[Batch, Standing] | None:
+        """Return the next batch and where the Loader stands once it is given.
+
+        Args:
+            index: The step that it must belong to; None = any.
+
+        Raises:
+            PenstockError: See `Feed.take`.
+        """
+        if index is not None and self.started().share.step(self.at.next) != index:
+            return None
+        delivery = self._peek()
+        if delivery is None:
+            return None
+        assert self._decoder is not None
+        at = self.at
+        values = self._decoder(delivery)
+        info = self._describe(delivery)
+        if self._options.meta:
+            values["penstock_position"] = position_value(self._decoder.makes_tensors, info.position)
+        self._counts_of(info.step)[info.position] = info.counts
+        assert at.session is not None
+        after = at._replace(
+            next=at.session.share.nth_after(info.position, 1),
+            last=info,
+            tally=at.tally.given(info.nbytes, info.counts.get("tokens", 0), info.is_padding),
+        )
+        return Batch(values, info=info), after
+
+    def _counts_of(self, index: int) -> dict[int, Mapping[str, int]]:
+        """Return the counts of step `index` that were given, to be added to."""
+        if self._given[0] != index:
+            self._given = (index, {})
+        return self._given[1]
+
+    def _describe(self, delivery: Delivery) -> BatchInfo:
+        share, header = self.started().share, delivery.header
+        position = header.position
+        step = share.step(position)
+        micro = (position - step * share.batches_per_step) // share.world_size
+        return BatchInfo(
+            position=position,
+            step=step,
+            lane=header.lane,
+            offset=header.offset,
+            micro=micro,
+            is_last_of_step=micro == share.batches_per_rank - 1,
+            epoch=header.epoch,
+            counts=_counts(header),
+            is_padding=header.padding,
+            nbytes=header.body_bytes,
+            header=header,
+            body=delivery.body if self._options.device is None else None,
+        )
+
+    # --- steps ---
+
+    def next_step(self) -> Step | None:
+        """Return the step that holds the next batch, None past the end."""
+        if self._peek() is None:
+            return None
+        share, due = self.started().share, self.at.next
+        index = share.step(due)
+        return Step(self, index, share.positions(index), due, self._counts_of(index))
+
+    def skip_rest(self, index: int) -> None:
+        """Leave out what was not taken of step `index`."""
+        session = self.started()
+        before = self.at.tally.skipped_batches
+        while session.share.step(self.at.next) == index and self._peek() is not None:
+            at = self.at
+            tally = at.tally._replace(skipped_batches=at.tally.skipped_batches + 1)
+            self.at = at._replace(next=session.share.nth_after(at.next, 1), tally=tally)
+        if skipped := self.at.tally.skipped_batches - before:
+            tell(
+                logger.warning,
+                "job %r: the training loop left %d batches of step %d untaken: skipped",
+                session.job,
+                skipped,
+                index,
+            )
+
+    @property
+    def place(self) -> WorldRank:
+        """Which data-parallel rank this is, of how many."""
+        self.check()
+        return self.opener.place
+
+    def batches_of(self, index: int) -> Iterator[Batch]:
+        """Return the batches of step `index` that are still to be given."""
+        return Batches(self, index)
+
+    def counts_ahead(self, index: int) -> dict[int, Mapping[str, int]]:
+        """Wait until the rest of step `index` is here, and return its counts by position."""
+        found: dict[int, Mapping[str, int]] = {}
+        for position in self.started().share.positions(index):
+            if position >= self.at.next:
+                delivery = self._take(position)
+                if delivery is None:
+                    break
+                found[position] = _counts(delivery.header)
+        return found
+
+    def dp_process_group(self) -> Any:
+        """Return the mesh's data-parallel process group; None = all processes.
+
+        Raises:
+            InvalidRequest: The mesh has several data-parallel dimensions.
+        """
+        mesh = self._options.ranks.mesh
+        if mesh is None:
+            return None
+        names = mesh_dimensions(mesh, self._options.ranks.dp)
+        if len(names) > 1:
+            raise InvalidRequest(
+                f"total() over the mesh dimensions {', '.join(names)} needs a process group of "
+                "them: pass process_group="
+            )
+        return mesh.get_group(names[0])
+
+    # --- looking ---
+
+    def notice_ahead(self) -> None:
+        """Say once that a state counts a batch which a framework holds and has not trained on."""
+        sentence = self._holds_ahead
+        if sentence is not None and self.at.marked is None:
+            self._holds_ahead = None
+            tell(logger.warning, "job %r: %s", self._options.job, sentence)
+
+    def statistics(self) -> dict[str, Any]:
+        """Return what `Loader.stats` says."""
+        at, feed = self.at, self.at.feed
+        ready = {"buffered_batches": 0, "buffer_bytes": 0}
+        found = report(at.tally, self._waits)
+        if feed is not None:
+            ready = feed.statistics(at.next)
+            found["reconnects"] += feed.reconnects
+        return (
+            found
+            | ready
+            | {"buffer_bytes_limit": self._options.limits.prefetch_bytes}
+            | {f"pool_{k}": v for k, v in self._pool.statistics().items()}
+            | {
+                "position": at.last.position if at.last else None,
+                "next_position": at.next if at.session else None,
+            }
+        )
+
+
+def _steps(session: Session) -> str:
+    return f"{session.steps:,}" if session.steps is not None else "its"
+
+
+def _counts(header: feed_pb2.BatchHeader) -> dict[str, int]:
+    return {count.name: count.value for count in header.counts}
+
+
+__all__ = ["Reader"]

@@ -1,0 +1,316 @@
+"""The way from one node to the slots: a thread that reads streams, one after another.
+
+When a stream breaks, the next one opens at the first position that is missing; later ones that have
+come are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.client.aside import tell
+from penstock.client.backoff import Backoff
+from penstock.client.reading.borrowing import Borrower, NotLent
+from penstock.client.reading.buffers import BufferPool
+from penstock.client.reading.slots import Slots
+from penstock.client.reading.stream import Stream
+from penstock.client.run.session import Session
+from penstock.wire import PROTOCOL
+from penstock.wire.errors import ChecksumMismatch, PenstockError, Unreachable
+from penstock.wire.transport import ReadCall, Transport
+from penstock.wire.v1 import feed_pb2
+
+logger = logging.getLogger("penstock")
+
+HELD_BATCHES = 4
+"""Lent batches that a consumer may hold beside those that wait for it: what it holds longer becomes
+its own memory."""
+
+MAX_REREADS = 2
+"""How often one position is read again after its checksum was wrong."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that a feed reads from.
+
+    Attributes:
+        transport: The way to it.
+        target: Where it is, for messages.
+        lanes: The lanes that it is asked for; empty = all.
+    """
+
+    transport: Transport
+    target: str
+    lanes: tuple[int, ...] = ()
+
+
+class Routes(Protocol):
+    """What a route asks and tells its feed, on its own thread."""
+
+    def room(self, route: int, received_bytes: int) -> tuple[int, int]:
+        """Return the next position, and how many bytes a stream may have sent from its start on."""
+        ...
+
+    def others_read(self) -> bool:
+        """Tell whether some node has not sent all that it has yet."""
+        ...
+
+    def completed(self) -> None:
+        """End every stream: all that is wanted has come."""
+        ...
+
+
+class Route:
+    """Reads one node's share of the positions into slots, on a thread of its own.
+
+    Every attribute is set by that thread alone; the consumer's looks at them, and takes no lock.
+
+    Args:
+        number: Which of the feed's routes it is.
+        node: The node.
+        session: What streams open with.
+        slots: Where batches go.
+        pool: Where bodies land.
+        routes: The feed, with the routes from other nodes.
+        max_body_bytes: A batch that announces more is refused before anything is allocated.
+
+    Attributes:
+        stream: The open stream; None = there is none now.
+        broken: Why there is none.
+        reconnects: How often a stream was opened again.
+        has_ended: The node has sent all that it has of the log.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        node: Node,
+        session: Session,
+        slots: Slots,
+        pool: BufferPool,
+        routes: Routes,
+        max_body_bytes: int,
+    ) -> None:
+        self.number, self.node = number, node
+        self._session, self._slots, self._pool, self._routes = session, slots, pool, routes
+        self._max_body_bytes = max_body_bytes
+        self.stream: Stream | None = None
+        self.broken: PenstockError | None = None
+        self.reconnects = 0
+        self.has_ended = False
+        self._reason = f"connecting to {node.target}"
+        self._cause = ""  # what broke the stream last, as long as no batch has come since
+        self._rereads: dict[int, int] = {}
+        self._backoff = Backoff()
+        self._sent_because = ""  # why bodies are not lent, as it was said last
+        self._cannot_map = False
+        # Set and taken by threads that nothing breaks off.
+        self._guard = threading.Lock()
+        self._closed = threading.Event()
+        self._call: ReadCall | None = None
+        self._thread: threading.Thread | None = None
+
+    # --- from other threads ---
+
+    def why(self) -> str:
+        """Return what is waited for, and what went wrong before that."""
+        stream = self.stream
+        reason = (stream.waits_for if stream is not None else "") or self._reason
+        cause = self._cause
+        return reason if cause in reason else f"{reason}, after: {cause}"
+
+    def start(self) -> None:
+        """Start reading, once. It takes a lock: call it aside."""
+        with self._guard:
+            if self._thread is None and not self._closed.is_set():
+                self._thread = threading.Thread(target=self._run, name="penstock-feed", daemon=True)
+                self._thread.start()
+
+    def cancel(self) -> None:
+        """End the stream; idempotent. It takes locks: call it aside."""
+        with self._guard:
+            self._closed.set()
+            call = self._call
+        if call is not None:
+            call.cancel()
+
+    def join(self, deadline_s: float) -> None:
+        """Wait until the thread has ended, after `cancel`. It too is called aside."""
+        with self._guard:
+            thread = self._thread
+        if thread is not None:
+            thread.join(deadline_s)
+
+    # --- its own thread ---
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set() and not self._slots.is_complete:
+                try:
+                    self._read()
+                    if self._slots.is_complete:
+                        return
+                    # Then what is missing is theirs. If all have sent all that they have, and yet
+                    # something is missing, it is asked for again.
+                    if self.has_ended and self._routes.others_read():
+                        return
+                    raise Unreachable(
+                        f"{self.node.target} closed the stream", target=self.node.target
+                    )
+                except NotLent as error:
+                    self._cannot_map = True
+                    self._note_sent(str(error))
+                except PenstockError as error:
+                    if self._closed.is_set() or self._slots.is_complete:
+                        return
+                    if not self._may_retry(error):
+                        raise
+                    self._note_break(error)
+                    self._closed.wait(self._backoff.next_s())
+        except BaseException as error:  # the edge of the thread: the consumer raises it
+            self._slots.fail(error)
+        finally:
+            if self._slots.is_complete:
+                self._routes.completed()
+            self._slots.wake()
+
+    def _may_retry(self, error: PenstockError) -> bool:
+        if isinstance(error, ChecksumMismatch):
+            # A damaged header names no position: it holds up the first that has not come.
+            position = self._slots.missing if error.position is None else error.position
+            self._rereads[position] = self._rereads.get(position, 0) + 1
+            return self._rereads[position] <= MAX_REREADS
+        return error.status == "UNAVAILABLE"
+
+    def _note_break(self, error: PenstockError) -> None:
+        first = self.broken is None
+        self.broken = error
+        self._reason = self._cause = error.message
+        self.reconnects += 1
+        if first:
+            tell(
+                logger.info,
+                "job %r: %s; going on at position %d",
+                self._session.job,
+                error,
+                self._slots.missing,
+            )
+
+    def _read(self) -> None:
+        """Read one stream until it ends, or until nothing more is to come."""
+        horizon = self._slots.horizon
+        position, limit = self._routes.room(self.number, 0)
+        borrower = self._borrow()
+        token = b"" if borrower is None else borrower.token
+        call = self.node.transport.read(self._open_message(horizon, position, limit, token))
+        with self._guard:
+            self._call = call
+        stream = Stream(
+            call,
+            self.node.target,
+            self.number,
+            self._session,
+            self._slots,
+            self._pool,
+            self._max_body_bytes,
+            horizon,
+            position,
+            limit,
+            borrower,
+        )
+        self.has_ended = False
+        self.stream = stream
+        self._slots.wake()  # who waits beyond the horizon may move it now
+        try:
+            if not self._closed.is_set():
+                self._take_all(call, stream)
+        finally:
+            if borrower is not None:
+                borrower.close()
+            self._note_sent(stream.sent_because)
+            self._reason = stream.waits_for or self._reason
+            self.has_ended = stream.has_ended
+            self.stream = None
+            with self._guard:
+                self._call = None
+            call.cancel()
+            with contextlib.suppress(PenstockError):  # it is over, whatever else it says
+                for _ in call:
+                    pass
+
+    def _take_all(self, call: ReadCall, stream: Stream) -> None:
+        landed = 0
+        for replies in call:
+            could_complete = stream.take_in(replies)
+            # Free them before the next one is made: that one then lies where the cache is warm.
+            del replies
+            stream.settle()
+            if stream.has_opened:
+                self.broken = None
+            if stream.landed != landed:
+                landed, self._cause = stream.landed, ""
+                self._backoff.reset()
+                for position in [at for at in self._rereads if self._slots.has(at)]:
+                    del self._rereads[position]
+            if could_complete and self._slots.is_complete:
+                return
+
+    def _borrow(self) -> Borrower | None:
+        """Connect to the node's memory socket, where there is one."""
+        path = self.node.transport.memory
+        if path is None or self._cannot_map:
+            return None
+        try:
+            return Borrower(path, self._slots.prefetch + HELD_BATCHES)
+        except NotLent as error:
+            self._note_sent(str(error))
+        return None
+
+    def _note_sent(self, reason: str) -> None:
+        """Say once why bodies are sent that could be lent."""
+        if reason and reason != self._sent_because:
+            self._sent_because = reason
+            tell(logger.info, "job %r: batches are sent, not lent: %s", self._session.job, reason)
+
+    def _open_message(
+        self, horizon: int, position: int, bytes_limit: int, borrower: bytes
+    ) -> bytes:
+        session, start = self._session, self._slots.missing
+        message = feed_pb2.Open(
+            protocol=PROTOCOL,
+            job=session.job,
+            log_id=session.log_id,
+            group=session.group,
+            token=session.token,
+            generation=session.generation,
+            rank=session.share.rank,
+            world_size=session.share.world_size,
+            batches_per_step=session.share.batches_per_step,
+            start=start,
+            lanes=self.node.lanes,
+            tail=feed_pb2.TAIL_PAD if session.tail_pad else feed_pb2.TAIL_DROP,
+            horizon=horizon,
+            next=position,
+            bytes_limit=bytes_limit,
+            bundles=True,
+            borrower=borrower,
+        )
+        if session.given_from is not None and session.given_from < start:
+            # A node that has just started does not know it, and nothing of it may move.
+            message.given_from = session.given_from
+        return feed_pb2.ReadRequest(open=message).SerializeToString()
+
+
+def cancel_all(routes: Iterable[Route]) -> None:
+    """End every stream; idempotent. It takes locks: call it aside."""
+    for route in routes:
+        route.cancel()
+
+
+__all__ = ["MAX_REREADS", "Node", "Route", "Routes", "cancel_all"]

@@ -1,0 +1,295 @@
+"""One stream: reads one `Feed.Read` call, and assembles batches into slots."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.client.aside import tell
+from penstock.client.reading.borrowing import Borrower
+from penstock.client.reading.buffers import BufferPool
+from penstock.client.reading.slots import Delivery, Slots
+from penstock.client.run.session import Session
+from penstock.wire import LENT_BYTES, frame
+from penstock.wire.errors import BadFrame, JobChanged
+from penstock.wire.order import Order
+from penstock.wire.transport import ReadCall
+from penstock.wire.v1 import feed_pb2
+
+logger = logging.getLogger("penstock")
+
+CHECKED_SHARE = 8
+"""Of lent bodies, which no network carries, one of so many is checked against its checksum."""
+
+
+@dataclass
+class _Assembly:
+    """A batch whose chunks are arriving; `body` is None where it is a copy of one that is there."""
+
+    header: feed_pb2.BatchHeader
+    body: NDArray[np.uint8] | None
+    filled: int = 0
+    crc: int = 0
+
+
+class Stream:
+    """An open call, read by one thread; another one, the consumer's, moves its horizon.
+
+    Args:
+        call: The call.
+        target: Where the node is, for messages.
+        route: The number of the route that this is a stream of.
+        session: What it was opened with.
+        slots: Where batches go.
+        pool: Where bodies land.
+        max_body_bytes: A batch that announces more is refused before anything is allocated.
+        horizon: What it was opened with; the next position and the bytes, too.
+        borrower: What it named as it opened: bodies may be lent.
+
+    Attributes:
+        allowed: The horizon up to which positions may come: set before it is sent.
+        sent: The horizon that the server was told: set after it was sent.
+        told: The next position that the server was told.
+        received_bytes: The bodies of all batches that came whole, copies of known ones, too.
+        has_opened: The node has accepted it.
+        has_ended: The node has sent all that it has of the log.
+        waits_for: What it waits for, in words.
+        landed: How many batches have come.
+        sent_because: Why a body was sent that could have been lent, in words.
+    """
+
+    def __init__(
+        self,
+        call: ReadCall,
+        target: str,
+        route: int,
+        session: Session,
+        slots: Slots,
+        pool: BufferPool,
+        max_body_bytes: int,
+        horizon: int,
+        told: int,
+        bytes_limit: int,
+        borrower: Borrower | None = None,
+    ) -> None:
+        self._call, self._target, self._route = call, target, route
+        self._session, self._share, self._slots = session, session.share, slots
+        self._pool, self._max_body_bytes = pool, max_body_bytes
+        self.allowed = self.sent = horizon
+        self.told, self._bytes_limit = told, bytes_limit
+        self._largest_bytes = 0  # of the bodies that have come
+        self.received_bytes = 0
+        self.has_opened = self.has_ended = False
+        self.waits_for = ""
+        self.landed = 0
+        self.sent_because = ""
+        self._borrower, self._lent_batches = borrower, 0
+        self._order: Order | None = None  # of an endless log, once the stream is open
+        self._assembling: dict[tuple[int, int], _Assembly] = {}
+        self._in_bundle = False
+
+    def send(self, horizon: int, finished_step: int, position: int, bytes_limit: int) -> None:
+        """Tell the server how far we accept; takes no lock. The consumer's thread calls it."""
+        message = feed_pb2.Horizon(
+            horizon=horizon, finished_step=finished_step, next=position, bytes_limit=bytes_limit
+        )
+        self.allowed = max(self.allowed, horizon)
+        self._call.send(feed_pb2.ReadRequest(horizon=message).SerializeToString())
+        self.sent, self.told = max(self.sent, horizon), position
+        self._bytes_limit = max(self._bytes_limit, bytes_limit)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the server knows of room for one more batch, as large as any so far."""
+        return self.received_bytes + self._largest_bytes <= self._bytes_limit
+
+    def take_in(self, replies: Sequence[frame.Reply]) -> bool:
+        """Take in what came in one message; tell whether it could have completed the reading.
+
+        Raises:
+            BadFrame, ChecksumMismatch, JobChanged: What came is not what was opened, or is damaged.
+        """
+        if len(replies) == 1:
+            return self._handle(replies[0])
+        # A bundle is there at once: its first batch shall not wake the consumer to fight for the
+        # interpreter with those after it.
+        self._in_bundle = True
+        try:
+            # A list, as every reply is to be handled.
+            return any([self._handle(reply) for reply in replies])  # noqa: C419
+        finally:
+            self._in_bundle = False
+            self._slots.wake()
+
+    def _handle(self, reply: frame.Reply) -> bool:
+        if reply.kind == "batch":
+            return self._handle_batch(reply)
+        message: Any = reply.message
+        if reply.kind == "opened":
+            self._opened(message)
+        elif reply.kind == "waiting":
+            self.waits_for = _describe_waiting(message)
+        elif reply.kind == "draining":
+            self.waits_for = f"{self._target} is shutting down: {message.detail}"
+            tell(logger.info, "job %r: %s", self._session.job, self.waits_for)
+        else:
+            self._ended(message)
+        return reply.kind == "end"
+
+    def _opened(self, message: feed_pb2.Opened) -> None:
+        session = self._session
+        if message.log_id != session.log_id:
+            raise JobChanged(
+                f"job {session.job!r} at {self._target} is another log than the one "
+                f"that was being read: {message.log_id.hex()[:12]}, not "
+                f"{session.log_id.hex()[:12]}; serve the job as it was, or start a new group",
+                log_id=message.log_id.hex(),
+                expected=session.log_id.hex(),
+            )
+        # Where the lanes of a finite log end is the server's to know.
+        is_finite = session.is_finite or message.HasField("batches")
+        self._order = None if is_finite else Order(max(1, message.lanes))
+        self.has_opened = True
+        self.waits_for = f"{self._target} has opened the stream and sent nothing yet"
+
+    def _ended(self, message: feed_pb2.End) -> None:
+        session = self._session
+        is_unknown = session.is_finite and session.steps is None
+        if not is_unknown and message.steps != session.steps:
+            raise BadFrame(
+                f"{self._target} ends job {session.job!r} after {message.steps} "
+                f"steps, and described it as {_length(session.steps)}: nothing is left "
+                "out silently; check that both sides run the same version"
+            )
+        self.has_ended = True
+        self._slots.end_at(message.steps * self._share.batches_per_step)
+        if message.dropped_batches:
+            tell(
+                logger.info,
+                "job %r: the last %d of %d batches fill no step and were left out (tail='drop')",
+                session.job,
+                message.dropped_batches,
+                message.batches,
+            )
+
+    def _handle_batch(self, reply: frame.Reply) -> bool:
+        header, chunk = reply.header, reply.chunk
+        if header is not None:
+            assembly = self._begin(header, reply.lent)
+            if reply.lent is not None:
+                return self._finish(assembly)
+            if header.body_bytes == 0 and chunk is None:
+                return self._finish(assembly)
+        if chunk is None:
+            return False
+        found = self._assembling.get((chunk.lane, chunk.offset))
+        if found is None:
+            raise BadFrame(
+                f"lane {chunk.lane}, offset {chunk.offset} sent a part of a batch without its "
+                "header; check that client and server are of the same version"
+            )
+        after = frame.check_chunk(found.header, chunk, found.filled)
+        if found.body is not None:
+            # First the sum, while the message is in the cache: the copy pushes it out.
+            found.crc = frame.crc32c(chunk.data, found.crc)
+            # An array over the message's bytes: slices of ndarrays copy at memory speed.
+            found.body[found.filled : after] = np.frombuffer(chunk.data, np.uint8)
+        found.filled = after
+        return after == found.header.body_bytes and self._finish(found)
+
+    def _begin(self, header: feed_pb2.BatchHeader, lent: feed_pb2.Lent | None) -> _Assembly:
+        frame.check_sealed(header)
+        frame.check_header(header, max_body_bytes=self._max_body_bytes)
+        position = header.position
+        if header.log_id != self._session.log_id:
+            raise BadFrame(
+                f"the batch at position {position} is of log {header.log_id.hex()[:12]}, and the "
+                f"stream of {self._session.log_id.hex()[:12]}: the node mixed up two jobs",
+                position=position,
+            )
+        known = self._slots.has(position)
+        horizon = self.allowed
+        if not self._share.owns(position) or position >= horizon:
+            raise BadFrame(
+                f"position {position} was sent to rank {self._share.rank} of "
+                f"{self._share.world_size}, which did not ask for it (horizon {horizon}); check "
+                "that client and server are of the same version",
+                position=position,
+            )
+        address = (header.lane, header.offset)
+        if self._order is not None and self._order.address(position) != address:
+            raise BadFrame(
+                f"the batch at position {position} says that it is offset {header.offset} of lane "
+                f"{header.lane}, which is another position of {self._order.lanes} lanes; check "
+                "that client and server are of the same version",
+                position=position,
+            )
+        if lent is not None:
+            assembly = self._lent(header, lent, known)
+        else:
+            assembly = _Assembly(header, None if known else self._lease(header.body_bytes))
+        self._assembling[header.lane, header.offset] = assembly
+        return assembly
+
+    def _lease(self, nbytes: int) -> NDArray[np.uint8]:
+        if self._borrower is not None and nbytes >= LENT_BYTES and not self.sent_because:
+            lent = self._borrower.lent
+            self.sent_because = f"the node has lent {lent} batches and lends no more"
+        return self._pool.lease(nbytes)
+
+    def _lent(self, header: feed_pb2.BatchHeader, lent: feed_pb2.Lent, known: bool) -> _Assembly:
+        borrower = self._borrower
+        if borrower is None or (lent.lane, lent.offset) != (header.lane, header.offset):
+            raise BadFrame(
+                f"the batch at position {header.position} is lent, and nobody borrows it, or "
+                "another is; check that client and server are of the same version",
+                position=header.position,
+            )
+        if known:
+            borrower.refuse(lent)
+            return _Assembly(header, None)
+        body = borrower.take(lent, header.body_bytes)
+        self._lent_batches += 1
+        is_checked = self._lent_batches % CHECKED_SHARE == 1
+        return _Assembly(header, body, crc=frame.crc32c(body) if is_checked else header.crc32c)
+
+    def settle(self) -> None:
+        """Give back what was lent and is not read any more."""
+        if self._borrower is not None:
+            self._borrower.settle()
+
+    def _finish(self, assembly: _Assembly) -> bool:
+        header, body = assembly.header, assembly.body
+        del self._assembling[header.lane, header.offset]
+        if body is None:
+            self.received_bytes += header.body_bytes
+            return False
+        frame.check_crc(header, body, assembly.crc)
+        self._largest_bytes = max(self._largest_bytes, header.body_bytes)
+        self.waits_for = "the server has sent nothing since the last batch"
+        self._slots.put(Delivery(header, body, self._route))
+        self.received_bytes += header.body_bytes  # after it lies there: see `Feed.room`
+        self.landed += 1
+        if not self._in_bundle:
+            self._slots.wake()
+        return True
+
+
+def _describe_waiting(message: feed_pb2.Waiting) -> str:
+    item = f", item {message.item}" if message.item else ""
+    return (
+        f"lane {message.lane}, offset {message.offset} is {message.stage} "
+        f"for {message.since_s:.0f} s{item}"
+    )
+
+
+def _length(steps: int | None) -> str:
+    return "endless" if steps is None else f"{steps} steps long"
+
+
+__all__ = ["Stream"]

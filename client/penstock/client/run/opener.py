@@ -1,0 +1,199 @@
+"""How reading begins: which rank this is, what the job is, where the group stands."""
+
+from __future__ import annotations
+
+import logging
+
+from penstock.client.aside import tell
+from penstock.client.options import Options
+from penstock.client.reading.transport import pretty
+from penstock.client.run.attempt import attempt_token
+from penstock.client.run.control import Control
+from penstock.client.run.ranks import WorldRank, discover, log_place
+from penstock.client.run.resources import Resources
+from penstock.client.run.session import Session, Start
+from penstock.wire.attempts import moved, moves_between
+from penstock.wire.errors import InvalidRequest, JobChanged, PastEnd
+from penstock.wire.order import MAX_POSITION, Share
+from penstock.wire.v1 import cursors_pb2, feed_pb2
+
+logger = logging.getLogger("penstock")
+
+
+class Opener:
+    """Settles, as late as possible and once, what a session needs.
+
+    Args:
+        resources: Where the connection is kept.
+        options: What the Loader was given.
+    """
+
+    def __init__(self, resources: Resources, options: Options) -> None:
+        self.target = pretty(options.target)
+        self._resources, self._options = resources, options
+        self._control: Control | None = None
+        self._info: feed_pb2.DescribeReply | None = None
+        self._place: WorldRank | None = None
+        self._token: str | None = None
+
+    @property
+    def place(self) -> WorldRank:
+        """Which data-parallel rank this is; found and logged at the first look."""
+        if self._place is None:
+            self._place = discover(self._options.ranks)
+            log_place(self._place, self._options.job)
+        return self._place
+
+    @property
+    def control(self) -> Control:
+        """The short calls; connects at the first look."""
+        if self._control is None:
+            transport = self._resources.connect(self._options.target)
+            self._control = Control(
+                transport, self._options.job, self.target, self._options.deadline_s
+            )
+        return self._control
+
+    @property
+    def info(self) -> feed_pb2.DescribeReply:
+        """What the job is; asked once."""
+        if self._info is None:
+            self._info = self.control.describe()
+        return self._info
+
+    def open(self, start: Start, moves: int) -> Session:
+        """Begin: with a group this starts or joins a generation.
+
+        Args:
+            start: Where.
+            moves: How often this reader has gone elsewhere: each is an attempt of its own, which
+                all ranks name alike.
+
+        Raises:
+            PenstockError: See `Control.describe` and `Control.begin`.
+            UnevenStep: The world size does not divide the step.
+            PastEnd: The job ends before the place that is asked for.
+        """
+        place, info, state, options = self.place, self.info, start.state, self._options
+        # A state from seek names no step size: the group's stays.
+        wanted = options.batches_per_step or (state.batches_per_step if state else 0) or None
+        token, generation, store = "", 0, info.store
+        if options.group is None:
+            step_size = wanted or info.batches_per_step or place.world_size
+            first_step = start.step or 0
+        else:
+            attempt = self._attempt_token(place)
+            begun = self._begin(options.group, moved(attempt, moves), wanted, start)
+            # A rank that was started again alone is told how often its attempt has moved.
+            token = begun.token
+            moves = moves_between(attempt, token) or 0
+            generation, step_size = int(begun.generation), int(begun.batches_per_step)
+            store = begun.store
+            # A joining rank's row may be ahead of the state, but the trainer's checkpoint is the
+            # truth.
+            first_step = state.step if state else int(begun.start_step)
+        share = Share(step_size, place.rank, place.world_size)
+        first = first_step * step_size + place.rank
+        if state is not None:
+            first += state.consumed * place.world_size
+        if start.position is not None:
+            first = share.at_or_after(start.position)
+        session = Session(
+            target=self.target,
+            job=options.job,
+            log_id=info.log_id,
+            store=store,
+            batches=info.batches if info.HasField("batches") else None,
+            share=share,
+            finite=info.finite,
+            first=first,
+            group=options.group or "",
+            token=token,
+            generation=generation,
+            moves=moves,
+            tail_pad=options.tail_pad,
+            given_from=0 if state is not None else first,
+        )
+        _check_end(session, start)
+        if options.group is None:
+            tell(
+                logger.info,
+                "job %r: reading from step %s, %d batches per step",
+                options.job,
+                f"{share.step(first):,}",
+                step_size,
+            )
+        return session
+
+    def _attempt_token(self, place: WorldRank) -> str:
+        if self._token is None:
+            self._token = attempt_token(self._options.attempt, place)
+        return self._token
+
+    def _begin(
+        self, group: str, token: str, batches_per_step: int | None, start: Start
+    ) -> cursors_pb2.BeginReply:
+        # Whoever names the step may load a state of another store.
+        names_step = isinstance(self._options.start, int)
+        begun = self.control.begin(
+            group,
+            token,
+            self.place.rank,
+            self.place.world_size,
+            batches_per_step=batches_per_step,
+            start_step=start.step,
+            store="" if start.state is None or names_step else start.state.store,
+        )
+        if begun.log_id != self.info.log_id:
+            raise JobChanged(
+                f"job {self._options.job!r} became another log between two calls "
+                f"({self.info.log_id.hex()[:12]}, then {begun.log_id.hex()[:12]}): start again",
+                log_id=begun.log_id.hex(),
+                expected=self.info.log_id.hex(),
+            )
+        tell(logger.info, "%s", resuming(self._options.job, group, begun, start))
+        return begun
+
+
+def _check_end(session: Session, start: Start) -> None:
+    share, steps = session.share, session.steps
+    if steps is None:
+        if session.first > MAX_POSITION:
+            raise InvalidRequest(
+                f"step {share.step(session.first)} of {share.batches_per_step} batches lies beyond "
+                f"position {MAX_POSITION}, the last that there is: start before",
+                field="position",
+                value=session.first,
+            )
+        return
+    if session.first > steps * share.batches_per_step + share.rank:
+        asked = f"step {share.step(session.first)}"
+        if start.position is not None:
+            asked = f"position {start.position}"
+        raise PastEnd(
+            f"{asked} lies past the end: job {session.job!r} holds {session.batches} batches, "
+            f"{steps} steps of {share.batches_per_step}",
+            position=session.first,
+            batches=session.batches,
+        )
+
+
+def resuming(job: str, group: str, begun: cursors_pb2.BeginReply, start: Start) -> str:
+    """Return the sentence that says where a group goes on, and who committed last."""
+    who = f"group {group!r} of job {job!r}"
+    origin = begun.batches_per_step_from or "server"
+    attempt = (
+        f"generation {begun.generation}, {begun.batches_per_step} batches per step (from {origin})"
+    )
+    committed = "nothing committed yet"
+    if begun.committed_at:
+        at = begun.committed_at.replace("T", " ")[:16]
+        committed = f"committed {at} by generation {begun.committed_by}"
+    if start.state is not None:
+        return f"{who}: going to step {start.state.step:,} as told; {committed}; {attempt}"
+    # Every rank but the first joins, so to join tells nothing: at a fresh start all rows are 0.
+    verb = "resuming" if begun.start_step else "starting"
+    return f"{who}: {verb} at step {begun.start_step:,}, {committed}; {attempt}"
+
+
+__all__ = ["Opener", "resuming"]

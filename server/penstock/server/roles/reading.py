@@ -1,0 +1,69 @@
+"""How a source is stored, and how the draws of a job read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The storage blocks of a source: what is read and decoded as one, such as a row group.
+
+    Attributes:
+        items: How many items each block holds, in index order; blocks of none are allowed.
+        nbytes: About how many bytes each takes in memory when it is decoded. From content alone,
+            never measured: default windows are chosen by it, and they are part of the log id.
+            None = not known.
+        stored: How many bytes of each lie in storage, of the columns that are read; None = not
+            known.
+    """
+
+    items: Sequence[int]
+    nbytes: Sequence[int] | None = None
+    stored: Sequence[int] | None = None
+
+    def __len__(self) -> int:
+        """Return how many blocks there are."""
+        return len(self.items)
+
+
+class Reading(NamedTuple):
+    """How the draws of a job read a source of storage blocks: it decides where lanes are placed.
+
+    Attributes:
+        source: The name of the source.
+        groups: Lane l draws from the blocks of reading group `l mod groups`; lanes of one group
+            belong into one worker, which then decodes their blocks alone. None = all lanes draw
+            from the same blocks, and any worker may have any lane.
+        blocks: How many decoded blocks a group draws from at a time, or all lanes where there are
+            no groups; None = not known.
+        all_blocks: How many blocks the source has.
+        block_bytes: About how many bytes a decoded block takes; 0 = not known.
+        stored_bytes: Bytes of a block in storage, in the mean; 0 = not known.
+        item_bytes: Bytes of an item in storage, in the mean; 0 = not known.
+    """
+
+    source: str
+    groups: int | None
+    blocks: int | None
+    all_blocks: int
+    block_bytes: float
+    stored_bytes: float
+    item_bytes: float
+
+    @property
+    def held(self) -> int:
+        """Return how many decoded blocks all lanes together draw from at a time."""
+        if self.blocks is None:
+            return self.all_blocks
+        return min(self.all_blocks, (self.groups or 1) * self.blocks)
+
+    @property
+    def is_read_by_all(self) -> bool:
+        """Tell whether all workers read all blocks in each epoch: they go through its window."""
+        return self.groups is None and self.blocks is not None and self.blocks < self.all_blocks
+
+
+__all__ = ["Blocks", "Reading"]

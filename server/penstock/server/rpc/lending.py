@@ -1,0 +1,253 @@
+"""The node's memory socket: bodies are lent to processes on this host instead of sent.
+
+The protocol is `penstock.wire.memory`'s. A loan keeps its batch in the worker's arena until it
+comes back, by number or with the end of the connection: the kernel closes that whatever ends the
+process, so nothing stays lent to nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import struct
+from array import array
+from collections.abc import Callable
+
+import structlog
+
+from penstock.server.node.arena import ArenaReader
+from penstock.server.node.entry import Entry
+from penstock.wire import LENT_BYTES, memory
+from penstock.wire.errors import BadFrame
+from penstock.wire.v1 import feed_pb2
+
+log = structlog.get_logger("penstock.rpc")
+
+LENT_SHARE = 2
+"""Of what may be ready, one part in so many may be lent: the rest keeps everybody else going."""
+
+MAX_CONNECTIONS = 1024
+"""Processes that may borrow at once."""
+
+_CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
+
+
+class Lender:
+    """What one connection has borrowed.
+
+    Args:
+        sock: The connection.
+        give_back: Told of every entry whose loan has come back.
+
+    Attributes:
+        token: What its consumer names in `Open.borrower`.
+        lent_bytes: What is lent now, headers included.
+    """
+
+    def __init__(self, sock: socket.socket, give_back: Callable[[Entry], None]) -> None:
+        self._sock, self._give_back = sock, give_back
+        self.token = secrets.token_bytes(memory.TOKEN_BYTES)
+        self.lent_bytes = 0
+        self._loans: dict[int, Entry] = {}
+        self._next_loan = self._next_arena = 1
+        self._arenas: dict[ArenaReader, int] = {}
+        self.closed = False
+
+    def lend(self, entry: Entry, limit_bytes: int) -> feed_pb2.Lent | None:
+        """Lend a batch that the caller has pinned; None = send it.
+
+        Args:
+            entry: The batch.
+            limit_bytes: What may be lent on this connection in all.
+        """
+        span = entry.span
+        if self.closed or span is None or span.view.nbytes < LENT_BYTES:
+            return None
+        if self.lent_bytes + entry.nbytes > limit_bytes:
+            return None
+        try:
+            arena = self._announced(span.arena)
+        except OSError as error:
+            # It does not take its packets, or is gone: the wire serves it as long as it reads that.
+            log.debug("memory cannot be passed on", error=str(error))
+            return None
+        number, self._next_loan = self._next_loan, self._next_loan + 1
+        entry.pins += 1
+        self._loans[number] = entry
+        self.lent_bytes += entry.nbytes
+        key = entry.key
+        return feed_pb2.Lent(
+            lane=key.lane, offset=key.offset, loan=number, arena=arena, start=span.start
+        )
+
+    def _announced(self, arena: ArenaReader) -> int:
+        """Return an arena's number here; the other side has its descriptor, or will."""
+        number = self._arenas.get(arena)
+        if number is None:
+            for old in [one for one in self._arenas if one.closed]:
+                self._sock.send(memory.pack(memory.Gone(self._arenas[old])))
+                del self._arenas[old]
+            number = self._next_arena
+            packet = memory.pack(memory.Arena(number, arena.size_bytes))
+            rights = array("i", [arena.fd]).tobytes()
+            self._sock.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            self._arenas[arena], self._next_arena = number, number + 1
+        return number
+
+    def hear(self, packet: bytes) -> None:
+        """Take loans back.
+
+        Raises:
+            BadFrame: The packet is none, or names a loan that there is not.
+        """
+        for number in memory.parse_returns(packet):
+            entry = self._loans.pop(number, None)
+            if entry is None:
+                raise BadFrame(f"loan {number} comes back, and is not lent")
+            self.lent_bytes -= entry.nbytes
+            self._give_back(entry)
+
+    def close(self) -> None:
+        """Take everything back: the other side is gone."""
+        self.closed = True
+        entries = list(self._loans.values())
+        self._loans.clear()
+        self.lent_bytes = 0
+        for entry in entries:
+            self._give_back(entry)
+
+
+class Lending:
+    """Listens on the memory socket, and finds the connection that a consumer names.
+
+    Args:
+        give_back: Told of every entry whose loan has come back.
+        bound_bytes: What may be ready on this node.
+    """
+
+    def __init__(self, give_back: Callable[[Entry], None], bound_bytes: int) -> None:
+        self._give_back, self._limit_bytes = give_back, bound_bytes // LENT_SHARE
+        self._lenders: dict[bytes, Lender] = {}
+        self._listening: socket.socket | None = None
+        self._path = ""
+        self._loop: asyncio.AbstractEventLoop
+
+    def start(self, listen: str, socket_mode: int) -> None:
+        """Listen beside a Unix socket; beside any other address nothing is lent.
+
+        Args:
+            listen: What the node listens on.
+            socket_mode: The mode of that socket, and of this one.
+        """
+        path = memory.memory_path(listen)
+        if path is None:
+            return
+        self._loop = asyncio.get_running_loop()
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)  # of a server that was killed: gRPC's socket beside it was free
+            umask = os.umask(0o177)
+            try:
+                sock.bind(path)
+            finally:
+                os.umask(umask)
+            os.chmod(path, socket_mode)
+            sock.listen(128)
+        except OSError as error:
+            sock.close()
+            log.warning(
+                "no memory socket; batches for this host are sent", path=path, error=str(error)
+            )
+            return
+        self._listening, self._path = sock, path
+        self._loop.add_reader(sock.fileno(), self._accept)
+
+    def stop(self) -> None:
+        """Listen no more; idempotent.
+
+        What is lent stays lent until this process ends: consumers may still read it, and no worker
+        writes there after that.
+        """
+        if self._listening is not None:
+            self._loop.remove_reader(self._listening.fileno())
+            self._listening.close()
+            self._listening = None
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+
+    def find(self, token: bytes) -> Lender | None:
+        """Return the connection that a consumer names, if there is one."""
+        return self._lenders.get(token) if token else None
+
+    def limit_bytes(self) -> int:
+        """Return what may be lent on one connection: what may be lent in all, in equal parts."""
+        return self._limit_bytes // max(1, len(self._lenders))
+
+    @property
+    def lent_bytes(self) -> int:
+        """Return what is lent now."""
+        return sum(lender.lent_bytes for lender in self._lenders.values())
+
+    def _accept(self) -> None:
+        assert self._listening is not None
+        try:
+            sock, _ = self._listening.accept()
+        except OSError as error:
+            log.debug("a connection to the memory socket was lost", error=str(error))
+            return
+        sock.setblocking(False)
+        reason = self._refusal(sock)
+        if reason is not None:
+            with contextlib.suppress(OSError):
+                sock.send(memory.pack(memory.Refusal(reason)))
+            sock.close()
+            return
+        lender = Lender(sock, self._give_back)
+        try:
+            sock.send(memory.pack(memory.Hello(lender.token)))
+        except OSError:
+            sock.close()
+            return
+        self._lenders[lender.token] = lender
+        self._loop.add_reader(sock.fileno(), self._readable, sock, lender)
+
+    def _refusal(self, sock: socket.socket) -> str | None:
+        """Return why nothing is lent to whoever has connected; None = it is."""
+        _, uid, _ = _CREDENTIALS.unpack(
+            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        if uid != os.geteuid():
+            return f"the node runs as user {os.geteuid()}, and this process as user {uid}"
+        if len(self._lenders) >= MAX_CONNECTIONS:
+            return f"{MAX_CONNECTIONS} processes borrow already"
+        return None
+
+    def _readable(self, sock: socket.socket, lender: Lender) -> None:
+        try:
+            packet = sock.recv(memory.MAX_PACKET_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        if packet and not lender.closed:
+            try:
+                lender.hear(packet)
+                return
+            except BadFrame as error:
+                log.warning("a consumer gives back what it has not borrowed", error=error.message)
+                # What it has stays lent until it hangs up: it may still read it.
+                lender.closed = True
+                return
+        if packet:
+            return  # nothing that it says is believed any more
+        self._loop.remove_reader(sock.fileno())
+        sock.close()
+        del self._lenders[lender.token]
+        lender.close()
+
+
+__all__ = ["LENT_SHARE", "Lender", "Lending"]
