@@ -170,8 +170,7 @@ class UntoldLength:
     """A transport to a node that says that a log ends, and not yet where."""
 
     def __init__(self, inner: Transport) -> None:
-        self._inner = inner
-        self.memory = inner.memory
+        self._inner, self.memory = inner, inner.memory
 
     def unary(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Answer as the node does, without the length."""

@@ -11,7 +11,7 @@ import pytest
 from invariants import check_conservation
 from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
 from penstock.server.job import Job
-from penstock.server.pipeline.items import Items, VerdictBook
+from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.planner import (
     AHEAD_BYTES,
@@ -20,6 +20,7 @@ from penstock.server.pipeline.planner import (
     MAX_REASONS,
     Planner,
 )
+from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.roles import (
     BestFitPackingBatcher,
     MapDistributor,

@@ -32,12 +32,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from penstock.server.core.refs import Verdict
+from penstock.server.core.verdict import Verdict
 from penstock.server.environment import worker_environment
 from penstock.server.jobs.target import absolute_target
 from penstock.server.node.made import MadeOffsets
-from penstock.server.pipeline.items import Items, Progress, VerdictBook
+from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Computed, Line, compute, nearest_line, replay_cost
+from penstock.server.pipeline.retry import Progress
+from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.store.base import Seen
 from penstock.server.store.recorded import Recorded
 from penstock.wire.errors import (

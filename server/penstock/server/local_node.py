@@ -27,7 +27,8 @@ from typing import Any, BinaryIO, TypeVar
 
 from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line
-from penstock.server.core.refs import ItemRef, Verdict
+from penstock.server.core.refs import ItemRef
+from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.jobs.load import Config, load
 from penstock.server.local import (
@@ -46,8 +47,8 @@ from penstock.server.node.channel import receive
 from penstock.server.node.child import die_with_parent, told
 from penstock.server.node.count import ensure_counted
 from penstock.server.node.page import Page
-from penstock.server.pipeline.items import VerdictBook
 from penstock.server.pipeline.line import Computed
+from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.rpc.cursors import Cursors
 from penstock.server.rpc.local import LocalService
 from penstock.server.rpc.opening import VERSION, OpenedRead

@@ -21,9 +21,10 @@ from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef, SampleRef
 from penstock.server.job import Job
-from penstock.server.pipeline.items import Filtered, Items, Outcome, Quarantined
+from penstock.server.pipeline.items import Filtered, Items, Outcome
 from penstock.server.pipeline.kept import held_bytes
 from penstock.server.pipeline.line import Computed, Line
+from penstock.server.pipeline.verdicts import Quarantined
 from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.wire import frame
 from penstock.wire.errors import BadBatch, BadItem, PenstockError

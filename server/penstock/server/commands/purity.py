@@ -30,15 +30,10 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.core.seeding import drawn_since, purpose_key, seeded_globals
 from penstock.server.environment import FIXED, THREAD_VARIABLES, worker_environment
 from penstock.server.job import Job
-from penstock.server.pipeline.items import (
-    RETRY_DEADLINE_S,
-    Filtered,
-    Items,
-    Outcome,
-    Quarantined,
-    content_hash,
-)
+from penstock.server.pipeline.items import Filtered, Items, Outcome
 from penstock.server.pipeline.line import Computed, Line
+from penstock.server.pipeline.retry import RETRY_DEADLINE_S
+from penstock.server.pipeline.verdicts import Quarantined, content_hash
 from penstock.server.roles.base import BatchCollator, RawItemProcessor, Source
 from penstock.server.roles.role import Role, asked
 from penstock.wire import frame

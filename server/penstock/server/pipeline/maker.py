@@ -9,8 +9,10 @@ from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.core.seeding import BorrowedGlobals
 from penstock.server.job import Job
-from penstock.server.pipeline.items import Bad, Call, Filtered, Items
+from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.pipeline.retry import Call
 from penstock.server.pipeline.standin import StandIns
+from penstock.server.pipeline.verdicts import Bad
 from penstock.server.roles.base import Sample
 from penstock.server.roles.context import CollateContext, batch_key
 from penstock.server.roles.role import Role

@@ -15,11 +15,13 @@ from typing import Any
 
 from penstock.server.core.contained import as_exception, contained
 from penstock.server.core.frames import error_line, user_traceback
-from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef, Verdict
+from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
+from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
-from penstock.server.pipeline.items import Bad, Filtered, Items
+from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.pipeline.kept import held_bytes
+from penstock.server.pipeline.verdicts import Bad
 from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.roles.role import Role

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from penstock.server.core import libraries
-from penstock.server.core.refs import Verdict
+from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job, find_job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import far

@@ -27,7 +27,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from penstock.server.core.refs import ItemRef, Verdict
+from penstock.server.core.refs import ItemRef
+from penstock.server.core.verdict import Verdict
 from penstock.server.store import Store
 from penstock.server.store.base import (
     BeginRequest,
