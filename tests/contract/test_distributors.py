@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import DataDistributor, Source
+from penstock.server.roles.base import DataDistributor, IndexedSource
 from penstock.server.roles.distributors import BUILTIN_DISTRIBUTORS, MapDistributor
 from penstock.server.roles.reading import Blocks
 
 
-class Numbers(Source):
+class Numbers(IndexedSource):
     """Items that are their own index; in blocks where sizes of blocks are given."""
 
     version = 1

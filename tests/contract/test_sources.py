@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.roles.base import Source
+from penstock.server.roles.base import IndexedSource
 from penstock.server.sources import (
     BUILTIN_SOURCES,
     HfSource,
@@ -38,7 +38,7 @@ class Case:
     """
 
     write: Callable[[Path], None]
-    open: Callable[[Path], Source]
+    open: Callable[[Path], IndexedSource]
     items: list[Any]
 
 
@@ -122,7 +122,7 @@ class Rows:
     )
 
 
-def hf(builder: str, pattern: str, **more: Any) -> Callable[[Path], Source]:
+def hf(builder: str, pattern: str, **more: Any) -> Callable[[Path], IndexedSource]:
     return lambda folder: HfSource(builder, data_files=str(folder / pattern), **more)
 
 

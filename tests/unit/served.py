@@ -22,7 +22,7 @@ from penstock.server.job import Job
 from penstock.server.metrics import Metrics
 from penstock.server.node.channel import Message
 from penstock.server.node.crew import Hear, Lose
-from penstock.server.roles import BatchCollator, MapDistributor, RawItemProcessor, Source
+from penstock.server.roles import BatchCollator, IndexedSource, MapDistributor, RawItemProcessor
 from penstock.server.roles.base import CollateContext, KeySpec, ProcessContext, Sample
 from penstock.server.rpc.service import Service
 from penstock.server.store import Memory, MemoryStore
@@ -62,7 +62,7 @@ def values_of(position: int, nbytes: int) -> dict[str, Any]:
     }
 
 
-class Numbers(Source):
+class Numbers(IndexedSource):
     """The numbers from 0 on, as items."""
 
     version: ClassVar[int] = 1

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import Source
+from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import InvalidJob
 
 
-class BlockSource(Source):
+class BlockSource(IndexedSource):
     """Items that are their own index, in blocks of given sizes."""
 
     version = 1
@@ -40,7 +40,7 @@ class BlockSource(Source):
 
 def bound(
     distributor: MapDistributor,
-    source: Source,
+    source: IndexedSource,
     *,
     seed: int = 7,
     epochs: int | None = None,
@@ -72,7 +72,7 @@ SOURCES = {
 @pytest.mark.parametrize("window_blocks", [1, 2, 3, 16])
 @pytest.mark.parametrize("lanes", [1, 2, 3, 12])
 def test_each_item_comes_exactly_once_per_epoch_over_all_lanes(
-    source: Source, shuffle: str | None, window_blocks: int, lanes: int
+    source: IndexedSource, shuffle: str | None, window_blocks: int, lanes: int
 ) -> None:
     """For every number of lanes, also more lanes than items: an epoch is a permutation."""
     distributor = bound(MapDistributor(shuffle, window_blocks), source)
@@ -199,7 +199,7 @@ def test_rows_of_several_blocks_are_mixed_within_a_window() -> None:
 
 
 @pytest.mark.parametrize("source", [SOURCES["300 items"], SOURCES["uneven blocks"]])
-def test_every_epoch_has_an_order_of_its_own(source: Source) -> None:
+def test_every_epoch_has_an_order_of_its_own(source: IndexedSource) -> None:
     """Ten epochs and two seeds give twenty different orders."""
     orders = {
         tuple(item.index for item in global_draws(distributor, 1, 10 * len(source))[start:stop])
@@ -214,7 +214,7 @@ def test_every_epoch_has_an_order_of_its_own(source: Source) -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_a_draw_does_not_depend_on_what_was_asked_before(source: Source) -> None:
+def test_a_draw_does_not_depend_on_what_was_asked_before(source: IndexedSource) -> None:
     """Asked backwards, of a fresh distributor each time: the same items."""
     straight = global_draws(bound(MapDistributor(), source), 3, 60)
 

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from harness import serving, write_job_file
+from penstock.server.core.held import held_bytes
 from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
-from penstock.server.pipeline.kept import KeptItems, held_bytes
+from penstock.server.pipeline.kept import KeptItems
 from penstock.server.pipeline.line import Line
 from penstock.server.roles import BestFitPackingBatcher, PackedCollator
 from penstock.server.sources import ItemsSource, ParquetSource

@@ -301,7 +301,7 @@ class Worker:
         """Let the source keep what the lines here read from, and no more."""
         count = places.blocks()
         if count is not None:
-            job.sources[places.reading.source].keep_blocks(count)
+            job.keep_blocks(count)
 
     def _skip(self, line: Line, offset: int) -> list[tuple[int, bytes]]:
         snapshots: list[tuple[int, bytes]] = []

@@ -15,11 +15,11 @@ from typing import Any
 
 from penstock.server.core.contained import as_exception, contained
 from penstock.server.core.frames import error_line, user_traceback
+from penstock.server.core.held import held_bytes
 from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef, Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
-from penstock.server.pipeline.items import Bad, Filtered, Items
-from penstock.server.pipeline.kept import held_bytes
+from penstock.server.pipeline.items import Bad, Call, Filtered, Items
 from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.roles.role import Role
@@ -30,6 +30,7 @@ from penstock.wire.errors import (
     LaneStarved,
     LogDiverged,
     PenstockError,
+    SourceUnavailable,
     clean_text,
 )
 
@@ -137,7 +138,7 @@ class Planner:
         while len(self.ready) < groups and not self.ended:
             before = self.draws.state()
             try:
-                item = self.draws.next()
+                item = self._draw()
             except PenstockError:
                 raise
             except BaseException as raised:
@@ -163,14 +164,23 @@ class Planner:
                         self.draws.restore(before)
                         self.counters["drawn"] -= 1
 
+    def _draw(self) -> ItemRef | None:
+        try:
+            return self.draws.next()
+        except SourceUnavailable:
+            reading = Call(self.job.distributor, "open", reading=True)
+            return self.items.retried(self.draws.next, reading)
+
     def _take(self, item: ItemRef) -> None:
         self.counters["drawn"] += 1
         groups: list[Group] = []
         accepted = False
+        taken = 0
         if self._from_refs:
             size = self._size(item) if self.batcher.needs_sizes else 0
             if size is not None:
                 groups, accepted = self._add_all((SampleRef(item, 0, size),), (None,))
+                taken = size
         else:
             outcome = self._outcome(item)
             if isinstance(outcome, Filtered):
@@ -181,6 +191,8 @@ class Planner:
                     for part, sample in enumerate(outcome)
                 ]
                 groups, accepted = self._add_all(refs, outcome)
+                taken = sum(ref.size for ref in refs)
+        self.draws.took(item, taken if accepted else 0)
         self.ready.extend(groups)
         self._watch_starvation(accepted, bool(groups))
 
@@ -304,7 +316,7 @@ class Planner:
         if self.job.epochs is not None:
             return  # a finite lane ends by itself
         epoch = self.job.distributor.epoch_draws(1)
-        many = STARVED_EPOCHS * epoch
+        many = MAX_DRAWS if epoch is None else STARVED_EPOCHS * epoch
         starved = self._without_sample > min(max(many, MIN_DRAWS_WITHOUT_SAMPLE), MAX_DRAWS)
         stuck = self._without_group > min(max(many, MIN_DRAWS_WITHOUT_GROUP), MAX_DRAWS)
         if starved or stuck:

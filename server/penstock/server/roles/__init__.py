@@ -2,7 +2,7 @@
 
 ```
 Source            DataDistributor ->  RawItemProcessor  ->  SampleBatcher  ->  BatchCollator
-fetches by index  which item next     raw item -> samples   samples -> rows    rows -> named values
+fetches items     which item next     raw item -> samples   samples -> rows    rows -> named values
 ```
 
 `docs/roles.md` shows how to bring your own.
@@ -17,6 +17,7 @@ from penstock.server.roles.base import (
     BatchCollator,
     DataDistributor,
     Group,
+    IndexedSource,
     ItemRef,
     KeySpec,
     RawItem,
@@ -26,9 +27,10 @@ from penstock.server.roles.base import (
     SampleBatcher,
     SampleRef,
     Source,
+    StreamSource,
 )
 from penstock.server.roles.context import CollateContext, ProcessContext
-from penstock.server.roles.draws import LaneDraws
+from penstock.server.roles.draws import LaneDraws, NumberedDraws
 from penstock.server.roles.reading import Blocks, Reading
 from penstock.server.roles.role import Role
 
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
         PackedCollator,
         PaddedCollator,
     )
-    from penstock.server.roles.distributors import MapDistributor
+    from penstock.server.roles.distributors import MapDistributor, ShardsDistributor
     from penstock.server.roles.processors import (
         FunctionProcessor,
         IdentityProcessor,
@@ -63,6 +65,7 @@ _BUILTINS = {
     "PackedCollator": "collators",
     "PaddedCollator": "collators",
     "MapDistributor": "distributors",
+    "ShardsDistributor": "distributors",
     "FunctionProcessor": "processors",
     "IdentityProcessor": "processors",
     "TokenizeProcessor": "processors",
@@ -88,10 +91,12 @@ __all__ = [
     "FunctionProcessor",
     "Group",
     "IdentityProcessor",
+    "IndexedSource",
     "ItemRef",
     "KeySpec",
     "LaneDraws",
     "MapDistributor",
+    "NumberedDraws",
     "PackedCollator",
     "PaddedCollator",
     "PoolPackingBatcher",
@@ -105,7 +110,9 @@ __all__ = [
     "SampleBatcher",
     "SampleRef",
     "SequentialPackingBatcher",
+    "ShardsDistributor",
     "SimpleBatcher",
     "Source",
+    "StreamSource",
     "TokenizeProcessor",
 ]
