@@ -26,6 +26,7 @@ from penstock.server.store.recorded import Recorded, version_warning
 from penstock.wire import frame
 from penstock.wire.errors import PastEnd
 from penstock.wire.order import Share, Tail
+from penstock.wire.refs import number_text
 
 
 @click.command(short_help="Show batches of a job, computed here without a server.")
@@ -209,7 +210,7 @@ def _readable(
     for name, value in record["values"].items():
         shape = f"{value['dtype']}{value['shape']}" if value["kind"] == "tensor" else value["kind"]
         lines.append(f"  {name}: {shape}")
-    drawn = [f"{source}[{index}]@{epoch}" for source, index, epoch in record["items"]]
+    drawn = [f"{name}[{number_text(n)}]@{epoch}" for name, n, epoch in record["items"]]
     more = f" and {len(drawn) - 8} more" if len(drawn) > 8 else ""
     lines.append(f"  items (source[index]@epoch): {', '.join(drawn[:8])}{more}")
     return "\n".join(lines)
