@@ -297,7 +297,9 @@ def gather_backwards(
         [outcome] = items.samples([item], "draw")
         facts[str(item)] = item_facts(outcome)
         raws |= raw_facts(items, [item], [outcome])
-    batches = first_batches(Line(job, first_lane(job), items), batch_count)
+    # With verdicts of its own: here items were judged at stage `draw`, whatever a line would do.
+    line = Line(job, first_lane(job), Items(job, retry_deadline_s=retry_deadline_s))
+    batches = first_batches(line, batch_count)
     return {
         "log_id": job.log_id.hex(),
         "items": facts,
