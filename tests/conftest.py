@@ -11,6 +11,14 @@ import pytest
 
 from penstock.server.sources.catalog import VARIABLE
 
+pytest.register_assert_rewrite("penstock.server.testing.store")  # its asserts say what they found
+
+# What a developer's shell says of Python is not for the processes that tests start. Unbuffered, a
+# line is two writes, and lines of ranks that share a pipe run into each other; without bytecode,
+# each compiles penstock anew, which takes longer than most of what it does.
+for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
+    os.environ.pop(_name, None)
+
 
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import logging
 import os
 import queue
 import signal
@@ -16,9 +18,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
+import structlog
 import yaml
 
+from forge import Forge, Forked
 from invariants import eventually
+from penstock.client.cli import main as penstock
+from penstock.server.cli import run as penstockd
 from penstock.wire import MAX_MESSAGE_BYTES, PROTOCOL
 from penstock.wire.errors import ERROR_METADATA_KEY, PenstockError, decode_error
 from penstock.wire.v1 import cursors_pb2_grpc, feed_pb2, feed_pb2_grpc
@@ -42,7 +48,7 @@ class Server:
     Args:
         file: Its job file, or `jobs.py:name`.
         flags: Further flags.
-        environment: Variables that are other than here.
+        environment: Variables that are other than here; with them, a fresh interpreter.
         folder: Where it runs; None = here.
     """
 
@@ -55,22 +61,29 @@ class Server:
     ) -> None:
         self.file = file
         self.environment, self.folder = {**ENVIRONMENT, **(environment or {})}, folder
-        self.command = [sys.executable, "-m", "penstock.server.cli", "serve", str(file), *flags]
+        self.is_forked = environment is None
+        self.command = ["penstock.server.cli", "serve", str(file), *flags]
         self.lines: list[str] = []
         self.address = ""
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[str] | Forked | None = None
         self._channel: grpc.Channel | None = None
 
     def start(self, *, wait: bool = True) -> Server:
         """Start the process; return when it is ready."""
-        self._process = subprocess.Popen(
-            self.command,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=self.environment,
-            cwd=self.folder,
-            bufsize=1,
-        )
+        folder = str(self.folder or Path.cwd())
+        if self.is_forked:
+            self._process = Forge.shared().start(
+                self.command, self.environment, folder, stderr=subprocess.PIPE
+            )
+        else:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *self.command],
+                stderr=subprocess.PIPE,
+                text=True,
+                env=self.environment,
+                cwd=folder,
+                bufsize=1,
+            )
         self.lines, self.address = [], ""
         self._reading = threading.Thread(target=self._collect, args=(self._process,), daemon=True)
         self._reading.start()
@@ -88,12 +101,12 @@ class Server:
         assert self.address, "the server ended:\n" + "".join(self.lines)
 
     @property
-    def process(self) -> subprocess.Popen[str]:
+    def process(self) -> subprocess.Popen[str] | Forked:
         """Return the process."""
         assert self._process is not None
         return self._process
 
-    def _collect(self, process: subprocess.Popen[str]) -> None:
+    def _collect(self, process: subprocess.Popen[str] | Forked) -> None:
         assert process.stderr is not None
         for line in process.stderr:
             self.lines.append(line)
@@ -338,11 +351,11 @@ class Rank:
 
     def __init__(self, address: str, output: Path, *arguments: str) -> None:
         self.output = output
-        command = [sys.executable, "-m", "penstock.client.cli", "cat", address, *arguments]
+        command = ["penstock.client.cli", "cat", address, *arguments]
         self._file = output.open("wb")
         self._errors = output.with_suffix(".err").open("wb")
-        self.process = subprocess.Popen(
-            command, stdout=self._file, stderr=self._errors, env=ENVIRONMENT
+        self.process = Forge.shared().start(
+            command, ENVIRONMENT, str(Path.cwd()), stdout=self._file, stderr=self._errors
         )
 
     def records(self) -> list[dict[str, Any]]:
@@ -394,17 +407,62 @@ def children(pid: int) -> list[int]:
 
 
 def run_command(
-    arguments: Sequence[str], deadline_s: float = 60.0
+    arguments: Sequence[str],
+    deadline_s: float = 60.0,
+    *,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of ours to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=deadline_s,
-        env=ENVIRONMENT,
-        check=False,
-    )
+    """Run a command of ours to its end, in a process of its own.
+
+    Args:
+        arguments: The module, and what it is given.
+        deadline_s: How long it may take.
+        environment: All of its variables; None = those of the test run.
+        folder: Where it runs; None = here.
+    """
+    where = str(folder or Path.cwd())
+    return Forge.shared().run(arguments, environment or ENVIRONMENT, where, deadline_s)
+
+
+def call_command(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command of ours to its end in this process: `penstock cat ...`, `penstockd show ...`.
+
+    It is what a process of its own runs, less the start of an interpreter. What a process alone
+    has, such as the environment of the workers or what an import prints, needs `run_command`.
+
+    Args:
+        arguments: The command and what it is given.
+        folder: Where it runs; None = here.
+    """
+    command, *rest = arguments
+    run = {"penstock": penstock, "penstockd": penstockd}[command]
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        contextlib.chdir(folder or Path.cwd()),
+        _own_logging(),
+    ):
+        try:
+            status = run(rest)
+        except SystemExit as error:
+            status = int(error.code or 0)
+    return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def _own_logging() -> Iterator[None]:
+    """Let a command decide, as in a process of its own, where its log goes; put ours back."""
+    root = logging.getLogger()
+    handlers, level, configured = root.handlers, root.level, structlog.get_config()
+    root.handlers = []
+    try:
+        yield
+    finally:
+        root.handlers = handlers
+        root.setLevel(level)
+        structlog.configure(**configured)
 
 
 __all__ = [
@@ -413,6 +471,7 @@ __all__ = [
     "Server",
     "StubReader",
     "as_penstock",
+    "call_command",
     "children",
     "kill_process",
     "open_channel",

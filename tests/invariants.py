@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from penstock.server.core.refs import Group, SampleRef
+from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.job import Job
 from penstock.server.local import LocalLoader
 from penstock.server.pipeline.line import Line
-from penstock.server.rpc.opening import Opening
+from penstock.server.rpc.opening import OpenedRead
 from penstock.wire.digest import batch_digest
 from penstock.wire.order import Tail
 from penstock.wire.v1 import feed_pb2
@@ -44,7 +44,7 @@ class Purity:
     def truth(self, position: int) -> tuple[feed_pb2.BatchHeader, str, bytes]:
         """Return header, digest and body of a position as `local:` has them."""
         if position not in self._truth:
-            opening = Opening(self._job, None, self._tail, 0, None)  # type: ignore[arg-type]
+            opening = OpenedRead(self._job, None, self._tail, 0, None)  # type: ignore[arg-type]
             computed = self._loader.batch(position, opening)
             header = feed_pb2.BatchHeader.FromString(computed.header)
             body = bytes(computed.body)
@@ -172,7 +172,7 @@ def check_conservation(job: Job, lane: int, batches: int) -> Mapping[str, int]:
     return counters
 
 
-def _refs(group: Group) -> list[SampleRef]:
+def _refs(group: Rows) -> list[SampleRef]:
     return [ref for row in group for ref in row]
 
 

@@ -22,6 +22,7 @@ from penstock.server.sources import (
     ParquetSource,
     TorchDatasetSource,
 )
+from penstock.server.testing import check_source
 
 TEXTS = ["alpha", "needle", "", "gamma delta", "épsilon", "zeta", "eta"]
 ROWS = [{"text": text, "number": number} for number, text in enumerate(TEXTS)]
@@ -256,11 +257,6 @@ def test_heads_are_the_columns_asked_for_or_whole_items(case: Case, folder: Path
     source.close()
 
 
-def test_fetching_nothing_gives_nothing(case: Case, folder: Path) -> None:
-    """An empty request is no special case for the caller."""
-    assert case.open(folder).fetch([]) == []
-
-
 @pytest.mark.parametrize("index", [-1, 7, 10**12])
 def test_an_index_outside_is_refused_in_words(case: Case, folder: Path, index: int) -> None:
     """No wrapping around: an index that no item has is an IndexError that names it."""
@@ -270,13 +266,13 @@ def test_an_index_outside_is_refused_in_words(case: Case, folder: Path, index: i
         source.fetch([0, index])
 
 
-def test_blocks_add_up_to_the_length(case: Case, folder: Path) -> None:
-    """Where a source has blocks, none is empty and their sizes sum to its length."""
+def test_every_source_keeps_the_contract(case: Case, folder: Path) -> None:
+    """The published one."""
     source = case.open(folder)
 
-    blocks = source.blocks()
+    check_source(source)
 
-    assert blocks is None or (sum(blocks.items) == len(source) and min(blocks.items) > 0)
+    source.close()
 
 
 @pytest.mark.parametrize(

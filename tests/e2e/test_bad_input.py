@@ -1,7 +1,7 @@
 """What people get wrong, through the real commands: one sentence with value, place and remedy.
 
-Each case runs a process of its own, as a user does, and looks at what a person sees: the exit
-status, one line on stderr that ends in a stable code, and no traceback of ours.
+Each case looks at what a person sees: the exit status, one line on stderr that ends in a stable
+code, and no traceback of ours. A case of each kind runs in a process of its own, as a user's does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harness import ENVIRONMENT, Server, kill_process, run_command, serving, write_job_file
+from harness import (
+    ENVIRONMENT,
+    Server,
+    call_command,
+    kill_process,
+    run_command,
+    serving,
+    write_job_file,
+)
 from invariants import eventually
 from penstock.client import Loader
 from penstock.wire.errors import (
@@ -94,15 +102,12 @@ def seen(ended: subprocess.CompletedProcess[str], command: str) -> str:
 
 
 def penstockd(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "penstock.server.cli", *arguments],
-        cwd=home,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return call_command("penstockd", *arguments, folder=home)
+
+
+def alone(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `penstockd` in a process of its own."""
+    return run_command(["penstock.server.cli", *arguments], folder=home)
 
 
 # --- job files ------------------------------------------------------------------------------------
@@ -183,7 +188,8 @@ def test_serve_refuses_a_job_file_that_does_not_hold_together(
     """Before anything listens: file, line, key, value and the way on; the status is 2."""
     file = write_job_file(home / f"{name.replace(' ', '_')}.yaml", {"main": {**GOOD, **change}})
 
-    ended = penstockd(home, "serve", file.name, "--store", f"sqlite:///{file.stem}.db")
+    run = alone if name == "key" else penstockd
+    ended = run(home, "serve", file.name, "--store", f"sqlite:///{file.stem}.db")
 
     assert ended.returncode == 2
     line = seen(ended, "penstockd")
@@ -213,7 +219,7 @@ def test_a_users_exception_shows_the_users_frames_alone(home: Path) -> None:
     )
     file.write_text(file.read_text().replace("roles.py:", "./roles.py:"))
 
-    ended = penstockd(home, "check", file.name, "main", "--items", "4", "--batches", "1")
+    ended = alone(home, "check", file.name, "main", "--items", "4", "--batches", "1")
 
     assert ended.returncode == 2
     lines = ended.stderr.splitlines()
@@ -246,7 +252,7 @@ def test_an_address_that_cannot_be_bound_is_refused(home: Path, listen: str, say
     file = write_job_file(home / "listen.yaml", {"main": GOOD})
     data = (home / "data.parquet").read_bytes()
 
-    ended = penstockd(
+    ended = alone(
         home,
         *("serve", file.name, "--store", "sqlite:///listen.db"),
         *("--listen", listen.replace("{home}", str(home))),
@@ -290,7 +296,7 @@ def write_tokenizer(path: Path) -> None:
 BIG = str(2**63)
 
 CALLS: list[tuple[list[str], str, str]] = [
-    (["cat", "@", "man"], "there is no job 'man' here; there are: ", "unknown_job"),
+    (["cat", "@", "man"], "there is no job 'man': did you mean main?", "unknown_job"),
     (
         ["cat", "@", "main", "--rank", "4", "--world-size", "4"],
         "rank 4 is not one of 4 ranks",
@@ -333,7 +339,10 @@ def test_a_call_that_cannot_be_is_one_sentence(
     """From `penstock`: the node's sentence and code; the exit status is not 0."""
     given = [server.address if part == "@" else part for part in arguments]
 
-    ended = run_command(["penstock.client.cli", *given])
+    if code == "unknown_job":
+        ended = run_command(["penstock.client.cli", *given])
+    else:
+        ended = call_command("penstock", *given)
 
     line = seen(ended, "penstock")
     assert says in line
@@ -354,7 +363,7 @@ def test_a_number_beyond_every_position_is_a_mistake_in_the_call(
     """It is refused before anything is sent, with the limit."""
     given = [server.address if part == "@" else part for part in arguments]
 
-    ended = run_command(["penstock.client.cli", *given])
+    ended = call_command("penstock", *given)
 
     assert ended.returncode == 2
     assert f"{BIG} is above {2**63 - 1}" in ended.stderr
@@ -438,20 +447,14 @@ def test_a_changed_job_is_refused_with_what_differs(tmp_path: Path) -> None:
         write_job_file(file, {"main": changed})
         server.start()
 
-        reads = run_command(
-            ["penstock.client.cli", "cat", server.address, "main", "--group", "run", "--commit"]
-        )
-        looks = run_command(
-            ["penstock.client.cli", "cat", server.address, "main", "--group", "run"]
-        )
+        cat = ["penstock", "cat", server.address, "main", "--group", "run"]
+        reads = call_command(*cat, "--commit")
+        looks = call_command(*cat)
         other = Loader(server.address, "main", as_numpy=True, group="run", start="state")
         with other, pytest.raises(JobChanged, match="serve the job as it was"):
             other.load_state_dict(state)
-        shown = run_command(
-            [
-                *("penstock.client.cli", "cursors", server.address, "main"),
-                *("--group", "run", "show", "--json"),
-            ]
+        shown = call_command(
+            *("penstock", "cursors", server.address, "main", "--group", "run", "show", "--json")
         )
 
     assert "group 'run' stands at step 3 of another job 'main': seed: 0 → 8." in seen(

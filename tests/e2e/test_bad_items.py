@@ -17,8 +17,9 @@ from invariants import Purity, check_conservation, eventually
 from penstock.client import Loader
 from penstock.server.job import Job
 from penstock.server.jobs.load import load
-from penstock.server.pipeline.items import RETRY_DEADLINE_S, Items
+from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
+from penstock.server.pipeline.retry import RETRY_DEADLINE_S
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import (
     BadBatch,

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from harness import run_command
 from penstock.client.cli import main as penstock
 from penstock.server.cli import run
 from penstock.server.commands.group import cli
@@ -107,10 +108,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `penstockd` as a user does: in a process of its own."""
-    code = "from penstock.server.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
-    )
+    return run_command(["penstock.server.cli", *arguments], environment=os.environ)
 
 
 @pytest.mark.parametrize("tokenizer", [False, True], ids=["without", "with tokenizer"])
@@ -874,7 +872,7 @@ def test_show_text_decodes_documents_with_their_seams(
     assert run(["show", "penstock.yaml", "main", "--position", "0", "--text"]) == 0
 
     out = capsys.readouterr().out
-    assert out.startswith("=== position 0 (step 0, lane 0, offset 0)")
+    assert out.startswith("0  step 0  lane 0:0  ")
     assert "--- row 0, document 1, " in out
     assert "--- row 0, document 2, " in out
     assert "h e l l o" in out or "hello" in out

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from harness import ENVIRONMENT
+from harness import ENVIRONMENT, run_command
 from penstock.client.demo.verdict import judge
 from penstock.client.demo.verdict import main as judge_main
 from penstock.server.examples import stdlib
@@ -371,13 +371,10 @@ def test_a_file_that_is_no_text_is_skipped_by_name(tmp_path: Path) -> None:
 
 def test_the_job_file_passes_check(corpus: stdlib.Corpus) -> None:
     """What the demo serves is a job file like any user's."""
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock.server.cli", "check", str(corpus.job_file), "--json"],
-        env={**ENVIRONMENT, "PENSTOCK_WORKERS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    done = run_command(
+        ["penstock.server.cli", "check", str(corpus.job_file), "--json"],
+        120,
+        environment={**ENVIRONMENT, "PENSTOCK_WORKERS": "1"},
     )
 
     assert done.returncode == 0, done.stderr

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import torch
 import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from harness import ENVIRONMENT
+from harness import ENVIRONMENT, run_command
 from penstock.client import Loader
 from penstock.server.core.imports import load_attribute
 from penstock.server.core.refs import ItemRef
@@ -94,13 +92,10 @@ def folder(tmp_path: Path) -> Path:
 )
 def test_an_example_passes_check(file: str, jobs: list[str], folder: Path) -> None:
     """Every role builds, is pure, and gives batches."""
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock.server.cli", "check", str(folder / file), "--json"],
-        env={**ENVIRONMENT, "PENSTOCK_WORKERS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    done = run_command(
+        ["penstock.server.cli", "check", str(folder / file), "--json", "--items", "32"],
+        120,
+        environment={**ENVIRONMENT, "PENSTOCK_WORKERS": "1"},
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -292,22 +287,15 @@ def test_init_of_conversations_is_the_chat_example(
     column = "messages" if turns is OPENAI else "conversations"
     lines = [json.dumps({"id": str(n), column: turns[: 2 + n % 3]}) for n in range(60)]
     (folder / "mine.jsonl").write_text("\n".join(lines))
-    command = [sys.executable, "-m", "penstock.server.cli"]
+    init = ["init", "mine.jsonl", "--tokenizer", "chat/tokenizer", *arguments]
+    check = ["check", "penstock.yaml", "--json", "--items", "8", "--batches", "2"]
 
-    made = subprocess.run(
-        [*command, "init", "mine.jsonl", "--tokenizer", "chat/tokenizer", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    checked = subprocess.run(
-        [*command, "check", "penstock.yaml", "--json", "--items", "8", "--batches", "2"],
-        cwd=folder,
-        env={**ENVIRONMENT, "PENSTOCK_WORKERS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
+    made = run_command(["penstock.server.cli", *init], folder=folder)
+    checked = run_command(
+        ["penstock.server.cli", *check],
+        120,
+        environment={**ENVIRONMENT, "PENSTOCK_WORKERS": "1"},
+        folder=folder,
     )
 
     assert made.returncode == 0, made.stderr
@@ -325,15 +313,9 @@ def test_init_does_not_replace_a_chat_py_that_is_there(folder: Path) -> None:
     """It may be the user's own by now: nothing is written."""
     (folder / "mine.jsonl").write_text(json.dumps({"messages": OPENAI}))
     (folder / "chat.py").write_text("mine = True\n")
-    command = [sys.executable, "-m", "penstock.server.cli", "init", "mine.jsonl"]
+    init = ["init", "mine.jsonl", "--tokenizer", "chat/tokenizer"]
 
-    done = subprocess.run(
-        [*command, "--tokenizer", "chat/tokenizer"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_command(["penstock.server.cli", *init], folder=folder)
 
     assert done.returncode == 2
     assert "chat.py is there already" in done.stderr

@@ -26,6 +26,7 @@ from penstock.server.roles.collators import BUILTIN_COLLATORS
 from penstock.server.roles.distributors import BUILTIN_DISTRIBUTORS
 from penstock.server.roles.processors import BUILTIN_PROCESSORS
 from penstock.server.sources import BUILTIN_SOURCES
+from penstock.wire import LENT_BYTES
 from penstock.wire.frame import batch_record
 from penstock.wire.transport import Transport
 
@@ -136,6 +137,11 @@ JOBS: dict[str, dict[str, Any]] = {
         "batcher": {"type": "sequential", "max_sequence_length": 64},
         "collator": PACKED,
     },
+    "wide": {  # its bodies are lent over a Unix socket
+        "source": IDS,
+        "batcher": {"type": "sequential", "max_sequence_length": 64, "rows": 512},
+        "collator": PACKED,
+    },
     "padded": {
         "source": IDS,
         "batcher": {"type": "simple", "batch_size": 3},
@@ -230,6 +236,7 @@ def truth(file: Path) -> Records:
     with serving(file) as server:
         found = read(server.address)
     assert all(len(found[name]) == COUNT for name in JOBS)
+    assert all(one["bytes"] >= LENT_BYTES for one in found["wide"])
     return found
 
 

@@ -21,9 +21,9 @@ from harness import (
     ENVIRONMENT,
     Rank,
     Server,
+    call_command,
     kill_process,
     refused,
-    run_command,
     serving,
     write_job_file,
 )
@@ -59,7 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def cursors(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_command(["penstock.client.cli", "cursors", server.address, "code", *arguments])
+    return call_command("penstock", "cursors", server.address, "code", *arguments)
 
 
 def of(events: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:

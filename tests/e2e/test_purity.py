@@ -15,6 +15,7 @@ from penstock.server.jobs.load import load
 from penstock.server.local import open_transport
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import BadFrame, InvalidRequest
+from penstock.wire.frame import Reply
 from penstock.wire.order import Share, Tail
 from penstock.wire.v1 import feed_pb2
 from resume.plans import LENGTHS
@@ -234,29 +235,29 @@ def test_local_sends_what_a_server_sends(server: Server, name: str) -> None:
     reader.hang_up()
     sent = {one.header.position: one for one in reader}
 
-    replies = []
+    replies: list[Reply] = []
     call = transport.read(feed_pb2.ReadRequest(open=opening).SerializeToString())
-    for data in call:
-        replies.append(feed_pb2.ReadReply.FromString(data))
+    for together in call:
+        replies += together
         if len(bodies(replies)) == len(sent) and reader.end is None:
             call.cancel()  # nothing is behind it: it would wait for a horizon
 
-    headers = [reply.header for reply in replies if reply.HasField("header")]
+    headers = [reply.header for reply in replies if reply.header is not None]
     assert [header.position for header in headers] == sorted(sent)
     for header, body in zip(headers, bodies(replies), strict=True):
         assert sent[header.position] == (header, body)
-    assert [reply.end for reply in replies if reply.HasField("end")] == [
+    assert [reply.message for reply in replies if reply.kind == "end"] == [
         end for end in [reader.end] if end is not None
     ]
     transport.close()
 
 
-def bodies(replies: list[feed_pb2.ReadReply]) -> list[bytes]:
+def bodies(replies: list[Reply]) -> list[bytes]:
     found: list[bytes] = []
     for reply in replies:
-        if reply.HasField("header"):
+        if reply.header is not None:
             found.append(b"")
-        if reply.HasField("chunk"):
+        if reply.chunk is not None:
             found[-1] += reply.chunk.data
     return found
 

@@ -175,7 +175,7 @@ def test_describe_answers_from_the_plan(server: Server) -> None:
 # --- refusals ------------------------------------------------------------------------------------
 
 REFUSED_READS: list[tuple[dict[str, Any], type[PenstockError], str]] = [
-    ({"job": "pakced"}, UnknownJob, "there are: finite, packed"),
+    ({"job": "pakced"}, UnknownJob, "did you mean packed"),
     ({"protocol": PROTOCOL + 1}, ProtocolMismatch, "install the same penstock"),
     ({"rank": 4, "world_size": 4}, RankOutOfRange, "rank 4 is not one of 4"),
     ({"world_size": 3}, UnevenStep, "use batches_per_step 3 or 6"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,8 +20,9 @@ from penstock.server.roles import (
     PaddedCollator,
     ShardsDistributor,
 )
-from penstock.server.roles.rows import FIRST, Mark, Rows
+from penstock.server.roles.stream import FIRST, Mark, ShardRows
 from penstock.server.sources import ItemsSource
+from penstock.server.testing import check_stream
 from penstock.wire.errors import BadBatch, InvalidJob, LaneStarved, SourceUnavailable
 from penstock.wire.refs import number_text, parse_number, row_index, shard_row
 from resume.lines import Lines
@@ -29,7 +30,7 @@ from resume.plans import BATCHERS, LENGTHS, PROCESSORS, raw_items
 from resume.test_every_offset import step
 
 SHARDS = (9, 0, 1, 6, 7)
-"""Rows of the shards of the 23 items: one of them is empty, one has a single row."""
+"""ShardRows of the shards of the 23 items: one of them is empty, one has a single row."""
 
 OFFSETS = 30
 
@@ -172,6 +173,36 @@ def test_rows_are_read_once_each_in_order(folder: Path) -> None:
     assert source.read <= line.counters()["drawn"] + 32
 
 
+class Shifting(Lines):
+    """Its marks depend on where reading began."""
+
+    def open(self, shard: int, mark: Any) -> Iterator[tuple[Any, Any]]:
+        """Give a mark with some rows, counted from where reading began."""
+        for number, (row, after) in enumerate(super().open(shard, mark)):
+            yield row, after if number % 3 == 1 else None
+
+
+class Early(Lines):
+    """Its marks lead to the row before."""
+
+    def open(self, shard: int, mark: Any) -> Iterator[tuple[Any, Any]]:
+        """Give the place of the row itself."""
+        before = mark
+        for row, after in super().open(shard, mark):
+            yield row, before
+            before = after
+
+
+def test_the_published_contract_of_streams(folder: Path) -> None:
+    """`check_stream` passes what keeps it, and names what does not."""
+    for apart in MARKS.values():
+        check_stream(Lines(str(folder), apart))
+    with pytest.raises(AssertionError, match="gives other marks than a reading from the start"):
+        check_stream(Shifting(str(folder)))
+    with pytest.raises(AssertionError, match="does not begin with row"):
+        check_stream(Early(str(folder)))
+
+
 def test_any_row_is_found_in_any_order(folder: Path) -> None:
     """Backwards, twice, and interleaved over shards: the same items."""
     source = Lines(str(folder), apart=100)
@@ -251,7 +282,7 @@ def test_numbers_of_rows_are_read_and_written() -> None:
 def test_marks_open_shards_and_kept_rows_are_bounded(tmp_path: Path) -> None:
     """However many rows were read, in whatever order, little is remembered of them."""
     folder = write_shards(tmp_path, list(range(6000)), [3000, *[10] * 300])
-    rows = Rows(Lines(str(folder)))
+    rows = ShardRows(Lines(str(folder)))
 
     for row in range(3000):
         rows.look(0, row)

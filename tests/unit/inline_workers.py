@@ -1,61 +1,38 @@
 """Workers that run in the test's own process: real tickets, lines and arenas, any order, any death.
 
-`InlineWorker` keeps the whole contract of `WorkerProcess` but the process: what it is sent waits in
-its inbox until the test lets it answer one message, or kills it.
+`InlineWorker` is a `WorkerProcess` without the process: a real worker hears it over a port in
+memory, and answers one message when the test lets it, or is ended by the test.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from penstock.server.core.refs import ItemRef, Verdict
+from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
-from penstock.server.node.arena import ArenaReader, Arenas, ArenaWriter
-from penstock.server.node.channel import Message, Unpacker, pack
 from penstock.server.node.crew import Hear, Lose
+from penstock.server.node.messages import FromServer, Judge, Judged, Ready
 from penstock.server.node.node import Node
 from penstock.server.node.page import PAGE_BYTES, Page
 from penstock.server.node.process import WorkerProcess
+from penstock.server.node.program import Started
 from penstock.server.node.worker import Worker
 from penstock.server.store import Store
+from unit.memory_port import MemoryPort, memory_ports
 
 
-class _Side(Worker):
-    """The worker's own code, without a socket: its answers are put on a list."""
+class Agreeing(MemoryPort):
+    """A worker's end where every verdict holds: all workers of a test find the same ones again."""
 
-    def __init__(self, jobs: Mapping[str, Job], page: Page, arenas: dict[int, ArenaReader]) -> None:
-        self.page, self.readers, self.pid = page, arenas, os.getpid()
-        self.config = _Config(jobs)  # type: ignore[assignment]  # all that a worker asks is `jobs`
-        self.arenas = Arenas(self._announce)
-        self.jobs, self.items, self.makers, self.lines, self.broken = {}, {}, {}, {}, {}
-        self.places, self._drawn = {}, defaultdict(int)
-        self.announced, self._told = {}, set()
-        self.lane, self._unreported, self.careful = None, 0, False
-        self._told = set()
-        self.answers: deque[Message] = deque()
-        self.inbox = deque()
-
-    def _send(self, message: Message, blobs: Sequence[bytes] = (), *, hold: bool = False) -> None:
-        [answer] = Unpacker().feed(pack(message, blobs))
-        self.answers.append(answer)
-
-    def _may_hold(self) -> bool:
-        return False  # the test alone says when an answer comes
-
-    def _announce(self, arena: ArenaWriter) -> None:
-        self.readers[arena.number] = ArenaReader(os.dup(arena.fd), arena.size_bytes)
-
-    def _verdict(self, job: str, verdict: Verdict) -> Verdict:
-        return verdict  # every worker of these tests finds the same ones again
-
-
-class _Config:
-    def __init__(self, jobs: Mapping[str, Job]) -> None:
-        self.jobs = jobs
+    def send(self, messages: Sequence[Any]) -> None:
+        """Send messages, and answer those about verdicts."""
+        judges = [one for one in messages if isinstance(one, Judge)]
+        super().send([one for one in messages if not isinstance(one, Judge)])
+        for judge in judges:
+            self.peer.send([Judged(judge.verdict)])
 
 
 class _Ended:
@@ -74,40 +51,49 @@ class _Ended:
 
 
 class InlineWorker(WorkerProcess):
-    """A `WorkerProcess` whose worker the test moves by hand."""
+    """A `WorkerProcess` whose worker the test moves by hand.
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Be ready at the loop's next turn."""
-        self._loop = loop
-        self.process: subprocess.Popen[bytes] = _Ended()  # type: ignore[assignment]
+    Attributes:
+        side: The worker.
+        answered: What it has taken, in order.
+    """
+
+    end: type[MemoryPort] = Agreeing
+
+    def _launch(self) -> Started:
         fd = os.memfd_create("page")
         os.ftruncate(fd, PAGE_BYTES)
-        self.page = Page(fd, write=True)
+        page = Page(fd, write=True)
         os.close(fd)
-        self.inbox: deque[Message] = deque()
-        self._frees, self._free_scheduled = [], False
-        self.started = True
-        self.answered: list[Message] = []
-        self.side = _Side(InlineNode.current_jobs, self.page, self.arenas)
-        loop.call_soon(self.on_message, self, {"op": "ready"})
+        ours, theirs = memory_ports(self.end)
+        self.answered: list[FromServer] = []
+        # No answer waits for the next one: the test alone says when an answer comes.
+        self.side = Worker(theirs, page, InlineNode.current_jobs, hold_s=0)
+        self._begin()
+        return Started(_Ended(), ours, page)  # type: ignore[arg-type]
 
-    def send(self, message: Message, blobs: Sequence[bytes] = ()) -> None:
-        """Put a message, as it goes over the socket, into the inbox."""
-        if not self.dead:
-            frees, self._frees = self._frees, []
-            self.inbox += Unpacker().feed(pack({**message, "frees": frees}, blobs))
+    def _begin(self) -> None:
+        """Be ready at the loop's next turn."""
+        self.side.port.send([Ready()])
+
+    def next_message(self) -> FromServer | None:
+        """Return the message that the worker has to answer next; None = there is none."""
+        if self.dead:
+            return None
+        self._flush()
+        self.side.take_in(wait=False)
+        if not self.side.inbox:
+            return None
+        self.answered.append(self.side.inbox.popleft())
+        return self.answered[-1]
 
     def answer_one(self) -> bool:
         """Let the worker take one message and answer it; tell whether there was one."""
-        if self.dead or not self.inbox:
+        message = self.next_message()
+        if message is None:
             return False
-        message = self.inbox.popleft()
-        for number, start in message["frees"]:
-            self.side.arenas.give_back(number, start)
-        self.answered.append(message)
         self.side.handle(message)
-        while self.side.answers:
-            self.hear(self.side.answers.popleft())
+        self._hear_all()
         return True
 
     def die(
@@ -120,20 +106,7 @@ class InlineWorker(WorkerProcess):
     ) -> None:
         """End the worker: what is in its inbox is lost, what it answered is not."""
         self.page.note(stage, job, lane, item)
-        self._gone()
-        self.on_death(self)
-
-    def _gone(self) -> None:
-        self.dead = True
-        for number, reader in list(self.arenas.items()):
-            if reader.spans == 0:
-                del self.arenas[number]
-                reader.close()
-
-    def close(self) -> None:
-        """Let go of the arenas."""
-        if not self.dead:
-            self._gone()
+        self._end()
 
 
 class InlineNode(Node):

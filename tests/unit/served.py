@@ -12,7 +12,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -20,10 +19,11 @@ from structlog.testing import capture_logs
 
 from penstock.server.job import Job
 from penstock.server.metrics import Metrics
-from penstock.server.node.channel import Message
 from penstock.server.node.crew import Hear, Lose
+from penstock.server.node.worker import ServerGone
 from penstock.server.roles import BatchCollator, IndexedSource, MapDistributor, RawItemProcessor
-from penstock.server.roles.base import CollateContext, KeySpec, ProcessContext, Sample
+from penstock.server.roles.base import KeySpec, Sample
+from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.rpc.service import Service
 from penstock.server.store import Memory, MemoryStore
 from penstock.server.store.base import GroupRecord
@@ -207,30 +207,19 @@ def make_job(
 class ThreadWorker(InlineWorker):
     """A worker with a thread of its own: the event loop goes on while a role holds it up."""
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Be ready at the loop's next turn."""
-        self._thread = ThreadPoolExecutor(1, "worker")
-        super().start(loop)
+    def _begin(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
+        self._thread.start()
 
-    def send(self, message: Message, blobs: Sequence[bytes] = ()) -> None:
-        """Have the thread answer a message."""
-        super().send(message, blobs)
-        if not self.dead:
-            self._thread.submit(self.answer_one)
-
-    def hear(self, message: Message) -> None:
-        """Take what the thread says to the event loop, which alone hears it."""
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-            self._loop.call_soon_threadsafe(self._heard, message)
-
-    def _heard(self, message: Message) -> None:
-        if not self.dead:
-            super().hear(message)
+    def _run(self) -> None:
+        with contextlib.suppress(BrokenPipeError, ServerGone):  # the node has closed its end
+            self.side.run()
 
     def close(self) -> None:
         """End the thread."""
         super().close()
-        self._thread.shutdown(cancel_futures=True)
+        if self.started:
+            self._thread.join(DEADLINE_S)
 
 
 class ThreadNode(InlineNode):

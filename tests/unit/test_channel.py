@@ -1,151 +1,167 @@
-"""Messages between server and worker, cut anywhere, with file descriptors riding along."""
+"""Messages as bytes: cut anywhere, and refused where no process of ours has written them."""
 
 from __future__ import annotations
 
-import mmap
-import os
-import socket
+import json
+import struct
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.server.node.arena import ArenaWriter
-from penstock.server.node.channel import (
-    Message,
-    Unpacker,
-    pack,
-    pack_all,
-    receive,
-    send_with_fd,
+from penstock.server.core.refs import ItemRef
+from penstock.server.core.verdict import Verdict
+from penstock.server.node.channel import FROM_SERVER, FROM_WORKER, Decoder, encode
+from penstock.server.node.messages import (
+    Body,
+    Done,
+    FromServer,
+    FromWorker,
+    Judge,
+    KnowJob,
+    Planned,
+    Produce,
+    Ready,
+    Snapshot,
+    TicketFailed,
 )
 
-MESSAGES: list[tuple[Message, list[bytes]]] = [
-    ({"op": "ready", "pid": 7}, []),
-    ({"op": "done", "ticket": 3, "where": None}, [b"", b"header", bytes(range(256))]),
-    ({"op": "failed", "message": "\u2028 ü ✓", "fields": {"a": [1, None]}}, [b"\0" * 5]),
+MESSAGES: list[FromWorker] = [
+    Ready(),
+    Done(3, Body(0, 64, 5), bytes(range(256)), b"", {"samples": 1}, False, (Snapshot(4, b"x"),)),
+    TicketFailed(4, "bad_item", "\u2028 ü ✓", {"a": [1, None]}),
+    Planned(5, (b"\0" * 5, b""), True, ()),
 ]
+
+
+def frame(rows: Any, tail: bytes = b"") -> bytes:
+    """Return a frame of any JSON."""
+    text = json.dumps(rows).encode()
+    return struct.pack("<II", len(text), len(tail)) + text + tail
 
 
 def test_a_stream_cut_at_any_byte_gives_the_same_messages() -> None:
     """Wherever the bytes are cut, messages come out whole, in order, with their byte strings."""
-    data = b"".join(pack(message, blobs) for message, blobs in MESSAGES)
-    whole = [{**message, "blobs": blobs} for message, blobs in MESSAGES]
+    data = encode(MESSAGES[:2])[0] + encode(MESSAGES[2:])[0]
 
     for cut in range(len(data) + 1):
-        unpacker = Unpacker()
-        assert [*unpacker.feed(data[:cut]), *unpacker.feed(data[cut:])] == whole, cut
-    unpacker = Unpacker()
-    found = [message for byte in data for message in unpacker.feed(bytes([byte]))]
-    assert found == whole
+        decoder = Decoder(FROM_WORKER)
+        assert [*decoder.feed(data[:cut]), *decoder.feed(data[cut:])] == MESSAGES, cut
+    decoder = Decoder(FROM_WORKER)
+    assert [message for byte in data for message in decoder.feed(bytes([byte]))] == MESSAGES
 
 
 @given(
-    st.lists(st.lists(st.binary(max_size=50), max_size=3), max_size=6),
+    st.lists(st.lists(st.lists(st.binary(max_size=50), max_size=3), max_size=4), max_size=6),
     st.lists(st.integers(1, 40), min_size=1, max_size=30),
 )
-def test_any_messages_in_any_pieces(blobs: list[list[bytes]], pieces: list[int]) -> None:
-    """Random byte strings in random pieces come back as they were."""
-    data = b"".join(pack({"number": number}, one) for number, one in enumerate(blobs))
-    unpacker, at, turn = Unpacker(), 0, 0
-    found: list[Message] = []
+def test_any_messages_in_any_pieces(frames: list[list[list[bytes]]], pieces: list[int]) -> None:
+    """However many go together: random byte strings in random pieces come back as they were."""
+    sent = [[Planned(n, tuple(one), False, ()) for n, one in enumerate(f)] for f in frames]
+    data = b"".join(encode(messages)[0] for messages in sent)
+    decoder, at, turn = Decoder(FROM_WORKER), 0, 0
+    found: list[Any] = []
 
     while at < len(data):
         size = pieces[turn % len(pieces)]
-        found += unpacker.feed(data[at : at + size])
+        found += decoder.feed(data[at : at + size])
         at, turn = at + size, turn + 1
 
-    assert found == [{"number": n, "blobs": one} for n, one in enumerate(blobs)]
+    assert found == [message for messages in sent for message in messages]
+    assert decoder.broken is None
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["op", "ticket", "line"]).flatmap(
-                lambda key: st.dictionaries(st.just(key), st.integers(), min_size=1)
-            ),
-            st.lists(st.binary(max_size=9), max_size=2),
-        ),
-        max_size=12,
-    )
-)
-def test_messages_that_go_together_come_apart_again(
-    entries: list[tuple[Message, list[bytes]]],
-) -> None:
-    """Whichever of them are alike and share a head, they come in order, each with its bytes."""
-    unpacker = Unpacker()
+def test_what_goes_together_is_one_frame() -> None:
+    """Twenty tickets take far fewer bytes than twenty frames of objects with named fields."""
+    tickets = [Produce(n, "main", n, 0, False, n, False) for n in range(20)]
+    named = [{one: getattr(ticket, one) for one in Produce.__slots__} for ticket in tickets]
 
-    found = unpacker.feed(pack_all(entries))
-
-    assert found == [{**message, "blobs": blobs} for message, blobs in entries]
-    assert unpacker.broken is None
+    assert len(encode(tickets)[0]) < len(frame(named)) / 2
 
 
-def test_what_is_alike_goes_as_one_message() -> None:
-    """Twenty tickets take far fewer bytes than twenty messages."""
-    tickets: list[tuple[Message, list[bytes]]] = [
-        ({"op": "produce", "ticket": n, "job": "main", "lane": n, "careful": False}, [])
-        for n in range(20)
-    ]
+def test_a_side_hears_what_the_other_may_say() -> None:
+    """No message is meant for both, and each is known by its name."""
+    assert set(FROM_SERVER) == {made.__name__ for made in get_args(FromServer)}
+    assert set(FROM_WORKER) == {made.__name__ for made in get_args(FromWorker)}
+    assert not set(FROM_SERVER) & set(FROM_WORKER)
 
-    alone = b"".join(pack(message) for message, _ in tickets)
 
-    assert len(pack_all(tickets)) < len(alone) / 2
+DONE = ["Done", 3, [0, 64, 5], 0, None, {}, False, []]
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("rows", "tail"),
     [
-        {"keys": ["a"], "rows": [[1], [2, 3]], "each": 0},
-        {"keys": ["a"], "rows": [[1], 2], "each": 0},
-        {"keys": [1], "rows": [[1]], "each": 0},
-        {"keys": "a", "rows": [[1]], "each": 0},
-        {"keys": ["a"], "rows": {"a": 1}, "each": 0},
-        {"keys": ["a"], "rows": [[1]], "each": 1},
-        {"keys": ["a"], "rows": [[1]], "each": True},
-        {"rows": [[1]], "each": 0},
+        ({}, b""),
+        (3, b""),
+        ([3], b""),
+        ([[]], b""),
+        ([[["Ready"]]], b""),
+        ([["Nothing"]], b""),
+        ([["Hurry", "job"]], b""),
+        ([["Ready", 1]], b""),
+        ([["Ready"]], b"x"),
+        ([DONE[:-1]], b""),
+        ([[*DONE[:1], True, *DONE[2:]]], b""),
+        ([[*DONE[:1], "3", *DONE[2:]]], b""),
+        ([[*DONE[:2], [0, 64], *DONE[3:]]], b""),
+        ([[*DONE[:2], [0, 64, -1], *DONE[3:]]], b""),
+        ([[*DONE[:2], [0, 64, 1 << 63], *DONE[3:]]], b""),
+        ([[*DONE[:2], 7, *DONE[3:]]], b""),
+        ([[*DONE[:3], 1, *DONE[4:]]], b""),
+        ([[*DONE[:3], -1, *DONE[4:]]], b"x"),
+        ([[*DONE[:3], True, *DONE[4:]]], b"x"),
+        ([[*DONE[:5], {"tokens": 0.5}, *DONE[6:]]], b""),
+        ([[*DONE[:5], [], *DONE[6:]]], b""),
+        ([[*DONE[:6], 0, *DONE[7:]]], b""),
+        ([[*DONE[:7], [[1]]]], b""),
+        ([[*DONE[:7], [[-1, 0]]]], b""),
+        ([["Judge", "job", None, ["draw"]]], b""),
+        ([["Warned", None]], b""),
+        ([["NewArena", 0, 4096, None]], b""),
+        ([["Cost", "job", 1, {"fetch": "long"}, 0, 0]], b""),
     ],
 )
-def test_several_messages_in_one_must_fit_their_keys(message: Message) -> None:
-    """What no process of ours sends breaks the stream, after the good messages before it."""
-    unpacker = Unpacker()
+def test_what_no_process_of_ours_writes_breaks_the_stream(rows: Any, tail: bytes) -> None:
+    """All of its frame is refused, after the good messages before it, and nothing follows."""
+    decoder = Decoder(FROM_WORKER)
 
-    found = unpacker.feed(pack({"op": "ready"}) + pack(message))
+    found = decoder.feed(encode([Ready()])[0] + frame(rows, tail) + encode([Ready()])[0])
 
-    assert found == [{"op": "ready", "blobs": []}]
-    assert unpacker.broken is not None
+    assert found == [Ready()]
+    assert decoder.broken is not None
+    assert decoder.feed(encode([Ready()])[0]) == []
 
 
-@pytest.mark.parametrize("before", [0, 1, 3])
-def test_file_descriptors_arrive_in_the_order_of_their_messages(before: int) -> None:
-    """Arenas announced behind and between other messages are each mapped by the right message."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    arenas = [ArenaWriter(number, 4096 * (number + 1)) for number in range(3)]
-    for arena in arenas:
-        for _ in range(before):
-            theirs.sendall(pack({"op": "note"}, [b"x" * 1000]))
-        arena.view[:4] = b"arn%d" % arena.number
-        message = pack({"op": "arena", "number": arena.number, "size": arena.size_bytes})
-        send_with_fd(theirs, message, arena.fd)
-    theirs.close()
+PLACE: dict[str, Any] = {"lane": 1, "offset": 2, "above": 3, "released": None, "number": 5}
+VERDICT = Verdict("exit", ItemRef("main", 3, 1), "00ff", "ValueError: no", True, **PLACE)
 
-    unpacker = Unpacker()
-    fds: list[int] = []
-    found: list[tuple[int, bytes]] = []
-    while True:
-        data, new = receive(ours)
-        fds += new
-        if not data:
-            break
-        for one in unpacker.feed(data):
-            if one["op"] == "arena":
-                fd = fds.pop(0)
-                with mmap.mmap(fd, one["size"], prot=mmap.PROT_READ) as mapped:
-                    found.append((one["number"], mapped[:4]))
-                os.close(fd)
-    ours.close()
-    for arena in arenas:
-        os.close(arena.fd)
 
-    assert found == [(0, b"arn0"), (1, b"arn1"), (2, b"arn2")]
-    assert fds == []
+def test_a_verdict_has_one_form() -> None:
+    """What a worker says, what it is told, and what a store keeps is the same list."""
+    from penstock.server.store.rules import verdicts
+
+    form = [5, "exit", "main", 3, 1, 1, 1, 2, 3, -1, "00ff", "ValueError: no"]
+
+    assert list(VERDICT.encode()) == form
+    assert Verdict.decode(form) == VERDICT
+    for message in (Judge("job", None, VERDICT), KnowJob("job", "", None, 1, (VERDICT,), False)):
+        assert json.dumps(form, separators=(",", ":")).encode() in encode([message])[0]
+    row = verdicts._row(b"log", VERDICT, 9)
+    assert list(row[1:-1]) == form
+    assert (row.number, row.item, row.every_epoch, row.released) == (5, 3, 1, -1)
+    assert verdicts.verdict_of(row) == VERDICT
+
+
+@pytest.mark.parametrize("at", range(12))
+@pytest.mark.parametrize("value", [None, True, 0.5, -2, 1 << 63, [], {}])
+def test_what_is_no_verdict_is_refused(at: int, value: Any) -> None:
+    """Whatever stands in the place of one of its values, or is missing."""
+    form: list[Any] = [*VERDICT.encode()]
+    with pytest.raises(ValueError, match="a verdict"):
+        Verdict.decode([*form[:at], *form[at + 1 :]])
+    form[at] = value
+
+    with pytest.raises(ValueError, match="a verdict"):
+        Verdict.decode(form)

@@ -51,11 +51,12 @@ def test_a_loader_that_is_interrupted_reads_on_at_the_same_position(
     how: str, options: tuple[Any, ...]
 ) -> None:
     """Nothing lost, nothing repeated, no call that hangs, and a close that takes no seconds."""
+    count = COUNT if how == "bytecodes" else COUNT // 2  # by chance, and each takes its time
     with ServedNode() as node:
-        found = interrupted(node.address, how, COUNT, *options)
+        found = interrupted(node.address, how, count, *options)
 
     assert found["wrong"] is None, found
-    assert found["interrupts"] >= COUNT
+    assert found["interrupts"] >= count
     assert found["close_s"] < 5
 
 

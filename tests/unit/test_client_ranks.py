@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.client.run.attempt import attempt_token
-from penstock.client.run.ranks import Place, Ranks, discover, log_place, mesh_dimensions
+from penstock.client.run.ranks import Ranks, WorldRank, discover, log_place, mesh_dimensions
 from penstock.wire.errors import InvalidRequest, RankOutOfRange
 
 
@@ -36,24 +36,24 @@ def test_arguments_come_before_everything() -> None:
     mesh = Mesh(("dp",), (4,), (1,))
     environ = {"RANK": "7", "WORLD_SIZE": "8"}
 
-    assert discover(Ranks(2, 3, mesh), environ) == Place(2, 3, "arguments")
+    assert discover(Ranks(2, 3, mesh), environ) == WorldRank(2, 3, "arguments")
     assert discover(Ranks(mesh=mesh), environ).source == "mesh dimensions dp"
 
 
 @pytest.mark.parametrize(
     ("environ", "place"),
     [
-        ({}, Place(0, 1, "single process")),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, Place(1, 2, "RANK/WORLD_SIZE")),
-        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, Place(3, 4, "SLURM_PROCID/SLURM_NTASKS")),
+        ({}, WorldRank(0, 1, "single process")),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, WorldRank(1, 2, "RANK/WORLD_SIZE")),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"}, WorldRank(3, 4, "SLURM_PROCID/SLURM_NTASKS")),
         (
             {"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "3", "SLURM_NTASKS": "4"},
-            Place(1, 2, "RANK/WORLD_SIZE"),
+            WorldRank(1, 2, "RANK/WORLD_SIZE"),
         ),
-        ({"SLURM_NTASKS": "4"}, Place(0, 1, "single process")),
+        ({"SLURM_NTASKS": "4"}, WorldRank(0, 1, "single process")),
     ],
 )
-def test_launchers_are_asked_in_order(environ: dict[str, str], place: Place) -> None:
+def test_launchers_are_asked_in_order(environ: dict[str, str], place: WorldRank) -> None:
     assert discover(Ranks(), environ) == place
 
 
@@ -75,7 +75,7 @@ def test_a_variable_that_cannot_be_is_named(environ: dict[str, str], sentence: s
 @pytest.mark.parametrize("environ", [{"WORLD_SIZE": "1"}, {"SLURM_NTASKS": "4"}])
 def test_a_size_alone_that_says_nothing_is_a_single_process(environ: dict[str, str]) -> None:
     """Slurm sets its size for a shell that holds an allocation, too."""
-    assert discover(Ranks(), environ) == Place(0, 1, "single process")
+    assert discover(Ranks(), environ) == WorldRank(0, 1, "single process")
 
 
 def test_a_rank_outside_its_world_is_refused() -> None:
@@ -130,8 +130,8 @@ def test_dimensions_keep_the_meshs_order() -> None:
 
 def test_the_choice_is_logged_with_its_source(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "penstock"):
-        log_place(Place(1, 4, "RANK/WORLD_SIZE"), "code")
-        log_place(Place(1, 4, "torch.distributed"), "code")
+        log_place(WorldRank(1, 4, "RANK/WORLD_SIZE"), "code")
+        log_place(WorldRank(1, 4, "torch.distributed"), "code")
 
     first, second = (record.message for record in caplog.records)
     assert "rank 1 of 4 (from RANK/WORLD_SIZE)" in first
@@ -148,11 +148,11 @@ TORCHRUN = {
     "WORLD_SIZE": "4",
 }
 SLURM = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"}
-FOUR = Place(1, 4, "RANK/WORLD_SIZE")
+FOUR = WorldRank(1, 4, "RANK/WORLD_SIZE")
 
 
 def test_a_token_is_alike_on_all_ranks_and_differs_between_starts() -> None:
-    other = Place(3, 4, "RANK/WORLD_SIZE")
+    other = WorldRank(3, 4, "RANK/WORLD_SIZE")
     for environ, changes in (
         (
             TORCHRUN,
@@ -168,7 +168,7 @@ def test_a_token_is_alike_on_all_ranks_and_differs_between_starts() -> None:
 
 
 def test_a_lone_process_draws_a_token_of_its_own() -> None:
-    alone = Place(0, 1, "single process")
+    alone = WorldRank(0, 1, "single process")
 
     assert attempt_token(None, alone, {}) != attempt_token(None, alone, {})
     assert attempt_token("mine", alone, TORCHRUN) == "mine"

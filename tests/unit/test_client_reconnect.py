@@ -41,8 +41,11 @@ def reader(node: ServedNode | Relay, **options: Any) -> Loader:
 
 @contextlib.contextmanager
 def relayed(*, chunk_bytes: int = 1 << 20, **plan: Any) -> Iterator[tuple[Relay, ServedNode]]:
-    """Serve a job behind a relay."""
-    with ServedNode(**plan) as node, Relay(node.address, chunk_bytes=chunk_bytes) as relay:
+    """Serve a job behind a relay; with one lane, unless asked, so that positions come in order."""
+    with (
+        ServedNode(**{"lanes": 1} | plan) as node,
+        Relay(node.address, chunk_bytes=chunk_bytes) as relay,
+    ):
         yield relay, node
 
 
@@ -297,7 +300,7 @@ def test_positions_stay_exact_under_many_random_breaks() -> None:
     seed = random.randrange(1 << 32)
     rng = random.Random(seed)
     for rank in range(2):
-        with relayed(batches=60, nbytes=2000, chunk_bytes=500) as (relay, _):
+        with relayed(batches=60, lanes=3, nbytes=2000, chunk_bytes=500) as (relay, _):
             relay.faults.break_after = [rng.randrange(0, 5) for _ in range(15)]
             relay.faults.cut_at = sorted(rng.sample(range(60), 10))
             with reader(relay, rank=rank, world_size=2, batches_per_step=4) as loader:
@@ -321,7 +324,7 @@ def test_waits_double_up_to_a_bound_with_jitter() -> None:
 
 def test_a_batch_under_a_foreign_address_is_refused() -> None:
     """A position says which lane and offset it is; a header that disagrees is no batch of it."""
-    with relayed() as (relay, _), reader(relay) as loader:
+    with relayed(lanes=3) as (relay, _), reader(relay) as loader:
         relay.faults.misplace.add(2)
         batches = iter(loader)
 

@@ -25,7 +25,7 @@ from penstock.wire.errors import (
     Unreachable,
     encode_error,
 )
-from penstock.wire.transport import Address
+from penstock.wire.transport import Endpoint
 from unit.served import ServedNode
 
 
@@ -118,9 +118,9 @@ def test_a_node_that_was_started_for_us_is_read_and_ended_with_the_loader(
     with ServedNode(batches=2) as node:
         asked, closed = [], []
 
-        def opener(rest: str) -> Address:
+        def opener(rest: str) -> Endpoint:
             asked.append(rest)
-            return Address(node.address, lambda: closed.append(rest))
+            return Endpoint(node.address, lambda: closed.append(rest))
 
         offer(monkeypatch, {"spawn": opener})
         with Loader("spawn:job.yaml?workers=2", "code", rank=0, world_size=1) as loader:
@@ -179,7 +179,10 @@ class RpcError(grpc.RpcError):
 @pytest.mark.parametrize("cls", list(ERRORS.values()), ids=lambda cls: cls.code)
 def test_every_error_of_the_table_comes_back_as_itself(cls: type[PenstockError]) -> None:
     status = grpc.StatusCode[cls.status]
-    trailing = [("other", "x"), (ERROR_METADATA_KEY, encode_error(cls("a sentence", rank=3)))]
+    trailing = [
+        ("other", "x"),
+        (ERROR_METADATA_KEY, encode_error(cls.with_fields("a sentence", {"rank": 3}))),
+    ]
 
     found = error_from_rpc(RpcError(status, "", trailing), "node:1")
 

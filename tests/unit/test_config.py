@@ -147,7 +147,7 @@ def test_a_file_that_is_no_job_file_is_refused(
     """Broken YAML, repeated keys and missing sections are told with their line."""
     error = refuse(tmp_path, text)
 
-    assert error.fields["line"] == line
+    assert error.line == line
     assert says in error.message
 
 

@@ -11,7 +11,7 @@ import pytest
 from penstock import client
 from penstock.server.job import DEFAULT_LANES
 from penstock.server.node.books import KEPT_PLANS
-from penstock.server.node.worker import HOLD_S
+from penstock.server.node.outbox import HOLD_S
 from penstock.server.rpc.read import GATHER_S
 from penstock.wire import CHUNK_BYTES, errors
 
@@ -97,8 +97,8 @@ def test_numbers_in_decisions_are_those_of_the_code() -> None:
     assert f"the {CHUNK_BYTES >> 20} MiB that a chunk has" in bundles
     assert "up to a millisecond" in bundles
     assert HOLD_S == 0.001
-    assert "waits up to 2 ms" in bundles
-    assert GATHER_S == 0.002
+    assert "last message is 30 ms old" in bundles
+    assert GATHER_S == 0.03
     assert f"the last {KEPT_PLANS} plans of a lane" in plans
     assert f"the default of {DEFAULT_LANES} " in plans
 

@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 from penstock.server.commands import memory
+from penstock.server.node import dispatch
 from penstock.server.node.arena import IDLE_BYTES, IDLE_TAKES
-from penstock.server.node.books import KEPT_BATCHES, KEPT_SHARE, MAX_LINES_PER_LANE
+from penstock.server.node.books import FAR_AHEAD, KEPT_BATCHES, KEPT_SHARE, MAX_LINES_PER_LANE
 from penstock.server.node.dispatch import AHEAD_PER_WORKER
 from penstock.server.pipeline.kept import KEPT_BYTES, NODE_KEPT_BYTES
 from penstock.server.pipeline.planner import AHEAD_BYTES, LOOK_AHEAD
@@ -30,9 +31,12 @@ def test_memory_is_stated_with_the_figures_that_check_reckons_with() -> None:
     assert f"| reading storage blocks, in each worker | {blocks} |" in PAGE
     assert f"at least {FREE_BYTES >> 20} MiB in each worker" in PAGE
     kept = f"{KEPT_BATCHES} batches, at most a quarter of `ready_bytes`, and for each reader"
-    ahead = f"{memory.PREFETCH} batches, and {AHEAD_PER_WORKER} more for each worker"
-    assert f"| {memory.BATCHES_SPREAD} x ({kept} {ahead})" in PAGE
-    assert f"a node makes {AHEAD_PER_WORKER} positions of a job for each worker" in PAGE
+    far = f"up to {FAR_AHEAD * AHEAD_PER_WORKER}"
+    far_bytes = f"take {dispatch.AHEAD_BYTES >> 20} MiB"
+    ahead = f"{memory.PREFETCH} batches, and for each worker {AHEAD_PER_WORKER} more, or {far} that"
+    assert f"| {memory.BATCHES_SPREAD} x ({kept} {ahead} {far_bytes})" in PAGE
+    beyond = f"a node makes {AHEAD_PER_WORKER} positions of a job for each worker, and {far} as"
+    assert f"{beyond} long as they {far_bytes}, so that" in PAGE
     assert f"| {memory.BATCHES_SPREAD} x `ready_bytes`; 1 x with one worker |" in PAGE
     assert f"| {memory.SAMPLES_SPREAD} x lanes x (`pool_size` + what a lane looks" in PAGE
     assert f"| {memory.SAMPLES_SPREAD} x a batch |" in PAGE

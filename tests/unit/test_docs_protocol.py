@@ -62,8 +62,12 @@ def test_every_method_is_listed() -> None:
 
 @pytest.mark.parametrize(
     ("title", "message"),
-    [("Open", feed_pb2.Open), ("The header", feed_pb2.BatchHeader)],
-    ids=["open", "header"],
+    [
+        ("Describe", feed_pb2.DescribeReply),
+        ("Open", feed_pb2.Open),
+        ("The header", feed_pb2.BatchHeader),
+    ],
+    ids=["describe", "open", "header"],
 )
 def test_every_field_is_explained(title: str, message: type) -> None:
     """The tables of fields are those of the messages, in their order."""

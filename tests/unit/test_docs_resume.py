@@ -16,7 +16,7 @@ from harness import Server, serving
 from penstock.client.loader import DEADLINE_S
 from penstock.client.reading import slots as feed
 from penstock.client.run.state import FORMAT, State
-from penstock.server.pipeline.items import RETRY_DEADLINE_S
+from penstock.server.pipeline.retry import RETRY_DEADLINE_S
 
 HOME = Path(__file__).parents[2]
 PAGE = HOME / "docs" / "resume.md"

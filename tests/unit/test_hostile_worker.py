@@ -17,12 +17,30 @@ import pytest
 
 from penstock.server.job import Job
 from penstock.server.node.arena import ArenaWriter, sealed_memory
-from penstock.server.node.channel import Message, Unpacker, pack, send_with_fd
+from penstock.server.node.channel import (
+    FROM_SERVER,
+    FROM_WORKER,
+    Decoder,
+    encode,
+    send_with_fd,
+)
 from penstock.server.node.crew import Hear, Lose
+from penstock.server.node.messages import (
+    Done,
+    FromServer,
+    FromWorker,
+    Plan,
+    Planned,
+    Ready,
+    Ticketed,
+    TicketFailed,
+)
 from penstock.server.node.node import Node
 from penstock.server.node.observer import Observer
 from penstock.server.node.page import PAGE_BYTES, Page
+from penstock.server.node.port import SocketPort
 from penstock.server.node.process import WorkerProcess
+from penstock.server.node.program import Started
 from penstock.server.roles import IdentityProcessor
 from penstock.server.sources import ItemsSource
 from penstock.server.store import SqliteStore
@@ -31,28 +49,18 @@ from penstock.wire.order import Share
 
 ROUNDS = 1500
 
-OPS = (
-    *("ready", "done", "planned", "failed", "verified", "verdict", "snapshots", "warning"),
-    *("arena", "cost", "job", "open", "free", "_end"),
-)
+KINDS = (*FROM_WORKER.values(), *FROM_SERVER.values())
 
 VALUES: list[Any] = [
     *(None, True, -1, 0, 1, 2, 3, 1 << 40, 1 << 70, 0.5, float("nan"), "", "job", "main", "\udcff"),
-    *("x" * 5000, [], [0, 0], [[0, 0]], [0, 64], ["main", 0, 0], {}, {"a": 1}, {"tokens": -1}),
-    {"job": "job", "batches": 1, "stages_s": {"fetch": 1e300}, "read_bytes": 0, "drawn": 0},
-    ["draw", ["main", 1, 0], "00", "bad", True, 3, 0, 0, None, 0],
-    ["exit", ["main", 1, 0], "00", "\udcff", True, 3, 1 << 70, 0, None, 0],
-    ["exit", ["main", 1, 0], "00", "bad", True, 3000, 1, 0, None, 0],
-    {"job": "job", "lane": 3000, "counters": {"drawn": 1}, "before": {}},
-    {"job": "job", "lane": 3, "counters": {"filtered:\udcff": 1}, "before": {}},
-    *("produce", "plan", "make", "open", "snapshot", "bad_item", "source_unavailable"),
+    *("x" * 5000, [], [0, 0], [[0, 0]], [0, 64], [0, 64, 8], [[0, 0, 0]], {}, {"a": 1}),
+    *({"tokens": -1}, {"fetch": 1e300}, {"fetch": 0.5}, {"filtered:\udcff": 1}, {"numpy": "2"}),
+    [0, "draw", "main", 1, 0, 1, 3, 0, 0, -1, "00", "bad"],
+    [0, "exit", "main", 1, 0, 1, 3, 1 << 70, 0, -1, "00", "\udcff"],
+    [0, "exit", "main", 1, 0, 1, 3, 1, 0, -1, "00", "\udcff"],
+    [0, "exit", "main", 1, 0, 1, 3000, 1, 0, -1, "00", "bad"],
+    *("bad_item", "source_unavailable"),
 ]
-
-KEYS = (
-    *("ticket", "where", "nbytes", "counts", "counted", "emptied", "snapshots", "plans", "broken"),
-    *("of", "line", "job", "code", "message", "fields", "check", "text", "verdict", "lines"),
-    *("cost", "number", "size", "libraries", "counted", "emptied"),
-)
 
 
 class NoProcess:
@@ -75,16 +83,16 @@ class NoProcess:
 class Wild(WorkerProcess):
     """A worker whose side of the socket the test holds."""
 
-    def _launch(self, theirs: socket.socket) -> None:
-        self.side = theirs.dup()
+    def _launch(self) -> Started:
+        ours, self.side = socket.socketpair()
         self.side.setblocking(False)
-        self.heard = Unpacker()
-        self.asked: list[Message] = []
-        self.process = NoProcess()  # type: ignore[assignment]
+        self.heard = Decoder(FROM_SERVER)
+        self.asked: list[FromServer] = []
         fd = sealed_memory("page", PAGE_BYTES)
-        self.page = Page(fd, write=True)
+        page = Page(fd, write=True)
         os.close(fd)
-        self.side.send(pack({"op": "ready"}))
+        self.side.send(encode([Ready()])[0])
+        return Started(NoProcess(), SocketPort(ours, FROM_WORKER), page)  # type: ignore[arg-type]
 
     def _gone(self) -> None:
         super()._gone()
@@ -145,19 +153,29 @@ async def node(tmp_path: Path) -> AsyncIterator[WildNode]:
     await store.close()
 
 
-def right_answer(rng: random.Random, asked: Message) -> tuple[Message, list[bytes]]:
+def right_answer(rng: random.Random, asked: Ticketed) -> FromWorker:
     """Return what a worker of ours might answer."""
-    head = {"ticket": asked["ticket"], "job": asked["job"], "snapshots": []}
     if rng.random() < 0.1:
-        text = {"code": "bad_item", "message": "bad", "fields": {}}
-        return {**head, "op": "failed", "of": asked["op"], "line": None, **text}, []
-    if asked["op"] == "plan":
-        plan = json.dumps([asked["lane"], asked["offset"], []]).encode()
-        return {**head, "op": "planned", "plans": 1, "broken": False}, [plan]
-    return {**head, "op": "done", "where": None, "nbytes": 0, "counts": {}, "emptied": False}, [
-        b"header",
-        b"",
-    ]
+        return TicketFailed(asked.ticket, "bad_item", "bad", {})
+    if isinstance(asked, Plan):
+        plan = json.dumps([asked.lane, asked.offset, []]).encode()
+        return Planned(asked.ticket, (plan,), False, ())
+    return Done(asked.ticket, None, b"header", None, {}, False, ())
+
+
+def frame(rows: Any, tail: bytes = b"") -> bytes:
+    """Return a frame of any JSON."""
+    text = json.dumps(rows)
+    return struct.pack("<II", len(text), len(tail)) + text.encode() + tail
+
+
+def spoilt(rng: random.Random, row: list[Any], changes: int) -> list[Any]:
+    """Return a message with some other values in it, sometimes one too few or too many."""
+    for at in rng.sample(range(1, len(row)), min(changes, len(row) - 1)):
+        row[at] = rng.choice(VALUES)
+    if rng.random() < 0.05:
+        row = rng.choice([row[:-1], [*row, 0]])
+    return row
 
 
 def some_bytes(rng: random.Random, worker: Wild) -> bytes:
@@ -166,24 +184,29 @@ def some_bytes(rng: random.Random, worker: Wild) -> bytes:
     if kind < 0.02:
         return rng.randbytes(rng.randrange(1, 200))
     if kind < 0.04:
-        text = json.dumps(rng.choice([[], 3, "x", {"op": []}, {"op": "done", "blobs": [-1]}]))
-        return struct.pack("<II", len(text), 0) + text.encode()
-    live = [one for one in worker.asked if one.get("ticket") in worker.tickets]
+        return frame(rng.choice([{}, 3, "x", [3], [[]], [[[]]], [["Done"]], [["Nothing"]]]))
+    live = [
+        one for one in worker.asked if isinstance(one, Ticketed) and one.ticket in worker.tickets
+    ]
     if not live and kind < 0.9:
         return b""
     if kind < 0.9:
-        message, blobs = right_answer(rng, rng.choice(live))
+        answer = right_answer(rng, rng.choice(live))
+        data, _ = encode([answer])
         if kind < 0.7:
-            return pack(message, blobs)
+            return data
         if kind < 0.72:
-            return pack(message, blobs) * 2
-        for key in rng.sample([*message, *KEYS], rng.randrange(3)):
-            message[key] = rng.choice(VALUES)
-        blobs = rng.choice([blobs, blobs[1:], [*blobs, b"x"]])
+            return data * 2
+        [text_bytes] = struct.unpack_from("<I", data)
+        [row] = json.loads(data[8 : 8 + text_bytes])
+        tail = data[8 + text_bytes :]
+        data = frame(
+            [spoilt(rng, row, rng.randrange(3))], rng.choice([tail, tail[1:], tail + b"x"])
+        )
     else:
-        message = {"op": rng.choice(OPS)} | {key: rng.choice(VALUES) for key in KEYS}
-        blobs = [rng.randbytes(3) for _ in range(rng.randrange(4))]
-    data = pack(message, blobs)
+        one = rng.choice(KINDS)
+        row = spoilt(rng, [one.name, *one.names], len(one.names))
+        data = frame([row], rng.randbytes(3 * rng.randrange(2)))
     return data[: rng.randrange(len(data))] if kind > 0.97 else data
 
 
@@ -221,7 +244,7 @@ async def test_whatever_a_worker_says_the_node_goes_on(node: WildNode) -> None:
             if rng.random() < 0.05:
                 arena = ArenaWriter(rng.choice([len(worker.arenas), 7]), 4096)
                 size = rng.choice([4096, 1 << 20, 0, -1])
-                said = pack({"op": "arena", "number": arena.number, "size": size})
+                said = frame([["NewArena", arena.number, size, None]])
                 if not worker.dead:
                     send_with_fd(worker.side, said, arena.fd)
                 arena.view.release()

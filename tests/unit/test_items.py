@@ -14,15 +14,11 @@ import pytest
 import torch
 from PIL import Image
 
-from penstock.server.core.refs import ItemRef, Verdict
+from penstock.server.core.refs import ItemRef
+from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
-from penstock.server.pipeline.items import (
-    Filtered,
-    Items,
-    Quarantined,
-    VerdictBook,
-    content_hash,
-)
+from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.pipeline.verdicts import Quarantined, VerdictBook, content_hash
 from penstock.server.roles import ProcessContext, RawItemProcessor, Sample
 from penstock.server.sources import ItemsSource, TorchDatasetSource
 from penstock.wire.errors import BadItem, InvalidJob, MissingExtra, SourceUnavailable

@@ -123,7 +123,11 @@ def test_what_a_users_processor_makes_is_not_guessed() -> None:
         ({"batch_size": 1, "batcher": SimpleBatcher(1)}, "batch_size", "batcher are both given"),
         ({"batch_size": 1, "lanes": 0}, "lanes", "lanes is 0"),
         ({"batch_size": 1, "epochs": 0}, "epochs", "epochs is 0"),
-        ({"batch_size": 1, "on_item_error": "skip"}, "on_item_error", "stop or quarantine"),
+        (
+            {"batch_size": 1, "on_item_error": "skip"},
+            "on_item_error",
+            "choose one of stop, quarantine",
+        ),
         ({"batch_size": 0}, "batch_size", "batch_size is 0"),
     ],
 )

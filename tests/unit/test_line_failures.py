@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
-from penstock.server.core.refs import Group, SampleRef
+from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.job import Job
 from penstock.server.local import LocalLoader
 from penstock.server.node.reader import Reader
@@ -36,7 +36,7 @@ class Twice(SampleBatcher):
     def __init__(self) -> None:
         self.held: list[SampleRef] = []
 
-    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
         """Return a pair when there are two."""
         self.held.append(ref)
         if FAILURES and FAILURES[0] == ref.item.index:

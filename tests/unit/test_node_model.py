@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.server.local import LocalLoader
+from penstock.server.node.messages import Make, Plan, Produce
 from penstock.server.node.reader import Reader
 from penstock.server.pipeline.line import Computed
 from penstock.server.store import SqliteStore
@@ -228,16 +229,17 @@ async def test_an_evicted_batch_costs_itself_again_and_no_replay(tmp_path: Path)
     try:
         await read()
         hand.answered.clear()
-        processed = hand.side.items["job"].processed
+        processed = hand.side.jobs["job"].items.processed
         await read()
     finally:
         await node.close()
         await store.close()
 
-    asked = [message for message in hand.answered if "ticket" in message]
-    assert [message["op"] for message in asked] == ["make"] * 60
+    assert not any(isinstance(message, Plan | Produce) for message in hand.answered)
+    asked = [message for message in hand.answered if isinstance(message, Make)]
+    assert len(asked) == 60
     own_items = sum(
-        len({tuple(ref[:3]) for row in json.loads(message["blobs"][0])[2] for ref in row})
+        len({tuple(ref[:3]) for row in json.loads(message.plan)[2] for ref in row})
         for message in asked
     )
-    assert hand.side.items["job"].processed - processed == own_items
+    assert hand.side.jobs["job"].items.processed - processed == own_items

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.server import packing
-from penstock.server.core.refs import Group, ItemRef, SampleRef, Span
+from penstock.server.core.refs import ItemRef, Rows, SampleRef, Span
 from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.server.roles.batchers import (
     BestFitPackingBatcher,
@@ -38,15 +38,15 @@ def refs_of(sizes: Sequence[int], items: int = 1_000_000) -> list[SampleRef]:
     ]
 
 
-def run(batcher: SampleBatcher, refs: Sequence[SampleRef], **content: Any) -> list[Group]:
+def run(batcher: SampleBatcher, refs: Sequence[SampleRef], **content: Any) -> list[Rows]:
     """Every group of a finite lane."""
-    groups: list[Group] = []
+    groups: list[Rows] = []
     for ref in refs:
         groups += batcher.add(ref, dict(content))
     return groups + batcher.flush()
 
 
-def indices(groups: Sequence[Group]) -> list[list[int]]:
+def indices(groups: Sequence[Rows]) -> list[list[int]]:
     """The items of each group, its rows behind each other."""
     return [[ref.item.index for row in group for ref in row] for group in groups]
 
@@ -130,7 +130,7 @@ def test_pool_fed_one_by_one_packs_as_the_function_on_the_whole_list(
     kinds = [size % 3 for size in sizes]
     batcher = PoolPackingBatcher(limit, pool_size, most, 40, strategy)
 
-    groups: list[Group] = []
+    groups: list[Rows] = []
     for ref, kind in zip(refs, kinds, strict=True):
         groups += batcher.add(ref, contents[kind])
     groups += batcher.flush()
@@ -324,7 +324,7 @@ def test_each_policy_for_overlong_samples_is_counted() -> None:
     def piece(start: int, stop: int) -> SampleRef:
         return SampleRef(long.item, 2, stop - start, Span(start, stop))
 
-    expected: dict[str, tuple[list[Group], dict[str, int]]] = {
+    expected: dict[str, tuple[list[Rows], dict[str, int]]] = {
         "split": ([[[piece(0, 10)]], [[piece(10, 20)]], [[piece(20, 25)]]], {"overlong_split": 1}),
         "truncate": ([[[piece(0, 10)]]], {"overlong_truncated": 1, "truncated_tokens": 15}),
         "drop": ([], {"dropped:overlong": 1}),
@@ -392,7 +392,7 @@ def test_a_subclass_with_more_attributes_is_restored_with_them() -> None:
             super().__init__(max_tokens, pool_size=4, rows=2)
             self.tokens_seen = 0
 
-        def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
+        def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
             """Take one sample and note its size."""
             self.tokens_seen += ref.size
             return super().add(ref, sample)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from invariants import check_conservation
-from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef
+from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
 from penstock.server.job import Job
-from penstock.server.pipeline.items import Items, VerdictBook
+from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.planner import (
     AHEAD_BYTES,
@@ -20,6 +20,7 @@ from penstock.server.pipeline.planner import (
     MAX_REASONS,
     Planner,
 )
+from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.roles import (
     BestFitPackingBatcher,
     MapDistributor,
@@ -254,7 +255,7 @@ class Forgetful(SampleBatcher):
     def __init__(self) -> None:
         self.seen = 0
 
-    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
         """Return the sample, if it is its turn."""
         self.seen += 1
         return [[[ref]]] if self.seen % 2 else []
@@ -265,7 +266,7 @@ class Failing(SampleBatcher):
 
     version: ClassVar[int | str | None] = 1
 
-    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
         """Fail."""
         raise ZeroDivisionError("tokens per image")
 
@@ -322,7 +323,7 @@ class FailsAtTheEnd(SimpleBatcher):
 
     version: ClassVar[int | str | None] = 1
 
-    def flush(self) -> list[Group]:
+    def flush(self) -> list[Rows]:
         """Fail."""
         raise KeyError("rest")
 

@@ -6,10 +6,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from penstock.server.core.refs import BatchPlan, Verdict
+from penstock.server.core.refs import BatchPlan
+from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
-from penstock.server.pipeline.items import Items, VerdictBook
+from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.planner import Planner
+from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.roles import (
     BestFitPackingBatcher,
     PackedCollator,

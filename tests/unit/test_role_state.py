@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from penstock.server.core.refs import Group, ItemRef, SampleRef
+from penstock.server.core.refs import ItemRef, Rows, SampleRef
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.planner import Planner
@@ -31,7 +31,7 @@ class Keeps(SampleBatcher):
         self.budget, self.weights, self.table, self.do = budget, weights, table, do
         self.held: list[SampleRef] = []
 
-    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
         """Every sample is a group."""
         self.do(self)
         return [[[ref]]]
@@ -124,7 +124,7 @@ def test_an_iterator_under_a_parameters_name_is_refused() -> None:
 class Lowers(Keeps):
     """Its budget shrinks with every sample."""
 
-    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
         """Take one sample, and change what was given."""
         self.budget -= 1
         return [[[ref]]]

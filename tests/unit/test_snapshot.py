@@ -9,11 +9,13 @@ from typing import ClassVar
 
 import pytest
 
-from penstock.server.core.refs import ItemRef, Verdict
+from penstock.server.core.refs import ItemRef
+from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
-from penstock.server.pipeline.items import Items, VerdictBook
+from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.planner import Planner
+from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.roles import IdentityProcessor, MapDistributor
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import BadSnapshot

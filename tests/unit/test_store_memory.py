@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from penstock.server.core.refs import ItemRef, Verdict
+from penstock.server.core.refs import ItemRef
+from penstock.server.core.verdict import Verdict
 from penstock.server.store import Memory, MemoryStore, SqliteStore, Store
 from penstock.server.store.base import (
     BeginRequest,

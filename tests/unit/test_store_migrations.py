@@ -80,7 +80,8 @@ async def test_a_kept_store_goes_on(tmp_path: Path, number: int) -> None:
     await store.close()
 
     assert (begun.generation, begun.start_step) == (group["generation"] + 1, group["cursor"])
-    assert [one.to_json() for one in news.verdicts] == expected["packed"]["verdicts"]
+    found = [[one.stage, list(one.item), *one[2:]] for one in news.verdicts]
+    assert found == expected["packed"]["verdicts"]
     assert news.change >= len(news.verdicts) == 3
     assert again.released == 44, "it was released before"
     assert later == (news.change + 1, [], [halt])

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from penstock.server.core.refs import ItemRef, Verdict
+from penstock.server.core.refs import ItemRef
+from penstock.server.core.verdict import Verdict
 from penstock.server.store import Memory, transactions
 from penstock.server.store.base import (
     BeginRequest,

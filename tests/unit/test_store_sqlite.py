@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from penstock.server.core.refs import ItemRef, Verdict
+from penstock.server.core.refs import ItemRef
+from penstock.server.core.verdict import Verdict
 from penstock.server.store import SqliteStore, migrations, schema
 from penstock.server.store.base import BeginRequest, JobRecord, Seen, SnapshotRecord
 from penstock.server.store.database import Database

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from penstock.server.commands.report import report
-from penstock.server.commands.text import batch_text
 from penstock.wire.errors import BadItem
 from penstock.wire.terminal import columns_of, folded, plain, plain_lines
+from penstock.wire.text import batch_text
 
 
 def test_only_what_can_be_printed_stays() -> None:

@@ -7,7 +7,6 @@ workers die, snapshots are written, items are released. A lane may stop, and say
 from __future__ import annotations
 
 import asyncio
-import queue
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +14,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from penstock.server.core.refs import Verdict
 from penstock.server.job import Job
 from penstock.server.node import books
-from penstock.server.node.channel import Message, Unpacker, pack
 from penstock.server.node.crew import Hear, Lose
 from penstock.server.node.reader import Reader
 from penstock.server.roles import (
@@ -33,10 +30,11 @@ from penstock.server.roles import (
 )
 from penstock.server.sources import ItemsSource
 from penstock.server.store import SqliteStore
-from penstock.wire.errors import LaneStarved, LogDiverged, PenstockError
+from penstock.wire.errors import LaneStarved, LogDiverged
 from penstock.wire.order import Share
 from penstock.wire.v1 import feed_pb2
-from unit.inline_workers import InlineNode, InlineWorker, _Side
+from unit.inline_workers import InlineNode, InlineWorker
+from unit.memory_port import MemoryPort
 
 LANES, ITEMS = 2, 7
 SEEDS, TURNS = 15, 500
@@ -85,52 +83,17 @@ class Nothing(BatchCollator):
         return {}
 
 
-class Asking(_Side):
-    """A worker on a thread, which waits for the answer about a verdict as a real one does."""
-
-    worker: ThreadWorker
-
-    def _verdict(self, job: str, verdict: Verdict) -> Verdict:
-        message = {"op": "verdict", "job": job, "line": self.line, "verdict": verdict.to_json()}
-        [sent] = Unpacker().feed(pack(message))
-        self.worker._loop.call_soon_threadsafe(self.worker.on_message, self.worker, sent)
-        answer = self.worker.verdicts.get(timeout=30)
-        if "code" in answer:
-            raise (LogDiverged if answer["code"] == "log_diverged" else PenstockError)(
-                answer["message"], **answer["fields"]
-            )
-        return Verdict.from_json(answer["verdict"])
-
-
 class ThreadWorker(InlineWorker):
     """An `InlineWorker` that answers on a thread, so that it can wait in the middle."""
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Be ready at the loop's next turn."""
-        super().start(loop)
-        self.verdicts: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.side = Asking(InlineNode.current_jobs, self.page, self.arenas)
-        self.side.worker = self
-        self.busy: asyncio.Task[None] | None = None
-
-    def send(self, message: Message, blobs: Sequence[bytes] = ()) -> None:
-        """Put a message into the inbox; the answer about a verdict goes past all others."""
-        if message["op"] == "verdict":
-            [sent] = Unpacker().feed(pack(message, blobs))
-            self.verdicts.put(sent)
-        else:
-            super().send(message, blobs)
+    end = MemoryPort
+    busy: asyncio.Task[None] | None = None
 
     async def work(self) -> None:
         """Take one message and answer it."""
-        if self.dead or not self.inbox:
-            return
-        message = self.inbox.popleft()
-        for number, start in message["frees"]:
-            self.side.arenas.give_back(number, start)
-        await asyncio.to_thread(self.side.handle, message)
-        while self.side.answers and not self.dead:
-            self.on_message(self, self.side.answers.popleft())
+        message = self.next_message()
+        if message is not None:
+            await asyncio.to_thread(self.side.handle, message)
 
 
 class ThreadNode(InlineNode):

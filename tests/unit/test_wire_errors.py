@@ -60,7 +60,7 @@ def test_every_error_says_what_it_is(cls: type[PenstockError]) -> None:
 def test_every_error_crosses_the_wire(cls: type[PenstockError]) -> None:
     """Class, sentence and fields arrive, over gRPC and between processes."""
     fields: dict[str, Any] = {"n": 1, "t": "é", "l": [1, None], "message": "m", "self": {"a": 0.5}}
-    error = cls("what is, and what to do", **fields)
+    error = cls.with_fields("what is, and what to do", fields)
 
     for found in (decode_error(encode_error(error)), pickle.loads(pickle.dumps(error))):
         assert type(found) is cls
@@ -115,7 +115,7 @@ values = st.recursive(
 )
 def test_no_error_outgrows_the_metadata(message: str, fields: dict[str, Any]) -> None:
     """In base64, beside the sentence once more, any error stays below what HTTP/2 peers accept."""
-    data = encode_error(StaleGeneration(message, **fields))
+    data = encode_error(StaleGeneration.with_fields(message, fields))
 
     assert len(data) * 4 / 3 < 6 << 10
     found = decode_error(data)

@@ -1,9 +1,8 @@
-"""A worker's answers on its socket: when they come, and whose cost they tell."""
+"""A worker's answers at its port: when they come, and whose cost they tell."""
 
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections import Counter
@@ -14,9 +13,21 @@ import pytest
 
 from harness import write_job_file
 from penstock.server.jobs.load import load
-from penstock.server.node.channel import Message, Unpacker, pack
+from penstock.server.node.messages import (
+    Cost,
+    Done,
+    FromServer,
+    FromWorker,
+    KnowJob,
+    OpenLine,
+    Plan,
+    Planned,
+    Produce,
+    TicketFailed,
+)
 from penstock.server.node.page import PAGE_BYTES, Page
 from penstock.server.node.worker import Worker
+from unit.memory_port import memory_ports
 
 ROLES = """
 import time
@@ -49,52 +60,45 @@ class Talk:
             "batch_size": 1,
         }
         file = write_job_file(folder / "jobs.yaml", {"a": job, "b": {**job, "seed": 5}})
-        self._ours, theirs = socket.socketpair()
+        self._ours, theirs = memory_ports()
         fd = os.memfd_create("page")
         os.ftruncate(fd, PAGE_BYTES)
-        worker = Worker(theirs, Page(fd, write=True), str(file))
+        jobs = load(str(file)).jobs
+        worker = Worker(theirs, Page(fd, write=True), jobs)
         os.close(fd)
         self._theirs, self._thread = theirs, threading.Thread(target=worker.run, daemon=True)
         self._thread.start()
-        self._unpacker, self._found, self._number = Unpacker(), list[Message](), 0
-        jobs = load(str(file)).jobs
+        self._found, self._number = list[FromWorker](), 0
         for line, name in ((1, "a"), (2, "b"), (3, "a")):
             log_id = jobs[name].log_id.hex()
-            message = {"op": "job", "job": name, "log": log_id, "verdicts": [], "workers": 1}
-            self.send(pack(message))
-            self.send(pack({"op": "open", "line": line, "job": name, "lane": 0}))
+            self.send(KnowJob(name, log_id, None, 1, (), False), OpenLine(line, name, 0, None))
         for offset in range(CHEAP):
-            data, number = self.ask("a", offset, 1)
-            self.send(data)
-            self.until(number)
+            ticket = self.ask("a", offset, 1)
+            self.send(ticket)
+            self.until(ticket.ticket)
 
-    def ask(self, job: str, offset: int, line: int, op: str = "produce") -> tuple[bytes, int]:
-        """Return a message, and the number of its ticket."""
+    def ask(self, job: str, offset: int, line: int) -> Produce:
+        """Return a ticket."""
         self._number += 1
-        head = {"ticket": self._number, "job": job, "lane": 0, "offset": offset, "line": line}
-        more = {"blank": False, "careful": False, "count": 1}
-        return pack({"op": op, **head, **more}), self._number
+        return Produce(self._number, job, 0, offset, False, line, False)
 
-    def send(self, data: bytes) -> None:
-        """Send messages."""
-        self._ours.sendall(data)
+    def send(self, *messages: FromServer) -> None:
+        """Send messages together."""
+        self._ours.send(messages)
 
-    def until(self, number: int) -> Message:
-        """Return the answer to a ticket."""
-        while True:
-            for message in self._found:
-                if message.get("ticket") == number:
-                    return message
-            self._found += self._unpacker.feed(self._ours.recv(1 << 20))
+    def until(self, number: int) -> None:
+        """Wait for the answer to a ticket."""
+        while not any(_ticket_of(message) == number for message in self._found):
+            self._found += self._ours.receive(wait=True) or ()
 
     def charged(self, number: int) -> Counter[str]:
         """Return how many batches the answers up to that of a ticket have charged to each job."""
         self.until(number)
         counts: Counter[str] = Counter()
         for message in self._found:
-            if "cost" in message:
-                counts[message["cost"]["job"]] += message["cost"]["batches"]
-            if message.get("ticket") == number:
+            if isinstance(message, Cost):
+                counts[message.job] += message.batches
+            if _ticket_of(message) == number:
                 break
         return counts
 
@@ -105,6 +109,10 @@ class Talk:
         self._theirs.close()
 
 
+def _ticket_of(message: FromWorker) -> int | None:
+    return message.ticket if isinstance(message, Done | Planned | TicketFailed) else None
+
+
 @pytest.fixture
 def talk(tmp_path: Path) -> Iterator[Talk]:
     worker = Talk(tmp_path)
@@ -112,27 +120,38 @@ def talk(tmp_path: Path) -> Iterator[Talk]:
     worker.close()
 
 
-@pytest.mark.parametrize(("op", "line"), [("plan", 3), ("produce", 777)], ids=["plan", "failure"])
-def test_no_job_pays_for_another(talk: Talk, op: str, line: int) -> None:
+@pytest.mark.parametrize("way", ["plan", "failure"])
+def test_no_job_pays_for_another(talk: Talk, way: str) -> None:
     """What was held is told with the next answer, whatever that is: before another job's."""
-    first, number = talk.ask("a", CHEAP, 1)
-    before = talk.charged(number - 1)
-    second, next_number = talk.ask("a", 0, line, op)
-    third, last = talk.ask("b", 0, 2)
-    talk.send(first + second + third)
+    first = talk.ask("a", CHEAP, 1)
+    before = talk.charged(first.ticket - 1)
+    second: Produce | Plan = talk.ask("a", 0, 777)
+    if way == "plan":
+        second = Plan(second.ticket, "a", 0, 0, False, 3, 1)
+    third = talk.ask("b", 0, 2)
+    talk.send(first, second, third)
 
     # Whether the first answer was held depends on how fast this machine is.
-    assert talk.charged(next_number) - before == {"a": 1}
-    assert talk.charged(last) - before == {"a": 1, "b": 1}
+    assert talk.charged(second.ticket) - before == {"a": 1}
+    assert talk.charged(third.ticket) - before == {"a": 1, "b": 1}
+
+
+def test_no_job_pays_where_a_line_opens_in_between(talk: Talk) -> None:
+    """A line that opens is not answered: what was held is told before the other job's ticket."""
+    first = talk.ask("a", CHEAP, 1)
+    before = talk.charged(first.ticket - 1)
+    other = talk.ask("b", 0, 2)
+    talk.send(first, OpenLine(4, "a", 0, None), other)
+
+    assert talk.charged(other.ticket) - before == {"a": 1, "b": 1}
 
 
 def test_a_finished_batch_waits_for_no_slow_one(talk: Talk) -> None:
-    cheap, number = talk.ask("a", CHEAP, 1)
-    slow, late = talk.ask("a", 150, 1)
+    cheap, slow = talk.ask("a", CHEAP, 1), talk.ask("a", 150, 1)
     began = time.monotonic()
-    talk.send(cheap + slow)
+    talk.send(cheap, slow)
 
-    talk.until(number)
+    talk.until(cheap.ticket)
     assert time.monotonic() - began < 2.0
-    talk.until(late)
+    talk.until(slow.ticket)
     assert time.monotonic() - began >= 3.0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -13,19 +15,33 @@ from pathlib import Path
 import pytest
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.node.channel import Message, pack
+from penstock.server.node.arena import sealed_memory
+from penstock.server.node.channel import FROM_WORKER, encode
+from penstock.server.node.messages import FromWorker, Ready
 from penstock.server.node.node import Node
 from penstock.server.node.page import PAGE_BYTES, Page
+from penstock.server.node.port import SocketPort
 from penstock.server.node.process import WorkerProcess
+from penstock.server.node.program import Started
 from penstock.server.store import SqliteStore
+
+
+def frame(rows: object) -> bytes:
+    """Return the bytes of messages as they go over the socket."""
+    text = json.dumps(rows).encode()
+    return struct.pack("<II", len(text), 0) + text
 
 
 class Wired(WorkerProcess):
     """A worker whose end of the socket the test holds; its process only sleeps."""
 
-    def _launch(self, theirs: socket.socket) -> None:
-        self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        self.theirs = theirs.dup()
+    def _launch(self) -> Started:
+        ours, self.theirs = socket.socketpair()
+        fd = sealed_memory("page", PAGE_BYTES)
+        page = Page(fd)
+        os.close(fd)
+        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        return Started(process, SocketPort(ours, FROM_WORKER), page)
 
     def close(self) -> None:
         """End the process."""
@@ -35,7 +51,7 @@ class Wired(WorkerProcess):
 
 @pytest.mark.parametrize(
     "said",
-    [pack({"op": "arena", "number": 0, "size": 4096}), b"\x02\0\0\0\0\0\0\0}{"],
+    [frame([["NewArena", 0, 4096, None]]), b"\x02\0\0\0\0\0\0\0}{"],
     ids=["an arena without memory", "no message"],
 )
 async def test_a_worker_that_cannot_be_understood_is_gone(said: bytes) -> None:
@@ -43,8 +59,8 @@ async def test_a_worker_that_cannot_be_understood_is_gone(said: bytes) -> None:
     heard: list[str] = []
     ready, gone = asyncio.Event(), asyncio.Event()
 
-    def on_message(_worker: WorkerProcess, message: Message) -> None:
-        heard.append(message["op"])
+    def on_message(_worker: WorkerProcess, message: FromWorker) -> None:
+        heard.append(type(message).__name__)
         ready.set()
 
     def on_death(_worker: WorkerProcess) -> None:
@@ -54,7 +70,7 @@ async def test_a_worker_that_cannot_be_understood_is_gone(said: bytes) -> None:
     worker = Wired(0, "", on_message, on_death)
     worker.start(asyncio.get_running_loop())
     try:
-        worker.theirs.sendall(pack({"op": "ready"}))
+        worker.theirs.sendall(encode([Ready()])[0])
         async with asyncio.timeout(30):
             await ready.wait()
             worker.theirs.sendall(said)
@@ -63,7 +79,7 @@ async def test_a_worker_that_cannot_be_understood_is_gone(said: bytes) -> None:
         worker.process.wait()
         worker.notice_end()
 
-        assert heard == ["ready", "gone"]
+        assert heard == ["Ready", "gone"]
         assert worker.dead
     finally:
         worker.kill()

@@ -17,8 +17,8 @@ The README has a whole script. Models of transformers need `use_cache=False`, or
 see each other.
 
 The package is light: grpcio, protobuf, numpy. torch is imported when the first batch is made, where
-it is installed. The path of a batch: `feed` (the stream, in a background thread) ->
-`penstock.wire.frame` -> `values` -> `reader` -> `passes`. `loader` is what users call.
+it is installed. The path of a batch: `route` (in a background thread), `stream` (with
+`penstock.wire.frame`), `slots`, `values`, `reader`, `passes`. `loader` is what users call.
 """
 
 from penstock.client import errors

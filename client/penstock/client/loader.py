@@ -11,7 +11,7 @@ from penstock.client.aside import tell
 from penstock.client.options import LIMITS, Limits, Options, check_step, one_rank
 from penstock.client.passes import Batches, Steps
 from penstock.client.reader import Reader
-from penstock.client.run.ranks import Place, Ranks
+from penstock.client.run.ranks import Ranks, WorldRank
 from penstock.client.run.resources import Resources
 from penstock.client.run.session import Start
 from penstock.client.run.state import State
@@ -148,17 +148,19 @@ class Loader:
         """Return how many batches this rank reads of the whole job; asks the server once.
 
         Raises:
-            TypeError: The job is endless.
+            TypeError: The job is endless, or it is not known yet where it ends.
         """
         self._reader.check()
-        if not self._opener.info.HasField("batches") and self._options.max_steps is None:
-            raise TypeError(f"job {self.job!r} is endless, so its Loader has no len()")
+        info = self._opener.info
+        if not info.HasField("batches") and self._options.max_steps is None:
+            why = "has a length that is not known yet" if info.finite else "is endless"
+            raise TypeError(f"job {self.job!r} {why}, so its Loader has no len()")
         steps = self._reader.steps
         assert steps is not None
         return steps * self._reader.started().share.batches_per_rank
 
     @property
-    def place(self) -> Place:
+    def place(self) -> WorldRank:
         """Which data-parallel rank this is, of how many, and from where that is known."""
         return self._reader.place
 
@@ -192,7 +194,8 @@ class Loader:
             raise InvalidRequest(
                 f"mark({marked}): this Loader has not yielded that position; pass the position of "
                 "a batch that came out of it",
-                position=marked,
+                field="position",
+                value=marked,
             )
         self._reader.at = at._replace(marked=marked)
 

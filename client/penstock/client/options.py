@@ -171,10 +171,14 @@ def check_step(call: str, step: int) -> int:
     try:
         number = index(step)
     except TypeError:
-        raise InvalidRequest(f"{call}({step!r}): pass an integer", step=repr(step)) from None
+        raise InvalidRequest(
+            f"{call}({step!r}): pass an integer", field="step", value=repr(step)
+        ) from None
     if not 0 <= number <= MAX_POSITION:
         raise InvalidRequest(
-            f"{call}({number}): steps and positions go from 0 to {MAX_POSITION}", step=number
+            f"{call}({number}): steps and positions go from 0 to {MAX_POSITION}",
+            field="step",
+            value=number,
         )
     return number
 

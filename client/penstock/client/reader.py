@@ -15,9 +15,9 @@ from penstock.client.reading.buffers import BufferPool
 from penstock.client.reading.feed import Feed
 from penstock.client.reading.route import Node
 from penstock.client.reading.slots import Delivery
-from penstock.client.reading.values import Decoder, make_decoder, needs_torch, position_value
+from penstock.client.reading.values import Decoder, make_decoder, needs_torch
 from penstock.client.run.opener import Opener
-from penstock.client.run.ranks import Place, mesh_dimensions
+from penstock.client.run.ranks import WorldRank, mesh_dimensions
 from penstock.client.run.resources import Resources
 from penstock.client.run.session import Session, Start
 from penstock.client.standing import Standing
@@ -152,7 +152,7 @@ class Reader:
         """
         session = self.started()
         if self._options.is_eval:
-            if session.batches is None and self._options.max_steps is None:
+            if not session.is_finite and self._options.max_steps is None:
                 raise InvalidRequest(
                     f'job {session.job!r} is endless, and mode="eval" reads whole passes: pass '
                     "max_steps=, or give the job epochs: 1"
@@ -166,7 +166,7 @@ class Reader:
         elif self.at.is_over:
             if session.group:
                 raise PastEnd(
-                    f"group {session.group!r} has read all {session.steps} steps of job "
+                    f"group {session.group!r} has read all {_steps(session)} steps of job "
                     f"{session.job!r}, and a group reads each step once: for more passes give the "
                     "job more epochs: or read with group=None; to read it again, seek(step=0)",
                     batches=session.batches,
@@ -194,7 +194,7 @@ class Reader:
             logger.warning,
             "%s begins at the end of %s steps: nothing is left; %s",
             whose,
-            f"{session.steps:,}" if session.steps is not None else "its",
+            _steps(session),
             way,
         )
 
@@ -268,10 +268,11 @@ class Reader:
             return None
         assert self._decoder is not None
         at = self.at
-        values = self._decoder(delivery)
+        values = self._decoder(delivery.header, delivery.lease)
+        self._pool.use(self._decoder.memory)  # after a first copy: see `PinnedMemory`
         info = self._describe(delivery)
         if self._options.meta:
-            values["penstock_position"] = position_value(self._decoder.makes_tensors, info.position)
+            values["penstock_position"] = self._decoder.position(info.position)
         self._counts_of(info.step)[info.position] = info.counts
         assert at.session is not None
         after = at._replace(
@@ -304,7 +305,7 @@ class Reader:
             is_padding=header.padding,
             nbytes=header.body_bytes,
             header=header,
-            body=delivery.body if self._options.device is None else None,
+            body=delivery.lease.array if self._options.device is None else None,
         )
 
     # --- steps ---
@@ -335,7 +336,7 @@ class Reader:
             )
 
     @property
-    def place(self) -> Place:
+    def place(self) -> WorldRank:
         """Which data-parallel rank this is, of how many."""
         self.check()
         return self.opener.place
@@ -399,6 +400,10 @@ class Reader:
                 "next_position": at.next if at.session else None,
             }
         )
+
+
+def _steps(session: Session) -> str:
+    return f"{session.steps:,}" if session.steps is not None else "its"
 
 
 def _counts(header: feed_pb2.BatchHeader) -> dict[str, int]:

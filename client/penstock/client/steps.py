@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Protocol
 
 from numpy.typing import NDArray
 
-from penstock.client.run.ranks import Place, torch_distributed
+from penstock.client.run.ranks import WorldRank, torch_distributed
 from penstock.wire.errors import BadState, InvalidRequest
 from penstock.wire.v1 import feed_pb2
 
@@ -85,7 +85,7 @@ class StepSource(Protocol):
     """What a Step needs of its Loader."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> WorldRank:
         """Which data-parallel rank this is, of how many."""
         ...
 

@@ -8,7 +8,9 @@ can act without parsing sentences, and the Python client raises the same class a
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Self, TypeAlias, dataclass_transform
 
 from google.protobuf.message import DecodeError
 
@@ -22,27 +24,69 @@ _STATUS_BYTES = 1000
 # HTTP/2 peers refuse metadata above 8 KiB, where base64 costs a third, the sentence comes twice,
 # and the status writes every byte that is not ASCII as three.
 
+ItemField: TypeAlias = "Sequence[str | int] | str | int"
+"""An item as errors name it: `[source, index, epoch]`, or what a source calls it."""
 
-class PenstockError(Exception):
+_OWN = ("message", "more")
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
+class _Fielded:
+    """Makes of the annotations of each subclass the keywords of its constructor."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(kw_only=True, eq=False, repr=False)(cls)
+
+
+class PenstockError(_Fielded, Exception):
     """The base of every error that penstock raises on purpose.
+
+    A subclass declares its fields as annotations: keywords of its constructor and attributes of the
+    error, JSON-able; None = this one has no such value, and none travels.
 
     Attributes:
         code: Stable, lower case with underscores; scripts may compare it.
         status: The canonical gRPC status name that carries it.
-        fields: The values of this situation, JSON-able.
+        message: The sentence.
+        traceback: Where a user's code failed: its own frames and its error, as Python prints them.
+        more: Fields that the class does not declare: those of a newer version on the other side.
     """
 
     code: ClassVar[str] = "penstock_error"
     status: ClassVar[str] = "UNKNOWN"
 
-    def __init__(self, message: str, /, **fields: Any) -> None:
-        super().__init__(message)
-        self.message = message
-        self.fields: dict[str, Any] = fields
-        frames = fields.get("traceback")
-        if isinstance(frames, str) and "\n" in frames:
+    message: str = field(kw_only=False)
+    traceback: str | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.traceback, str) and "\n" in self.traceback:
             # Python shows notes below an uncaught error: a trainer's log has the user's own line.
-            self.add_note(frames)
+            self.add_note(self.traceback)
+
+    @classmethod
+    def with_fields(cls, message: str, given: Mapping[str, Any]) -> Self:
+        """Return the error of a sentence and of fields by name, such as those that have travelled.
+
+        Args:
+            message: The sentence.
+            given: The fields; what the class does not declare is kept in `more`.
+        """
+        names = {declared.name for declared in fields(cls)}.difference(_OWN)
+        known = {name: value for name, value in given.items() if name in names}
+        more = {name: value for name, value in given.items() if name not in names}
+        return cls(message, more=more, **known)
+
+    def reworded(self, message: str) -> Self:
+        """Return a fresh error about the same situation, in another sentence."""
+        return self.with_fields(message, self.fields)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Return the values of this situation by name, JSON-able: what travels."""
+        names = [declared.name for declared in fields(self) if declared.name not in _OWN]
+        held = {name: getattr(self, name) for name in names}
+        return {**{name: held[name] for name in held if held[name] is not None}, **self.more}
 
     def __str__(self) -> str:
         return self.message
@@ -51,266 +95,684 @@ class PenstockError(Exception):
         return (_rebuild, (type(self), self.message, self.fields))
 
 
-def _rebuild(cls: type[PenstockError], message: str, fields: dict[str, Any]) -> PenstockError:
-    return cls(message, **fields)
+def _rebuild(cls: type[PenstockError], message: str, given: dict[str, Any]) -> PenstockError:
+    return cls.with_fields(message, given)
 
 
 # --- a caller's or an operator's mistake --------------------------------------------------------
 
 
 class InvalidJob(PenstockError):
-    """A job file, or a job built in Python, does not hold together. Field `key`: the key path."""
+    """A job file, or a job built in Python, does not hold together.
+
+    Attributes:
+        key: The key path in the job file, or the parameter.
+        file: The job file.
+        line: Its line, counted from 1.
+        spec: The code that was asked for, as the job file names it.
+        attribute: The attribute of a class that is not what it must be.
+        columns: The columns that there are.
+        pattern: The pattern of files that finds none.
+    """
 
     code, status = "invalid_job", "INVALID_ARGUMENT"
 
+    key: str | None = None
+    file: str | None = None
+    line: int | None = None
+    spec: str | None = None
+    attribute: str | None = None
+    columns: Sequence[str] | None = None
+    pattern: str | None = None
+
 
 class InvalidRequest(PenstockError):
-    """A request, an argument or an environment variable has a value that cannot be."""
+    """A request, an argument or an environment variable has a value that cannot be.
+
+    Attributes:
+        field: What has the value: a field, an argument, an option or a variable.
+        value: The value.
+    """
 
     code, status = "invalid_request", "INVALID_ARGUMENT"
 
+    field: str | None = None
+    value: Any = None
+
 
 class UnknownJob(PenstockError):
-    """This node has no job of that name. Fields `job`, `jobs`."""
+    """This node has no job of that name.
+
+    Attributes:
+        job: The name that was asked for.
+        jobs: The names that there are.
+    """
 
     code, status = "unknown_job", "NOT_FOUND"
 
+    job: str | None = None
+    jobs: Sequence[str] | None = None
+
 
 class UnknownGroup(PenstockError):
-    """The store knows no such group of the job. Fields `job`, `group`."""
+    """The store knows no such group of the job.
+
+    Attributes:
+        job: The job.
+        group: The name that was asked for.
+        groups: The first of the names that there are.
+        generation: Of the attempt that had begun it; None = it never was there.
+    """
 
     code, status = "unknown_group", "NOT_FOUND"
 
+    job: str | None = None
+    group: str | None = None
+    groups: Sequence[str] | None = None
+    generation: int | None = None
+
 
 class UnknownCheckpoint(PenstockError):
-    """The group has no checkpoint of that name. Fields `group`, `name`, `names`."""
+    """The group has no checkpoint of that name.
+
+    Attributes:
+        group: The group.
+        name: The name that was asked for.
+        names: The first of the names that there are.
+    """
 
     code, status = "unknown_checkpoint", "NOT_FOUND"
 
+    group: str | None = None
+    name: str | None = None
+    names: Sequence[str] | None = None
+
 
 class UnknownVerdict(PenstockError):
-    """The item is not in quarantine. Fields `job`, `item`."""
+    """The item is not in quarantine.
+
+    Attributes:
+        job: The job.
+        item: The source and the index.
+    """
 
     code, status = "unknown_verdict", "NOT_FOUND"
 
+    job: str | None = None
+    item: ItemField | None = None
+
 
 class RankOutOfRange(PenstockError):
-    """The rank is not below the world size. Fields `rank`, `world_size`."""
+    """The rank is not below the world size.
+
+    Attributes:
+        rank: The rank.
+        world_size: How many ranks there are.
+    """
 
     code, status = "rank_out_of_range", "INVALID_ARGUMENT"
 
+    rank: int | None = None
+    world_size: int | None = None
+
 
 class UnevenStep(PenstockError):
-    """The world size does not divide a step's batches. Fields `batches_per_step`, `world_size`."""
+    """The world size does not divide a step's batches.
+
+    Attributes:
+        batches_per_step: The batches of a step.
+        world_size: How many ranks there are.
+    """
 
     code, status = "uneven_step", "INVALID_ARGUMENT"
 
+    batches_per_step: int | None = None
+    world_size: int | None = None
+
 
 class ProtocolMismatch(PenstockError):
-    """Client and server speak different versions of the wire. Fields `client`, `server`."""
+    """Client and server speak different versions of the wire.
+
+    Attributes:
+        client: The version that the client speaks.
+        server: The version that the server speaks, or what answers in its place.
+    """
 
     code, status = "protocol_mismatch", "FAILED_PRECONDITION"
 
+    client: int | None = None
+    server: int | str | None = None
+
 
 class PortInUse(PenstockError):
-    """Another process listens on the address. Field `address`."""
+    """Another process listens on the address.
+
+    Attributes:
+        address: The address.
+    """
 
     code, status = "port_in_use", "FAILED_PRECONDITION"
 
+    address: str | None = None
+
 
 class MissingExtra(PenstockError):
-    """A package that this needs is not installed. Fields `package`, `extra`."""
+    """A package that this needs is not installed.
+
+    Attributes:
+        package: The package that is missing.
+        extra: The extra of penstock that brings it.
+    """
 
     code, status = "missing_extra", "FAILED_PRECONDITION"
+
+    package: str | None = None
+    extra: str | None = None
 
 
 # --- cursors and generations --------------------------------------------------------------------
 
 
 class StaleGeneration(PenstockError):
-    """A newer attempt has taken over. Fields `job`, `group`, `generation`, `current`, `owner`."""
+    """A newer attempt has taken over.
+
+    Attributes:
+        job: The job.
+        group: The group.
+        generation: The attempt that asked.
+        current: The newest attempt that the store has seen.
+        owner: Who began that one.
+    """
 
     code, status = "stale_generation", "FAILED_PRECONDITION"
 
+    job: str | None = None
+    group: str | None = None
+    generation: int | None = None
+    current: int | None = None
+    owner: str | None = None
+
 
 class GroupInUse(PenstockError):
-    """What is asked would end readers of the group. Fields `job`, `group`, `readers`."""
+    """What is asked would end readers of the group.
+
+    Attributes:
+        job: The job.
+        group: The group.
+        readers: How many read it at this node.
+        generation: The newest attempt.
+        owner: Who began it.
+    """
 
     code, status = "group_in_use", "FAILED_PRECONDITION"
 
+    job: str | None = None
+    group: str | None = None
+    readers: int | None = None
+    generation: int | None = None
+    owner: str | None = None
+
 
 class WorldSizeMismatch(PenstockError):
-    """Two world sizes were given in one attempt. Fields `world_size`, `expected`."""
+    """Two world sizes were given in one attempt.
+
+    Attributes:
+        world_size: What was given now.
+        expected: What the attempt began with.
+    """
 
     code, status = "world_size_mismatch", "FAILED_PRECONDITION"
 
+    world_size: int | None = None
+    expected: int | None = None
+
 
 class StepSizeMismatch(PenstockError):
-    """The group reads steps of another size. Fields `batches_per_step`, `expected`."""
+    """The group reads steps of another size.
+
+    Attributes:
+        batches_per_step: What was given now.
+        expected: What the group reads.
+    """
 
     code, status = "step_size_mismatch", "FAILED_PRECONDITION"
 
+    batches_per_step: int | None = None
+    expected: int | None = None
+
 
 class JobChanged(PenstockError):
-    """The job under a group's cursor is not the one that made it. Field `differences`."""
+    """The job under a group's cursor is not the one that made it.
+
+    Attributes:
+        job: The job.
+        group: The group.
+        differences: What differs, a line each.
+        log_id: The log that the job is now, in hex.
+        expected: The log that was expected, in hex.
+    """
 
     code, status = "job_changed", "FAILED_PRECONDITION"
 
+    job: str | None = None
+    group: str | None = None
+    differences: Sequence[str] | None = None
+    log_id: str | None = None
+    expected: str | None = None
+
 
 class OtherStore(PenstockError):
-    """The state comes from another store than the server's. Fields `expected`, `store`."""
+    """The state comes from another store than the server's.
+
+    Attributes:
+        expected: The store of the state.
+        store: The store of the server.
+    """
 
     code, status = "other_store", "FAILED_PRECONDITION"
 
+    expected: str | None = None
+    store: str | None = None
+
 
 class CheckpointExists(PenstockError):
-    """A checkpoint never changes: this name stands at another step. Fields `name`, `step`."""
+    """A checkpoint never changes: this name stands at another step.
+
+    Attributes:
+        name: Its name.
+        step: The step that it names.
+    """
 
     code, status = "checkpoint_exists", "ALREADY_EXISTS"
 
+    name: str | None = None
+    step: int | None = None
+
 
 class CommitOutOfRange(PenstockError):
-    """A commit names a step that cannot be: negative, or past the end. Fields `step`, `steps`."""
+    """A commit names a step that cannot be: negative, or past the end.
+
+    Attributes:
+        step: The step.
+        steps: How many there can be.
+    """
 
     code, status = "commit_out_of_range", "OUT_OF_RANGE"
+
+    step: int | None = None
+    steps: int | None = None
 
 
 # --- positions ----------------------------------------------------------------------------------
 
 
 class PastEnd(PenstockError):
-    """The position or step lies past the end of a finite log. Fields `position`, `batches`."""
+    """The position or step lies past the end of a finite log.
+
+    Attributes:
+        position: The position, if one was asked for.
+        step: The step, if one was asked for.
+        lane: The lane, if an offset was asked for.
+        offset: The offset.
+        batches: How many batches the log, or the lane, holds.
+        steps: How many steps the log holds.
+    """
 
     code, status = "past_end", "OUT_OF_RANGE"
 
+    position: int | None = None
+    step: int | None = None
+    lane: int | None = None
+    offset: int | None = None
+    batches: int | None = None
+    steps: int | None = None
+
 
 class PositionFar(PenstockError):
-    """Too many batches would have to be replayed. Fields `offset`, `nearest`, `max_replay`."""
+    """Too many batches would have to be replayed.
+
+    Attributes:
+        lane: The lane.
+        offset: The offset that was asked for.
+        nearest: The nearest one that is known.
+        max_replay: How many batches are planned again at most.
+    """
 
     code, status = "position_far", "OUT_OF_RANGE"
+
+    lane: int | None = None
+    offset: int | None = None
+    nearest: int | None = None
+    max_replay: int | None = None
 
 
 # --- data ---------------------------------------------------------------------------------------
 
 
 class Counting(PenstockError):
-    """A finite job's batches are being counted. Fields `job`, `items_done`, `items`."""
+    """A finite job's batches are being counted.
+
+    Attributes:
+        job: The job.
+        items_done: How many items were looked at.
+        items: How many there are.
+    """
 
     code, status = "counting", "UNAVAILABLE"
 
+    job: str | None = None
+    items_done: int | None = None
+    items: int | None = None
+
 
 class SourceUnavailable(PenstockError):
-    """What may be gone in a moment; retried, never quarantined. Fields `item`, `role`."""
+    """What may be gone in a moment; retried, never quarantined.
+
+    Attributes:
+        item: The item, or what could not be read.
+        role: The code that failed; None = it was the storage.
+        lane: The lane, if a batch was being made.
+        offset: Its offset.
+    """
 
     code, status = "source_unavailable", "UNAVAILABLE"
 
+    item: ItemField | None = None
+    role: str | None = None
+    lane: int | None = None
+    offset: int | None = None
+
 
 class SourceChanged(PenstockError):
-    """A data file changed under an open source: data files are immutable. Field `path`."""
+    """A data file changed under an open source: data files are immutable.
+
+    Attributes:
+        path: The file.
+    """
 
     code, status = "source_changed", "DATA_LOSS"
 
+    path: str | None = None
+
 
 class BadItem(PenstockError):
-    """The same bytes fail alike on every node. Fields `item`, `stage`, `reason`, `traceback`."""
+    """The same bytes fail alike on every node.
+
+    Attributes:
+        item: The item.
+        stage: Where it failed: `draw`, `exit` or `size`.
+        reason: What failed, in a line.
+        lane: The lane of a verdict.
+        offset: The offset of a verdict.
+        path: The file that is damaged.
+        row_group: Its row group.
+    """
 
     code, status = "bad_item", "DATA_LOSS"
 
+    item: ItemField | None = None
+    stage: str | None = None
+    reason: str | None = None
+    lane: int | None = None
+    offset: int | None = None
+    path: str | None = None
+    row_group: int | None = None
+
 
 class BadBatch(PenstockError):
-    """A batch cannot be made: a collator failed. Fields `lane`, `offset`, `traceback`."""
+    """A batch cannot be made: a collator failed.
+
+    Attributes:
+        lane: The lane.
+        offset: The offset.
+    """
 
     code, status = "bad_batch", "DATA_LOSS"
 
+    lane: int | None = None
+    offset: int | None = None
+
 
 class LaneStarved(PenstockError):
-    """A lane gives no sample, or nothing but padding. Fields `lane`, `drawn`, `reasons`."""
+    """A lane gives no sample, or nothing but padding.
+
+    Attributes:
+        lane: The lane.
+        offset: The offset.
+        drawn: How many items, or batches, came in vain.
+        reasons: How many by reason.
+    """
 
     code, status = "lane_starved", "DATA_LOSS"
 
+    lane: int | None = None
+    offset: int | None = None
+    drawn: int | None = None
+    reasons: Mapping[str, int] | None = None
+
 
 class WorkerCrashed(PenstockError):
-    """An item ended its worker three times. Fields `lane`, `offset`, `item`, `deaths`, `how`."""
+    """An item ended its worker three times.
+
+    Attributes:
+        lane: The lane.
+        offset: The offset.
+        item: What the worker was doing.
+        deaths: How many workers have died of it.
+        how: How the last one ended.
+        exit_status: Its exit status.
+    """
 
     code, status = "worker_crashed", "DATA_LOSS"
 
+    lane: int | None = None
+    offset: int | None = None
+    item: ItemField | None = None
+    deaths: int | None = None
+    how: str | None = None
+    exit_status: int | None = None
+
 
 class LogDiverged(PenstockError):
-    """One address has two contents: something is impure. Fields `what`, `ours`, `theirs`."""
+    """One address has two contents: something is impure.
+
+    Attributes:
+        what: What has two contents.
+        ours: What is here.
+        theirs: What is there.
+        role: The role that gives another value.
+        lane: The lane.
+        offset: The offset.
+        position: The position.
+        item: The item.
+    """
 
     code, status = "log_diverged", "DATA_LOSS"
 
+    what: str | None = None
+    ours: Any = None
+    theirs: Any = None
+    role: str | None = None
+    lane: int | None = None
+    offset: int | None = None
+    position: int | None = None
+    item: ItemField | None = None
+
 
 class ChecksumMismatch(PenstockError):
-    """Bytes arrived that are not the bytes that were sent. Fields `position`, `expected`, `got`."""
+    """Bytes arrived that are not the bytes that were sent.
+
+    Attributes:
+        position: The position; None = a header is damaged.
+        expected: The crc32c that was sent.
+        got: The crc32c of what arrived.
+    """
 
     code, status = "checksum_mismatch", "DATA_LOSS"
 
+    position: int | None = None
+    expected: int | None = None
+    got: int | None = None
+
 
 class BadFrame(PenstockError):
-    """A message is not a frame: truncated, out of bounds or inconsistent."""
+    """A message is not a frame: truncated, out of bounds or inconsistent.
+
+    Attributes:
+        position: The position.
+        body_bytes: How long a body is said to be.
+        max_body_bytes: How long one may be.
+    """
 
     code, status = "bad_frame", "DATA_LOSS"
 
+    position: int | None = None
+    body_bytes: int | None = None
+    max_body_bytes: int | None = None
+
 
 class UnsupportedValue(PenstockError):
-    """A batch holds a value that has no form on the wire. Fields `name`, `type`."""
+    """A batch holds a value that has no form on the wire.
+
+    Attributes:
+        name: The name of the value.
+        type: Its type.
+        dtype: Its dtype.
+    """
 
     code, status = "unsupported_value", "INVALID_ARGUMENT"
+
+    name: str | None = None
+    type: str | None = None
+    dtype: str | None = None
 
 
 # --- the store ----------------------------------------------------------------------------------
 
 
 class StoreUnavailable(PenstockError):
-    """The store did not answer before the deadline. Nothing was replayed."""
+    """The store did not answer before the deadline. Nothing was replayed.
+
+    Attributes:
+        path: The file of the store.
+    """
 
     code, status = "store_unavailable", "UNAVAILABLE"
 
+    path: str | None = None
+
 
 class StoreLocked(PenstockError):
-    """Another process holds this store. Field `path`."""
+    """Another process holds this store.
+
+    Attributes:
+        path: The file of the store.
+        pid: The process that holds it.
+    """
 
     code, status = "store_locked", "FAILED_PRECONDITION"
 
+    path: str | None = None
+    pid: int | None = None
+
 
 class StoreCorrupt(PenstockError):
-    """The store's file is not a store, or is damaged. Field `path`."""
+    """The store's file is not a store, or is damaged.
+
+    Attributes:
+        path: The file of the store.
+    """
 
     code, status = "store_corrupt", "DATA_LOSS"
 
+    path: str | None = None
+
 
 class BadSnapshot(PenstockError):
-    """A snapshot is damaged, of another version or of another log. Fields `lane`, `offset`."""
+    """A snapshot is damaged, of another version or of another log.
+
+    Attributes:
+        lane: The lane.
+        offset: The offset.
+    """
 
     code, status = "bad_snapshot", "DATA_LOSS"
+
+    lane: int | None = None
+    offset: int | None = None
 
 
 # --- the client ---------------------------------------------------------------------------------
 
 
 class Unreachable(PenstockError):
-    """No server answered before the deadline. Fields `target`, `waited_s`."""
+    """No server answered before the deadline.
+
+    Attributes:
+        target: Who was asked.
+        waited_s: For how many seconds.
+        timed_out: It did answer before, and not in time now.
+    """
 
     code, status = "unreachable", "UNAVAILABLE"
 
+    target: str | None = None
+    waited_s: float | None = None
+    timed_out: bool | None = None
+
 
 class DataTimeout(PenstockError):
-    """The next batch did not come before the deadline. Fields `position`, `waited_s`, `reason`."""
+    """The next batch did not come before the deadline.
+
+    Attributes:
+        position: The position that did not come.
+        waited_s: For how many seconds.
+        reason: What it waited for.
+    """
 
     code, status = "data_timeout", "DEADLINE_EXCEEDED"
 
+    position: int | None = None
+    waited_s: float | None = None
+    reason: str | None = None
+
 
 class ForkedLoader(PenstockError):
-    """A Loader was used in another process than the one that opened it."""
+    """A Loader was used in another process than the one that opened it.
+
+    Attributes:
+        opened: The process that opened it.
+        used: The process that used it.
+    """
 
     code, status = "forked_loader", "FAILED_PRECONDITION"
 
+    opened: int | None = None
+    used: int | None = None
+
 
 class BadState(PenstockError):
-    """A state_dict cannot be loaded here. Fields say what differs."""
+    """A state_dict cannot be loaded here.
+
+    Attributes:
+        field: The key that is missing or of another type.
+        format: The format of the state.
+        job: The job of the state.
+        batches_per_step: The batches of a step.
+        step: The step.
+        consumed: How many batches of the step were taken.
+        world_size: How many ranks there were.
+    """
 
     code, status = "bad_state", "FAILED_PRECONDITION"
+
+    field: str | None = None
+    format: int | None = None
+    job: str | None = None
+    batches_per_step: int | None = None
+    step: int | None = None
+    consumed: int | None = None
+    world_size: int | None = None
 
 
 class NotStarted(PenstockError):
@@ -326,9 +788,15 @@ class NoGroup(PenstockError):
 
 
 class Internal(PenstockError):
-    """A bug on the other side; its log has the traceback."""
+    """A bug on the other side; its log has the traceback.
+
+    Attributes:
+        target: Who answered.
+    """
 
     code, status = "internal", "INTERNAL"
+
+    target: str | None = None
 
 
 def _every(cls: type[PenstockError]) -> list[type[PenstockError]]:
@@ -405,12 +873,12 @@ def encode_error(error: PenstockError) -> bytes:
 
 def _fields_json(error: PenstockError) -> str:
     """The fields as JSON, cut as little as fits: a traceback must not cost code and sentence."""
-    fields = {name: _clean_field(name, value) for name, value in error.fields.items()}
-    text = json.dumps(fields, sort_keys=True)
+    cleaned = {name: _clean_field(name, value) for name, value in error.fields.items()}
+    text = json.dumps(cleaned, sort_keys=True)
     for limit in (1000, 300, 100, 30):
         if len(text) <= _FIELDS_BYTES:
             return text
-        cut = {name: _cut(name, value, limit) for name, value in fields.items()}
+        cut = {name: _cut(name, value, limit) for name, value in cleaned.items()}
         text = json.dumps(cut, sort_keys=True)
     return text if len(text) <= _FIELDS_BYTES else "{}"
 
@@ -436,11 +904,11 @@ def decode_error(data: bytes) -> PenstockError:
     """
     try:
         message = error_pb2.Error.FromString(data)
-        fields = json.loads(message.fields or "{}")
+        given = json.loads(message.fields or "{}")
     except (DecodeError, ValueError, RecursionError) as error:
         return BadFrame(f"the other side's error cannot be read ({error}): look into its log")
     cls = ERRORS.get(message.code, PenstockError)
-    return cls(message.message, **fields) if isinstance(fields, dict) else cls(message.message)
+    return cls.with_fields(message.message, given if isinstance(given, dict) else {})
 
 
 __all__ = [

@@ -40,13 +40,16 @@ class Order:
 
     def __post_init__(self) -> None:
         if self.lanes < 1:
-            raise InvalidRequest(f"a log has at least 1 lane, not {self.lanes}", lanes=self.lanes)
+            raise InvalidRequest(
+                f"a log has at least 1 lane, not {self.lanes}", field="lanes", value=self.lanes
+            )
         if self.ends is None:
             return
         if len(self.ends) != self.lanes or min(self.ends) < 0:
             raise InvalidRequest(
                 f"{self.lanes} lanes need {self.lanes} lengths of at least 0, not {self.ends}",
-                lanes=self.lanes,
+                field="lanes",
+                value=self.lanes,
             )
         # Lanes by length: below the k-th distinct length every longer lane has a batch in each row.
         lengths = sorted(self.ends)
@@ -75,8 +78,8 @@ class Order:
         if not 0 <= lane < self.lanes or offset < 0:
             raise InvalidRequest(
                 f"lane {lane}, offset {offset} is not an address in a log of {self.lanes} lanes",
-                lane=lane,
-                offset=offset,
+                field="lane, offset",
+                value=[lane, offset],
             )
         if self.ends is None:
             return offset * self.lanes + lane
@@ -98,7 +101,9 @@ class Order:
         """
         if not 0 <= position <= MAX_POSITION:
             raise InvalidRequest(
-                f"position {position} is not between 0 and {MAX_POSITION}", position=position
+                f"position {position} is not between 0 and {MAX_POSITION}",
+                field="position",
+                value=position,
             )
         if self.ends is None:
             return Address(position % self.lanes, position // self.lanes)
@@ -200,7 +205,9 @@ def check_divides(batches_per_step: int, world_size: int) -> None:
     """
     if world_size < 1:
         raise InvalidRequest(
-            f"a group is read by at least 1 rank, not {world_size}", world_size=world_size
+            f"a group is read by at least 1 rank, not {world_size}",
+            field="world_size",
+            value=world_size,
         )
     if batches_per_step >= 1 and batches_per_step % world_size == 0:
         return

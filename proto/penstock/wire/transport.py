@@ -1,7 +1,7 @@
 """What a Loader talks to: a server over gRPC, or a job in its own process, by the same messages.
 
 `local:` and `spawn:` are found through the entry point group `penstock.transports`, so that the
-halves never import each other: the entry point is a function `open(rest) -> Transport | Address`,
+halves never import each other: the entry point is a function `open(rest) -> Transport | Endpoint`,
 where `rest` is what follows the colon.
 """
 
@@ -84,7 +84,7 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True)
-class Address:
+class Endpoint:
     """Where a node listens that was started for this process.
 
     Attributes:
@@ -96,4 +96,4 @@ class Address:
     close: Callable[[], None]
 
 
-__all__ = ["Address", "ReadCall", "Transport"]
+__all__ = ["Endpoint", "ReadCall", "Transport"]

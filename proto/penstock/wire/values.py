@@ -287,7 +287,7 @@ def _json(value: Any, where: str, depth: int) -> Any:
     )
 
 
-def _unsupported(where: str, value: Any, remedy: str, **fields: Any) -> UnsupportedValue:
+def _unsupported(where: str, value: Any, remedy: str, dtype: str | None = None) -> UnsupportedValue:
     kind = type(value)
     name = (
         kind.__qualname__
@@ -295,7 +295,10 @@ def _unsupported(where: str, value: Any, remedy: str, **fields: Any) -> Unsuppor
         else f"{kind.__module__}.{kind.__qualname__}"
     )
     return UnsupportedValue(
-        f"value {where!r} of a batch is of type {name}: {remedy}", name=where, type=name, **fields
+        f"value {where!r} of a batch is of type {name}: {remedy}",
+        name=where,
+        type=name,
+        dtype=dtype,
     )
 
 

@@ -7,8 +7,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
+from penstock.server.core.nearest import hint
+from penstock.server.core.parameters import check_choice, check_whole
 from penstock.server.roles.base import (
     BatchCollator,
     DataDistributor,
@@ -22,7 +24,7 @@ from penstock.server.roles.batchers import SimpleBatcher
 from penstock.server.roles.collators import DefaultBatchCollator
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.processors import IdentityProcessor
-from penstock.wire.errors import Counting, InvalidJob, PenstockError
+from penstock.wire.errors import Counting, InvalidJob, PenstockError, UnknownJob
 from penstock.wire.order import Order
 
 ORDER_FORMAT = 1
@@ -39,6 +41,21 @@ SOURCE_NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{MAX_SOURCE_NAME - 1}}}")
 """Names of sources stand in refs, commands, metrics and stores."""
 
 ON_ITEM_ERROR = ("stop", "quarantine")
+
+OfJobT = TypeVar("OfJobT")
+
+
+def find_job(jobs: Mapping[str, OfJobT], name: str) -> OfJobT:
+    """Return a job by its name, or what is kept for it.
+
+    Raises:
+        UnknownJob: There is none of that name; says which one was probably meant.
+    """
+    if name not in jobs:
+        raise UnknownJob(
+            f"there is no job {name!r}: {hint(name, jobs)}", job=name, jobs=sorted(jobs)
+        )
+    return jobs[name]
 
 
 class Job:
@@ -95,17 +112,11 @@ class Job:
             ("snapshot_every", snapshot_every, 1),
             ("max_replay", max_replay, 1),
         ):
-            if value is not None and (not isinstance(value, int) or value < least):
-                raise InvalidJob(
-                    f"{key} is {value!r}: give a whole number of at least {least}", key=key
-                )
+            if value is not None:
+                check_whole(key, value, least)
         if lanes > MAX_LANES:
             raise InvalidJob(f"lanes is {lanes}: give at most {MAX_LANES:,}", key="lanes")
-        if on_item_error not in ON_ITEM_ERROR:
-            raise InvalidJob(
-                f"on_item_error is {on_item_error!r}: choose {' or '.join(ON_ITEM_ERROR)}",
-                key="on_item_error",
-            )
+        check_choice("on_item_error", on_item_error, ON_ITEM_ERROR)
         if batch_size is not None and batcher is not None:
             raise InvalidJob(
                 "batch_size and batcher are both given: batch_size stands for a simple batcher, so "

@@ -32,12 +32,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from penstock.server.core.refs import Verdict
+from penstock.server.core.verdict import Verdict
 from penstock.server.environment import worker_environment
 from penstock.server.jobs.target import absolute_target
 from penstock.server.node.made import MadeOffsets
-from penstock.server.pipeline.items import Items, Progress, VerdictBook
+from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Computed, Line, compute, nearest_line, replay_cost
+from penstock.server.pipeline.retry import Progress
+from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.store.base import Seen
 from penstock.server.store.recorded import Recorded
 from penstock.wire.errors import (
@@ -55,7 +57,7 @@ from penstock.wire.frame import Reply, parse_replies
 if TYPE_CHECKING:
     from penstock.server.job import Job
     from penstock.server.node.page import Note
-    from penstock.server.rpc.opening import Opening
+    from penstock.server.rpc.opening import OpenedRead
 
 logger = logging.getLogger("penstock")
 
@@ -129,7 +131,7 @@ class LocalLoader:
         self._lines: dict[int, Line] = {}
         self._marks = marks or Marks()
 
-    def batch(self, position: int, opening: Opening | None = None) -> Computed:
+    def batch(self, position: int, opening: OpenedRead | None = None) -> Computed:
         """Return the batch at a position; going upwards is cheap, going back starts a lane again.
 
         Raises:
@@ -520,7 +522,7 @@ class LocalRead:
 
 def _error(data: bytes) -> PenstockError:
     told = json.loads(data)
-    return ERRORS.get(told["code"], PenstockError)(told["message"], **told["fields"])
+    return ERRORS.get(told["code"], PenstockError).with_fields(told["message"], told["fields"])
 
 
 def _signal_name(number: int) -> str:

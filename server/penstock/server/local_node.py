@@ -21,13 +21,14 @@ import threading
 import traceback
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, BinaryIO, TypeVar
 
 from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line
-from penstock.server.core.refs import ItemRef, Verdict
+from penstock.server.core.refs import ItemRef
+from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.jobs.load import Config, load
 from penstock.server.local import (
@@ -46,27 +47,16 @@ from penstock.server.node.channel import receive
 from penstock.server.node.child import die_with_parent, told
 from penstock.server.node.count import ensure_counted
 from penstock.server.node.page import Page
-from penstock.server.pipeline.items import VerdictBook
 from penstock.server.pipeline.line import Computed
+from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.rpc.cursors import Cursors
-from penstock.server.rpc.opening import (
-    VERSION,
-    Opening,
-    describe,
-    ended,
-    open_read,
-    opened,
-    parse_horizon,
-    parse_open,
-)
+from penstock.server.rpc.local import LocalService
+from penstock.server.rpc.opening import VERSION, OpenedRead
 from penstock.server.store import open_store
 from penstock.server.store.base import Seen, Store
 from penstock.server.store.recorded import Recorded, version_warning
-from penstock.wire import frame
-from penstock.wire.errors import Internal, InvalidRequest, PenstockError
+from penstock.wire.errors import Internal, PenstockError
 from penstock.wire.malloc import keep_memory
-from penstock.wire.parse import parse
-from penstock.wire.v1 import cursors_pb2, feed_pb2
 
 T = TypeVar("T")
 
@@ -132,35 +122,39 @@ class LocalNode:
         self._books: dict[bytes, VerdictBook] = {}
         self._lock = threading.Lock()  # guards the runner, the store and both of these
 
-    def unary(self, method: str, request: bytes) -> bytes:
-        """Answer `Feed/Describe`, `Feed/Status` or a method of `Cursors`."""
-        service, _, name = method.partition("/")
-        if service == "Cursors" and name in Cursors.METHODS:
-            return self._cursors(name, request)
-        if name == "Describe":
-            asked = parse(feed_pb2.DescribeRequest, request)
-            return self._turns.take(lambda: self._describe(asked)).SerializeToString()
-        if name == "Status":
-            status = self._turns.take(self._status)
-            return feed_pb2.StatusReply(json=json.dumps(status)).SerializeToString()
-        raise InvalidRequest(f"there is no method {method!r}", method=method)
+    def with_jobs(self, name: str, call: Callable[[Mapping[str, Job]], T]) -> T:
+        """Have the main thread call with the jobs, the one of this name built."""
+        return self._turns.take(lambda: call(self._jobs(name)))
 
-    def read(self, request: bytes) -> Reading:
-        """Open `Feed/Read`."""
-        return Reading(self, request)
+    def check_token(self, job: str, group: str, token: str, generation: int) -> None:
+        """Refuse a reader of an older attempt.
 
-    def open(self, message: feed_pb2.Open) -> Opening:
-        """Check an opening, and refuse a reader of an older attempt."""
-        opening = self._turns.take(lambda: open_read(self._jobs(message.job), message))
-        if message.group and message.token:
-            with self._lock:
-                store = self._open_store()
-                self._run(
-                    store.check_token(message.job, message.group, message.token, message.generation)
-                )
-        return opening
+        Raises:
+            StaleGeneration: A newer attempt has taken over.
+        """
+        with self._lock:
+            store = self._open_store()
+            self._run(store.check_token(job, group, token, generation))
 
-    def loader(self, opening: Opening, *, stored: bool) -> LocalLoader:
+    @property
+    def store_uuid(self) -> str:
+        """Return which store this is; empty = none was opened yet."""
+        return self._store.uuid if self._store is not None else ""
+
+    def status(self) -> dict[str, Any]:
+        """Return what there is of a node's status: no workers, and no reader but the caller."""
+        return self._turns.take(self._status)
+
+    def cursors(self, method: str, job: str, request: bytes) -> bytes:
+        """Answer a call about cursors; about a job that is built it waits for no batch."""
+        if job not in self._built:
+            self._turns.take(lambda: self._jobs(job))
+        with self._lock:
+            jobs, store = self._config().jobs, self._open_store()
+            cursors = Cursors(jobs, store, release=self._release, asked=self._asked)
+            return self._run(cursors.call(method, request))
+
+    def loader(self, opening: OpenedRead, *, stored: bool) -> LocalLoader:
         """Return a loader; `stored` = it obeys the store's verdicts, and puts new ones there."""
         job = opening.job
 
@@ -177,8 +171,9 @@ class LocalNode:
             job, book, marks, progress=note, careful=self._careful, recorded=recorded
         )
 
-    def compute(self, loader: LocalLoader, opening: Opening, position: int, lane: int) -> Computed:
+    def compute(self, loader: LocalLoader, opening: OpenedRead, position: int) -> Computed:
         """Compute a batch when it is its turn."""
+        lane, lane_offset = opening.address(position)
 
         def batch() -> Computed:
             self._lane = lane
@@ -186,8 +181,7 @@ class LocalNode:
             try:
                 computed = loader.batch(position, opening)
                 name = loader.job.name
-                offset = loader.job.order.address(_source(opening, position)).offset
-                self._computed[name] = max(self._computed.get(name, 0), offset + 1)
+                self._computed[name] = max(self._computed.get(name, 0), lane_offset + 1)
                 self._compare_versions(loader.job)
                 return computed
             finally:
@@ -246,12 +240,7 @@ class LocalNode:
         finally:
             self._page.note("idle")
 
-    def _describe(self, request: feed_pb2.DescribeRequest) -> feed_pb2.DescribeReply:
-        store = self._store.uuid if self._store is not None else ""
-        return describe(self._jobs(request.job), request, node=self._node, store=store)
-
     def _status(self) -> dict[str, Any]:
-        """Return what there is of a node's status: no workers, and no reader but the caller."""
         jobs = [
             {"name": name, "log_id": job.log_id.hex(), "lanes": job.lanes, "groups": []}
             for name, job in sorted(self._config().jobs.items())
@@ -259,16 +248,6 @@ class LocalNode:
         return {"version": VERSION, "node": self._node, "workers": [], "jobs": jobs}
 
     # --- the store, from any thread ---
-
-    def _cursors(self, name: str, request: bytes) -> bytes:
-        """Answer a call about cursors; about a job that is built it waits for no batch."""
-        job = parse(getattr(cursors_pb2, f"{name}Request"), request).job
-        if job not in self._built:
-            self._turns.take(lambda: self._jobs(job))
-        with self._lock:
-            jobs, store = self._config().jobs, self._open_store()
-            cursors = Cursors(jobs, store, release=self._release, asked=self._asked)
-            return self._run(cursors.call(name, request))
 
     def _asked(self, job: Job) -> int:
         """Return below which offset some lane of a job was computed here."""
@@ -319,98 +298,6 @@ class LocalNode:
         return self._runner.run(wait())
 
 
-class Reading:
-    """One Read: an iterator of serialized `ReadReply` messages.
-
-    Batches are computed one at a time, when asked for, and never beyond the reader's horizon.
-    """
-
-    def __init__(self, node: LocalNode, opening: bytes) -> None:
-        self._node = node
-        # What `send` was given; None = cancelled.
-        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._horizon = self._next = self._bytes_limit = self._sent_bytes = 0
-        self._cancelled = False
-        self._messages = self._stream(opening)
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        return next(self._messages)
-
-    def cancel(self) -> None:
-        """End the iteration from any thread."""
-        self._cancelled = True
-        self._requests.put(None)
-
-    def send(self, request: bytes) -> None:
-        """Move the horizon."""
-        self._requests.put(request)
-
-    def _stream(self, request: bytes) -> Iterator[bytes]:
-        asked = parse_open(request)
-        opening = self._node.open(asked)
-        self._move(asked.horizon, asked.next, asked.bytes_limit)
-        yield opened(opening, self._node.name).SerializeToString()
-        # Who reads for a group obeys its store's verdicts, as a server does: else an item that
-        # fails no longer, or not here, would move every item behind it.
-        stored = bool(asked.group) and opening.job.on_item_error == "quarantine"
-        loader = self._node.loader(opening, stored=stored)
-        end = opening.tail.end if opening.tail is not None else None
-        for position in opening.share.walk(opening.start):
-            if end is not None and position >= end:
-                assert opening.tail is not None
-                yield ended(opening.tail).SerializeToString()
-                return
-            lane = opening.job.order.address(_source(opening, position)).lane
-            if opening.lanes is not None and lane not in opening.lanes:
-                continue
-            if not self._wait_for(position):
-                return
-            computed = self._node.compute(loader, opening, position, lane)
-            header = frame.read_header(computed.header)
-            if not self._wait_for(position, header.body_bytes):
-                return
-            self._sent_bytes += header.body_bytes
-            yield from frame.batch_messages(
-                computed.header, header.lane, header.offset, computed.body
-            )
-
-    def _wait_for(self, position: int, nbytes: int = 0) -> bool:
-        """Wait until the reader accepts a position, of so many bytes; tell whether it came so far.
-
-        Args:
-            position: Which.
-            nbytes: Its size; 0 = it is not known yet.
-        """
-        while not self._cancelled and not self._accepts(position, nbytes):
-            request = self._requests.get()
-            if request is None:
-                break
-            moved = parse_horizon(request)
-            self._move(moved.horizon, moved.next, moved.bytes_limit)
-        return not self._cancelled
-
-    def _accepts(self, position: int, nbytes: int) -> bool:
-        has_room = (
-            not self._bytes_limit
-            or position <= self._next
-            or self._sent_bytes + nbytes <= self._bytes_limit
-        )
-        return position < self._horizon and has_room
-
-    def _move(self, horizon: int, position: int, bytes_limit: int) -> None:
-        self._horizon = max(self._horizon, horizon)
-        self._next = max(self._next, position)
-        self._bytes_limit = max(self._bytes_limit, bytes_limit)
-
-
-def _source(opening: Opening, position: int) -> int:
-    source = opening.tail.blanked(position) if opening.tail is not None else None
-    return position if source is None else source
-
-
 class Said(logging.Handler):
     """Keeps what penstock logs here until the next message: it belongs into the parent's log."""
 
@@ -440,7 +327,7 @@ class Answerer:
     """
 
     def __init__(self, node: LocalNode, said: Said) -> None:
-        self._node, self._said = node, said
+        self._service, self._said = LocalService(node), said
 
     def listen(self, control: socket.socket) -> None:
         """Take calls until the parent hangs up."""
@@ -463,7 +350,7 @@ class Answerer:
             try:
                 if asked[0] == UNARY:
                     method, _, request = asked[1].partition(b"\0")
-                    reply = self._node.unary(method.decode(), request)
+                    reply = self._service.unary(method.decode(), request)
                     sock.sendall(self._said.take() + pack_frame(MESSAGE, reply))
                 else:
                     self._read(sock, file, asked[1])
@@ -479,7 +366,7 @@ class Answerer:
             sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for horizons
 
     def _read(self, sock: socket.socket, file: BinaryIO, opening: bytes) -> None:
-        reading = self._node.read(opening)
+        reading = self._service.read(opening)
 
         def listen() -> None:
             with contextlib.suppress(OSError, ValueError):  # the other thread has closed it

@@ -34,7 +34,7 @@ from urllib.parse import parse_qsl
 from penstock.server.environment import worker_environment
 from penstock.server.jobs.target import absolute_target
 from penstock.wire.errors import ERRORS, InvalidRequest, PenstockError, Unreachable
-from penstock.wire.transport import Address
+from penstock.wire.transport import Endpoint
 
 logger = logging.getLogger("penstock")
 
@@ -48,7 +48,7 @@ START_DEADLINE_S, END_DEADLINE_S = 120.0, 30.0
 SETTINGS = {"workers": "--workers", "store": "--store", "metrics": "--metrics"}
 
 
-def open_transport(rest: str) -> Address:
+def open_transport(rest: str) -> Endpoint:
     """Return the address of a running node for `rest`, starting one if there is none.
 
     Raises:
@@ -60,7 +60,9 @@ def open_transport(rest: str) -> Address:
     for key in settings:
         if key not in SETTINGS:
             raise InvalidRequest(
-                f"spawn: knows no setting {key!r}; it knows {', '.join(sorted(SETTINGS))}", key=key
+                f"spawn: knows no setting {key!r}; it knows {', '.join(sorted(SETTINGS))}",
+                field="key",
+                value=key,
             )
     target = absolute_target(file)
     folder = _folder()
@@ -93,7 +95,7 @@ def open_transport(rest: str) -> Address:
             _wait_for_end(address, node.users)
             node.reap()
 
-    return Address(f"unix:{address}", close)
+    return Endpoint(f"unix:{address}", close)
 
 
 _started: list[subprocess.Popen[bytes]] = []
@@ -268,10 +270,9 @@ def _not_started(target: str, why: str, log_path: Path) -> PenstockError:
     named = re.fullmatch(r"penstockd: error: (?P<sentence>.*) \[(?P<code>\w+)\]", why)
     kind = ERRORS.get(named["code"], Unreachable) if named else Unreachable
     sentence = named["sentence"] if named else why
-    return kind(
+    return kind.with_fields(
         f"the node for {target} did not start: {sentence} (all of its output: {log_path})",
-        target=target,
-        log=str(log_path),
+        {"target": target, "log": str(log_path)},
     )
 
 
@@ -323,7 +324,8 @@ def _folder() -> Path:
             f"spawn: keeps its sockets in {folder}, whose path has more than {MAX_FOLDER_BYTES} "
             "bytes, and the path of a socket must be short: set XDG_RUNTIME_DIR to a folder of "
             "yours with a shorter path",
-            folder=str(folder),
+            field="folder",
+            value=str(folder),
         )
     try:
         folder.mkdir(mode=0o700)
@@ -333,7 +335,8 @@ def _folder() -> Path:
         raise InvalidRequest(
             f"spawn: finds no place for its socket: {folder} cannot be made ({error.strerror}); "
             "set XDG_RUNTIME_DIR to a folder of yours",
-            folder=str(folder),
+            field="folder",
+            value=str(folder),
         ) from error
     found = folder.lstat()
     wrong = ""
@@ -347,7 +350,8 @@ def _folder() -> Path:
         raise InvalidRequest(
             f"spawn: keeps its sockets in {folder}, and that {wrong}: remove it, or set "
             "XDG_RUNTIME_DIR to a folder of yours",
-            folder=str(folder),
+            field="folder",
+            value=str(folder),
         )
     return folder
 

@@ -23,7 +23,9 @@ async def shown(path: Path) -> dict[str, Any]:
             (log_id,) = {group.log_id for group in groups}
             found[job] = {
                 "groups": [plain(asdict(group)) for group in groups],
-                "verdicts": [one.to_json() for one in await store.verdicts(log_id)],
+                "verdicts": [
+                    [one.stage, list(one.item), *one[2:]] for one in await store.verdicts(log_id)
+                ],
                 "lane ends": sorted((await store.lane_ends(log_id)).items()),
                 "libraries": await store.note_libraries(log_id, {}),
                 "snapshots": [await snapshots(store, log_id, lane) for lane in range(2)],

@@ -16,12 +16,12 @@ from penstock.client.commands.common import (
     print_json,
     say,
 )
-from penstock.client.commands.text import load_decoder, render_text
+from penstock.client.commands.text import load_decoder
 from penstock.client.loader import Loader
 from penstock.client.steps import Batch
 from penstock.wire.errors import InvalidRequest, JobChanged
 from penstock.wire.frame import batch_record, describe_values
-from penstock.wire.terminal import plain
+from penstock.wire.text import batch_text, headline, value_text
 
 Show = Callable[[Batch], None]
 
@@ -191,15 +191,15 @@ def _printer(args: argparse.Namespace) -> Show:
         return _show_json
     if args.text:
         decode = None if args.tokenizer is None else load_decoder(args.tokenizer)
-        return lambda batch: say(f"{plain(headline(batch))}\n{render_text(batch, decode)}")
+        return lambda batch: say(f"{line(batch)}\n{batch_text(batch, decode)}")
     shown = ""
 
     def show(batch: Batch) -> None:
         nonlocal shown
         if (now := shapes(batch)) != shown:  # mostly once: batches are alike
             shown = now
-            say(f"# {plain(now)}", error=True)  # stdout has one line per batch, for scripts
-        say(plain(headline(batch)))
+            say(f"# {now}", error=True)  # stdout has one line per batch, for scripts
+        say(line(batch))
 
     return show
 
@@ -208,21 +208,14 @@ def _show_json(batch: Batch) -> None:
     print_json(batch_record(batch.header, batch.body, batch.step))
 
 
-def headline(batch: Batch) -> str:
+def line(batch: Batch) -> str:
     """Return one line about a batch, for people."""
     record = batch_record(batch.header, batch.body, batch.step)
-    counts = ", ".join(f"{value:,} {name}" for name, value in record["counts"].items())
-    padding = "  padding" if batch.is_padding else ""
-    return (
-        f"{record['position']}  step {record['step']}  lane {record['lane']}:{record['offset']}  "
-        f"{record['digest'][:16]}  {counts or 'no counts'}{padding}"
-    )
+    return headline(record, padding=batch.is_padding)
 
 
 def shapes(batch: Batch) -> str:
     """Return the names of a batch's values, with the dtypes and shapes of tensors."""
-    values = describe_values(batch.header)
     return ", ".join(
-        f"{name} {spec['dtype']}{spec['shape']}" if spec["kind"] == "tensor" else name
-        for name, spec in values.items()
+        value_text(name, described) for name, described in describe_values(batch.header).items()
     )

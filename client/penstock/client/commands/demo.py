@@ -71,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidRequest(
             f"--steps {args.steps}: each of server and ranks is killed within a step of its own, "
             f"so at least {MIN_STEPS} are needed",
-            steps=args.steps,
+            field="steps",
+            value=args.steps,
         )
     # `kill` and a closed terminal end the children too: finally blocks run.
     for number in (signal.SIGTERM, signal.SIGHUP):

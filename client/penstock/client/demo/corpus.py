@@ -73,7 +73,7 @@ def own(job_file: str, job: str | None) -> Input:
     """
     path = Path(job_file).absolute()
     if not path.is_file():
-        raise InvalidRequest(f"there is no job file {job_file}", path=job_file)
+        raise InvalidRequest(f"there is no job file {job_file}", field="path", value=job_file)
     if job is None:
         raise InvalidRequest(f"name the job of {job_file} too: penstock demo {job_file} JOB")
     return Input(job_file=path, job=job, title=f"job {job} of {job_file}")

@@ -28,9 +28,15 @@ TICK_S = 0.1
 
 
 class DemoFailed(PenstockError):
-    """A process of the demo ended that should not, or nothing moved any more."""
+    """A process of the demo ended that should not, or nothing moved any more.
+
+    Attributes:
+        folder: Where all is that its processes said.
+    """
 
     code, status = "demo_failed", "ABORTED"
+
+    folder: str | None = None
 
 
 @dataclass(frozen=True)

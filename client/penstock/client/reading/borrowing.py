@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.client.reading.buffers import Event, Lease
 from penstock.wire import memory
 from penstock.wire.errors import BadFrame, PenstockError, Unreachable
 from penstock.wire.v1 import feed_pb2
@@ -74,9 +75,10 @@ class _Arena:
 
 @dataclass(eq=False)
 class _Lease:
-    """A body that somebody may still read."""
+    """A body that somebody, or a device, may still read."""
 
     reference: weakref.ref[NDArray[np.uint8]]
+    events: list[Event]
     loan: int | None  # None = kept
     mapping: _Mapping
     start: int
@@ -119,6 +121,7 @@ class Borrower:
         # The end of an array comes anywhere, maybe within any call here or where a signal handler
         # raises: it takes no lock and runs no Python, it appends the reference here.
         self._ended: deque[weakref.ref[NDArray[np.uint8]]] = deque()
+        self._awaited: list[_Lease] = []  # no view is left, and an event has not come to pass
         self._due: list[int] = []  # loans to give back
         self._guard = threading.Lock()  # for leases: a fork comes from another thread
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -139,10 +142,11 @@ class Borrower:
     @property
     def lent(self) -> int:
         """Return how many loans have not come back."""
-        return sum(lease.loan is not None for lease in list(self._leases.values()))
+        held = [*self._leases.values(), *self._awaited]
+        return sum(lease.loan is not None for lease in held)
 
-    def take(self, lent: feed_pb2.Lent, nbytes: int) -> NDArray[np.uint8]:
-        """Return a lent body, uint8 (nbytes,), writable, page-aligned; the lease ends with it.
+    def take(self, lent: feed_pb2.Lent, nbytes: int) -> Lease:
+        """Return a lent body, writable, page-aligned; the loan goes back when the lease has ended.
 
         Raises:
             BadFrame: The loan does not lie in memory that the node has handed over.
@@ -165,8 +169,9 @@ class Borrower:
                 raise NotLent(f"{arena.size_bytes} bytes cannot be mapped: {error}") from error
             body = np.frombuffer(mapping.map, np.uint8, count=nbytes, offset=start)
             reference = weakref.ref(body, self._ended.append)
-            self._leases[id(reference)] = _Lease(reference, lent.loan, mapping, start, stop)
-        return body
+            events: list[Event] = []
+            self._leases[id(reference)] = _Lease(reference, events, lent.loan, mapping, start, stop)
+        return Lease(body, events)
 
     def refuse(self, lent: feed_pb2.Lent) -> None:
         """Give back what nobody has read."""
@@ -195,8 +200,13 @@ class Borrower:
         return True
 
     def _sort_out(self) -> None:
+        ended, self._awaited = self._awaited, []
         while self._ended:
-            lease = self._leases.pop(id(self._ended.popleft()))
+            ended.append(self._leases.pop(id(self._ended.popleft())))
+        for lease in ended:
+            if not all(event.query() for event in lease.events):
+                self._awaited.append(lease)
+                continue
             lease.end()
             if lease.loan is not None:
                 self._due.append(lease.loan)
@@ -220,7 +230,8 @@ class Borrower:
         """
         with self._guard:
             self._sort_out()
-            return all([self._keep(lease) for lease in self._leases.values()])  # noqa: C419
+            held = [*self._leases.values(), *self._awaited]
+            return all([self._keep(lease) for lease in held])  # noqa: C419
 
     def close(self) -> None:
         """Keep what somebody may still read, and end the connection; idempotent."""

@@ -16,7 +16,7 @@ from typing import Protocol
 from penstock.client.aside import tell
 from penstock.client.backoff import Backoff
 from penstock.client.reading.borrowing import Borrower, NotLent
-from penstock.client.reading.buffers import BufferPool
+from penstock.client.reading.buffers import Allocator
 from penstock.client.reading.slots import Slots
 from penstock.client.reading.stream import Stream
 from penstock.client.run.session import Session
@@ -93,7 +93,7 @@ class Route:
         node: Node,
         session: Session,
         slots: Slots,
-        pool: BufferPool,
+        pool: Allocator,
         routes: Routes,
         max_body_bytes: int,
     ) -> None:
@@ -183,7 +183,7 @@ class Route:
     def _may_retry(self, error: PenstockError) -> bool:
         if isinstance(error, ChecksumMismatch):
             # A damaged header names no position: it holds up the first that has not come.
-            position = int(error.fields.get("position", self._slots.missing))
+            position = self._slots.missing if error.position is None else error.position
             self._rereads[position] = self._rereads.get(position, 0) + 1
             return self._rereads[position] <= MAX_REREADS
         return error.status == "UNAVAILABLE"
@@ -221,6 +221,7 @@ class Route:
             self._max_body_bytes,
             horizon,
             position,
+            limit,
             borrower,
         )
         self.has_ended = False

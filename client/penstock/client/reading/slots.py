@@ -13,10 +13,8 @@ import threading
 import time
 from typing import NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from penstock.client.aside import tell
+from penstock.client.reading.buffers import Lease
 from penstock.wire.errors import DataTimeout, PenstockError
 from penstock.wire.order import Share
 from penstock.wire.v1 import feed_pb2
@@ -26,9 +24,13 @@ logger = logging.getLogger("penstock")
 LOG_EVERY_S = 30.0
 """A waiting consumer says so, with the reason, this often."""
 
+PAUSE_S = 0.5
+"""A waiting consumer looks up this often: a signal handler runs soon on every platform."""
+
 TELL_S = 0.005
-"""A consumer that waits longer tells the server where it is, in case that holds a batch back. What
-is made as fast as it is read comes sooner, and a message for each would cost both sides."""
+"""A consumer that waits longer tells the server where it is, in case that holds a batch back for
+want of room. What is made as fast as it is read comes sooner, and a message for each would cost
+both sides."""
 
 
 class Delivery(NamedTuple):
@@ -36,20 +38,20 @@ class Delivery(NamedTuple):
 
     Attributes:
         header: Its header; `header.position` says which it is.
-        body: uint8 (nbytes,), a lease of the pool.
+        lease: Where its body lies.
         route: The number of the route that it came by.
     """
 
     header: feed_pb2.BatchHeader
-    body: NDArray[np.uint8]
+    lease: Lease
     route: int = 0
 
 
 class Supply(Protocol):
     """Who fills slots, as a waiting consumer sees it; called on the consumer's thread."""
 
-    def is_told(self, position: int) -> bool:
-        """Tell whether every node knows that `position` is waited for."""
+    def may_send(self, position: int) -> bool:
+        """Tell whether every node knows that it may send `position`, as far as that is known."""
         ...
 
     def tell(self, position: int, waited_s: float) -> None:
@@ -162,7 +164,7 @@ class Slots:
                 if ended:
                     raise PenstockError("the Loader was closed while a batch was waited for")
                 waited = time.monotonic() - began
-                is_told = supply.is_told(position)
+                may_come = supply.may_send(position)
                 supply.tell(position, waited)
                 if waited >= deadline_s:
                     raise supply.blocked(waited) or self._late(position, waited, supply.why())
@@ -176,8 +178,7 @@ class Slots:
                         position,
                         supply.why(),
                     )
-                # Short, so that a signal handler of the trainer runs soon on every platform.
-                pause_s = 0.5 if is_told or waited >= TELL_S else TELL_S
+                pause_s = PAUSE_S if may_come or waited >= TELL_S else TELL_S
                 self._changed.acquire(timeout=max(0.0, min(pause_s, deadline_s - waited)))
             return delivery
         finally:
@@ -239,8 +240,8 @@ class Slots:
 def _again(error: BaseException) -> BaseException:
     """Return a fresh error to raise: the traceback of one would grow with every call."""
     if isinstance(error, PenstockError):
-        return type(error)(error.message, **error.fields)
+        return error.reworded(error.message)
     return RuntimeError(f"the feed's thread failed: {error!r}").with_traceback(error.__traceback__)
 
 
-__all__ = ["LOG_EVERY_S", "TELL_S", "Delivery", "Slots", "Supply"]
+__all__ = ["LOG_EVERY_S", "PAUSE_S", "TELL_S", "Delivery", "Slots", "Supply"]

@@ -27,7 +27,7 @@ from penstock.wire.errors import (
     decode_error,
 )
 from penstock.wire.memory import memory_path
-from penstock.wire.transport import Address, ReadCall, Transport
+from penstock.wire.transport import Endpoint, ReadCall, Transport
 
 ENTRY_POINTS = "penstock.transports"
 """The entry point group in which other packages offer targets: `name:rest`."""
@@ -209,7 +209,7 @@ def _open_address(target: str) -> Transport:
         return GrpcTransport(target)
     if colon and (opener := _find_opener(scheme)) is not None:
         opened = opener(rest)
-        if isinstance(opened, Address):
+        if isinstance(opened, Endpoint):
             return GrpcTransport(opened.target, on_close=opened.close)
         return opened  # type: ignore[no-any-return]
     if scheme in ("local", "spawn"):
@@ -224,7 +224,8 @@ def _no_address(what: str, target: object) -> InvalidRequest:
     return InvalidRequest(
         f"{what}: write host:port (for example 127.0.0.1:50051), dns:///name:port, unix:/path, "
         "local:FILE or spawn:FILE",
-        target=str(target),
+        field="target",
+        value=str(target),
     )
 
 
@@ -250,7 +251,8 @@ def _missing_server(target: str, reason: str) -> MissingExtra:
 def _several(target: str) -> InvalidRequest:
     return InvalidRequest(
         f"target {target!r} names several nodes, and this version reads from one: pass one address",
-        target=target,
+        field="target",
+        value=target,
     )
 
 

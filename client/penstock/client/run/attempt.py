@@ -6,7 +6,7 @@ import os
 import uuid
 from collections.abc import Mapping
 
-from penstock.client.run.ranks import Place, torch_distributed
+from penstock.client.run.ranks import WorldRank, torch_distributed
 from penstock.wire.attempts import moves_between
 from penstock.wire.errors import InvalidRequest
 
@@ -23,7 +23,7 @@ _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NTASKS")
 
 
 def attempt_token(
-    attempt: str | None, place: Place, environ: Mapping[str, str] | None = None
+    attempt: str | None, place: WorldRank, environ: Mapping[str, str] | None = None
 ) -> str:
     """Return the token that all ranks of this attempt present.
 
@@ -64,7 +64,8 @@ def attempt_token(
         f"{place.world_size} ranks of one attempt need a token in common, and there is nothing to "
         "make it of: pass attempt= (the same on all ranks, another for every start of the run), or "
         "initialise torch.distributed before the first batch",
-        world_size=place.world_size,
+        field="world_size",
+        value=place.world_size,
     )
 
 

@@ -244,7 +244,7 @@ class Control:
                 answered = error
             except Unreachable as error:
                 # The node did answer: it waits for its store as before, longer than is left here.
-                timed_out = bool(error.fields.get("timed_out"))
+                timed_out = bool(error.timed_out)
                 away = answered if answered is not None and timed_out else error
             wait = backoff.next_s()
             waited = time.monotonic() - began

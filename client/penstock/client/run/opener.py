@@ -9,7 +9,7 @@ from penstock.client.options import Options
 from penstock.client.reading.transport import pretty
 from penstock.client.run.attempt import attempt_token
 from penstock.client.run.control import Control
-from penstock.client.run.ranks import Place, discover, log_place
+from penstock.client.run.ranks import WorldRank, discover, log_place
 from penstock.client.run.resources import Resources
 from penstock.client.run.session import Session, Start
 from penstock.wire.attempts import moved, moves_between
@@ -33,11 +33,11 @@ class Opener:
         self._resources, self._options = resources, options
         self._control: Control | None = None
         self._info: feed_pb2.DescribeReply | None = None
-        self._place: Place | None = None
+        self._place: WorldRank | None = None
         self._token: str | None = None
 
     @property
-    def place(self) -> Place:
+    def place(self) -> WorldRank:
         """Which data-parallel rank this is; found and logged at the first look."""
         if self._place is None:
             self._place = discover(self._options.ranks)
@@ -105,6 +105,7 @@ class Opener:
             store=store,
             batches=info.batches if info.HasField("batches") else None,
             share=share,
+            finite=info.finite,
             first=first,
             group=options.group or "",
             token=token,
@@ -124,7 +125,7 @@ class Opener:
             )
         return session
 
-    def _attempt_token(self, place: Place) -> str:
+    def _attempt_token(self, place: WorldRank) -> str:
         if self._token is None:
             self._token = attempt_token(self._options.attempt, place)
         return self._token
@@ -161,7 +162,8 @@ def _check_end(session: Session, start: Start) -> None:
             raise InvalidRequest(
                 f"step {share.step(session.first)} of {share.batches_per_step} batches lies beyond "
                 f"position {MAX_POSITION}, the last that there is: start before",
-                position=session.first,
+                field="position",
+                value=session.first,
             )
         return
     if session.first > steps * share.batches_per_step + share.rank:

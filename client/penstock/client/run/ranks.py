@@ -23,7 +23,7 @@ _LAUNCHERS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
 
 
 @dataclass(frozen=True)
-class Place:
+class WorldRank:
     """A data-parallel rank.
 
     Attributes:
@@ -106,7 +106,7 @@ class Ranks:
 OTHER_DIMENSIONS = ("cp", "tp", "pp")
 
 
-def discover(ranks: Ranks, environ: Mapping[str, str] | None = None) -> Place:
+def discover(ranks: Ranks, environ: Mapping[str, str] | None = None) -> WorldRank:
     """Return this process's place: from arguments, mesh, torch.distributed, variables, or alone.
 
     Args:
@@ -118,15 +118,15 @@ def discover(ranks: Ranks, environ: Mapping[str, str] | None = None) -> Place:
         RankOutOfRange: The rank is not below the world size.
     """
     if ranks.rank is not None and ranks.world_size is not None:
-        return Place(ranks.rank, ranks.world_size, "arguments")
+        return WorldRank(ranks.rank, ranks.world_size, "arguments")
     if ranks.mesh is not None:
         return _from_mesh(ranks)
-    return (_from_torch() or _from_launcher(os.environ if environ is None else environ)) or Place(
-        0, 1, "single process"
-    )
+    return (
+        _from_torch() or _from_launcher(os.environ if environ is None else environ)
+    ) or WorldRank(0, 1, "single process")
 
 
-def log_place(place: Place, job: str) -> None:
+def log_place(place: WorldRank, job: str) -> None:
     """Say once which rank was chosen and why."""
     hint = ""
     if place.source == "torch.distributed" and place.world_size > 1:
@@ -158,7 +158,9 @@ def mesh_dimensions(mesh: Any, dp: str | Sequence[str] | None) -> list[str]:
     wanted = [name for name in names if "dp" in name] if dp is None else _names(dp)
     if missing := [name for name in wanted if name not in names]:
         raise InvalidRequest(
-            f"mesh= has no dimension {missing[0]!r}: it has {', '.join(names)}", dp=wanted
+            f"mesh= has no dimension {missing[0]!r}: it has {', '.join(names)}",
+            field="dp",
+            value=wanted,
         )
     if not wanted:
         raise InvalidRequest(
@@ -168,7 +170,7 @@ def mesh_dimensions(mesh: Any, dp: str | Sequence[str] | None) -> list[str]:
     return [name for name in names if name in wanted]
 
 
-def _from_mesh(ranks: Ranks) -> Place:
+def _from_mesh(ranks: Ranks) -> WorldRank:
     mesh = ranks.mesh
     dimensions = mesh_dimensions(mesh, ranks.dp)
     names = list(mesh.mesh_dim_names)
@@ -192,17 +194,19 @@ def _from_mesh(ranks: Ranks) -> Place:
         size = int(mesh.size(axis))
         rank = rank * size + int(coordinate[axis])
         world_size *= size
-    return Place(rank, world_size, f"mesh dimensions {', '.join(dimensions)}")
+    return WorldRank(rank, world_size, f"mesh dimensions {', '.join(dimensions)}")
 
 
 def _names(given: str | Sequence[str]) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
 
 
-def _from_torch() -> Place | None:
+def _from_torch() -> WorldRank | None:
     dist = torch_distributed()
     return (
-        None if dist is None else Place(dist.get_rank(), dist.get_world_size(), "torch.distributed")
+        None
+        if dist is None
+        else WorldRank(dist.get_rank(), dist.get_world_size(), "torch.distributed")
     )
 
 
@@ -215,7 +219,7 @@ def torch_distributed() -> Any:
     return dist if is_initialized is not None and is_initialized() else None
 
 
-def _from_launcher(environ: Mapping[str, str]) -> Place | None:
+def _from_launcher(environ: Mapping[str, str]) -> WorldRank | None:
     for rank_name, size_name in _LAUNCHERS:
         if rank_name not in environ:
             # Slurm sets its size for whoever holds an allocation, also where no task was started.
@@ -231,7 +235,7 @@ def _from_launcher(environ: Mapping[str, str]) -> Place | None:
                 "or pass rank= and world_size="
             )
         rank, size = (_number(environ, name) for name in (rank_name, size_name))
-        return Place(rank, size, f"{rank_name}/{size_name}")
+        return WorldRank(rank, size, f"{rank_name}/{size_name}")
     return None
 
 
@@ -242,8 +246,9 @@ def _number(environ: Mapping[str, str], name: str) -> int:
         raise InvalidRequest(
             f"the environment variable {name} is {environ[name]!r}, which is not a number: correct "
             "it, or pass rank= and world_size=",
-            variable=name,
+            field="variable",
+            value=name,
         ) from None
 
 
-__all__ = ["Place", "Ranks", "discover", "log_place", "mesh_dimensions", "torch_distributed"]
+__all__ = ["Ranks", "WorldRank", "discover", "log_place", "mesh_dimensions", "torch_distributed"]

@@ -33,6 +33,7 @@ class Session:
         log_id: The log that is read, 32 bytes.
         store: The UUID of the server's store.
         batches: T of a finite log; None = endless, or not known yet.
+        finite: The log ends, be it known where or not.
         share: Which positions are this rank's.
         first: The own position that reading begins with.
         group: Empty = ephemeral.
@@ -50,6 +51,7 @@ class Session:
     store: str
     batches: int | None
     share: Share
+    finite: bool = False
     first: int = 0
     group: str = ""
     token: str = ""
@@ -61,11 +63,11 @@ class Session:
     @property
     def is_finite(self) -> bool:
         """Whether the log ends, be it known where or not."""
-        return self.batches is not None
+        return self.finite or self.batches is not None
 
     @property
     def steps(self) -> int | None:
-        """How many steps a whole pass has; None = endless."""
+        """How many steps a whole pass has; None = endless, or not known yet."""
         if self.batches is None:
             return None
         return Tail(self.batches, self.share.batches_per_step, self.tail_pad).steps

@@ -87,7 +87,9 @@ class State:
             raise BadState(
                 f"the state holds numbers that cannot be: {wrong}; it was changed or damaged, so "
                 "load another one, or go to a step with seek(step=)",
-                **{name: getattr(found, name) for name in ("step", "consumed", "world_size")},
+                step=found.step,
+                consumed=found.consumed,
+                world_size=found.world_size,
             )
         return found
 

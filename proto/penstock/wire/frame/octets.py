@@ -35,13 +35,13 @@ def crc32c(body: Buffer, crc: int = 0) -> int:
     return extend_crc32c(crc, octets(body))
 
 
-def refuse(message: str, **fields: Any) -> NoReturn:
+def refuse(message: str) -> NoReturn:
     """Refuse what came from the other side.
 
     Raises:
         BadFrame: Always.
     """
-    raise BadFrame(f"{message}; check that both sides run the same version", **fields)
+    raise BadFrame(f"{message}; check that both sides run the same version")
 
 
 # --- the fields of a message ---

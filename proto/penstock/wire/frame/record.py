@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES
 from penstock.wire.digest import batch_digest
-from penstock.wire.errors import ChecksumMismatch, UnsupportedValue
+from penstock.wire.errors import BadFrame, ChecksumMismatch, UnsupportedValue
 from penstock.wire.frame.layout import Layout, check_layout, describe_values, plain_name
 from penstock.wire.frame.octets import Buffer, crc32c, extend_crc32c, octets, refuse, uvarint
 from penstock.wire.order import MAX_POSITION
@@ -202,9 +202,9 @@ def check_header(header: feed_pb2.BatchHeader, *, max_body_bytes: int) -> None:
     """
     body_bytes = header.body_bytes
     if body_bytes > max_body_bytes:
-        refuse(
-            f"a batch announces a body of {body_bytes} bytes, "
-            f"and at most {max_body_bytes} are allowed",
+        raise BadFrame(
+            f"a batch announces a body of {body_bytes} bytes, and at most {max_body_bytes} are "
+            "allowed; check that both sides run the same version",
             body_bytes=body_bytes,
             max_body_bytes=max_body_bytes,
         )

@@ -30,7 +30,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("protocol", "server_version", "node", "store", "job", "log_id", "lanes", "batches_per_step", "batches", "keys", "max_body_bytes", "jobs")
+    __slots__ = ("protocol", "server_version", "node", "store", "job", "log_id", "lanes", "batches_per_step", "batches", "keys", "max_body_bytes", "jobs", "node_id", "finite", "layout", "labels_shifted", "ignore_index")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,11 @@ class DescribeReply(_message.Message):
     KEYS_FIELD_NUMBER: _ClassVar[int]
     MAX_BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    FINITE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    LABELS_SHIFTED_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_INDEX_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     server_version: str
     node: str
@@ -55,23 +60,32 @@ class DescribeReply(_message.Message):
     keys: _containers.RepeatedCompositeFieldContainer[KeySpec]
     max_body_bytes: int
     jobs: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol: _Optional[int] = ..., server_version: _Optional[str] = ..., node: _Optional[str] = ..., store: _Optional[str] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., lanes: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., batches: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[KeySpec, _Mapping]]] = ..., max_body_bytes: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ...) -> None: ...
+    node_id: str
+    finite: bool
+    layout: str
+    labels_shifted: bool
+    ignore_index: int
+    def __init__(self, protocol: _Optional[int] = ..., server_version: _Optional[str] = ..., node: _Optional[str] = ..., store: _Optional[str] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., lanes: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., batches: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[KeySpec, _Mapping]]] = ..., max_body_bytes: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., node_id: _Optional[str] = ..., finite: bool = ..., layout: _Optional[str] = ..., labels_shifted: bool = ..., ignore_index: _Optional[int] = ...) -> None: ...
 
 class KeySpec(_message.Message):
-    __slots__ = ("name", "kind", "dtype", "shape", "optional", "place")
+    __slots__ = ("name", "kind", "dtype", "shape", "optional", "place", "min", "max")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     OPTIONAL_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
+    MIN_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: str
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     optional: bool
     place: Place
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., optional: bool = ..., place: _Optional[_Union[Place, str]] = ...) -> None: ...
+    min: int
+    max: int
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., optional: bool = ..., place: _Optional[_Union[Place, str]] = ..., min: _Optional[int] = ..., max: _Optional[int] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
     __slots__ = ("open", "horizon")

@@ -86,7 +86,7 @@ def _naming(name: str, error: PenstockError) -> PenstockError:
     """Return the error with the job in its sentence: a file may hold many."""
     if f"jobs.{name}" in error.message or repr(name) in error.message:
         return error
-    return type(error)(f"jobs.{name}: {error.message}", **error.fields)
+    return error.reworded(f"jobs.{name}: {error.message}")
 
 
 def _examine(config: Config, name: str, items: int, batches: int) -> Measured:

@@ -94,7 +94,8 @@ def _refuse_to_replace(path: Path, force: bool) -> None:
     if path.exists() and not force:
         raise InvalidRequest(
             f"{path} is there already: name another with --output, or replace it with --force",
-            path=str(path),
+            field="path",
+            value=str(path),
         )
 
 

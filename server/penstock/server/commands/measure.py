@@ -14,7 +14,7 @@ from penstock.server.commands import purity
 from penstock.server.commands.memory import NodeMemory, node_memory
 from penstock.server.commands.pace import lanes_beside, pace
 from penstock.server.commands.progress import Say, silent
-from penstock.server.commands.text import decoder, documents, render, summary
+from penstock.server.commands.text import decoder
 from penstock.server.commands.together import Together
 from penstock.server.commands.window import WindowRead, read_window
 from penstock.server.core.contained import contained
@@ -22,11 +22,13 @@ from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.held import held_bytes
 from penstock.server.core.refs import ItemRef, SampleRef
 from penstock.server.job import Job
-from penstock.server.pipeline.items import Filtered, Items, Outcome, Quarantined
+from penstock.server.pipeline.items import Filtered, Items, Outcome
 from penstock.server.pipeline.line import Computed, Line
+from penstock.server.pipeline.verdicts import Quarantined
 from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.wire import frame
 from penstock.wire.errors import BadBatch, BadItem, PenstockError
+from penstock.wire.text import documents, ids_text, summary
 
 POOLS_PER_LANE = 4
 """A lane with fewer items than this many pools meets itself: epochs mix in its pool."""
@@ -274,7 +276,7 @@ def _batching_seconds(
         except BadItem as error:
             if job.on_item_error == "stop":
                 raise
-            reason = str(error.fields.get("reason", error.message))
+            reason = error.reason or error.message
             quarantined[reason] = quarantined.get(reason, 0) + 1
         except PenstockError:
             raise
@@ -326,7 +328,7 @@ def _sample_text(job: Job, outcomes: Sequence[Outcome]) -> str:
         sample = outcome[0]
         found = documents(sample)
         if found and (decode := decoder(job)) is not None:
-            return render(found[0][1], decode)
+            return ids_text(found[0].ids, decode)
         return "\n".join(f"{name}: {summary(value)}" for name, value in sample.items())
     return ""
 

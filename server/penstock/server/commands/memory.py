@@ -14,8 +14,8 @@ from math import gcd
 from typing import Any
 
 from penstock.server.job import Job
-from penstock.server.node.books import KEPT_BATCHES, KEPT_SHARE
-from penstock.server.node.dispatch import AHEAD_PER_WORKER
+from penstock.server.node import dispatch
+from penstock.server.node.books import KEPT_BATCHES, KEPT_SHARE, made_ahead
 from penstock.server.pipeline.planner import AHEAD_BYTES, LOOK_AHEAD
 from penstock.server.sources.cache import FREE_BYTES
 from penstock.server.sources.parquet import CACHE_BYTES
@@ -109,7 +109,8 @@ def node_memory(
     worker = WORKER_MIB + packages + TOKENIZING_MIB * ("tokenizers" in imported)
     spread = BATCHES_SPREAD if workers > 1 else 1.0
     kept = min(KEPT_BATCHES * batch_bytes, ready_bytes / KEPT_SHARE)
-    ahead = min(ready_bytes, (PREFETCH + AHEAD_PER_WORKER * workers) * batch_bytes)
+    beyond = workers * made_ahead(dispatch.AHEAD_PER_WORKER, dispatch.AHEAD_BYTES, batch_bytes)
+    ahead = min(ready_bytes, (PREFETCH + beyond) * batch_bytes)
     return NodeMemory(
         workers=workers,
         processes=SERVER_MIB + packages + workers * worker,

@@ -30,15 +30,10 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.core.seeding import drawn_since, purpose_key, seeded_globals
 from penstock.server.environment import FIXED, THREAD_VARIABLES, worker_environment
 from penstock.server.job import Job
-from penstock.server.pipeline.items import (
-    RETRY_DEADLINE_S,
-    Filtered,
-    Items,
-    Outcome,
-    Quarantined,
-    content_hash,
-)
+from penstock.server.pipeline.items import Filtered, Items, Outcome
 from penstock.server.pipeline.line import Computed, Line
+from penstock.server.pipeline.retry import RETRY_DEADLINE_S
+from penstock.server.pipeline.verdicts import Quarantined, content_hash
 from penstock.server.roles.base import BatchCollator, RawItemProcessor, Source
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.roles.role import Role, asked, failing
@@ -403,8 +398,8 @@ def find_dependences(job: Job, ours: dict[str, Any], gather: Gather) -> list[str
 
 
 def _difference_there(error: PenstockError) -> str:
-    if isinstance(error, LogDiverged) and "role" in error.fields:
-        return f"{error.fields['role']} gives another value there, first {error.fields['what']}"
+    if isinstance(error, LogDiverged) and error.role is not None:
+        return f"{error.role} gives another value there, first {error.what}"
     return f"it fails there: {error.message}"
 
 
@@ -423,11 +418,10 @@ def _dependence(job: Job, where: Surroundings, error: PenstockError) -> str:
             "it may differ"
         )
     remedy = "name files relative to your code: Path(__file__).parent"
-    if isinstance(error, LogDiverged) and "role" in error.fields:
-        raise LogDiverged(
+    if isinstance(error, LogDiverged) and error.role is not None:
+        raise error.reworded(
             f"job {job.name!r} is not pure: it depends on the {where.name}, which may be another "
-            f"on every node: {_difference_there(error)}; {remedy}",
-            **error.fields,
+            f"on every node: {_difference_there(error)}; {remedy}"
         ) from error
     return f"it depends on the {where.name}: {_difference_there(error)}; {remedy}"
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
 from penstock.server.commands.progress import Progress
 from penstock.server.commands.say import say
-from penstock.server.commands.text import Decode, batch_text, decoder
+from penstock.server.commands.text import decoder
 from penstock.server.job import Job
 from penstock.server.jobs.load import load
 from penstock.server.node.count import ensure_counted
@@ -27,6 +28,9 @@ from penstock.wire import frame
 from penstock.wire.errors import PastEnd
 from penstock.wire.order import Share, Tail
 from penstock.wire.refs import number_text
+from penstock.wire.text import Decode, batch_text, headline, value_text
+
+SHOWN_ITEMS = 8
 
 
 @click.command(short_help="Show batches of a job, computed here without a server.")
@@ -93,7 +97,7 @@ def show(
         one, positions, size, by_step=step is not None, recorded=recorded
     ):
         if as_json:
-            click.echo(_record(computed, size))
+            click.echo(json.dumps(_record(computed, size)))
         else:
             say(_readable(computed, size, decode, as_text))
     if warning := version_warning(config.server.store, config.base, one):
@@ -186,33 +190,24 @@ class Replay:
         return self._recorded.why_none() if self._recorded is not None else "no store is read"
 
 
-def _record(computed: Computed, batches_per_step: int) -> str:
+def _record(computed: Computed, batches_per_step: int) -> dict[str, Any]:
     header = frame.read_header(computed.header)
-    step = header.position // batches_per_step
-    return json.dumps(frame.batch_record(header, computed.body, step))
+    return frame.batch_record(header, computed.body, header.position // batches_per_step)
 
 
 def _readable(
     computed: Computed, batches_per_step: int, decode: Decode | None, as_text: bool
 ) -> str:
-    header = frame.read_header(computed.header)
-    record = frame.batch_record(header, computed.body, header.position // batches_per_step)
-    counts = ", ".join(f"{name} {value:,}" for name, value in record["counts"].items())
-    head = (
-        f"position {record['position']} (step {record['step']}, lane {record['lane']}, "
-        f"offset {record['offset']}): {record['bytes']:,} bytes, {counts}"
-        + (", padding" if header.padding else "")
-    )
-    values = frame.decode_values(header, computed.body)
+    header, record = frame.read_header(computed.header), _record(computed, batches_per_step)
+    head = headline(record, padding=header.padding)
     if as_text:
-        return f"=== {head}\n{batch_text(values, decode)}"
-    lines = [head, f"  digest {record['digest']}"]
-    for name, value in record["values"].items():
-        shape = f"{value['dtype']}{value['shape']}" if value["kind"] == "tensor" else value["kind"]
-        lines.append(f"  {name}: {shape}")
+        values = frame.decode_values(header, computed.body)
+        return f"{head}\n{batch_text(values, decode)}"
+    lines = [head, f"  digest {record['digest']}, {record['bytes']:,} bytes"]
+    lines += [f"  {value_text(name, value)}" for name, value in record["values"].items()]
     drawn = [f"{name}[{number_text(n)}]@{epoch}" for name, n, epoch in record["items"]]
-    more = f" and {len(drawn) - 8} more" if len(drawn) > 8 else ""
-    lines.append(f"  items (source[index]@epoch): {', '.join(drawn[:8])}{more}")
+    more = f" and {len(drawn) - SHOWN_ITEMS} more" if len(drawn) > SHOWN_ITEMS else ""
+    lines.append(f"  items (source[index]@epoch): {', '.join(drawn[:SHOWN_ITEMS])}{more}")
     return "\n".join(lines)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -15,6 +14,7 @@ from typing import Any
 
 from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_text
+from penstock.server.core.nearest import nearest
 from penstock.server.core.neighbours import add_folder, neighbours, source_hash
 from penstock.wire.errors import InvalidJob
 
@@ -47,14 +47,14 @@ def load_attribute(spec: str) -> Any:
     try:
         value: Any = load_module(place)
     except InvalidJob as error:
-        error.fields["spec"] = spec  # as the caller wrote it
+        error.spec = spec  # as the caller wrote it
         raise
     for part in name.split("."):
         try:
             value = getattr(value, part)
         except AttributeError:
             known = sorted(key for key in vars(value) if not key.startswith("_"))
-            near = difflib.get_close_matches(part, known, n=3)  # Python's names: their case counts
+            near = nearest(part, known, folds_case=False)
             hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known)}"
             raise InvalidJob(f"{place} has no {name!r}; {hint}", spec=spec) from None
     return value

@@ -9,11 +9,28 @@ MAX_LISTED = 20
 """A hint that lists more names than this helps nobody: it says how many more there are."""
 
 
-def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Return up to `count` of the known names that look most like `word`, best first."""
+def nearest(
+    word: str,
+    known: Iterable[str],
+    count: int = 3,
+    *,
+    likeness: float = 0.6,
+    folds_case: bool = True,
+) -> list[str]:
+    """Return up to `count` of the known names that look most like `word`, best first.
+
+    Args:
+        word: What was written.
+        known: The names that there are.
+        count: How many at most.
+        likeness: From 0 to 1: less alike than this is not near.
+        folds_case: Case does not count; it does for the names of Python.
+    """
     names = sorted(set(known))
+    if not folds_case:
+        return difflib.get_close_matches(word, names, n=count, cutoff=likeness)
     folded = {name.casefold(): name for name in reversed(names)}
-    matches = difflib.get_close_matches(word.casefold(), sorted(folded), n=count, cutoff=0.6)
+    matches = difflib.get_close_matches(word.casefold(), sorted(folded), n=count, cutoff=likeness)
     return [folded[match] for match in matches]
 
 

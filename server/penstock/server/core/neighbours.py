@@ -187,7 +187,7 @@ def _absolute(name: str, package: str) -> str:
 # --- where an imported name lies ------------------------------------------------------------------
 
 
-class _Place(NamedTuple):
+class _ModuleFiles(NamedTuple):
     """Where a module lies: its file, None = a folder without `__init__.py`; and its submodules."""
 
     name: str
@@ -200,7 +200,7 @@ class _Place(NamedTuple):
         return self.name if self.folders else self.name.rpartition(".")[0]
 
 
-def _chain(name: str, root: Path, seen: set[str]) -> Iterator[_Place]:
+def _chain(name: str, root: Path, seen: set[str]) -> Iterator[_ModuleFiles]:
     """Yield the places of `a`, `a.b`, `a.b.c` that lie below `root` and were not seen before."""
     first, *rest = name.split(".")
     place = None if first == _OURS else _top(first, root)
@@ -218,23 +218,23 @@ def _chain(name: str, root: Path, seen: set[str]) -> Iterator[_Place]:
         place = _below(place, rest.pop(0))
 
 
-def _below(package: _Place, part: str) -> _Place | None:
+def _below(package: _ModuleFiles, part: str) -> _ModuleFiles | None:
     """Return where a submodule lies, without importing its package as Python's search would."""
     name = f"{package.name}.{part}"
     for folder in package.folders:
         within = os.path.join(folder, part)
         for suffix in _SUFFIXES:
             if os.path.isfile(path := os.path.join(within, f"__init__{suffix}")):
-                return _Place(name, path, (within,))
+                return _ModuleFiles(name, path, (within,))
         for suffix in _SUFFIXES:
             if os.path.isfile(path := within + suffix):
-                return _Place(name, path, ())
+                return _ModuleFiles(name, path, ())
     spread = tuple(os.path.join(folder, part) for folder in package.folders)
     spread = tuple(folder for folder in spread if os.path.isdir(folder))
-    return _Place(name, None, spread) if spread else None
+    return _ModuleFiles(name, None, spread) if spread else None
 
 
-def _top(name: str, root: Path) -> _Place | None:
+def _top(name: str, root: Path) -> _ModuleFiles | None:
     """Return where Python finds a top-level name: where it is loaded from, or would be.
 
     Raises:
@@ -247,8 +247,8 @@ def _top(name: str, root: Path) -> _Place | None:
     if spec is None:
         return None
     path = spec.origin if spec.has_location else None
-    found = _Place(name, path, tuple(spec.submodule_search_locations or ()))
-    own = _below(_Place("", None, (str(root),)), name)
+    found = _ModuleFiles(name, path, tuple(spec.submodule_search_locations or ()))
+    own = _below(_ModuleFiles("", None, (str(root),)), name)
     if (
         path is not None
         and own is not None
@@ -272,7 +272,7 @@ def _is_installed(path: str) -> bool:
     return any(Path(path).is_relative_to(home) for home in [*homes, site.getusersitepackages()])
 
 
-def _is_below(place: _Place, root: Path) -> bool:
+def _is_below(place: _ModuleFiles, root: Path) -> bool:
     """Tell whether a module's file lies in a folder, or in a package in it.
 
     Every folder between is named as a package can be: what is installed in a virtual environment

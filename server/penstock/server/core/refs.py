@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from penstock.wire.errors import BadItem
 from penstock.wire.refs import number_text
-
-MAX_NAMED = 3
-"""How many of the items that are left out an error names."""
 
 
 class ItemRef(NamedTuple):
@@ -66,7 +61,7 @@ class SampleRef(NamedTuple):
 Row = list[SampleRef]
 """One row of a batch: for a packer the samples that lie behind each other in it."""
 
-Group = list[Row]
+Rows = list[Row]
 """What a batcher finishes: the rows of one batch."""
 
 
@@ -81,7 +76,7 @@ class BatchPlan(NamedTuple):
 
     lane: int
     offset: int
-    rows: Group
+    rows: Rows
 
     def to_json(self) -> list[Any]:
         """Return `[lane, offset, rows]`, refs as `SampleRef.to_json` gives them."""
@@ -94,81 +89,4 @@ class BatchPlan(NamedTuple):
         return cls(lane, offset, [[SampleRef.from_json(ref) for ref in row] for row in rows])
 
 
-class Verdict(NamedTuple):
-    """A quarantine entry: this item is left out, for this reason, by every node alike.
-
-    It holds from a place on, never below: what was given before it was made stays what it was. That
-    place is an offset above all that was given or planned by then in any lane; and the batch that
-    it was met for, with all behind it in its lane at stage `draw`.
-
-    Attributes:
-        stage: `draw` (removed before batching), `exit` (removed from its own group only) or `size`
-            (a sample or piece was left out of a group, for its size was not the planned one).
-        item: The item, in the epoch in which it was met.
-        content_hash: SHA-256 of its raw bytes, hex.
-        reason: One line.
-        every_epoch: It is about the raw bytes: nothing random was drawn before the failure, so it
-            holds in every epoch. Else it may be the chance of that epoch's augmentation.
-        lane: The lane that met it.
-        offset: The offset that was being planned, or made, there.
-        above: It holds in every lane from this offset on.
-        released: It holds in no lane from this offset on; None = it was not released.
-        number: 1, 2, ... in the order of its log's store; 0 = kept in one process only.
-    """
-
-    stage: str
-    item: ItemRef
-    content_hash: str
-    reason: str
-    every_epoch: bool = False
-    lane: int = 0
-    offset: int = 0
-    above: int = 0
-    released: int | None = None
-    number: int = 0
-
-    def holds(self, item: ItemRef, lane: int, offset: int) -> bool:
-        """Tell whether it is about an item and holds for the batch at `offset` of `lane`."""
-        if item != self.item and not (self.every_epoch and item[:2] == self.item[:2]):
-            return False
-        if self.released is not None and offset >= self.released:
-            return False
-        if offset >= self.above:
-            return True
-        # Behind a draw nothing was given. Makers go in any order: behind an exit it may have been.
-        here = offset >= self.offset if self.stage == "draw" else offset == self.offset
-        return lane == self.lane and here
-
-    def to_json(self) -> list[Any]:
-        """Return the attributes in their order, the item as a list."""
-        return [self.stage, list(self.item), *self[2:]]
-
-    @classmethod
-    def from_json(cls, data: Sequence[Any]) -> Verdict:
-        """Return the verdict that `to_json` wrote."""
-        stage, item, *rest = data
-        return cls(stage, ItemRef(*item), *rest)
-
-
-def budget_spent(limit: int, verdict: Verdict, known: Iterable[Verdict] = ()) -> BadItem:
-    """Return the error for an item that would be left out beyond `max_quarantined`.
-
-    Args:
-        limit: `max_quarantined` of the job.
-        verdict: About the item.
-        known: What is left out already, where no store has it for `penstock quarantine` to list.
-    """
-    named = ", ".join(f"{one.item} ({one.reason})" for one in islice(known, MAX_NAMED))
-    look = f"the first are {named}" if named else "`penstock quarantine` lists them, and why"
-    return BadItem(
-        f"item {verdict.item} fails ({verdict.reason}), and max_quarantined = {limit} items of the "
-        f"job are left out already; look at the data ({look}), or raise max_quarantined",
-        item=list(verdict.item),
-        stage=verdict.stage,
-        lane=verdict.lane,
-        offset=verdict.offset,
-        reason="quarantine budget spent",
-    )
-
-
-__all__ = ["BatchPlan", "Group", "ItemRef", "Row", "SampleRef", "Span", "Verdict", "budget_spent"]
+__all__ = ["BatchPlan", "ItemRef", "Row", "Rows", "SampleRef", "Span"]

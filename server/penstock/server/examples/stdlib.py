@@ -86,7 +86,8 @@ def make(folder: Path | None = None) -> Corpus:
     if folder.exists() and any(folder.iterdir()):
         raise InvalidRequest(
             f"{folder} holds something else than this corpus: name an empty or a new folder",
-            folder=str(folder),
+            field="folder",
+            value=str(folder),
         )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +96,8 @@ def make(folder: Path | None = None) -> Corpus:
         raise InvalidRequest(
             f"cannot write below {folder.parent}: {error.strerror}; name another folder, or set "
             "XDG_CACHE_HOME",
-            folder=str(folder),
+            field="folder",
+            value=str(folder),
         ) from error
     try:
         corpus = _make_in(work, folder)
@@ -105,7 +107,9 @@ def make(folder: Path | None = None) -> Corpus:
     except OSError as error:
         if not about.exists():  # else another run was faster, and made the same
             raise InvalidRequest(
-                f"cannot write {folder}: {error.strerror or error}", folder=str(folder)
+                f"cannot write {folder}: {error.strerror or error}",
+                field="folder",
+                value=str(folder),
             ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -194,9 +194,9 @@ def _source(
             files += [Path(match) for match in matches if Path(match).is_file()]
             patterns.append(_named(path, base))
         else:
-            raise InvalidRequest(f"there is no file or folder {text!r}", path=text)
+            raise InvalidRequest(f"there is no file or folder {text!r}", field="path", value=text)
     if not files:
-        raise InvalidRequest(f"{' '.join(paths)} holds no files", path=paths[0])
+        raise InvalidRequest(f"{' '.join(paths)} holds no files", field="path", value=paths[0])
     kinds = Counter(map(_builder, files))
     if len(kinds) > 1:
         listed = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
@@ -230,7 +230,7 @@ def _folder(path: Path, base: Path, notes: list[str]) -> tuple[list[Path], str]:
     )
     inside = [file for file in inside if file.name != _TOKENIZER]
     if not inside:
-        raise InvalidRequest(f"the folder {path} holds no files", path=str(path))
+        raise InvalidRequest(f"the folder {path} holds no files", field="path", value=str(path))
     suffixes = Counter(file.suffix for file in inside)
     suffix = min(suffixes, key=lambda name: (name not in BUILDERS, -suffixes[name], name))
     if len(suffixes) > 1:
@@ -271,7 +271,8 @@ def _refuse_binary(file: Path) -> None:
         raise InvalidRequest(
             f"{file} is neither text nor a known kind ({', '.join(BUILDERS)}): "
             "write a source of your own, docs/roles.md shows how",
-            path=str(file),
+            field="path",
+            value=str(file),
         ) from None
 
 
@@ -297,7 +298,8 @@ def _columns(found: Guess, looked: Sequence[RawItem], asked: str | None) -> None
     if asked is not None and asked not in found.columns:
         raise InvalidRequest(
             f"--column {asked}: the data has no column of this name; {hint(asked, found.columns)}",
-            column=asked,
+            field="column",
+            value=asked,
         )
     columns = found.columns if asked is None else [asked]
     found.ids_column = next((name for name in columns if _holds_ids(looked, name)), None)
@@ -311,7 +313,8 @@ def _columns(found: Guess, looked: Sequence[RawItem], asked: str | None) -> None
             f"--column {asked} holds values of type {kind}, such as {shown(looked[0][asked])}: "
             f"name one of texts or conversations, or of token ids that is called {_IDS}; else "
             "leave it out and write a function, as docs/roles.md shows",
-            column=asked,
+            field="column",
+            value=asked,
         )
 
 
@@ -395,7 +398,8 @@ def _take_tokenizer(found: Guess, path: Path, base: Path, *, asked: bool) -> Non
             f"column {found.chat_column} holds conversations, and the tokenizer in {path.parent} "
             "has no chat template: give the folder of one that has, as save_pretrained of "
             "transformers writes it",
-            path=str(path.parent),
+            field="path",
+            value=str(path.parent),
         )
 
 

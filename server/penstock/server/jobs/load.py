@@ -17,8 +17,7 @@ from typing import Any
 from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_place, user_traceback
 from penstock.server.core.imports import load_attribute
-from penstock.server.core.nearest import hint
-from penstock.server.job import MAX_SOURCE_NAME, SOURCE_NAME, Job
+from penstock.server.job import MAX_SOURCE_NAME, SOURCE_NAME, Job, find_job
 from penstock.server.jobs import yaml_file
 from penstock.server.jobs.override import override
 from penstock.server.jobs.place import Place
@@ -26,7 +25,7 @@ from penstock.server.jobs.registry import KINDS, build
 from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings
 from penstock.server.jobs.validate import shown, validate
 from penstock.server.sources.catalog import keep_in
-from penstock.wire.errors import InvalidJob, PenstockError, UnknownJob
+from penstock.wire.errors import InvalidJob, PenstockError
 
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 """Names of jobs: they stand in commands, metrics and stores, so they need no quoting."""
@@ -86,11 +85,7 @@ class Config:
             UnknownJob: There is none of that name.
             InvalidJob: It does not hold together.
         """
-        if name not in self.jobs:
-            raise UnknownJob(
-                f"there is no job {name!r}: {hint(name, self.jobs)}", job=name, jobs=list(self.jobs)
-            )
-        return self.jobs[name]
+        return find_job(self.jobs, name)
 
 
 def load(
@@ -236,7 +231,7 @@ def build_job(name: str, settings: JobSettings, place: Place) -> Job:
             keys = ["sources"]
         at = place.at(*keys) if keys[0] in JobSettings.model_fields else place
         if not isinstance(error, InvalidJob):
-            raise type(error)(f"{place.key}: {error.message}", **error.fields) from error
+            raise error.reworded(f"{place.key}: {error.message}") from error
         raise at.error(f"{place.key}: {error.message}") from error
 
 

@@ -43,7 +43,8 @@ def override(
             raise InvalidRequest(
                 f"the environment variable {variable} is not a setting of penstock: "
                 f"{hint(variable, settable)}",
-                name=variable,
+                field="name",
+                value=variable,
             )
     layers: list[tuple[dict[str, str], dict[str, Any]]] = [
         (
@@ -65,7 +66,7 @@ def override(
                 one = validate(ServerSettings, {name: value}, Place("", Path()), strict=False)
             except InvalidJob as error:
                 sentence = error.message.removeprefix(": ").replace(name, labels.get(name, name), 1)
-                raise InvalidRequest(sentence, name=labels.get(name, name), value=value) from None
+                raise InvalidRequest(sentence, field=labels.get(name, name), value=value) from None
             settings = settings.model_copy(update={name: getattr(one, name)})
     return settings
 

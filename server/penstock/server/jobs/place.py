@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from penstock.wire.errors import InvalidJob
 
@@ -53,13 +52,18 @@ class Place:
             path = path[:-1]
         return self.lines.get(path)
 
-    def error(self, sentence: str, **fields: Any) -> InvalidJob:
-        """Return the error that says `sentence` about this place; the caller raises it."""
+    def error(self, sentence: str, cause: InvalidJob | None = None) -> InvalidJob:
+        """Return the error that says `sentence` about this place; the caller raises it.
+
+        Args:
+            sentence: What is wrong there.
+            cause: The error that did not know the place; its other fields stay.
+        """
         line = self.line
         where = self.file if line is None else f"{self.file}:{line}"
-        return InvalidJob(
-            f"{where}: {sentence}",
-            **{"key": self.key, "file": self.file, "line": line, **fields},
+        found = InvalidJob("") if cause is None else cause
+        return replace(
+            found, message=f"{where}: {sentence}", key=self.key, file=self.file, line=line
         )
 
 

@@ -104,21 +104,20 @@ def resolve(kind: Kind, name: str, place: Place) -> type[Role]:
             raise at.error(
                 f"the {kind.name} {name!r} of {offered[name].value} cannot be imported: "
                 f"{error_line(error)}",
-                traceback=user_traceback(error),
+                InvalidJob("", traceback=user_traceback(error)),
             ) from error
     elif ":" in name:
         try:
             found = load_attribute(resolve_path(name, place.base))
         except InvalidJob as error:
-            raise at.error(f"{at.key}: {error.message}", **_without_place(error)) from error
+            raise at.error(f"{at.key}: {error.message}", error) from error
     else:
         known = [*kind.builtins, *offered]
         remedy = hint(name, known)
         raise at.error(
             f"{at.key}: there is no {kind.name} {name!r}: {remedy}"
             + ("" if remedy.startswith("known") else f" (known are {', '.join(sorted(known))})")
-            + "; your own is named as ./file.py:Class or package.module:Class",
-            known=sorted(known),
+            + "; your own is named as ./file.py:Class or package.module:Class"
         )
     if (
         inspect.isclass(found)
@@ -185,31 +184,26 @@ def build(kind: Kind, spec: Mapping[str, Any], place: Place) -> Any:
         contained(role.check_identity)
     except PenstockError as error:
         key = str(error.fields.get("key") or "").removeprefix(f"{kind.name}.")
-        if "spec" in error.fields:  # code that was not found: which parameter names it?
-            key = next((k for k, v in parameters.items() if v == error.fields["spec"]), key)
+        if isinstance(error, InvalidJob) and error.spec is not None:  # which parameter names it?
+            key = next((k for k, v in parameters.items() if v == error.spec), key)
         at = place.at(key) if key in spec else place
         if not isinstance(error, InvalidJob):
-            raise type(error)(f"{at.key}: {error.message}", **error.fields) from error
+            raise error.reworded(f"{at.key}: {error.message}") from error
         # Many messages begin with the parameter's name, which the path then completes.
         sentence = (
             f"{place.key}.{error.message}"
             if error.message.startswith(f"{key} ") and at is not place
             else f"{at.key}: {error.message}"
         )
-        raise at.error(sentence, **_without_place(error)) from error
+        raise at.error(sentence, error) from error
     except Exception as error:
         source = user_place(error)
         raise place.error(
             f"{place.key}: {cls.__name__} cannot be built: {error_line(error)}"
             + (f" ({source})" if source else ""),
-            traceback=user_traceback(error),
+            InvalidJob("", traceback=user_traceback(error)),
         ) from error
     return role
-
-
-def _without_place(error: PenstockError) -> dict[str, Any]:
-    """The fields of an error that its new place does not replace."""
-    return {k: v for k, v in error.fields.items() if k not in ("key", "file", "line")}
 
 
 def constructor_parameters(cls: type[Role]) -> dict[str, inspect.Parameter]:
@@ -241,8 +235,7 @@ def _check_names(cls: type[Role], parameters: Mapping[str, Any], place: Place) -
         given = f" (given are {', '.join(parameters)})" if parameters else ""
         raise place.error(
             f"{place.key}: {_called(cls)} needs {' and '.join(missing)}, which "
-            f"{'is' if len(missing) == 1 else 'are'} not given{given}",
-            missing=missing,
+            f"{'is' if len(missing) == 1 else 'are'} not given{given}"
         )
 
 

@@ -144,7 +144,7 @@ def _syntax(error: yaml.MarkedYAMLError, place: Place) -> InvalidJob:
     mark = error.problem_mark or error.context_mark
     line = mark.line + 1 if mark is not None else 1
     problem = error.problem or error.context or "cannot be read"
-    return _at(place, line).error(f"this is not YAML: {problem}", line=line)
+    return _at(place, line).error(f"this is not YAML: {problem}")
 
 
 def _refuse_bombs(top: yaml.Node, place: Place) -> None:

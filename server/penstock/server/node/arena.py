@@ -46,6 +46,31 @@ def sealed_memory(name: str, size_bytes: int) -> int:
     return fd
 
 
+class Descriptor:
+    """A file descriptor on its way: whoever uses it takes it, else it is closed with this.
+
+    Args:
+        fd: What this owns from now on.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def fileno(self) -> int:
+        """Return the descriptor, which stays this object's; -1 = it was taken."""
+        return self._fd
+
+    def take(self) -> int:
+        """Return the descriptor, which the caller closes."""
+        fd, self._fd = self._fd, -1
+        return fd
+
+    def __del__(self) -> None:
+        """Close what nobody has taken."""
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
 class ArenaWriter:
     """One arena in the worker that writes it.
 
@@ -214,4 +239,12 @@ class Span:
         self.give_back()
 
 
-__all__ = ["ARENA_BYTES", "ArenaReader", "ArenaWriter", "Arenas", "Span", "sealed_memory"]
+__all__ = [
+    "ARENA_BYTES",
+    "ArenaReader",
+    "ArenaWriter",
+    "Arenas",
+    "Descriptor",
+    "Span",
+    "sealed_memory",
+]

@@ -15,6 +15,7 @@ from penstock.server.job import Job
 from penstock.server.node.crew import Crew
 from penstock.server.node.dispatch import Dispatch
 from penstock.server.node.life import Life
+from penstock.server.node.messages import Verify
 from penstock.server.node.observer import Observer
 from penstock.server.node.process import Ticket, WorkerProcess
 from penstock.server.store.base import Store
@@ -69,9 +70,8 @@ class Audit:
         number = next(self._dispatch.numbers)
         self._checks[number] = (ticket, header)
         self._dispatch.introduce(worker, one.job)
-        head = {"check": number, "job": one.job.name, "lane": key.lane, "blank": key.blank}
-        head["offset"] = key.offset
-        worker.send({"op": "verify", **head}, [plan] if plan else [])
+        name, lane, offset = one.job.name, key.lane, key.offset
+        worker.send(Verify(number, name, lane, offset, key.blank, plan or None))
 
     def made_twice(self, check: int, header: bytes) -> None:
         """Compare a batch that was made once more.

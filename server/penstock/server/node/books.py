@@ -44,6 +44,9 @@ MAX_STARTS = 16
 ELSEWHERE_SHARE = 0.01
 """How much more may be read from storage so that batches are compared with another worker's."""
 
+FAR_AHEAD = 4
+"""So many times as many positions are made ahead of readers where batches are small."""
+
 PLANS_AHEAD = 8
 """Plans asked for at once where planning needs no processing."""
 
@@ -149,10 +152,12 @@ class Log:
         job: The job.
         bound_bytes: The node's bound on bytes that are ready or being made; shared by its logs.
         ahead: How many positions beyond its horizon a reader's batches are made.
+        ahead_bytes: As long as these take no more than this, up to `FAR_AHEAD` times as many are.
     """
 
-    def __init__(self, job: Job, bound_bytes: int, ahead: int = 0) -> None:
-        self.job, self.bound_bytes, self.ahead = job, bound_bytes, ahead
+    def __init__(self, job: Job, bound_bytes: int, ahead: int = 0, ahead_bytes: int = 0) -> None:
+        self.job, self.bound_bytes = job, bound_bytes
+        self._ahead, self._ahead_bytes = ahead, ahead_bytes
         self.order = job.order
         self.lanes = [LaneState(lane) for lane in range(job.lanes)]
         self.active: set[int] = set()  # lanes with something wanted
@@ -175,6 +180,11 @@ class Log:
         self.deciding = 0  # verdicts under way: nothing new is planned before workers know them
 
     # --- demand ---
+
+    @property
+    def ahead(self) -> int:
+        """Return how many positions beyond its horizon a reader's batches are made."""
+        return made_ahead(self._ahead, self._ahead_bytes, self.largest_bytes)
 
     def open(
         self,
@@ -461,7 +471,19 @@ class Log:
             lane.lines = [line for line in lane.lines if line.worker != worker]
 
 
+def made_ahead(least: int, nbytes: int, batch_bytes: float) -> int:
+    """Return how many positions are made ahead of a reader.
+
+    Args:
+        least: So many in any case, and at most `FAR_AHEAD` times as many.
+        nbytes: What those beyond `least` may take, together with these.
+        batch_bytes: What one batch takes.
+    """
+    return max(least, min(FAR_AHEAD * least, int(nbytes / max(1.0, batch_bytes))))
+
+
 __all__ = [
+    "FAR_AHEAD",
     "KEPT_PLANS",
     "MAX_LINES_PER_LANE",
     "PLANS_AHEAD",
@@ -470,4 +492,5 @@ __all__ = [
     "LineState",
     "Log",
     "Start",
+    "made_ahead",
 ]

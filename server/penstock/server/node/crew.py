@@ -13,9 +13,9 @@ from typing import Protocol
 import structlog
 
 from penstock.server.node.books import Log
-from penstock.server.node.channel import Message
 from penstock.server.node.entry import Entry
 from penstock.server.node.life import Life
+from penstock.server.node.messages import FromWorker, Hurry
 from penstock.server.node.observer import Observer
 from penstock.server.node.page import Note
 from penstock.server.node.process import WorkerProcess
@@ -43,7 +43,7 @@ SET_UP_S = 5.0
 MAX_RESTART_DELAY_S = 5.0
 WATCH_S = 0.5
 
-Hear = Callable[[WorkerProcess, Message], None]
+Hear = Callable[[WorkerProcess, FromWorker], None]
 Lose = Callable[[WorkerProcess], None]
 Hire = Callable[[int, Hear, Lose], WorkerProcess]
 """(slot, what hears its messages, what hears of its end) -> a worker that is not started yet."""
@@ -247,10 +247,10 @@ class Crew:
                     continue
                 note = worker.current()
                 # Its own readers wait with it, unless it is at what none of them accepts.
-                if note.stage == "retrying" and (
+                if (note.stage == "retrying" and note.job is not None) and (
                     stalled - {note.job} or (stalled and self.dispatch.is_ahead(worker, note))
                 ):
-                    worker.send({"op": "hurry", "job": note.job})
+                    worker.send(Hurry(note.job))
                 self._look_at(worker, note)
 
     def _look_at(self, worker: WorkerProcess, note: Note) -> None:

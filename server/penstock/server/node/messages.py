@@ -1,295 +1,460 @@
-"""What a worker may say: the form of every message, checked where it is received.
+"""Everything that the server process and a worker say to each other, and who says it when.
 
-A role is a stranger's code in the worker's process: it may write to any file descriptor, fork, or
-damage memory. So whatever is not said exactly as a worker of ours says it is refused here, before
-anything in the node's books is changed.
+A message is a value. `penstock.server.node.channel` makes bytes of it and back by the types of its
+fields, `penstock.server.node.port` carries it, and both sides tell messages apart by `match`. What
+a worker says is held against what it was asked by `penstock.server.node.check`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from penstock.server.core.refs import Verdict
-from penstock.server.node.channel import Message, Misspoken
-from penstock.server.node.page import STAGES
-from penstock.wire.errors import clean_json, clean_text
-from penstock.wire.frame import MAX_HEADER_BYTES
-from penstock.wire.order import MAX_POSITION
-
-MAX_TEXT = 8000
-"""Characters that are kept of a text: an error's sentence, its fields, a warning."""
-
-MAX_LIBRARIES = 64
-"""Libraries whose versions are recorded."""
-
-_CASES = ("open", "close", "job", "plan", "produce", "make", "verify", "snapshot", "free", "hurry")
+from penstock.server.core.verdict import Verdict
+from penstock.server.node.arena import Descriptor
 
 
-class Ticket(Protocol):
-    """What the check asks of a ticket: whether plans answer it, or a batch does."""
+class Snapshot(NamedTuple):
+    """The snapshot of a line at an offset."""
 
-    plans: bool
+    offset: int
+    data: bytes
 
 
-class Arena(Protocol):
-    """What the check asks of an arena: how long it is, and where batches lie in it."""
+class LineSnapshot(NamedTuple):
+    """Where a line of a worker stands, and the snapshot from which it goes on elsewhere."""
 
+    line: int
+    offset: int
+    data: bytes
+
+
+class Body(NamedTuple):
+    """Where the body of a batch lies, which begins at `start` of one of the worker's arenas."""
+
+    arena: int
+    start: int
+    nbytes: int
+
+
+# --- what the server process says ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KnowJob:
+    """Sent before anything else about a job, and again with every news about its verdicts.
+
+    Attributes:
+        job: Its name in the job file, which the worker loads itself.
+        log_id: Its log id, hex: what the worker has built must be the same.
+        lane_ends: How many batches each lane holds, where that was counted; else None.
+        workers: How many workers the node has: they share the memory for what is kept.
+        verdicts: All that hold, or those that are new or changed.
+        set_up: Set up the roles at once, for the readers to come; answered by `SetUp`.
+    """
+
+    job: str
+    log_id: str
+    lane_ends: tuple[int, ...] | None
+    workers: int
+    verdicts: tuple[Verdict, ...]
+    set_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLine:
+    """Sent before the first ticket for a line, which begins at a snapshot or at offset 0."""
+
+    line: int
+    job: str
+    lane: int
+    snapshot: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLine:
+    """Sent when a line is not needed any more, or its state cannot be trusted."""
+
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Produce:
+    """A ticket: plan the batch at an offset of a line and make it. Answered by `Done`.
+
+    Attributes:
+        ticket: Its number; the answer, or a `TicketFailed`, names it.
+        careful: Work item by item: the last worker that was asked for this has ended.
+        blank: Make the padding batch of these shapes.
+    """
+
+    ticket: int
+    job: str
+    lane: int
+    offset: int
+    careful: bool
+    line: int
+    blank: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A ticket: plan up to `count` batches from an offset of a line on. Answered by `Planned`."""
+
+    ticket: int
+    job: str
+    lane: int
+    offset: int
+    careful: bool
+    line: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Make:
+    """A ticket: make the batch of a plan, which any worker can. Answered by `Done`."""
+
+    ticket: int
+    job: str
+    lane: int
+    offset: int
+    careful: bool
+    blank: bool
+    plan: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Sent for one batch in many: make it once more. Answered by `Verified` or `VerifyFailed`.
+
+    Attributes:
+        check: The number of the comparison.
+        plan: Its plan; None = arithmetic leads to it.
+    """
+
+    check: int
+    job: str
+    lane: int
+    offset: int
+    blank: bool
+    plan: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshots:
+    """Sent as the node drains. Answered by `Snapshots` or `SnapshotsFailed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Sent before other messages, or soon: nobody reads these batches any more.
+
+    Attributes:
+        spans: Of each the arena and the start.
+    """
+
+    spans: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hurry:
+    """Sent where another job waits for a worker that tries a read of this one again and again."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The answer to `Judge`: the verdict that holds, in the store and for every worker."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The answer to `Judge` where the store refuses the verdict: an error by its code."""
+
+    code: str
+    message: str
+    fields: Mapping[str, Any]
+
+
+FromServer = (
+    KnowJob
+    | OpenLine
+    | CloseLine
+    | Produce
+    | Plan
+    | Make
+    | Verify
+    | TakeSnapshots
+    | Free
+    | Hurry
+    | Judged
+    | Refused
+)
+"""What a worker hears."""
+
+Ticketed = Produce | Plan | Make
+"""What asks for an answer that names its ticket."""
+
+
+# --- what a worker says --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Said once, when the worker has loaded its job file."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetUp:
+    """Said when the roles of a job are set up that nobody reads yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewArena:
+    """Said before the first batch that lies in an arena.
+
+    Attributes:
+        number: 0, 1, ... in the order in which they are announced.
+        memory: The arena's memory.
+    """
+
+    number: int
     size_bytes: int
-    starts: set[int]
+    memory: Descriptor
 
 
-def check(
-    message: Message,
-    tickets: Mapping[int, Ticket],
-    arenas: Mapping[int, Arena],
-    jobs: Collection[str],
-) -> Message:
-    """Return a message as it may be acted upon: of the right form, its texts clean and cut.
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Said when a batch is made.
 
-    Args:
-        message: What came over the socket.
-        tickets: What this worker was asked and has not answered.
-        arenas: What it has announced.
-        jobs: The jobs that it was told of.
-
-    Raises:
-        Misspoken: No worker of ours says this.
+    Attributes:
+        body: Where its body lies; None = it has no byte.
+        header: The serialized `BatchHeader`, without a position.
+        plan: Its plan; None where the server process has it, or does not need it.
+        counts: What the collator has counted.
+        emptied: Every item of it was left out.
+        snapshots: Of the way to it.
     """
-    op = message.get("op")
-    if not isinstance(op, str) or op not in _CHECKS:
-        raise Misspoken(f"it says {clean_text(repr(op), 100)}, which nobody knows")
-    _CHECKS[op](message, tickets, arenas, jobs)
-    if "cost" in message:
-        _check_cost(message["cost"], jobs)
-    if "counted" in message:
-        _check_counted(message["counted"], jobs)
-    return message
+
+    ticket: int
+    body: Body | None
+    header: bytes
+    plan: bytes | None
+    counts: Mapping[str, int]
+    emptied: bool
+    snapshots: tuple[Snapshot, ...]
 
 
-def check_arena(message: Message, arenas: Collection[int]) -> tuple[int, int]:
-    """Return the number and the size of an arena that a worker announces.
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Said when batches are planned.
 
-    Raises:
-        Misspoken: No worker of ours says this.
+    Attributes:
+        plans: One or more, from the offset that was asked for on.
+        broken: The plan after these fails: it says why when it is asked for itself.
+        snapshots: Of the way to the first of them, and past the others.
     """
-    number, size = message.get("number"), message.get("size")
-    _need(_count(number) and number == len(arenas), "number of an arena", number)
-    _need(_count(size) and size in range(1, 1 << 46), "size of an arena", size)
-    return number, size  # type: ignore[return-value]  # _count has seen that they are int
+
+    ticket: int
+    plans: tuple[bytes, ...]
+    broken: bool
+    snapshots: tuple[Snapshot, ...]
 
 
-def _need(holds: bool, what: str, value: Any) -> None:
-    if not holds:
-        raise Misspoken(f"its {what} is {clean_text(repr(value), 100)}")
+@dataclass(frozen=True, slots=True)
+class TicketFailed:
+    """Said where a ticket cannot be answered: an error by its code."""
+
+    ticket: int
+    code: str
+    message: str
+    fields: Mapping[str, Any]
 
 
-def _count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_POSITION
+@dataclass(frozen=True, slots=True)
+class LineFailed:
+    """Said where a line does not open."""
+
+    line: int
+    job: str
+    code: str
+    message: str
+    fields: Mapping[str, Any]
 
 
-def _counts(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        type(one) is int and -(1 << 63) <= one < 1 << 63 for one in value.values()
-    )
+@dataclass(frozen=True, slots=True)
+class JobFailed:
+    """Said where a job cannot be built or set up."""
+
+    job: str
+    code: str
+    message: str
+    fields: Mapping[str, Any]
 
 
-def _known_job(value: Any, jobs: Collection[str]) -> bool:
-    return isinstance(value, str) and value in jobs
+@dataclass(frozen=True, slots=True)
+class VerifyFailed:
+    """Said where a batch cannot be made once more."""
+
+    job: str
+    code: str
+    message: str
+    fields: Mapping[str, Any]
 
 
-def _ticket(message: Message, tickets: Mapping[int, Ticket], *, plans: bool) -> None:
-    number = message.get("ticket")
-    _need(type(number) is int and number in tickets, "ticket", number)
-    _need(tickets[number].plans is plans, "kind of answer to ticket", number)  # type: ignore[index]
+@dataclass(frozen=True, slots=True)
+class SnapshotsFailed:
+    """Said where the lines of a worker give no snapshots."""
+
+    code: str
+    message: str
+    fields: Mapping[str, Any]
 
 
-def _snapshots(message: Message, blobs: int) -> None:
-    offsets = message.get("snapshots")
-    _need(isinstance(offsets, list) and all(map(_count, offsets)), "list of snapshots", offsets)
-    _need(len(offsets) == blobs, "number of snapshots", offsets)  # type: ignore[arg-type]
+Failed = TicketFailed | LineFailed | JobFailed | VerifyFailed | SnapshotsFailed
+"""What carries an error."""
 
 
-def _check_ready(message: Message, *_: Any) -> None:
-    """There is nothing to check: it may say so at any time."""
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Said when a batch was made once more: its header holds the checksum of its body."""
+
+    check: int
+    header: bytes
 
 
-def _check_set_up(message: Message, *_: Any) -> None:
-    """There is nothing to check but whether it was asked, which the node knows."""
+@dataclass(frozen=True, slots=True)
+class Snapshots:
+    """Said when all lines have told where they are."""
+
+    lines: tuple[LineSnapshot, ...]
 
 
-def _check_done(
-    message: Message,
-    tickets: Mapping[int, Ticket],
-    arenas: Mapping[int, Arena],
-    jobs: Collection[str],
-) -> None:
-    _ticket(message, tickets, plans=False)
-    nbytes, where, blobs = message.get("nbytes"), message.get("where"), message["blobs"]
-    _need(_count(nbytes), "number of bytes", nbytes)
-    if where is None:
-        _need(nbytes == 0, "place of a batch", where)
-    else:
-        _need(isinstance(where, list) and len(where) == 2, "place of a batch", where)
-        number, start = where
-        _need(type(number) is int and number in arenas, "arena", number)
-        arena = arenas[number]
-        _need(_count(start) and start not in arena.starts, "start of a batch", start)
-        _need(0 < nbytes <= arena.size_bytes - start, "number of bytes", nbytes)  # type: ignore[operator]
-    _need(len(blobs) >= 2 and len(blobs[0]) <= MAX_HEADER_BYTES, "header", len(blobs))
-    _need(_counts(message.get("counts")), "counts", message.get("counts"))
-    _need(type(message.get("emptied")) is bool, "emptied", message.get("emptied"))
-    if "libraries" in message:
-        message["libraries"] = _libraries(message["libraries"])
-    _snapshots(message, len(blobs) - 2)
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Said where an item failed twice: the worker waits until its verdict is durable.
+
+    Attributes:
+        line: The line that was planning or making; None = a batch was made from its plan.
+    """
+
+    job: str
+    line: int | None
+    verdict: Verdict
 
 
-def _libraries(versions: Any) -> dict[str, str]:
-    fits = (
-        isinstance(versions, dict)
-        and len(versions) <= MAX_LIBRARIES
-        and all(isinstance(one, str) for one in versions.values())
-    )
-    _need(fits, "libraries", versions)
-    return {clean_text(name, 100): clean_text(one, 100) for name, one in versions.items()}
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """Said where something is wrong that makes nothing fail: the server process logs it."""
+
+    text: str
 
 
-def _check_planned(
-    message: Message,
-    tickets: Mapping[int, Ticket],
-    arenas: Mapping[int, Arena],
-    jobs: Collection[str],
-) -> None:
-    _ticket(message, tickets, plans=True)
-    plans = message.get("plans")
-    most = len(message["blobs"])
-    _need(_count(plans) and plans in range(1, most + 1), "number of plans", plans)
-    _need(type(message.get("broken")) is bool, "broken", message.get("broken"))
-    _snapshots(message, most - plans)  # type: ignore[operator]
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Said before an answer: what the batches of a job took since the last time.
+
+    Attributes:
+        batches: How many.
+        stages_s: Seconds by stage.
+        read_bytes: What the sources have read since the last time.
+        drawn: How many items were drawn.
+    """
+
+    job: str
+    batches: int
+    stages_s: Mapping[str, float]
+    read_bytes: int
+    drawn: int
 
 
-def _check_failed(
-    message: Message,
-    tickets: Mapping[int, Ticket],
-    arenas: Mapping[int, Arena],
-    jobs: Collection[str],
-) -> None:
-    number, of = message.get("ticket"), message.get("of")
-    _need(isinstance(of, str) and of in _CASES, "question", of)
-    if of in ("plan", "produce", "make"):
-        _ticket(message, tickets, plans=of == "plan")
-    else:
-        _need(number is None, "ticket", number)
-    if of in ("plan", "produce", "make", "open", "job", "verify"):
-        _need(_known_job(message.get("job"), jobs), "job", message.get("job"))
-    line = message.get("line")
-    _need(line is None or type(line) is int, "line", line)
-    code, text, fields = message.get("code"), message.get("message"), message.get("fields")
-    _need(isinstance(code, str), "code", code)
-    _need(isinstance(text, str), "sentence", text)
-    _need(isinstance(fields, dict), "fields", fields)
-    message["message"] = clean_text(text, MAX_TEXT)  # type: ignore[arg-type]
-    message["fields"] = clean_json(fields, MAX_TEXT)
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Said before an answer: what a line's planner has counted, where that is news.
+
+    Attributes:
+        counters: Since the lane's beginning, by name.
+        before: What was counted up to where the line began.
+    """
+
+    job: str
+    lane: int
+    counters: Mapping[str, int]
+    before: Mapping[str, int]
 
 
-def _check_verified(
-    message: Message,
-    tickets: Mapping[int, Ticket],
-    arenas: Mapping[int, Arena],
-    jobs: Collection[str],
-) -> None:
-    _need(type(message.get("check")) is int, "check", message.get("check"))
-    _need(len(message["blobs"]) == 1, "number of headers", len(message["blobs"]))
+@dataclass(frozen=True, slots=True)
+class Libraries:
+    """Said before a job's first batch, which has imported what it needs: versions by library."""
+
+    job: str
+    versions: Mapping[str, str]
 
 
-def _check_warning(message: Message, *_: Any) -> None:
-    _need(isinstance(message.get("text"), str), "text", message.get("text"))
-    message["text"] = clean_text(message["text"], MAX_TEXT)
+FromWorker = (
+    Done
+    | Planned
+    | Cost
+    | Counted
+    | TicketFailed
+    | LineFailed
+    | JobFailed
+    | VerifyFailed
+    | SnapshotsFailed
+    | NewArena
+    | Libraries
+    | Judge
+    | Warned
+    | Verified
+    | Snapshots
+    | Ready
+    | SetUp
+)
+"""What the server process hears."""
+
+Message = FromServer | FromWorker
 
 
-def _check_verdict(
-    message: Message,
-    tickets: Mapping[int, Ticket],
-    arenas: Mapping[int, Arena],
-    jobs: Collection[str],
-) -> None:
-    _need(_known_job(message.get("job"), jobs), "job", message.get("job"))
-    line, entry = message.get("line"), message.get("verdict")
-    _need(line is None or type(line) is int, "line", line)
-    try:
-        verdict = Verdict.from_json(entry)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise Misspoken(f"its verdict is {clean_text(repr(entry), 100)}") from None
-    source, index, epoch = verdict.item
-    texts = (source, verdict.content_hash, verdict.reason)
-    places = (index, epoch, verdict.lane, verdict.offset, verdict.above, verdict.number)
-    _need(verdict.stage in ("draw", "exit", "size"), "stage of a verdict", verdict.stage)
-    _need(all(isinstance(one, str) and len(one) <= MAX_TEXT for one in texts), "verdict", entry)
-    _need(all(map(_count, places)) and type(verdict.every_epoch) is bool, "verdict", entry)
-    # Its store gives it a number, and people release it.
-    _need((verdict.number, verdict.released) == (0, None), "verdict", entry)
-    message["verdict"] = verdict._replace(reason=clean_text(verdict.reason, MAX_TEXT)).to_json()
-
-
-def _check_snapshots(
-    message: Message,
-    tickets: Mapping[int, Ticket],
-    arenas: Mapping[int, Arena],
-    jobs: Collection[str],
-) -> None:
-    lines = message.get("lines")
-    fits = isinstance(lines, list) and all(
-        isinstance(one, list) and len(one) == 2 and _count(one[0]) and _count(one[1])
-        for one in lines
-    )
-    _need(fits, "list of lines", lines)
-    assert isinstance(lines, list)
-    _need(len({number for number, _ in lines}) == len(lines), "list of lines", lines)
-    _need(len(lines) == len(message["blobs"]), "number of lines", len(lines))
-
-
-def _check_cost(cost: Any, jobs: Collection[str]) -> None:
-    _need(
-        isinstance(cost, dict)
-        and set(cost) == {"job", "batches", "stages_s", "read_bytes", "drawn"},
-        "cost",
-        cost,
-    )
-    _need(_known_job(cost["job"], jobs), "job", cost["job"])
-    _need(_count(cost["batches"]), "number of batches", cost["batches"])
-    _need(_count(cost["read_bytes"]), "number of bytes", cost["read_bytes"])
-    _need(_count(cost["drawn"]), "number of draws", cost["drawn"])
-    stages = cost["stages_s"]
-    fits = isinstance(stages, dict) and all(
-        stage in STAGES and type(seconds) in (int, float) and 0 <= seconds < 1e12
-        for stage, seconds in stages.items()
-    )
-    _need(fits, "seconds by stage", stages)
-
-
-def _check_counted(counted: Any, jobs: Collection[str]) -> None:
-    _need(
-        isinstance(counted, dict) and set(counted) == {"job", "lane", "counters", "before"},
-        "counts",
-        counted,
-    )
-    _need(_known_job(counted["job"], jobs), "job", counted["job"])
-    _need(_count(counted["lane"]), "lane", counted["lane"])
-    for name in ("counters", "before"):
-        _need(_counts(counted[name]), name, counted[name])
-
-
-_CHECKS: dict[str, Callable[..., None]] = {
-    "ready": _check_ready,
-    "set_up": _check_set_up,
-    "done": _check_done,
-    "planned": _check_planned,
-    "failed": _check_failed,
-    "verified": _check_verified,
-    "warning": _check_warning,
-    "verdict": _check_verdict,
-    "snapshots": _check_snapshots,
-}
-
-
-__all__ = ["MAX_TEXT", "check", "check_arena"]
+__all__ = [
+    "Body",
+    "CloseLine",
+    "Cost",
+    "Counted",
+    "Done",
+    "Failed",
+    "Free",
+    "FromServer",
+    "FromWorker",
+    "Hurry",
+    "JobFailed",
+    "Judge",
+    "Judged",
+    "KnowJob",
+    "Libraries",
+    "LineFailed",
+    "LineSnapshot",
+    "Make",
+    "Message",
+    "NewArena",
+    "OpenLine",
+    "Plan",
+    "Planned",
+    "Produce",
+    "Ready",
+    "Refused",
+    "SetUp",
+    "Snapshot",
+    "Snapshots",
+    "SnapshotsFailed",
+    "TakeSnapshots",
+    "TicketFailed",
+    "Ticketed",
+    "Verified",
+    "Verify",
+    "VerifyFailed",
+    "Warned",
+]

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 
-from penstock.server.core.refs import Verdict
-from penstock.server.job import Job
+from penstock.server.core.verdict import Verdict
+from penstock.server.job import Job, find_job
 from penstock.server.node.answers import Answers
 from penstock.server.node.audit import Audit
 from penstock.server.node.books import Log
@@ -27,16 +27,17 @@ from penstock.server.node.crew import ITEM_DEADLINE_S, Crew, Hear, Lose
 from penstock.server.node.dispatch import Dispatch
 from penstock.server.node.entry import Entry, State
 from penstock.server.node.life import Life
+from penstock.server.node.messages import TakeSnapshots
 from penstock.server.node.observer import Observer
 from penstock.server.node.page import Note
 from penstock.server.node.process import WorkerProcess
 from penstock.server.node.quarantine import Quarantine
 from penstock.server.node.reader import Reader
 from penstock.server.node.shelf import STORE_RETRY_S, Shelf
-from penstock.server.pipeline.items import VerdictBook
+from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.sources.catalog import pack_catalogs
 from penstock.server.store.base import JobRecord, Store
-from penstock.wire.errors import PenstockError, StoreUnavailable, UnknownJob
+from penstock.wire.errors import PenstockError, StoreUnavailable
 from penstock.wire.order import Share, Tail
 
 log = structlog.get_logger("penstock.node")
@@ -217,7 +218,7 @@ class Node:
                 if worker.ready and not (worker.dead or busy or worker.number in asked):
                     asked.add(worker.number)
                     self._drained[worker.number] = loop.create_future()
-                    worker.send({"op": "snapshot"})
+                    worker.send(TakeSnapshots())
             if not self._drained and not any(worker.tickets for worker in self.crew):
                 break
             await asyncio.sleep(0.02)
@@ -244,12 +245,7 @@ class Node:
         Raises:
             UnknownJob: There is no such job here; names those there are.
         """
-        if job not in self.logs:
-            known = ", ".join(sorted(self.logs)) or "none"
-            raise UnknownJob(
-                f"this node has no job {job!r}; it has: {known}", job=job, jobs=sorted(self.logs)
-            )
-        return self.logs[job]
+        return find_job(self.logs, job)
 
     def open(
         self,

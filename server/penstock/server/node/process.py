@@ -1,38 +1,42 @@
-"""One worker process as the server process sees it: its socket, page, arenas and tickets."""
+"""One worker process as the server process sees it: its port, page, arenas and tickets."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
-import socket
 import subprocess
-import sys
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import structlog
 
 from penstock.server.core.frames import error_line
-from penstock.server.core.refs import Verdict
-from penstock.server.environment import worker_environment
+from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
-from penstock.server.node.arena import ArenaReader, Span, sealed_memory
+from penstock.server.node.arena import ArenaReader, Span
 from penstock.server.node.books import LaneState, LineState, Log
-from penstock.server.node.channel import Message, Misspoken, Unpacker, pack_all, receive
+from penstock.server.node.check import check
 from penstock.server.node.entry import Entry
-from penstock.server.node.messages import check, check_arena
-from penstock.server.node.page import PAGE_BYTES, Note, Page
+from penstock.server.node.messages import (
+    Body,
+    Free,
+    FromServer,
+    FromWorker,
+    KnowJob,
+    NewArena,
+    Ticketed,
+)
+from penstock.server.node.page import Note
+from penstock.server.node.program import Started, start_program, status_words
 
 log = structlog.get_logger("penstock.worker")
 
 END_S = 0.2
 """How long a process whose socket has closed may take to end by itself."""
 
-MAX_FDS = 8
-"""File descriptors that may wait for the messages that they belong to."""
+FREE_S = 0.05
+"""How soon a worker hears at the latest that a batch's memory is free again."""
 
 MIN_DEPTH, MAX_DEPTH, DEPTH_S = 2, 24, 0.004
 """Tickets that a worker holds at once: the next is there when one is done. Where tickets take less
@@ -85,7 +89,7 @@ class WorkerProcess:
 
     number: int
     target: str
-    on_message: Callable[[WorkerProcess, Message], None]
+    on_message: Callable[[WorkerProcess, FromWorker], None]
     on_death: Callable[[WorkerProcess], None]
     files_fd: int = -1
     workers: int = 1
@@ -100,7 +104,7 @@ class WorkerProcess:
     stuck_s: float | None = None
     made_way: bool = False
     held_up_s: float = 0.0
-    ticket_s: float = DEPTH_S
+    tickets_per_s: float = 1 / DEPTH_S
     _answered_s: float = 0.0
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -109,70 +113,37 @@ class WorkerProcess:
         Raises:
             OSError: The system has no memory, process or file descriptor left for it.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._launch(theirs)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        self._attach(ours, loop)
-
-    def _launch(self, theirs: socket.socket) -> None:
-        page_fd = sealed_memory("penstock-page", PAGE_BYTES)
-        try:
-            module = "penstock.server.node.worker"
-            fds = [theirs.fileno(), page_fd, self.files_fd]
-            arguments = [*map(str, fds), str(os.getpid()), self.target]
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, *arguments],
-                env=worker_environment(os.environ),
-                pass_fds=[fd for fd in fds if fd >= 0],
-                stdin=subprocess.DEVNULL,
-            )
-            self.page = Page(page_fd)
-        finally:
-            os.close(page_fd)
-
-    def _attach(self, ours: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
-        """Listen to the worker at the other end of a socket."""
-        ours.setblocking(False)
-        self._sock, self._loop = ours, loop
-        self._unpacker = Unpacker()
-        self._fds: list[int] = []
-        self._unsent: list[tuple[Message, Sequence[bytes]]] = []
-        self._outgoing = bytearray()
+        self.process, self._port, self.page = self._launch()
+        self._loop = loop
+        self._unsent: list[FromServer] = []
         self._flush_scheduled = False
         self._frees: list[tuple[int, int]] = []
         self._free_scheduled = False
-        loop.add_reader(ours.fileno(), self._readable)
+        self._port.listen(loop, self._hear_all)
         self.started = True
+
+    def _launch(self) -> Started:
+        return start_program(self.target, self.files_fd)
 
     @property
     def pid(self) -> int:
         """Return the process id."""
         return self.process.pid
 
-    def send(self, message: Message, blobs: Sequence[bytes] = ()) -> None:
-        """Send a message, and the spans that are free again with it."""
+    def send(self, message: FromServer) -> None:
+        """Send a message, together with all others of this turn of the loop."""
         if self.dead:
             return
-        if self._frees:
-            message = {**message, "frees": self._frees}
-            self._frees = []
-        self._unsent.append((message, blobs))
-        if not self._flush_scheduled:
-            # One write for all tickets of this turn of the loop: a wake-up costs more than one.
+        self._unsent.append(message)
+        if not self._flush_scheduled:  # once: a wake-up costs more than a ticket
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
     def send_job(self, job: Job, verdicts: Iterable[Verdict], *, set_up: bool = False) -> None:
         """Have it know a job, or more verdicts of one that it knows; or set its roles up, too."""
-        entries = [verdict.to_json() for verdict in verdicts]
-        log_id, ends = job.log_id.hex(), job.lane_ends
-        message = {"op": "job", "job": job.name, "log": log_id, "verdicts": entries, "ends": ends}
-        self.send({**message, "workers": self.workers, "set_up": set_up})
+        ends = None if job.lane_ends is None else tuple(job.lane_ends)
+        log_id = job.log_id.hex()
+        self.send(KnowJob(job.name, log_id, ends, self.workers, tuple(verdicts), set_up))
 
     @property
     def takes_part(self) -> bool:
@@ -193,14 +164,14 @@ class WorkerProcess:
             return 0
         if self.alone:
             return 0
-        depth = min(MAX_DEPTH, max(MIN_DEPTH, int(DEPTH_S / max(self.ticket_s, 1e-6))))
+        depth = min(MAX_DEPTH, max(MIN_DEPTH, int(DEPTH_S * self.tickets_per_s)))
         return depth - len(self.tickets) if len(self.tickets) <= depth // 2 else 0
 
-    def give(self, ticket: Ticket, message: Message, blobs: Sequence[bytes] = ()) -> None:
+    def give(self, ticket: Ticket, message: Ticketed) -> None:
         """Give a ticket."""
         ticket.given_s = self._loop.time()
         self.tickets[ticket.number] = ticket
-        self.send(message, blobs)
+        self.send(message)
 
     def answer(self, number: int) -> Ticket | None:
         """Take an answered ticket back, and learn how long tickets take.
@@ -212,7 +183,10 @@ class WorkerProcess:
         if ticket is not None:
             now = self._loop.time()
             took_s = now - max(ticket.given_s, self._answered_s)
-            self.ticket_s += 0.2 * (took_s - self.ticket_s)
+            # A mean of rates: where every other ticket takes next to no time, the next one must be
+            # there at once, however long those between them take.
+            rate = 1 / max(took_s, DEPTH_S / MAX_DEPTH)
+            self.tickets_per_s += 0.2 * (rate - self.tickets_per_s)
             ticket.log.ticket_s += 0.2 * (took_s - ticket.log.ticket_s)
             self._answered_s = now
         return ticket
@@ -226,8 +200,9 @@ class WorkerProcess:
         """Take a ticket from this worker, which may still answer it."""
         self.taken_back[ticket.number] = self.tickets.pop(ticket.number)
 
-    def take_span(self, arena: int, start: int, nbytes: int) -> Span:
-        """Return the body that lies in an arena, `nbytes` bytes from `start` on."""
+    def take_span(self, body: Body) -> Span:
+        """Return the body of a batch that lies in an arena."""
+        arena, start, nbytes = body
         reader = self.arenas[arena]
         reader.starts.add(start)
         view = reader.view[start : start + nbytes]
@@ -245,12 +220,11 @@ class WorkerProcess:
         self._frees.append((arena, start))
         if not self._free_scheduled:
             self._free_scheduled = True
-            self._loop.call_later(0.05, self._send_frees)
+            self._loop.call_later(FREE_S, self._send_frees)
 
     def _send_frees(self) -> None:
         self._free_scheduled = False
-        if self._frees:
-            self.send({"op": "free"})
+        self._flush()
 
     def current(self) -> Note:
         """Return what the worker noted last."""
@@ -280,7 +254,7 @@ class WorkerProcess:
             return "killed for the readers of another job, who waited for it"
         if self.stuck_s is not None:
             return f"killed because it was still at it after item_seconds = {self.stuck_s:g}"
-        return _status_words(self.process.wait())
+        return status_words(self.process.wait())
 
     def kill(self) -> None:
         """End the process at once."""
@@ -306,61 +280,42 @@ class WorkerProcess:
         self._flush_scheduled = False
         if self.dead:
             return
-        self._outgoing += pack_all(self._unsent)
-        self._unsent.clear()
-        try:
-            while self._outgoing:
-                sent = self._sock.send(self._outgoing)
-                del self._outgoing[:sent]
-        except BlockingIOError:
-            self._loop.add_writer(self._sock.fileno(), self._writable)
-        except OSError:
-            self._outgoing.clear()  # the reader side sees the same end, and says so
+        if self._frees:  # before what needs room
+            self._unsent.insert(0, Free(tuple(self._frees)))
+            self._frees = []
+        if self._unsent:
+            unsent, self._unsent = self._unsent, []
+            self._port.send(unsent)
 
-    def _writable(self) -> None:
-        self._loop.remove_writer(self._sock.fileno())
-        self._flush()
-
-    def _readable(self) -> None:
+    def _hear_all(self) -> None:
+        """Act upon what the worker has said since the last time."""
         try:
-            data, fds = receive(self._sock)
-        except BlockingIOError:
-            return
-        except OSError:
-            data, fds = b"", []
-        self._fds += fds
-        if not data:
-            self._end()
-            return
-        try:
-            for message in self._unpacker.feed(data):
+            messages = self._port.receive(wait=False)
+            if messages is None:
+                self._end()
+                return
+            for message in messages:
                 self.hear(message)
                 if self.dead:
                     return  # it was ended for what it said
-            if self._unpacker.broken is not None:
-                raise self._unpacker.broken
-            if len(self._fds) > MAX_FDS:
-                raise Misspoken(f"it sends {len(self._fds)} file descriptors that nobody asked for")
         except Exception as error:
             # No memory to map an arena, or something else has written to the socket: what came
             # with it is lost, so its tickets would never be answered.
             self.misspoke(error)
 
-    def hear(self, message: Message) -> None:
+    def hear(self, message: FromWorker) -> None:
         """Act upon a message: the one place where anything that a worker says comes in.
 
         Raises:
             Misspoken: No worker of ours says this.
             OSError: An arena cannot be mapped.
         """
-        if message.get("op") == "arena":
-            number, size_bytes = check_arena(message, self.arenas)
-            if not self._fds:
-                raise Misspoken("it announces an arena without its memory")
-            self.arenas[number] = ArenaReader(self._fds.pop(0), size_bytes)
-            return
         known = ChainMap(self.tickets, self.taken_back) if self.taken_back else self.tickets
-        self.on_message(self, check(message, known, self.arenas, self.jobs))
+        message = check(message, known, self.arenas, self.jobs)
+        if isinstance(message, NewArena):
+            self.arenas[message.number] = ArenaReader(message.memory.take(), message.size_bytes)
+        else:
+            self.on_message(self, message)
 
     def misspoke(self, error: Exception) -> None:
         """End a worker that has said what no worker says; what it was asked others shall do."""
@@ -378,34 +333,11 @@ class WorkerProcess:
         if self.dead:
             return
         self.dead = True
-        self._loop.remove_reader(self._sock.fileno())
-        self._loop.remove_writer(self._sock.fileno())
-        self._sock.close()
-        for fd in self._fds:
-            os.close(fd)
+        self._port.close()
         for number, reader in list(self.arenas.items()):
             if reader.spans == 0:  # others stay mapped until their last batch is sent
                 del self.arenas[number]
                 reader.close()
-
-
-_CAUSES = {
-    signal.SIGKILL: ": by the out-of-memory killer, or by somebody",
-    signal.SIGSEGV: ": a crash in native code",
-    signal.SIGBUS: ": a crash in native code, or a file that was cut while it was mapped",
-    signal.SIGABRT: ": native code gave up",
-}
-
-
-def _status_words(status: int) -> str:
-    """Return a process's exit status in words."""
-    if status >= 0:
-        return f"with exit status {status}: a role ended the process"
-    try:
-        number = signal.Signals(-status)
-    except ValueError:
-        return f"killed by signal {-status}"
-    return f"killed by signal {number.name}{_CAUSES.get(number, '')}"
 
 
 __all__ = ["Ticket", "WorkerProcess"]

@@ -13,17 +13,18 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import structlog
 
-from penstock.server.core.refs import Verdict
+from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.node.books import Log
-from penstock.server.node.channel import Message, Misspoken
+from penstock.server.node.channel import Misspoken
 from penstock.server.node.crew import Crew
 from penstock.server.node.dispatch import Dispatch
 from penstock.server.node.life import Life
+from penstock.server.node.messages import Judge, Judged, Refused
 from penstock.server.node.observer import Observer
 from penstock.server.node.process import WorkerProcess
 from penstock.server.node.shelf import STORE_DEADLINE_S, STORE_RETRY_S
-from penstock.server.pipeline.items import VerdictBook
+from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.store.base import Seen, Store
 from penstock.wire.errors import LogDiverged, PenstockError, StoreUnavailable
 
@@ -56,20 +57,19 @@ class Quarantine:
         self._jobs, self._verdicts, self._dispatch, self._crew = jobs, verdicts, dispatch, crew
         self._store, self._life, self._observer = store, life, observer
 
-    def asked(self, worker: WorkerProcess, message: Message) -> None:
+    def asked(self, worker: WorkerProcess, message: Judge) -> None:
         """See to the verdict of a worker, which waits for its answer.
 
         Raises:
             Misspoken: The verdict cannot be of this job.
         """
-        job = self._jobs[message["job"]]
+        job, verdict = self._jobs[message.job], message.verdict
         if job.on_item_error != "quarantine":
             raise Misspoken(f"a verdict for job {job.name!r}, whose policy is to stop")
-        verdict = Verdict.from_json(message["verdict"])
         if verdict.lane >= job.lanes:
             raise Misspoken(f"a verdict of lane {verdict.lane}, which job {job.name!r} has not")
         one = self._dispatch.logs[job.name]
-        self._life.spawn(self._answer(worker, one, verdict, message["line"]))
+        self._life.spawn(self._answer(worker, one, verdict, message.line))
 
     async def _answer(
         self, worker: WorkerProcess, one: Log, verdict: Verdict, line: int | None
@@ -80,11 +80,10 @@ class Quarantine:
         except PenstockError as error:
             if isinstance(error, LogDiverged):
                 self._dispatch.diverged(one.job.log_id, verdict.lane, error)
-            answer = {"code": error.code, "message": error.message}
-            answer["fields"] = json.loads(json.dumps(error.fields, default=str))
-            worker.send({"op": "verdict", **answer})
+            fields = json.loads(json.dumps(error.fields, default=str))
+            worker.send(Refused(error.code, error.message, fields))
         else:
-            worker.send({"op": "verdict", "verdict": held.to_json()})
+            worker.send(Judged(held))
 
     async def _insert(self, one: Log, verdict: Verdict, line: int | None) -> Verdict:
         """Have the store insert a verdict, and tell every worker that knows the job.

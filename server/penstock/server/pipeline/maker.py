@@ -9,8 +9,10 @@ from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.core.seeding import BorrowedGlobals
 from penstock.server.job import Job
-from penstock.server.pipeline.items import Bad, Call, Filtered, Items
+from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.pipeline.retry import Call
 from penstock.server.pipeline.standin import StandIns
+from penstock.server.pipeline.verdicts import Bad
 from penstock.server.roles.base import Sample
 from penstock.server.roles.context import CollateContext, batch_key
 from penstock.server.roles.role import Role
@@ -151,7 +153,7 @@ class Maker:
         outcomes = self.items.outcomes(list(missing), "exit", coming)
         for refs, outcome in zip(missing.values(), outcomes, strict=True):
             if isinstance(outcome, Bad):
-                # Removed from its own group only: no other item moves.
+                # Removed from its own batch only: no other item moves.
                 self.items.judge("exit", refs[0].item, outcome, plan.lane, plan.offset)
                 continue
             samples = [] if isinstance(outcome, Filtered) else outcome
@@ -247,7 +249,7 @@ class Maker:
         except SourceUnavailable:
             raise
         except BadBatch as error:
-            raise BadBatch(f"job {self.job.name!r}, {error.message}", **error.fields) from error
+            raise error.reworded(f"job {self.job.name!r}, {error.message}") from error
         except Exception as error:
             text = f"{error_line(error)}; fix the collator, or the samples that it gets"
             if isinstance(error, PenstockError):

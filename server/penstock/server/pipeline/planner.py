@@ -1,4 +1,4 @@
-"""The sequential half of a line: draws, sizes, groups; what each batch of a lane is made of.
+"""The sequential half of a line: draws, sizes, batches; what each batch of a lane is made of.
 
 Its state is refs with sizes and spans, and a few counters: never data. So it restarts at any offset
 from a snapshot; a replay reads items only where sizes are needed, and processes them only where no
@@ -16,10 +16,13 @@ from typing import Any
 from penstock.server.core.contained import as_exception, contained
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.held import held_bytes
-from penstock.server.core.refs import BatchPlan, Group, ItemRef, SampleRef, Verdict
+from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
+from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
-from penstock.server.pipeline.items import Bad, Call, Filtered, Items
+from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.pipeline.retry import Call
+from penstock.server.pipeline.verdicts import Bad
 from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.roles.role import Role
@@ -54,7 +57,7 @@ MIN_DRAWS_WITHOUT_SAMPLE, STARVED_EPOCHS = 1000, 4
 part of an epoch may be a handful of items, and that a strict filter rejects all of them is chance.
 """
 
-MIN_DRAWS_WITHOUT_GROUP, MAX_DRAWS = 100_000, 1_000_000
+MIN_DRAWS_WITHOUT_BATCH, MAX_DRAWS = 100_000, 1_000_000
 """A batcher may hold many samples before it finishes a batch, but not for ever: the lane of a small
 job stops after the first number, and no lane draws more than the second."""
 
@@ -79,13 +82,13 @@ class Planner:
         self._can_seek = (
             self._from_refs and self.draws.can_seek() and self.batcher.draws_before(0) is not None
         )
-        self.ready: deque[Group] = deque()
+        self.ready: deque[Rows] = deque()
         self.samples: dict[tuple[ItemRef, int], Sample] = {}
         self._ahead: dict[ItemRef, list[Sample] | Filtered | Bad | int] = {}
         self._verdicts = 0  # the highest number of a verdict that removed a draw
         self._without_sample = 0
-        self._without_group = 0
-        self._draws_of_group = 0  # of the last finished one; 0 before the second, which has no pool
+        self._without_batch = 0
+        self._draws_of_batch = 0  # of the last finished one; 0 before the second, which has no pool
         self._outcome_bytes = 0.0  # memory that an item takes once it is processed, in the mean
 
     @property
@@ -133,9 +136,9 @@ class Planner:
             theirs=counted,
         )
 
-    def _fill(self, groups: int) -> None:
-        """Draw until so many groups are ready, or the lane is over."""
-        while len(self.ready) < groups and not self.ended:
+    def _fill(self, batches: int) -> None:
+        """Draw until so many batches are ready, or the lane is over."""
+        while len(self.ready) < batches and not self.ended:
             before = self.draws.state()
             try:
                 item = self._draw()
@@ -173,13 +176,13 @@ class Planner:
 
     def _take(self, item: ItemRef) -> None:
         self.counters["drawn"] += 1
-        groups: list[Group] = []
+        batches: list[Rows] = []
         accepted = False
         taken = 0
         if self._from_refs:
             size = self._size(item) if self.batcher.needs_sizes else 0
             if size is not None:
-                groups, accepted = self._add_all((SampleRef(item, 0, size),), (None,))
+                batches, accepted = self._add_all((SampleRef(item, 0, size),), (None,))
                 taken = size
         else:
             outcome = self._outcome(item)
@@ -190,27 +193,27 @@ class Planner:
                     SampleRef(item, part, self._size_of(item, sample))
                     for part, sample in enumerate(outcome)
                 ]
-                groups, accepted = self._add_all(refs, outcome)
+                batches, accepted = self._add_all(refs, outcome)
                 taken = sum(ref.size for ref in refs)
         self.draws.took(item, taken if accepted else 0)
-        self.ready.extend(groups)
-        self._watch_starvation(accepted, bool(groups))
+        self.ready.extend(batches)
+        self._watch_starvation(accepted, bool(batches))
 
     def _add_all(
         self, refs: Sequence[SampleRef], samples: Sequence[Sample | None]
-    ) -> tuple[list[Group], bool]:
+    ) -> tuple[list[Rows], bool]:
         """Give the samples of an item to the batcher: all of them, or none if one is bad.
 
         Returns:
-            The finished groups, and whether a sample was kept.
+            The finished batches, and whether a sample was kept.
         """
         copies = len(refs) > 1 and self.batcher.may_refuse
         before = self.batcher.state() if copies else None
-        groups: list[Group] = []
+        batches: list[Rows] = []
         accepted = False
         try:
             for ref, sample in zip(refs, samples, strict=True):
-                groups += self._add(ref, sample)
+                batches += self._add(ref, sample)
                 before_it, self._dropped = self._dropped, sum(self.batcher.dropped().values())
                 if self._dropped == before_it:
                     accepted = True
@@ -228,10 +231,10 @@ class Planner:
             held = self.items.refuse("draw", refs[0].item, error, self.lane, self.offset)
             self._count_verdict(held.verdict)
             return [], False
-        return groups, accepted
+        return batches, accepted
 
-    def _add(self, ref: SampleRef, sample: Sample | None) -> list[Group]:
-        """Give a sample to the batcher; return the finished groups."""
+    def _add(self, ref: SampleRef, sample: Sample | None) -> list[Rows]:
+        """Give a sample to the batcher; return the finished batches."""
         try:
             return self.batcher.add(ref, sample if self.batcher.needs_content else None)
         except PenstockError:
@@ -305,12 +308,12 @@ class Planner:
 
     def _watch_starvation(self, accepted: bool, finished: bool) -> None:
         if finished and self.offset + len(self.ready) > 1:
-            self._draws_of_group = self._without_group + 1
+            self._draws_of_batch = self._without_batch + 1
         self._without_sample = 0 if accepted else self._without_sample + 1
-        self._without_group = 0 if finished else self._without_group + 1
+        self._without_batch = 0 if finished else self._without_batch + 1
         if (
             self._without_sample <= MIN_DRAWS_WITHOUT_SAMPLE
-            and self._without_group <= MIN_DRAWS_WITHOUT_GROUP
+            and self._without_batch <= MIN_DRAWS_WITHOUT_BATCH
         ):
             return  # whatever an epoch has
         if self.job.epochs is not None:
@@ -318,10 +321,10 @@ class Planner:
         epoch = self.job.distributor.epoch_draws(1)
         many = MAX_DRAWS if epoch is None else STARVED_EPOCHS * epoch
         starved = self._without_sample > min(max(many, MIN_DRAWS_WITHOUT_SAMPLE), MAX_DRAWS)
-        stuck = self._without_group > min(max(many, MIN_DRAWS_WITHOUT_GROUP), MAX_DRAWS)
+        stuck = self._without_batch > min(max(many, MIN_DRAWS_WITHOUT_BATCH), MAX_DRAWS)
         if starved or stuck:
             reasons = self.counts()
-            drawn = self._without_sample if starved else self._without_group
+            drawn = self._without_sample if starved else self._without_batch
             raise LaneStarved(
                 f"lane {self.lane} of job {self.job.name!r} drew {drawn} items in a row without "
                 f"{'one sample' if starved else 'finishing a batch'} ({_reasons(reasons)}); loosen "
@@ -372,7 +375,7 @@ class Planner:
     def _useful_ahead(self) -> int:
         """Return how many items to process at once, so that the next batch is soon there."""
         made = (self.offset + len(self.ready)) // BATCHES_PER_ITEM_AHEAD
-        ahead = max(self._without_group // 2, self._draws_of_group, made)
+        ahead = max(self._without_batch // 2, self._draws_of_batch, made)
         room = AHEAD_BYTES / max(1.0, self._outcome_bytes)
         return max(1, min(ahead, LOOK_AHEAD, int(room)))
 
@@ -417,7 +420,7 @@ class Planner:
         if not self.samples:
             return
         held = {(ref.item, ref.part) for ref in self.batcher.pending}
-        held |= {(ref.item, ref.part) for group in self.ready for row in group for ref in row}
+        held |= {(ref.item, ref.part) for batch in self.ready for row in batch for ref in row}
         for key in [key for key in self.samples if key not in held]:
             del self.samples[key]
 
@@ -440,17 +443,17 @@ class Planner:
         self.ended = total is not None and before >= total and drawn < before
         self.counters = Counter({"drawn": drawn} if drawn else {})
         self.offset = offset
-        self._without_sample = self._without_group = self._verdicts = 0
+        self._without_sample = self._without_batch = self._verdicts = 0
 
     def snapshot(self) -> bytes:
         """Return the canonical bytes from which a line restarts at `offset`."""
         state = {
             "draws": self.draws.state(),
             "batcher": self.batcher.state(),
-            "ready": [[[ref.to_json() for ref in row] for row in group] for group in self.ready],
+            "ready": [[[ref.to_json() for ref in row] for row in batch] for batch in self.ready],
             "ended": self.ended,
             "counters": {name: count for name, count in self.counters.items() if count},
-            "without": [self._without_sample, self._without_group],
+            "without": [self._without_sample, self._without_batch],
         }
         if self._verdicts:
             state["verdicts"] = self._verdicts
@@ -482,11 +485,11 @@ class Planner:
         self.draws.restore(state["draws"])
         self._take_batcher(self._restored(state["batcher"]))
         self.ready = deque(
-            [[SampleRef.from_json(ref) for ref in row] for row in group] for group in state["ready"]
+            [[SampleRef.from_json(ref) for ref in row] for row in batch] for batch in state["ready"]
         )
         self.ended = bool(state["ended"])
         self.counters = Counter(state["counters"])
-        self._without_sample, self._without_group = state["without"]
+        self._without_sample, self._without_batch = state["without"]
         self._verdicts = int(state.get("verdicts", 0))
         self.samples.clear()
         self._ahead.clear()

@@ -38,29 +38,29 @@ def decode(data: bytes, log_id: bytes, lane: int) -> tuple[int, dict[str, Any]]:
     Raises:
         BadSnapshot: It is damaged, of another format, or belongs to another lane or log.
     """
-    place = {"lane": lane}
     if len(data) < _HEAD.size:
-        raise BadSnapshot(f"a snapshot of lane {lane} is only {len(data)} bytes long", **place)
+        raise BadSnapshot(f"a snapshot of lane {lane} is only {len(data)} bytes long", lane=lane)
     magic, version, checksum = _HEAD.unpack_from(data)
     text = bytes(data[_HEAD.size :])
     if magic != MAGIC:
         raise BadSnapshot(
-            f"a snapshot of lane {lane} starts with {magic!r}, not {MAGIC!r}", **place
+            f"a snapshot of lane {lane} starts with {magic!r}, not {MAGIC!r}", lane=lane
         )
     if version != FORMAT:
         raise BadSnapshot(
-            f"a snapshot of lane {lane} has format {version}; this version reads {FORMAT}", **place
+            f"a snapshot of lane {lane} has format {version}; this version reads {FORMAT}",
+            lane=lane,
         )
     if google_crc32c.value(text) != checksum:
         raise BadSnapshot(
-            f"a snapshot of lane {lane} is damaged: its checksum does not match", **place
+            f"a snapshot of lane {lane} is damaged: its checksum does not match", lane=lane
         )
     content = json.loads(text)
     if content["log"] != log_id.hex() or content["lane"] != lane:
         raise BadSnapshot(
             f"a snapshot of lane {content['lane']} of log {content['log'][:12]} was given for "
             f"lane {lane} of log {log_id.hex()[:12]}",
-            **place,
+            lane=lane,
         )
     return content["offset"], content["state"]
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from penstock.server.core.refs import BatchPlan, ItemRef
-from penstock.server.pipeline.items import Bad, Filtered, Items
+from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.pipeline.verdicts import Bad
 from penstock.server.roles.base import Sample
 from penstock.wire.errors import LaneStarved
 

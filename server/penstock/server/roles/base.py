@@ -25,13 +25,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from penstock.server.core.refs import Group, ItemRef, Row, SampleRef
+from penstock.server.core.refs import ItemRef, Row, Rows, SampleRef
 from penstock.server.roles import state as role_state
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.roles.draws import LaneDraws, NumberedDraws
 from penstock.server.roles.reading import Blocks, Reading
 from penstock.server.roles.role import Role, asked
-from penstock.server.roles.rows import Rows
+from penstock.server.roles.stream import ShardRows
 from penstock.wire.errors import InvalidJob
 from penstock.wire.refs import row_index, shard_row
 
@@ -245,9 +245,9 @@ class StreamSource(Source):
         """
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> ShardRows:
         """Return what reads rows by shard and number, of this process."""
-        return Rows(self)
+        return ShardRows(self)
 
     def fetch(self, indices: Sequence[int]) -> list[RawItem]:
         """Return rows, in the order of their refs' `index`.
@@ -490,7 +490,7 @@ def _length(value: Any) -> int | None:
 
 
 class SampleBatcher(Role, ABC):
-    """Forms groups of samples from a stream of them: one per lane, sequential, on refs and sizes.
+    """Forms batches of rows from a stream of samples: one per lane, in order, on refs and sizes.
 
     What it holds between calls must be plain: numbers, strings, lists, tuples, deques, dicts and
     `SampleRef`s in attributes. `state` and `restore` carry exactly these; samples themselves never.
@@ -504,16 +504,16 @@ class SampleBatcher(Role, ABC):
     needs_content: ClassVar[bool] = False
 
     @abstractmethod
-    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
-        """Take one sample (its size is `ref.size`); return the groups it finished, in order."""
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
+        """Take one sample (its size is `ref.size`); return the batches it finished, in order."""
 
-    def flush(self) -> list[Group]:
+    def flush(self) -> list[Rows]:
         """Return what is left when the lane is over."""
         return []
 
     @property
     def pending(self) -> Sequence[SampleRef]:
-        """Return the samples that are held and not yet in a finished group, in any order."""
+        """Return the samples that are held and not yet in a finished batch, in any order."""
         return role_state.find_refs(self)
 
     def chooses_from(self) -> int | None:
@@ -542,7 +542,7 @@ class SampleBatcher(Role, ABC):
     def dropped(self) -> dict[str, int]:
         """Return by reason how many samples were left out since the lane's start.
 
-        A sample that `add` takes and counts here will be in no group: only this says so, not the
+        A sample that `add` takes and counts here will be in no batch: only this says so, not the
         name of any count. The reasons are few words, the same for every lane; those that are known
         beforehand are there from the start, at 0.
         """
@@ -553,11 +553,11 @@ class SampleBatcher(Role, ABC):
         return {}
 
     def batches(self, draws: int) -> int | None:
-        """Return how many groups `draws` samples make, flush included; None = unknown."""
+        """Return how many batches `draws` samples make, flush included; None = unknown."""
         return None
 
     def draws_before(self, offset: int) -> int | None:
-        """Return how many samples precede group `offset`, if nothing is held across that border.
+        """Return how many samples precede batch `offset`, if nothing is held across that border.
 
         Where this is known a lane starts at any offset in O(1).
         """
@@ -611,6 +611,10 @@ class BatchCollator(Role, ABC):
         """Return what is known of the values before any is made; empty = nothing is known."""
         return []
 
+    def value_layout(self) -> Layout:
+        """Return how samples lie in the values; by default nothing is known of it."""
+        return Layout()
+
 
 @dataclass(frozen=True)
 class KeySpec:
@@ -623,6 +627,8 @@ class KeySpec:
         shape: -1 = differs between batches.
         optional: Some batches lack it.
         place: `device`, or `host` for what the trainer reads in Python.
+        least: No element is below it; None = not known.
+        most: No element is above it; None = not known.
     """
 
     name: str
@@ -631,6 +637,24 @@ class KeySpec:
     shape: tuple[int, ...] = ()
     optional: bool = False
     place: str = "device"
+    least: int | None = None
+    most: int | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How samples lie in a batch's values, for those that show or train on them.
+
+    Attributes:
+        name: `packed` (documents one after the other in rows), `padded` (a sample per row); empty =
+            not known.
+        labels_shifted: The label of a token is the token that follows it.
+        ignore_index: The label that losses leave out; None = there are no labels that are known.
+    """
+
+    name: str = ""
+    labels_shifted: bool = False
+    ignore_index: int | None = None
 
 
 __all__ = [
@@ -638,11 +662,11 @@ __all__ = [
     "Blocks",
     "CollateContext",
     "DataDistributor",
-    "Group",
     "IndexedSource",
     "ItemRef",
     "KeySpec",
     "LaneDraws",
+    "Layout",
     "NumberedDraws",
     "ProcessContext",
     "RawItem",
@@ -650,6 +674,7 @@ __all__ = [
     "Reading",
     "Role",
     "Row",
+    "Rows",
     "Sample",
     "SampleBatcher",
     "SampleRef",

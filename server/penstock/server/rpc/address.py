@@ -52,14 +52,16 @@ def _check_path(listen: str, path: str) -> None:
     if len(path.encode()) > 100:
         raise InvalidRequest(
             f"the socket path {path!r} is longer than the 100 bytes that the system allows",
-            address=listen,
+            field="address",
+            value=listen,
         )
     folder = os.path.dirname(path) or "."
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InvalidRequest(
             f"cannot listen on {listen}: {folder} is not a folder that this process may write to; "
             "make it, or give another --listen",
-            address=listen,
+            field="address",
+            value=listen,
         )
     try:
         mode = os.lstat(path).st_mode
@@ -69,7 +71,8 @@ def _check_path(listen: str, path: str) -> None:
         raise InvalidRequest(
             f"cannot listen on {listen}: a file that is not a socket lies there, and it is left "
             "alone; give another --listen",
-            address=listen,
+            field="address",
+            value=listen,
         )
     with socket.socket(socket.AF_UNIX) as probe:
         try:

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from penstock.server.core import libraries
-from penstock.server.core.refs import Verdict
-from penstock.server.job import Job
+from penstock.server.core.verdict import Verdict
+from penstock.server.job import Job, find_job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import far
 from penstock.server.pipeline.planner import Planner
-from penstock.server.rpc.opening import check_protocol, find_job
+from penstock.server.rpc.opening import check_protocol
 from penstock.server.rpc.present import Present
 from penstock.server.rpc.quarantine import Quarantine, Release
 from penstock.server.store.base import (
@@ -379,7 +379,7 @@ class Cursors:
             )
 
 
-class _Place(NamedTuple):
+class _PageStart(NamedTuple):
     """Where a page of `List` begins.
 
     Attributes:
@@ -391,14 +391,14 @@ class _Place(NamedTuple):
     within: tuple[int, str] | None = None
 
 
-def _read_token(token: str) -> _Place:
+def _read_token(token: str) -> _PageStart:
     """Return the place that `_Page` wrote into a token.
 
     Raises:
         InvalidRequest: It wrote no such token.
     """
     if not token:
-        return _Place()
+        return _PageStart()
     try:
         group, within = json.loads(token)
         if within is not None:
@@ -410,7 +410,7 @@ def _read_token(token: str) -> _Place:
             "first page",
             field="page_token",
         ) from error
-    return _Place(str(group), within)
+    return _PageStart(str(group), within)
 
 
 class _Page:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import NamedTuple
 
-from penstock.server.job import Job
+from penstock.server.job import Job, find_job
 from penstock.server.store.rules.checks import check_text
 from penstock.wire import MAX_TOKEN, PROTOCOL
 from penstock.wire.errors import (
@@ -15,29 +15,14 @@ from penstock.wire.errors import (
     JobChanged,
     PastEnd,
     ProtocolMismatch,
-    UnknownJob,
 )
-from penstock.wire.order import MAX_POSITION, Share, Tail
+from penstock.wire.order import MAX_POSITION, Address, Share, Tail
 from penstock.wire.parse import parse
 from penstock.wire.v1 import feed_pb2
 
 VERSION = version("penstock")
 
 _PLACES = {"device": feed_pb2.PLACE_DEVICE, "host": feed_pb2.PLACE_HOST}
-
-
-def find_job(jobs: Mapping[str, Job], name: str) -> Job:
-    """Return a job by name.
-
-    Raises:
-        UnknownJob: There is none; names those there are.
-    """
-    if name not in jobs:
-        known = ", ".join(sorted(jobs)) or "none"
-        raise UnknownJob(
-            f"there is no job {name!r} here; there are: {known}", job=name, jobs=sorted(jobs)
-        )
-    return jobs[name]
 
 
 def check_protocol(client: int) -> None:
@@ -60,6 +45,7 @@ def describe(
     request: feed_pb2.DescribeRequest,
     *,
     node: str,
+    node_id: str,
     store: str,
     max_body_bytes: int = 0,
 ) -> feed_pb2.DescribeReply:
@@ -70,7 +56,12 @@ def describe(
     """
     check_protocol(request.protocol)
     reply = feed_pb2.DescribeReply(
-        protocol=PROTOCOL, server_version=VERSION, node=node, store=store, jobs=sorted(jobs)
+        protocol=PROTOCOL,
+        server_version=VERSION,
+        node=node,
+        node_id=node_id,
+        store=store,
+        jobs=sorted(jobs),
     )
     if not request.job and len(jobs) != 1:
         return reply
@@ -80,9 +71,13 @@ def describe(
     reply.batches_per_step = job.batches_per_step or 0
     reply.max_body_bytes = max_body_bytes
     if job.order.batches is not None:
-        reply.batches = job.order.batches
+        reply.finite, reply.batches = True, job.order.batches
+    layout = job.collator.value_layout()
+    reply.layout, reply.labels_shifted = layout.name, layout.labels_shifted
+    if layout.ignore_index is not None:
+        reply.ignore_index = layout.ignore_index
     for spec in job.collator.specs():
-        reply.keys.add(
+        key = reply.keys.add(
             name=spec.name,
             kind=spec.kind,
             dtype=spec.dtype,
@@ -90,10 +85,14 @@ def describe(
             optional=spec.optional,
             place=_PLACES[spec.place],
         )
+        if spec.least is not None:
+            key.min = spec.least
+        if spec.most is not None:
+            key.max = spec.most
     return reply
 
 
-class Opening(NamedTuple):
+class OpenedRead(NamedTuple):
     """An opened Read: what it wants, checked.
 
     Attributes:
@@ -111,6 +110,11 @@ class Opening(NamedTuple):
     start: int
     lanes: frozenset[int] | None
     given_from: int | None = None
+
+    def address(self, position: int) -> Address:
+        """Return which batch a position gets: a padding position gets the one that is blanked."""
+        source = self.tail.blanked(position) if self.tail is not None else None
+        return self.job.order.address(position if source is None else source)
 
     def given(self) -> dict[int, int]:
         """Return by lane the offset below which the reader says that it was given batches."""
@@ -132,7 +136,7 @@ MAX_LOOKED = 1 << 17
 """Positions looked at for what a reader was given: more lanes and ranks than that are not known."""
 
 
-def open_read(jobs: Mapping[str, Job], request: feed_pb2.Open) -> Opening:
+def open_read(jobs: Mapping[str, Job], request: feed_pb2.Open) -> OpenedRead:
     """Check the first message of a Read.
 
     Raises:
@@ -162,7 +166,8 @@ def open_read(jobs: Mapping[str, Job], request: feed_pb2.Open) -> Opening:
         raise InvalidRequest(
             f"start {request.start}, horizon {request.horizon}, batches_per_step "
             f"{share.batches_per_step}: positions go up to {MAX_POSITION}",
-            start=request.start,
+            field="start",
+            value=request.start,
         )
     tail = None
     if job.order.batches is not None:
@@ -177,10 +182,10 @@ def open_read(jobs: Mapping[str, Job], request: feed_pb2.Open) -> Opening:
                 steps=tail.steps,
             )
     given_from = request.given_from if request.HasField("given_from") else None
-    return Opening(job, share, tail, request.start, _lanes(job, request.lanes), given_from)
+    return OpenedRead(job, share, tail, request.start, _lanes(job, request.lanes), given_from)
 
 
-def opened(opening: Opening, node: str, *, lends: bool = False) -> feed_pb2.ReadReply:
+def opened(opening: OpenedRead, node: str, *, lends: bool = False) -> feed_pb2.ReadReply:
     """Return the message that answers an opening; `lends` = bodies may be lent."""
     message = feed_pb2.Opened(
         log_id=opening.job.log_id,
@@ -230,18 +235,18 @@ def _lanes(job: Job, lanes: Iterable[int]) -> frozenset[int] | None:
     if wanted and max(wanted) >= job.lanes:
         raise InvalidRequest(
             f"lane {max(wanted)} is not one of the {job.lanes} lanes of job {job.name!r}",
-            lane=max(wanted),
+            field="lane",
+            value=max(wanted),
         )
     return wanted or None
 
 
 __all__ = [
     "VERSION",
-    "Opening",
+    "OpenedRead",
     "check_protocol",
     "describe",
     "ended",
-    "find_job",
     "open_read",
     "opened",
     "parse_horizon",

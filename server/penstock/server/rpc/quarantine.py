@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from penstock.server.core.refs import Verdict
-from penstock.server.job import Job
-from penstock.server.rpc.opening import find_job
+from penstock.server.core.verdict import Verdict
+from penstock.server.job import Job, find_job
 from penstock.server.store.base import Store
 from penstock.wire.errors import InvalidRequest, UnknownVerdict
 from penstock.wire.refs import number_text

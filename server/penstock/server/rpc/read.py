@@ -13,10 +13,17 @@ import grpc
 
 from penstock.server.core.frames import error_line
 from penstock.server.metrics import Metrics
-from penstock.server.node.entry import Entry
+from penstock.server.node.entry import Entry, State
 from penstock.server.node.node import Node
 from penstock.server.rpc.lending import Lending
-from penstock.server.rpc.opening import Opening, ended, open_read, opened, parse_horizon, parse_open
+from penstock.server.rpc.opening import (
+    OpenedRead,
+    ended,
+    open_read,
+    opened,
+    parse_horizon,
+    parse_open,
+)
 from penstock.server.rpc.present import Present
 from penstock.server.rpc.story import UNCHECKED
 from penstock.server.rpc.streams import Stream, Streams
@@ -36,8 +43,9 @@ WAITING_EVERY_S, CHECK_DEADLINE_S = 5.0, 10.0
 SHUTTING_DOWN = "the node shuts down"
 """Why a stream left that was drained."""
 
-GATHER_S = 0.002
-"""How long a small batch of a fast stream waits for others to share its message."""
+GATHER_S = 0.03
+"""How old a stream's last message is, at most, when a small batch waits for others to share the
+next: 33 messages a second are nothing to either side, and no training step notices the delay."""
 
 MAX_TEXT = 300
 """Characters of an item's name, and of a stage."""
@@ -193,7 +201,7 @@ class Reads:
             stream.wake.set()
 
     async def _send(
-        self, stream: Stream, opening: Opening, call: Call, listening: asyncio.Future[None]
+        self, stream: Stream, opening: OpenedRead, call: Call, listening: asyncio.Future[None]
     ) -> str:
         """Send what the consumer accepts, until one of the ends; return why it ended."""
         reader, wake = stream.reader, stream.wake
@@ -212,7 +220,7 @@ class Reads:
                 length = stream.waits(False)
                 if length is not None:
                     self.metrics.waited(job, length)
-                await self._write(stream, entry, call)
+                await self._write(stream, entry, call, listening)
                 continue
             if reader.finished:
                 assert opening.tail is not None
@@ -233,12 +241,14 @@ class Reads:
             if waits and loop.time() >= timer.when():
                 await call.write(self._waiting(stream).SerializeToString())
 
-    async def _write(self, stream: Stream, entry: Entry, call: Call) -> None:
+    async def _write(
+        self, stream: Stream, entry: Entry, call: Call, listening: asyncio.Future[None]
+    ) -> None:
         """Send a batch, and with a small one those after it that fit one message."""
         reader, entries = stream.reader, [entry]
         try:
             if stream.request.bundles and entry.nbytes < CHUNK_BYTES:
-                await self._gather(stream, entries)
+                await self._gather(stream, entries, listening)
             batches = [
                 (
                     frame.with_position(one.header, one.key.position),
@@ -272,26 +282,31 @@ class Reads:
             self.streams.holds(stream, stream.lender.lent_bytes, limit_bytes)
         return lent
 
-    async def _gather(self, stream: Stream, entries: list[Entry]) -> None:
-        """Add what is ready to a bundle; where batches come fast, also what soon will be.
+    async def _gather(
+        self, stream: Stream, entries: list[Entry], listening: asyncio.Future[None]
+    ) -> None:
+        """Add what is ready to a bundle, and what soon will be as long as `gathers_until` says.
 
-        A message costs as much as several small batches, on both sides. Where batches come one by
-        one, each would have a message of its own, though the next is a fraction of a millisecond
-        away. Where they come slowly nothing waits: there is no load to take off.
+        Nothing waits in a stream that ends, whatever the reason, nor for a batch that has failed
+        or that the consumer has no room for.
         """
         reader, wake = stream.reader, stream.wake
         room = CHUNK_BYTES - entries[0].nbytes
-        now = time.monotonic()
-        until = now + GATHER_S if now < stream.wrote_at + 2 * GATHER_S else now
         while room > 0:
             more = self.node.take(reader, room)
             if more is not None:
                 entries.append(more)
                 room -= more.nbytes
                 continue
+            owed = reader.owed
+            if owed is None or owed.state is State.FAILED or reader.is_full:
+                return
+            if stream.error is not None or self.draining.is_set() or listening.done():
+                return
+            until = gathers_until(stream.wrote_at, len(entries), len(reader.pending))
             left = until - time.monotonic()
             # What comes next is about as large as what is here.
-            if left <= 0 or not reader.pending or room < entries[0].nbytes:
+            if left <= 0 or room < entries[0].nbytes:
                 return
             wake.clear()
             timer = asyncio.get_running_loop().call_later(left, wake.set)
@@ -312,6 +327,25 @@ class Reads:
         )
 
 
+def gathers_until(wrote_at: float, gathered: int, missing: int) -> float:
+    """Return until when small batches wait for others to share their message.
+
+    A message costs as much as several of them, on both sides, and where batches come one by one
+    each would have one of its own. So they wait for each other until half of what the consumer
+    accepts is here: it works on one half while the other is made. The first batch after a pause
+    waits for nothing.
+
+    Args:
+        wrote_at: When the stream's last message was sent, in seconds.
+        gathered: How many batches are here.
+        missing: How many more the consumer accepts, none of which can be sent yet.
+
+    Returns:
+        A time on the clock of `wrote_at`; one that has passed = send at once.
+    """
+    return wrote_at + GATHER_S if gathered < missing else wrote_at
+
+
 def _why(error: Exception) -> str:
     """Return in a word or two why a stream ends with an error."""
     if isinstance(error, StaleGeneration):
@@ -326,4 +360,4 @@ def _draining() -> feed_pb2.ReadReply:
     return feed_pb2.ReadReply(draining=feed_pb2.Draining(detail=text))
 
 
-__all__ = ["EOF", "Call", "HungUp", "Reads"]
+__all__ = ["EOF", "GATHER_S", "Call", "HungUp", "Reads", "gathers_until"]

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -90,6 +91,7 @@ class Service:
             node, store, self.streams, self.cursors.present, metrics, self.draining, self.lending
         )
         self._server: grpc.aio.Server | None = None
+        self.node_id = ""
 
     # --- life ---
 
@@ -127,7 +129,10 @@ class Service:
         self._server = server
         for name in ("", FEED, CURSORS):
             await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
+        address = listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
+        # One host may have several nodes, and an address of one host is another node on the next.
+        self.node_id = f"{socket.gethostname()}/{address}"
+        return address
 
     async def drain(self, grace_s: float) -> None:
         """Tell everybody to go: health, then every stream, which sends what is ready and ends."""
@@ -211,6 +216,7 @@ class Service:
             self.node.jobs,
             request,
             node=self.node.incarnation,
+            node_id=self.node_id,
             store=self.store.uuid,
             max_body_bytes=one.largest_body_bytes if one is not None else 0,
         )

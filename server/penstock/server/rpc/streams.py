@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
@@ -45,7 +46,7 @@ class Stream:
         ending: Why it ended, in a word or two, where it has.
         finished_step: The first step that the consumer has not finished, as it says here or by a
             commit.
-        wrote_at: When a batch was written last, of the monotonic clock.
+        wrote_at: When a batch was written last, of the monotonic clock; -inf = none was.
         lender: Lends it bodies; None = they are sent.
         holds: It was told of that it holds as much as may be lent to it.
     """
@@ -65,7 +66,7 @@ class Stream:
         self.finished_step = reader.share.step(reader.head)
         self.waiting_since: float | None = None
         self.waited_s = 0.0
-        self.wrote_at = 0.0
+        self.wrote_at = -math.inf
         self._opened_at = time.monotonic()
         self._widest = CHUNK_BYTES // 2  # body bytes of the largest message so far, or this
 
@@ -213,15 +214,14 @@ class Streams(Listener):
 
     def refused(self, error: StaleGeneration, call: str) -> None:
         """Tell of a call or a reader that came from an attempt that is over."""
-        fields = error.fields
         self.story.tell(
             story.REFUSED,
-            job=str(fields.get("job", "")),
-            group=str(fields.get("group", "")),
+            job=error.job or "",
+            group=error.group or "",
             call=call,
-            generation=fields.get("generation"),
-            current=fields.get("current"),
-            by=fields.get("owner", ""),
+            generation=error.generation,
+            current=error.current,
+            by=error.owner or "",
         )
 
     def holds(self, stream: Stream, lent_bytes: int, limit_bytes: int) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.server.core.nearest import nearest
 from penstock.wire.errors import InvalidJob, MissingExtra
 
 
@@ -62,7 +62,7 @@ def check_columns(columns: Any, existing: Sequence[str], where: str) -> list[str
         )
     for column in columns:
         if column not in existing:
-            near = difflib.get_close_matches(column, existing, n=1)
+            near = nearest(column, existing, 1)
             hint = f"did you mean {near[0]!r}? It" if near else "it"
             raise InvalidJob(
                 f"{where} has no column {column!r}: {hint} has {', '.join(existing)}",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.server.core.refs import Verdict
+from penstock.server.core.verdict import Verdict
 from penstock.wire.errors import PenstockError
 from penstock.wire.order import Order
 

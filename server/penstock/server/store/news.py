@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
-from penstock.server.core.refs import Verdict
+from penstock.server.core.verdict import Verdict
 from penstock.server.store.base import Halt, Latest, Store
 from penstock.wire.errors import StoreUnavailable
 

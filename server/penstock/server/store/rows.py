@@ -125,13 +125,10 @@ class BodyRow(NamedTuple):
 
 
 class VerdictRow(NamedTuple):
-    """A verdict about an item.
+    """A verdict about an item, between its log and its change in the form that `Verdict` has alone.
 
     Attributes:
-        every_epoch: 1 = about the raw bytes.
-        offset: From here on it holds in its lane.
-        above: From here on it holds in every lane.
-        released: From here on it holds no more; -1 = it was not released.
+        number: The first of what `Verdict.encode` gives; the others follow in its order.
         change: The number of the log's change that made it what it is: its making, or its release.
     """
 

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from penstock.server.core.refs import Verdict
+from penstock.server.core.verdict import Verdict
 from penstock.server.store import transactions
 from penstock.server.store.base import (
     BeginRequest,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from penstock.server.core.refs import Verdict
+from penstock.server.core.verdict import Verdict
 from penstock.server.store.base import (
     BeginRequest,
     Begun,

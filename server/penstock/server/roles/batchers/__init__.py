@@ -1,4 +1,4 @@
-"""The batchers: how samples become groups of rows.
+"""The batchers: how samples become batches of rows.
 
 `SimpleBatcher` counts, the others pack: `BestFitPackingBatcher` fills rows of tokens from a pool,
 `SequentialPackingBatcher` keeps nearly the order of the draws, `PoolPackingBatcher` makes padded

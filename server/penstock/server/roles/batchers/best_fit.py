@@ -6,9 +6,10 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from penstock.server.core.refs import Group, Row, SampleRef, Span
+from penstock.server.core.parameters import check_choice, check_whole
+from penstock.server.core.refs import Row, Rows, SampleRef, Span
 from penstock.server.roles.base import Sample
-from penstock.server.roles.batchers.packer import PackingBatcher, check_choice, check_whole
+from penstock.server.roles.batchers.packer import PackingBatcher
 from penstock.wire.errors import BadItem
 
 OVERLONG = ("split", "truncate", "drop", "error")
@@ -24,7 +25,7 @@ class BestFitPackingBatcher(PackingBatcher):
     Each sample that fills the pool up to its size makes one row: the oldest sample of the pool
     opens it, so none waits for more than `pool_size` such rows, and then the largest sample that
     still fits joins (`<=`; of equal sizes the oldest), until none fits. So rows come steadily,
-    and at most `pool_size - 1` samples are held beside the finished rows of a group.
+    and at most `pool_size - 1` samples are held beside the finished rows of a batch.
 
     The pool of a lane grows: it begins with 8 samples, as soon as these fill a row, and after every
     4 rows that it made it holds one more, up to `pool_size`. So the first rows come after a few
@@ -44,7 +45,7 @@ class BestFitPackingBatcher(PackingBatcher):
         max_tokens: What a row holds.
         pool_size: How many samples there are to choose from, once the pool has grown. More pack
             tighter and wait longer; together they should hold more tokens than a row does.
-        rows: How many rows a group has. The last group of a lane may have fewer.
+        rows: How many rows a batch has. The last batch of a lane may have fewer.
         overlong: What becomes of a sample longer than `max_tokens`. `split`: pieces of
             `max_tokens` are rows of their own and the rest goes to the pool. `truncate`: its
             first `max_tokens` are a row. `drop`: it is left out. `error`: it is a bad item.
@@ -83,8 +84,8 @@ class BestFitPackingBatcher(PackingBatcher):
         self._rows_before_growth = ROWS_PER_SAMPLE
         self._finished: list[Row] = []
 
-    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
-        """Take one sample; return the groups that its rows, or the pool's, completed.
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
+        """Take one sample; return the batches that its rows, or the pool's, completed.
 
         Raises:
             BadItem: The sample is longer than a row and `overlong` is `error`. Nothing was taken.
@@ -110,11 +111,11 @@ class BestFitPackingBatcher(PackingBatcher):
                 "set overlong to split, truncate or drop, or shorten it in the processor"
             )
             raise BadItem(f"{ref.item}: {reason}", item=list(ref.item), stage="draw", reason=reason)
-        return self._groups(self.rows)
+        return self._batches(self.rows)
 
     @property
     def pending(self) -> Sequence[SampleRef]:
-        """Return the pool, and the rows that wait for others of their group."""
+        """Return the pool, and the rows that wait for others of their batch."""
         if not self.keeps(BestFitPackingBatcher):  # a subclass may hold more
             return super().pending
         return [*self._pool.values(), *(ref for row in self._finished for ref in row)]
@@ -128,11 +129,11 @@ class BestFitPackingBatcher(PackingBatcher):
         """Tell whether `add` may raise: with `overlong: error`, as far as this class decides."""
         return self.overlong == "error" or not self.keeps(BestFitPackingBatcher)
 
-    def flush(self) -> list[Group]:
-        """Return rows of what is left in the pool; the last group may have fewer rows."""
+    def flush(self) -> list[Rows]:
+        """Return rows of what is left in the pool; the last batch may have fewer rows."""
         while self._pool:
             self._fill_row()
-        return self._groups(1)
+        return self._batches(1)
 
     def state(self) -> Any:
         """Return what is held; what follows from the pool is left out."""
@@ -195,12 +196,12 @@ class BestFitPackingBatcher(PackingBatcher):
         self._tokens -= size
         return self._pool.pop(-age)
 
-    def _groups(self, least: int) -> list[Group]:
-        groups: list[Group] = []
+    def _batches(self, least: int) -> list[Rows]:
+        batches: list[Rows] = []
         while len(self._finished) >= least:
-            groups.append(self._finished[: self.rows])
+            batches.append(self._finished[: self.rows])
             del self._finished[: self.rows]
-        return groups
+        return batches
 
 
 def _piece(ref: SampleRef, start: int, stop: int) -> SampleRef:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.wire.errors import InvalidJob
@@ -64,45 +63,4 @@ class PackingBatcher(SampleBatcher):
         return dict(self._counts)
 
 
-def check_whole(name: str, value: Any, least: int, meaning: str) -> int:
-    """Return a parameter that must be a whole number of at least `least`.
-
-    Args:
-        name: The parameter.
-        value: What was given.
-        least: The smallest number that makes sense.
-        meaning: What the number says, for the error's sentence.
-
-    Raises:
-        InvalidJob: It is no whole number, or too small.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidJob(
-            f"{name} is {value!r}: give {meaning} as a whole number of at least {least}", key=name
-        )
-    return value
-
-
-def check_flag(name: str, value: Any) -> bool:
-    """Return a parameter that must be true or false.
-
-    Raises:
-        InvalidJob: It is neither.
-    """
-    if not isinstance(value, bool):
-        raise InvalidJob(f"{name} is {value!r}: write true or false", key=name)
-    return value
-
-
-def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
-    """Return a parameter that must be one of a few words.
-
-    Raises:
-        InvalidJob: It is none of them.
-    """
-    if not isinstance(value, str) or value not in choices:
-        raise InvalidJob(f"{name} is {value!r}: choose one of {', '.join(choices)}", key=name)
-    return value
-
-
-__all__ = ["PackingBatcher", "check_choice", "check_flag", "check_whole"]
+__all__ = ["PackingBatcher"]

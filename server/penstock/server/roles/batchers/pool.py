@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from penstock.server.core.refs import Group, SampleRef
+from penstock.server.core.parameters import check_choice, check_flag, check_whole
+from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.packing.pool import STRATEGIES, choose
 from penstock.server.roles.base import Sample
-from penstock.server.roles.batchers.packer import (
-    PackingBatcher,
-    check_choice,
-    check_flag,
-    check_whole,
-)
+from penstock.server.roles.batchers.packer import PackingBatcher
 from penstock.wire.errors import InvalidJob
 
 
@@ -21,22 +17,22 @@ class PoolPackingBatcher(PackingBatcher):
     """Forms padded batches of like lengths and of one modality, each sample a row of its own.
 
     The algorithm is that of cosmos-framework's `PoolPackingBatcher`: see
-    `penstock.server.packing.pool.choose`. The oldest sample of the pool opens every group, so none
-    waits for more than `pool_size` groups; it is never left out, however long it is: alone, it may
+    `penstock.server.packing.pool.choose`. The oldest sample of the pool opens every batch, so none
+    waits for more than `pool_size` batches; it is never left out, however long it is: alone, it may
     exceed `max_tokens`. A sample of size 0 is dropped as `empty`.
 
     The modality of a sample is seen by its values: `pixel_values_videos`, else `pixel_values`,
     else text.
 
     Args:
-        max_tokens: What a group may cost once padded: size of the longest * samples (`<=`).
+        max_tokens: What a batch may cost once padded: size of the longest * samples (`<=`).
         pool_size: How many samples there are to choose from.
-        max_batch_size: The most samples of a group; None or 0 = no such limit. 1 keeps the order
+        max_batch_size: The most samples of a batch; None or 0 = no such limit. 1 keeps the order
             of the draws.
-        long_threshold: A sample of this size or more is a group of its own.
+        long_threshold: A sample of this size or more is a batch of its own.
         batching_strategy: What decides between samples of equal cost: `prefer_closest`, the size
             nearest to the longest so far, or `prefer_first`, age.
-        apply_long_sample_halving: Halve `max_tokens` once the longest sample of a group has 1,000
+        apply_long_sample_halving: Halve `max_tokens` once the longest sample of a batch has 1,000
             or more: head room for the memory of long samples.
         length_key: The value of a sample whose length is its size.
 
@@ -73,8 +69,8 @@ class PoolPackingBatcher(PackingBatcher):
         )
         self._pool: list[tuple[SampleRef, str]] = []
 
-    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
-        """Take one sample; return a group when this one fills the pool.
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
+        """Take one sample; return a batch when this one fills the pool.
 
         Raises:
             InvalidJob: There is no sample to see the modality by.
@@ -107,14 +103,14 @@ class PoolPackingBatcher(PackingBatcher):
         """Tell whether `add` may raise: never, as far as this class decides."""
         return not self.keeps(PoolPackingBatcher)
 
-    def flush(self) -> list[Group]:
-        """Return groups of what is left in the pool."""
-        groups: list[Group] = []
+    def flush(self) -> list[Rows]:
+        """Return batches of what is left in the pool."""
+        batches: list[Rows] = []
         while self._pool:
-            groups.append(self._take())
-        return groups
+            batches.append(self._take())
+        return batches
 
-    def _take(self) -> Group:
+    def _take(self) -> Rows:
         places = choose(
             [ref.size for ref, _ in self._pool],
             [kind for _, kind in self._pool],
@@ -124,10 +120,10 @@ class PoolPackingBatcher(PackingBatcher):
             strategy=self.batching_strategy,
             halve_long=self.apply_long_sample_halving,
         )
-        group = [[self._pool[place][0]] for place in places]
+        batch = [[self._pool[place][0]] for place in places]
         for place in sorted(places, reverse=True):
             del self._pool[place]
-        return group
+        return batch
 
 
 def modality(sample: Sample) -> str:

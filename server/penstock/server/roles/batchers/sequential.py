@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar
 
-from penstock.server.core.refs import Group, Row, SampleRef
+from penstock.server.core.parameters import check_whole
+from penstock.server.core.refs import Row, Rows, SampleRef
 from penstock.server.roles.base import Sample
-from penstock.server.roles.batchers.packer import PackingBatcher, check_whole
+from penstock.server.roles.batchers.packer import PackingBatcher
 from penstock.wire.errors import InvalidJob
 
 
@@ -30,7 +31,7 @@ class SequentialPackingBatcher(PackingBatcher):
         max_samples_per_batch: How many samples a row has. Give this or `max_sequence_length`.
         lookahead_limit: How many samples may be set aside before a row is finished; with 0 every
             sample is a row of its own.
-        rows: How many rows a group has, consecutive ones. The last group of a lane may have fewer.
+        rows: How many rows a batch has, consecutive ones. The last batch of a lane may have fewer.
         length_key: The value of a sample whose length is its size.
 
     Raises:
@@ -76,8 +77,8 @@ class SequentialPackingBatcher(PackingBatcher):
         """Return the length of the value `length_key`; 0 where rows are finished by count."""
         return 0 if self.max_sequence_length is None else super().size_of(sample)
 
-    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
-        """Take one sample; return the groups that the rows that it finished have completed."""
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
+        """Take one sample; return the batches that the rows that it finished have completed."""
         budget = self.max_sequence_length
         if budget is None or 0 < ref.size < budget:
             self._offer(deque([ref]))
@@ -86,11 +87,11 @@ class SequentialPackingBatcher(PackingBatcher):
         else:
             self._dropped["overlong"] += 1
             self._offer(deque([None]))
-        return self._groups(self.rows)
+        return self._batches(self.rows)
 
     @property
     def pending(self) -> Sequence[SampleRef]:
-        """Return the row, what was set aside, and finished rows of a group that lacks some."""
+        """Return the row, what was set aside, and finished rows of a batch that lacks some."""
         if not self.keeps(SequentialPackingBatcher):  # a subclass may hold more
             return super().pending
         finished = (ref for row in self._finished for ref in row)
@@ -101,13 +102,13 @@ class SequentialPackingBatcher(PackingBatcher):
         """Tell whether `add` may raise: never, as far as this class decides."""
         return not self.keeps(SequentialPackingBatcher)
 
-    def flush(self) -> list[Group]:
-        """Return rows of what is left, in order; the last group may have fewer."""
+    def flush(self) -> list[Rows]:
+        """Return rows of what is left, in order; the last batch may have fewer."""
         while self._row:
             skipped = deque(self._skipped)
             self._finish()
             self._offer(skipped)
-        return self._groups(1)
+        return self._batches(1)
 
     def _offer(self, queue: deque[SampleRef | None]) -> None:
         while queue:
@@ -131,12 +132,12 @@ class SequentialPackingBatcher(PackingBatcher):
         self._finished.append(self._row)
         self._row, self._total, self._skipped = [], 0, []
 
-    def _groups(self, least: int) -> list[Group]:
-        groups: list[Group] = []
+    def _batches(self, least: int) -> list[Rows]:
+        batches: list[Rows] = []
         while len(self._finished) >= least:
-            groups.append(self._finished[: self.rows])
+            batches.append(self._finished[: self.rows])
             del self._finished[: self.rows]
-        return groups
+        return batches
 
 
 __all__ = ["SequentialPackingBatcher"]

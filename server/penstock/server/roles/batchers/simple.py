@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from penstock.server.core.refs import Group, SampleRef
+from penstock.server.core.parameters import check_flag, check_whole
+from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.roles.base import Sample, SampleBatcher
-from penstock.server.roles.batchers.packer import check_flag, check_whole
 
 
 class SimpleBatcher(SampleBatcher):
-    """Forms groups of `batch_size` samples in the order of the draws.
+    """Forms batches of `batch_size` samples in the order of the draws.
 
     Sizes are not looked at, and where every draw gives one sample any offset of a lane is found
     by arithmetic.
 
     Args:
-        batch_size: How many samples a group has.
-        drop_last: Leave the samples out that do not fill a last group; they are dropped as
-            `tail`. False makes a shorter last group of them.
+        batch_size: How many samples a batch has.
+        drop_last: Leave the samples out that do not fill a last batch; they are dropped as
+            `tail`. False makes a shorter last batch of them.
 
     Raises:
         InvalidJob: The batch size is below 1.
@@ -35,14 +35,14 @@ class SimpleBatcher(SampleBatcher):
         self._held: list[SampleRef] = []
         self._tail = 0
 
-    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Group]:
-        """Take one sample; return the group that it completed, if it did."""
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
+        """Take one sample; return the batch that it completed, if it did."""
         self._held.append(ref)
-        return [self._group()] if len(self._held) == self.batch_size else []
+        return [self._batch()] if len(self._held) == self.batch_size else []
 
     @property
     def pending(self) -> Sequence[SampleRef]:
-        """Return the samples of the group that is not full."""
+        """Return the samples of the batch that is not full."""
         if not self.keeps(SimpleBatcher):  # a subclass may hold more
             return super().pending
         return self._held
@@ -52,29 +52,29 @@ class SimpleBatcher(SampleBatcher):
         """Tell whether `add` may raise: never, as far as this class decides."""
         return not self.keeps(SimpleBatcher)
 
-    def flush(self) -> list[Group]:
-        """Return the shorter last group, or drop it."""
+    def flush(self) -> list[Rows]:
+        """Return the shorter last batch, or drop it."""
         if self.drop_last:
             self._tail += len(self._held)
             self._held = []
-        return [self._group()] if self._held else []
+        return [self._batch()] if self._held else []
 
     def dropped(self) -> dict[str, int]:
         """Return `tail`: samples left out at the end of the lane."""
         return {"tail": self._tail}
 
     def batches(self, draws: int) -> int:
-        """Return how many groups `draws` samples make, the shorter last one included."""
+        """Return how many batches `draws` samples make, the shorter last one included."""
         return draws // self.batch_size if self.drop_last else -(-draws // self.batch_size)
 
     def draws_before(self, offset: int) -> int:
-        """Return how many samples precede group `offset`."""
+        """Return how many samples precede batch `offset`."""
         return offset * self.batch_size
 
-    def _group(self) -> Group:
-        group = [[ref] for ref in self._held]
+    def _batch(self) -> Rows:
+        batch = [[ref] for ref in self._held]
         self._held = []
-        return group
+        return batch
 
 
 __all__ = ["SimpleBatcher"]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from penstock.server.roles.base import Sample
 from penstock.server.roles.context import CollateContext
-from penstock.wire.errors import BadBatch, InvalidJob, MissingExtra
+from penstock.wire.errors import BadBatch, MissingExtra
 
 Array = npt.NDArray[Any]
 
@@ -107,19 +107,6 @@ def named(samples: Sequence[Sample], name: str, context: CollateContext) -> list
     return [sample[name] for sample in samples]
 
 
-def whole_number(name: str, value: Any, least: int) -> None:
-    """Check a parameter, which may come from a job file as text, a list or anything else.
-
-    Raises:
-        InvalidJob: `value` is no whole number, or below `least`.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidJob(
-            f"{name} is {value!r}; give a whole number of at least {least}, or leave it out",
-            key=name,
-        )
-
-
 def _is_numeric(array: Array) -> bool:
     # Kind V with a name of its own: bfloat16 and the float8 types of ml_dtypes.
     return array.dtype.kind in "biufc" or (
@@ -154,5 +141,4 @@ __all__ = [
     "named",
     "token_ids",
     "token_row",
-    "whole_number",
 ]

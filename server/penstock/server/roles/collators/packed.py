@@ -7,7 +7,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from penstock.server.roles.base import BatchCollator, KeySpec, Sample
+from penstock.server.core.parameters import check_whole
+from penstock.server.roles.base import BatchCollator, KeySpec, Layout, Sample
 from penstock.server.roles.collators.arrays import (
     IGNORE_INDEX,
     Array,
@@ -15,7 +16,6 @@ from penstock.server.roles.collators.arrays import (
     masked,
     token_ids,
     token_row,
-    whole_number,
 )
 from penstock.server.roles.context import CollateContext
 from penstock.wire.errors import InvalidJob
@@ -97,8 +97,8 @@ class PackedCollator(BatchCollator):
             ("max_documents", max_documents),
         ):
             if value is not None:
-                whole_number(name, value, least=1)
-        whole_number("pad_value", pad_value, least=0)
+                check_whole(name, value, 1, optional=True)
+        check_whole("pad_value", pad_value, 0, optional=True)
         if pad_to is not None and pad_to % (document_multiple or 1):
             raise InvalidJob(
                 f"pad_to is {pad_to}, which is not a multiple of document_multiple "
@@ -180,17 +180,28 @@ class PackedCollator(BatchCollator):
         shape = (-1, self.pad_to or -1)
         seams = (-1 if self.max_documents is None else self.max_documents + 1,)
         return [
-            *(
-                KeySpec(name, dtype=self.ids_dtype, shape=shape)
-                for name in ("input_ids", "labels", "position_ids")
+            *(KeySpec(name, dtype=self.ids_dtype, shape=shape) for name in ("input_ids", "labels")),
+            KeySpec(
+                "position_ids",
+                dtype=self.ids_dtype,
+                shape=shape,
+                least=0,
+                most=None if self.pad_to is None else self.pad_to - 1,
             ),
             *(
-                KeySpec(name, dtype="int32", shape=seams)
+                KeySpec(name, dtype="int32", shape=seams, least=0)
                 for name in ("cu_seq_lens_q", "cu_seq_lens_k")
             ),
-            *(KeySpec(name, kind="int", place="host") for name in ("max_length_q", "max_length_k")),
-            KeySpec("document_ids", dtype="int32", shape=shape),
+            *(
+                KeySpec(name, kind="int", place="host", least=0, most=self.pad_to)
+                for name in ("max_length_q", "max_length_k")
+            ),
+            KeySpec("document_ids", dtype="int32", shape=shape, least=0),
         ]
+
+    def value_layout(self) -> Layout:
+        """Return that documents are packed, and what their labels are."""
+        return Layout("packed", self.labels == "shifted", IGNORE_INDEX)
 
     def _lay_out(
         self, rows: Sequence[Sequence[Sample]], context: CollateContext

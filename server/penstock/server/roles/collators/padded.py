@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.server.roles.base import BatchCollator, KeySpec, Sample
+from penstock.server.core.parameters import check_whole
+from penstock.server.roles.base import BatchCollator, KeySpec, Layout, Sample
 from penstock.server.roles.collators.arrays import (
     IGNORE_INDEX,
     Array,
@@ -16,7 +17,6 @@ from penstock.server.roles.collators.arrays import (
     masked,
     token_ids,
     token_row,
-    whole_number,
 )
 from penstock.server.roles.collators.default import stack_samples
 from penstock.server.roles.context import CollateContext
@@ -72,9 +72,9 @@ class PaddedCollator(BatchCollator):
     ) -> None:
         for name, value in (("pad_to", pad_to), ("pad_to_multiple_of", pad_to_multiple_of)):
             if value is not None:
-                whole_number(name, value, least=1)
-        whole_number("pad_value", pad_value, least=0)
-        whole_number("label_pad", label_pad, least=IGNORE_INDEX)
+                check_whole(name, value, 1, optional=True)
+        check_whole("pad_value", pad_value, 0, optional=True)
+        check_whole("label_pad", label_pad, IGNORE_INDEX, optional=True)
         if pad_to is not None and pad_to_multiple_of is not None and pad_to % pad_to_multiple_of:
             raise InvalidJob(
                 f"pad_to is {pad_to}, which is not a multiple of pad_to_multiple_of "
@@ -137,8 +137,14 @@ class PaddedCollator(BatchCollator):
     def specs(self) -> list[KeySpec]:
         """Return the keys that every batch has."""
         shape = (-1, self.pad_to or -1)
-        names = _IDS if self.make_labels else _IDS[:2]
-        return [KeySpec(name, dtype="int64", shape=shape) for name in names]
+        mask = KeySpec("attention_mask", dtype="int64", shape=shape, least=0, most=1)
+        names = ("input_ids", "labels") if self.make_labels else ("input_ids",)
+        ids, *labels = (KeySpec(name, dtype="int64", shape=shape) for name in names)
+        return [ids, mask, *labels]
+
+    def value_layout(self) -> Layout:
+        """Return that samples are padded, and which labels count."""
+        return Layout("padded", ignore_index=self.label_pad if self.make_labels else None)
 
     def _width(self, lengths: list[int], context: CollateContext) -> int:
         longest = max(lengths, default=0)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, ClassVar, Protocol
 
+from penstock.server.core.parameters import check_choice, check_whole
 from penstock.server.core.permutation import MAX_ITEMS, ORDER_VERSION, Permutation
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.base import DataDistributor, IndexedSource, Source, indexed
@@ -75,20 +75,11 @@ class MapDistributor(DataDistributor):
         reading_groups: int | None = None,
         source: str | None = None,
     ) -> None:
-        if shuffle is not None and shuffle not in SHUFFLES:
-            near = difflib.get_close_matches(str(shuffle), SHUFFLES, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise InvalidJob(
-                f"shuffle is {shuffle!r}: {hint}Choose full, blocks or none",
-                key="distributor.shuffle",
-            )
+        if shuffle is not None:
+            check_choice("shuffle", shuffle, SHUFFLES, key="distributor.shuffle")
         for name, value in (("window_blocks", window_blocks), ("reading_groups", reading_groups)):
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if value is not None and (not whole or value < 1):
-                raise InvalidJob(
-                    f"{name} is {value!r}: give a whole number of at least 1, or leave it out",
-                    key=f"distributor.{name}",
-                )
+            if value is not None:
+                check_whole(name, value, 1, optional=True, key=f"distributor.{name}")
         self.shuffle, self.source = shuffle, source
         self.window_blocks, self.reading_groups = window_blocks, reading_groups
         self._settled = shuffle

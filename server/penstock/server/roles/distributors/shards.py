@@ -11,7 +11,7 @@ from penstock.server.core.permutation import ORDER_VERSION, Permutation
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.base import DataDistributor, Source, StreamSource, streaming
 from penstock.server.roles.draws import LaneDraws
-from penstock.server.roles.rows import FIRST, Mark
+from penstock.server.roles.stream import FIRST, Mark
 from penstock.wire.errors import InvalidJob, LaneStarved
 from penstock.wire.refs import MAX_SHARDS, row_index
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import re
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from penstock.server.core.nearest import nearest
+from penstock.server.core.parameters import check_whole
 from penstock.server.roles.base import RawItem, RawItemProcessor, Sample
 from penstock.server.roles.context import ProcessContext
 from penstock.wire.errors import InvalidJob, MissingExtra
@@ -81,14 +82,8 @@ class TokenizeProcessor(RawItemProcessor):
                     key=name,
                 )
         around = (append is not None) + (prepend is not None)
-        if max_length is not None and (
-            isinstance(max_length, bool) or not isinstance(max_length, int) or max_length <= around
-        ):
-            raise InvalidJob(
-                f"max_length is {max_length!r}; give a number of tokens of at least {around + 1}, "
-                "or leave it out",
-                key="max_length",
-            )
+        if max_length is not None:
+            check_whole("max_length", max_length, around + 1, "the tokens of a text", optional=True)
         self.tokenizer = Path(tokenizer)
         self.column = column
         self.append = append
@@ -300,20 +295,20 @@ class TokenizeProcessor(RawItemProcessor):
 def _near_tokens(tokenizer: Tokenizer, token: str) -> list[str]:
     """Special tokens first; comparing a whole vocabulary of 200,000 would take seconds."""
     special = sorted(added.content for added in tokenizer.get_added_tokens_decoder().values())
-    near = difflib.get_close_matches(token, special, n=4, cutoff=0.4)
+    near = nearest(token, special, 4, likeness=0.4)
     if not near:
         same_start = sorted(
             word
             for word in tokenizer.get_vocab()
             if word[:1] == token[:1] and abs(len(word) - len(token)) <= 2
         )
-        near = difflib.get_close_matches(token, same_start, n=4)
+        near = nearest(token, same_start, 4)
     return near or special[:4]
 
 
 def _no_column(column: str, columns: Iterable[Any]) -> InvalidJob:
     names = [str(name) for name in columns]
-    near = difflib.get_close_matches(column, names, n=1, cutoff=0.4)
+    near = nearest(column, names, 1, likeness=0.4)
     remedy = f"did you mean {near[0]!r}?" if near else "name one of these"
     return InvalidJob(
         f"processor.column is {column!r}, and the items have "

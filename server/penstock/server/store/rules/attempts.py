@@ -97,8 +97,8 @@ def begin(
             f"the attempt {request.token!r} of group {group.name!r} started at step "
             f"{current.start_step}, and this rank asks for {request.start_step}: give every rank "
             "the same start, or all of them a new attempt token",
-            start_step=request.start_step,
-            expected=current.start_step,
+            field="start_step",
+            value=request.start_step,
         )
     assert own is not None  # written with the generation
     return _begun(group, current.generation, current.token, own, "group", joined=True), []

@@ -29,13 +29,15 @@ def check_begin(request: BeginRequest) -> None:
         raise InvalidRequest(
             f"the attempt token {request.token!r} begins with {MOVED!r}, which seeks and restores "
             "keep for themselves: choose another",
-            token=request.token,
+            field="token",
+            value=request.token,
         )
     if request.world_size > MAX_WORLD_SIZE:
         raise InvalidRequest(
             f"the world size is at most {MAX_WORLD_SIZE:,}, not {request.world_size:,}: every rank "
             "of an attempt has a row in the store",
-            world_size=request.world_size,
+            field="world_size",
+            value=request.world_size,
         )
     Share(max(1, request.world_size), request.rank, request.world_size)  # the rank alone
     for name, value in (
@@ -43,7 +45,9 @@ def check_begin(request: BeginRequest) -> None:
         ("the job's batches_per_step", request.default_batches_per_step),
     ):
         if value is not None and not 1 <= value <= MAX_STEP:
-            raise InvalidRequest(f"{name} is at least 1, not {value}", batches_per_step=value)
+            raise InvalidRequest(
+                f"{name} is at least 1, not {value}", field="batches_per_step", value=value
+            )
     if request.start_step is not None:
         check_step("a start", request.start_step)
 
@@ -56,7 +60,7 @@ def check_step(what: str, step: int) -> None:
     """
     if not 0 <= step <= MAX_STEP:
         raise InvalidRequest(
-            f"{what} names a step between 0 and {MAX_STEP}, not {step}", step=step, steps=MAX_STEP
+            f"{what} names a step between 0 and {MAX_STEP}, not {step}", field="step", value=step
         )
 
 

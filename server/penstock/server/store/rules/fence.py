@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock.server.store.rows import GenerationRow, GroupRow
 from penstock.wire.errors import StaleGeneration, UnknownGroup
@@ -27,11 +28,12 @@ def unknown(job: str, name: str, names: Sequence[str]) -> UnknownGroup:
 
 def gone(job: str, name: str, names: Sequence[str], generation: int) -> UnknownGroup:
     """Return the error for a group that is not there any more, to one who has begun it."""
-    return UnknownGroup(
-        f"group {name!r} of job {job!r}, of which this attempt is generation {generation}, is "
-        "not in the store any more: it was deleted, or the store is another one; start the "
+    return replace(
+        unknown(job, name, names),
+        message=f"group {name!r} of job {job!r}, of which this attempt is generation {generation}, "
+        "is not in the store any more: it was deleted, or the store is another one; start the "
         "run again, with its state or start=, to begin the group anew",
-        **{**unknown(job, name, names).fields, "generation": generation},
+        generation=generation,
     )
 
 

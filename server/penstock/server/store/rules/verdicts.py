@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from penstock.server.core.refs import ItemRef, Verdict, budget_spent
+from penstock.server.core.verdict import Verdict, budget_spent
 from penstock.server.store.base import Seen
 from penstock.server.store.rows import (
     Add,
@@ -199,37 +199,11 @@ def release(
 
 def verdict_of(row: VerdictRow) -> Verdict:
     """Return what a row holds."""
-    return Verdict(
-        row.stage,
-        ItemRef(row.source, row.item, row.epoch),
-        row.content_hash,
-        row.reason,
-        bool(row.every_epoch),
-        row.lane,
-        row.offset,
-        row.above,
-        row.released if row.released >= 0 else None,
-        row.number,
-    )
+    return Verdict.decode(row[1:-1])
 
 
 def _row(log_id: bytes, verdict: Verdict, change: int) -> VerdictRow:
-    return VerdictRow(
-        log_id=log_id,
-        number=verdict.number,
-        stage=verdict.stage,
-        source=verdict.item.source,
-        item=verdict.item.index,
-        epoch=verdict.item.epoch,
-        every_epoch=int(verdict.every_epoch),
-        lane=verdict.lane,
-        offset=verdict.offset,
-        above=verdict.above,
-        released=-1 if verdict.released is None else verdict.released,
-        content_hash=verdict.content_hash,
-        reason=verdict.reason,
-        change=change,
-    )
+    return VerdictRow(log_id, *verdict.encode(), change)
 
 
 # --- what was given ------------------------------------------------------------------------------

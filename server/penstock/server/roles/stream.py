@@ -48,7 +48,7 @@ class Mark(NamedTuple):
 FIRST = Mark(0, None)
 
 
-class Row(NamedTuple):
+class ReadRow(NamedTuple):
     """A row as it was read.
 
     Attributes:
@@ -66,7 +66,7 @@ class _Open:
     def __init__(self, rows: Iterator[tuple[Any, Any]], mark: Mark) -> None:
         self._rows, self.next, self._mark = rows, mark.row, mark
 
-    def read(self) -> Row | None:
+    def read(self) -> ReadRow | None:
         """Return the next row; None at the end of the shard."""
         found = next(self._rows, None)
         if found is None:
@@ -75,7 +75,7 @@ class _Open:
         self.next += 1
         if at is not None:
             self._mark = Mark(self.next, at)
-        return Row(raw, self._mark)
+        return ReadRow(raw, self._mark)
 
     def close(self) -> None:
         close = getattr(self._rows, "close", None)
@@ -109,7 +109,7 @@ def _row_of(mark: Mark) -> int:
     return mark.row
 
 
-class Rows:
+class ShardRows:
     """Reads the rows of one source in one process; one thread at a time.
 
     Args:
@@ -119,11 +119,11 @@ class Rows:
     def __init__(self, source: StreamSource) -> None:
         self._source = source
         self._open: OrderedDict[tuple[int, int], _Open] = OrderedDict()  # by shard and next row
-        self._kept: OrderedDict[tuple[int, int], tuple[Row, int]] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, int], tuple[ReadRow, int]] = OrderedDict()
         self._kept_bytes = 0
         self._known: OrderedDict[int, _Known] = OrderedDict()
 
-    def look(self, shard: int, row: int) -> Row | None:
+    def look(self, shard: int, row: int) -> ReadRow | None:
         """Return a row and keep it, for the fetch that follows; None = the shard has ended.
 
         Raises:
@@ -172,12 +172,12 @@ class Rows:
 
     # --- reading ---
 
-    def _read(self, shard: int, row: int) -> Row | None:
+    def _read(self, shard: int, row: int) -> ReadRow | None:
         known = self._about(shard)
         if known.end is not None and row >= known.end:
             return None
         place = self._open.pop((shard, row), None) or self._nearest(shard, row, known)
-        found: Row | None = None
+        found: ReadRow | None = None
         try:
             if place is None:
                 mark = known.before(row)
@@ -211,7 +211,7 @@ class Rows:
         if len(self._open) > OPEN_SHARDS:
             self._open.popitem(last=False)[1].close()
 
-    def _keep(self, shard: int, row: int, found: Row) -> None:
+    def _keep(self, shard: int, row: int, found: ReadRow) -> None:
         nbytes = held_bytes(found.raw)
         self._kept[shard, row] = found, nbytes
         self._kept_bytes += nbytes
@@ -242,4 +242,4 @@ class Rows:
         return f"shard {self._source.shards()[shard]!r}"
 
 
-__all__ = ["FIRST", "Mark", "Row", "Rows"]
+__all__ = ["FIRST", "Mark", "ReadRow", "ShardRows"]

@@ -1,0 +1,138 @@
+"""What people read of a batch: one line about it, and its documents with a seam before each.
+
+`penstock cat` and `penstockd show` print the same of the same batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.wire.terminal import plain, plain_lines
+from penstock.wire.values import NDArray
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids -> their text."""
+
+SHOWN_IDS, SHOWN_VALUES, SHOWN_CHARACTERS = 12, 8, 240
+"""How many ids of a document, elements of an array and characters of another value are shown."""
+
+
+class Document(NamedTuple):
+    """A document of a batch.
+
+    Attributes:
+        row: Its row.
+        number: What the batch calls it; 0 = padding.
+        ids: Its token ids, of shape (t,), t >= 1.
+    """
+
+    row: int
+    number: int
+    ids: NDArray
+
+
+def headline(record: Mapping[str, Any], *, padding: bool) -> str:
+    """Return one line about a batch.
+
+    Args:
+        record: From `frame.batch_record`.
+        padding: The batch is padding.
+    """
+    counts = ", ".join(f"{value:,} {plain(name)}" for name, value in record["counts"].items())
+    return (
+        f"{record['position']}  step {record['step']}  lane {record['lane']}:{record['offset']}  "
+        f"{record['digest'][:16]}  {counts or 'no counts'}{'  padding' if padding else ''}"
+    )
+
+
+def value_text(name: str, described: Mapping[str, Any]) -> str:
+    """Return the name of a value with the dtype and shape of a tensor.
+
+    Args:
+        name: Its name.
+        described: From `frame.describe_values`.
+    """
+    if described["kind"] != "tensor":
+        return f"{plain(name)} {described['kind']}"
+    return f"{plain(name)} {described['dtype']}{described['shape']}"
+
+
+def documents(values: Mapping[str, Any]) -> list[Document] | None:
+    """Return the documents of a batch in order, padding among them; None = it has no `input_ids`.
+
+    They are told apart by `document_ids` where the batch is packed. Else each row is one document,
+    less what `attention_mask` says is padding.
+    """
+    ids = values.get("input_ids")
+    if not isinstance(ids, np.ndarray) or ids.ndim not in (1, 2):
+        return None
+    table = np.atleast_2d(ids)
+    numbers = _like(table, values.get("document_ids"))
+    if numbers is None:
+        mask = _like(table, values.get("attention_mask"))
+        numbers = np.ones_like(table, np.int64) * np.arange(1, len(table) + 1)[:, None]
+        numbers = numbers if mask is None else np.where(mask != 0, numbers, 0)
+    found: list[Document] = []
+    for row, (tokens, owners) in enumerate(zip(table, numbers, strict=True)):
+        seams = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(tokens)]
+        found += [
+            Document(row, int(owners[start]), tokens[start:stop])
+            for start, stop in itertools.pairwise(seams)
+            if stop > start
+        ]
+    return found
+
+
+def _like(table: NDArray, marks: Any) -> NDArray | None:
+    if not isinstance(marks, np.ndarray):
+        return None
+    marks = np.atleast_2d(marks)
+    return marks if marks.shape == table.shape else None
+
+
+def batch_text(values: Mapping[str, Any], decode: Decode | None) -> str:
+    """Return a batch as people read it: documents with a seam before each, else its values."""
+    found = documents(values)
+    if found is None:
+        return "\n".join(f"{plain(name)}: {summary(value)}" for name, value in values.items())
+    lines: list[str] = []
+    for row, number, ids in found:
+        kind = f"document {number}" if number else "padding"
+        lines.append(f"--- row {row}, {kind}, {len(ids):,} tokens ---")
+        if number:
+            lines.append(ids_text(ids, decode))
+    return "\n".join(lines)
+
+
+def ids_text(ids: NDArray, decode: Decode | None) -> str:
+    """Return one document as text, or as its first ids where nothing decodes them."""
+    if decode is not None:
+        return plain_lines(decode(ids.tolist()))  # the web holds escapes, too
+    shown = " ".join(map(str, ids[:SHOWN_IDS].tolist()))
+    return shown + (" ..." if len(ids) > SHOWN_IDS else "")
+
+
+def summary(value: Any) -> str:
+    """Return a value of a batch on one line: dtype and shape of an array, else what it is."""
+    if isinstance(value, np.ndarray):
+        first = " ".join(map(str, value.reshape(-1)[:SHOWN_VALUES].tolist()))
+        more = " ..." if value.size > SHOWN_VALUES else ""
+        return f"{value.dtype}{list(value.shape)}  {first}{more}"
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 4] + " ..."
+
+
+__all__ = [
+    "Decode",
+    "Document",
+    "batch_text",
+    "documents",
+    "headline",
+    "ids_text",
+    "summary",
+    "value_text",
+]

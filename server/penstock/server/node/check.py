@@ -1,0 +1,181 @@
+"""What a worker may say: every message is held against what it was asked, where it is received.
+
+A role is a stranger's code in the worker's process: it may write to any file descriptor, fork, or
+damage memory. So whatever no worker of ours would say is refused here, before anything in the
+node's books is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from penstock.server.node.channel import Misspoken
+from penstock.server.node.messages import (
+    Cost,
+    Counted,
+    Done,
+    FromWorker,
+    JobFailed,
+    Judge,
+    Libraries,
+    LineFailed,
+    NewArena,
+    Planned,
+    Snapshots,
+    SnapshotsFailed,
+    TicketFailed,
+    VerifyFailed,
+    Warned,
+)
+from penstock.server.node.page import STAGES
+from penstock.wire.errors import clean_json, clean_text
+from penstock.wire.frame import MAX_HEADER_BYTES
+from penstock.wire.order import MAX_POSITION
+
+MAX_TEXT = 8000
+"""Characters that are kept of a text: an error's sentence, its fields, a warning."""
+
+MAX_LIBRARIES = 64
+"""Libraries whose versions are recorded."""
+
+
+class Ticket(Protocol):
+    """What the check asks of a ticket: whether plans answer it, or a batch does."""
+
+    plans: bool
+
+
+class Arena(Protocol):
+    """What the check asks of an arena: how long it is, and where batches lie in it."""
+
+    size_bytes: int
+    starts: set[int]
+
+
+def check(
+    message: FromWorker,
+    tickets: Mapping[int, Ticket],
+    arenas: Mapping[int, Arena],
+    jobs: Collection[str],
+) -> FromWorker:
+    """Return a message as it may be acted upon: it fits what was asked, its texts clean and cut.
+
+    Args:
+        message: What came, of the right types.
+        tickets: What this worker was asked and has not answered.
+        arenas: What it has announced.
+        jobs: The jobs that it was told of.
+
+    Raises:
+        Misspoken: No worker of ours says this.
+    """
+    match message:
+        case Done():
+            _ticket(message.ticket, tickets, plans=False)
+            _body(message, arenas)
+        case Cost():
+            _cost(message, jobs)
+        case Planned():
+            _ticket(message.ticket, tickets, plans=True)
+            _need(bool(message.plans), "number of plans", 0)
+        case Counted():
+            _known(message.job, jobs)
+            _count(message.lane, "lane")
+            _counters(message.counters)
+            _counters(message.before)
+        case TicketFailed():
+            _need(message.ticket in tickets, "ticket", message.ticket)
+        case LineFailed() | JobFailed() | VerifyFailed() | Libraries() | Judge():
+            _known(message.job, jobs)
+        case NewArena():
+            _need(message.number == len(arenas), "number of an arena", message.number)
+            size = message.size_bytes
+            _need(0 < size < 1 << 46, "size of an arena", size)
+        case Snapshots():
+            lines = [one.line for one in message.lines]
+            _need(len(set(lines)) == len(lines), "list of lines", lines)
+    return _cleaned(message)
+
+
+def _cleaned(message: FromWorker) -> FromWorker:
+    """Return a message whose texts have no control characters, and an end."""
+    match message:
+        case TicketFailed() | LineFailed() | JobFailed() | VerifyFailed() | SnapshotsFailed():
+            text, fields = (
+                clean_text(message.message, MAX_TEXT),
+                clean_json(message.fields, MAX_TEXT),
+            )
+            return replace(message, message=text, fields=fields)
+        case Warned():
+            return Warned(clean_text(message.text, MAX_TEXT))
+        case Libraries():
+            return Libraries(message.job, _libraries(message.versions))
+        case Judge():
+            return _judge(message)
+    return message
+
+
+def _need(holds: bool, what: str, value: Any) -> None:
+    if not holds:
+        raise Misspoken(f"its {what} is {clean_text(repr(value), 100)}")
+
+
+def _count(value: int, what: str) -> None:
+    _need(0 <= value <= MAX_POSITION, what, value)
+
+
+def _counters(counters: Mapping[str, int]) -> None:
+    fits = all(-(1 << 63) <= one < 1 << 63 for one in counters.values())
+    _need(fits, "counts", counters)
+
+
+def _known(job: str, jobs: Collection[str]) -> None:
+    _need(job in jobs, "job", job)
+
+
+def _ticket(number: int, tickets: Mapping[int, Ticket], *, plans: bool) -> None:
+    ticket = tickets.get(number)
+    if ticket is None:
+        raise Misspoken(f"its ticket is {number}")
+    _need(ticket.plans is plans, "kind of answer to ticket", number)
+
+
+def _body(message: Done, arenas: Mapping[int, Arena]) -> None:
+    if (body := message.body) is not None:
+        arena = arenas.get(body.arena)
+        if arena is None:
+            raise Misspoken(f"its arena is {body.arena}")
+        _need(body.start not in arena.starts, "start of a batch", body.start)
+        room = arena.size_bytes - body.start
+        _need(0 < body.nbytes <= room, "number of bytes", body.nbytes)
+    _need(len(message.header) <= MAX_HEADER_BYTES, "header", len(message.header))
+    _counters(message.counts)
+
+
+def _libraries(versions: Mapping[str, str]) -> dict[str, str]:
+    _need(len(versions) <= MAX_LIBRARIES, "libraries", versions)
+    return {clean_text(name, 100): clean_text(one, 100) for name, one in versions.items()}
+
+
+def _judge(message: Judge) -> Judge:
+    verdict = message.verdict
+    texts = (verdict.item.source, verdict.content_hash, verdict.reason)
+    _need(all(len(one) <= MAX_TEXT for one in texts), "verdict", verdict)
+    # Its store gives it a number, and people release it.
+    _need((verdict.number, verdict.released) == (0, None), "verdict", verdict)
+    reason = clean_text(verdict.reason, MAX_TEXT)
+    return replace(message, verdict=verdict._replace(reason=reason))
+
+
+def _cost(cost: Cost, jobs: Collection[str]) -> None:
+    _known(cost.job, jobs)
+    _count(cost.batches, "number of batches")
+    _count(cost.read_bytes, "number of bytes")
+    _count(cost.drawn, "number of draws")
+    fits = all(stage in STAGES and 0 <= spent < 1e12 for stage, spent in cost.stages_s.items())
+    _need(fits, "seconds by stage", cost.stages_s)
+
+
+__all__ = ["MAX_TEXT", "check"]

@@ -1,0 +1,79 @@
+"""What a worker says: at once, or the answer of a cheap ticket together with the next one's."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from penstock.server.node.messages import FromServer, FromWorker
+from penstock.server.node.port import Port
+
+HOLD_S = 0.001
+"""How long a finished batch may wait for the next one, where more tickets are at hand."""
+
+LATE_S = 0.02
+"""After this it goes without the next one, which takes longer than the ones before it."""
+
+
+class Outbox:
+    """Sends over a worker's port, and holds back what may wait.
+
+    A wake-up of the server process costs as much as a cheap batch. So where tickets take next to no
+    time, answers wait for each other.
+
+    Args:
+        port: The worker's.
+        hold_s: How long an answer may wait for the next; 0 = none waits.
+    """
+
+    def __init__(self, port: Port[FromWorker, FromServer], hold_s: float = HOLD_S) -> None:
+        self._port, self._hold_s = port, hold_s
+        self._sending = threading.Lock()  # guards the port and what is held
+        self._held: list[FromWorker] = []
+        self._holding = threading.Event()
+        self._held_until = self._last_s = 0.0
+        self._ticket_s = 1.0  # how long tickets take, in the mean
+
+    def start(self) -> None:
+        """Have a thread send what is held when the next ticket takes long: a role has this one."""
+        if self._hold_s:
+            threading.Thread(target=self._flush_late, name="penstock-late", daemon=True).start()
+
+    def send(self, messages: Sequence[FromWorker], *, hold: bool = False) -> None:
+        """Send messages, after all that is held; or hold them, too."""
+        with self._sending:
+            self._held += messages
+            if not hold:
+                self._flush()
+            elif len(self._held) == len(messages):
+                self._holding.set()
+
+    def may_hold(self) -> bool:
+        """Tell whether the answer of a ticket that is done now may wait for the next one's."""
+        now = time.monotonic()
+        took_s, self._last_s = now - self._last_s, now
+        self._ticket_s += 0.2 * (took_s - self._ticket_s)
+        if not self._held:
+            self._held_until = now + self._hold_s
+        return self._ticket_s < HOLD_S and now < self._held_until
+
+    def _flush_late(self) -> None:
+        """Wake at most once in `LATE_S`, and not at all where nothing is held."""
+        while True:
+            self._holding.wait()
+            self._holding.clear()
+            time.sleep(LATE_S)
+            try:
+                with self._sending:
+                    self._flush()
+            except OSError:
+                return  # the server process is gone; whoever hears it sees it, too
+
+    def _flush(self) -> None:
+        if self._held:
+            held, self._held = self._held, []
+            self._port.send(held)
+
+
+__all__ = ["HOLD_S", "Outbox"]

@@ -1,0 +1,71 @@
+"""Whether what becomes of an item is chance: it is tried anew, and one looks whether it draws.
+
+A verdict about raw bytes holds in every epoch; one about an augmentation in that of its draws.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from penstock.server.core.frames import error_line
+from penstock.server.core.refs import ItemRef
+from penstock.server.core.seeding import drawn_since
+from penstock.server.pipeline.raws import RawItems
+from penstock.server.pipeline.retry import Call
+from penstock.server.roles.context import ProcessContext, item_key
+from penstock.wire.errors import SourceUnavailable
+
+logger = logging.getLogger("penstock")
+
+
+class Chance:
+    """Asks it of the items of one job.
+
+    Args:
+        items: Reads them.
+    """
+
+    def __init__(self, items: RawItems) -> None:
+        self._items, self._job = items, items.job
+
+    def fetch_is_pure(self, item: ItemRef) -> bool:
+        """Tell whether fetching an item draws nothing random, be it that it fails."""
+        source = self._job.sources[item.source]
+        if not source.uses_global_rng:
+            return True
+        key = item_key(self._job.seed, item)
+        what = Call(source, "fetch")
+        with self._items.globals as borrowed:
+            borrowed.seed(key)
+            try:
+                self._items.retried(lambda: source.fetch([item.index]), what, item)
+            except SourceUnavailable:
+                raise
+            except Exception as error:  # of the user's source: only whether it drew is asked here
+                logger.debug("item %s fails again: %s", item, error_line(error))
+            return not drawn_since(key)
+
+    def is_chance(self, item: ItemRef, what: Call) -> bool:
+        """Tell whether what becomes of an item depends on random draws: it is tried anew."""
+        if not self.fetch_is_pure(item):
+            return True
+        [raw] = self._items.raws([item])
+        context = ProcessContext(item, self._job.seed)
+        with self.borrowed():
+            if self._job.processor.uses_global_rng:
+                self._items.seed(item)
+            self._items.retried(lambda: self._job.processor.process(raw, context), what, item)
+            return self.drew(context, item_key(self._job.seed, item))
+
+    def drew(self, context: ProcessContext, key: int) -> bool:
+        """Tell, while the generators are borrowed, whether anything random was drawn."""
+        return context.drew or (self._job.processor.uses_global_rng and drawn_since(key))
+
+    def borrowed(self) -> AbstractContextManager[Any]:
+        """Borrow the global generators for a run of items, where the processor may draw."""
+        return self._items.globals if self._job.processor.uses_global_rng else nullcontext()
+
+
+__all__ = ["Chance"]

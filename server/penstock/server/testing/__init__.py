@@ -1,0 +1,24 @@
+"""The contracts that roles and stores keep, as checks to run in your own tests.
+
+penstock's tests hold its own roles and stores to the same code. Each `check_` function takes a role
+and says with an AssertionError in words which property it lacks; none needs pytest. A store's suite
+is a class for pytest and pytest-asyncio: `penstock.server.testing.store`.
+"""
+
+from penstock.server.testing.job import check_job
+from penstock.server.testing.roles import (
+    check_batcher,
+    check_collator,
+    check_processor,
+    check_source,
+    check_stream,
+)
+
+__all__ = [
+    "check_batcher",
+    "check_collator",
+    "check_job",
+    "check_processor",
+    "check_source",
+    "check_stream",
+]

@@ -1,0 +1,400 @@
+"""What every source, processor, batcher and collator keeps."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.server.core.refs import ItemRef, Rows, SampleRef
+from penstock.server.roles.base import (
+    BatchCollator,
+    IndexedSource,
+    RawItem,
+    RawItemProcessor,
+    Sample,
+    SampleBatcher,
+    StreamSource,
+)
+from penstock.server.roles.context import CollateContext, ProcessContext
+from penstock.server.testing.compare import as_bytes, check_identity, holds
+from penstock.wire.errors import BadItem
+from penstock.wire.refs import row_index
+from penstock.wire.values import to_plain
+
+SampleRows = Sequence[Sequence[Sample]]
+
+
+# --- sources ---
+
+
+def check_source(source: IndexedSource) -> None:
+    """Hold a source of items by index to its contract; its items are fetched several times.
+
+    Items come by index in the order asked, repeats included; an index outside is an IndexError;
+    blocks add up to the length; the identity can be hashed.
+
+    Raises:
+        AssertionError: It does not keep it; says how.
+    """
+    name, count = type(source).__name__, len(source)
+    holds(count > 0, f"{name} holds no item")
+    whole = as_bytes(source.fetch(range(count)))[1:]
+    holds(len(whole) == count, f"{name}.fetch() gave {len(whole)} items for {count} indices")
+    asked = [*reversed(range(count)), 0, count - 1, 0]
+    holds(
+        as_bytes(source.fetch(asked))[1:] == [whole[index] for index in asked],
+        f"{name}.fetch() does not give the items in the order asked, or gives others the second "
+        "time",
+    )
+    holds(source.fetch([]) == [], f"{name}.fetch([]) is not an empty list")
+    for index in (-1, count):
+        try:
+            source.fetch([0, index])
+        except IndexError:
+            continue
+        raise AssertionError(f"{name}.fetch([0, {index}]) raises no IndexError")
+    blocks = source.blocks()
+    holds(
+        blocks is None or (sum(blocks.items) == count and min(blocks.items) > 0),
+        f"{name}.blocks() does not add up to its {count} items, or has an empty block",
+    )
+    check_identity(source)
+
+
+def check_stream(source: StreamSource) -> None:
+    """Hold a stream to its contract; its shards are read from the start, and from every mark.
+
+    From each mark on come the rows and the marks that a reading from the start has there; marks are
+    JSON; rows are found in any order; the identity can be hashed.
+
+    Raises:
+        AssertionError: It does not keep it; says how.
+    """
+    name, shards = type(source).__name__, source.shards()
+    holds(list(source.shards()) == list(shards), f"{name}.shards() gives others the second time")
+    indices: list[int] = []
+    for shard in range(len(shards)):
+        whole = list(source.open(shard, None))
+        rows, marks = as_bytes([raw for raw, _ in whole]), [mark for _, mark in whole]
+        holds(_plain(marks) == marks, f"{name}.open() gives a mark that JSON changes: {marks}")
+        for row, mark in enumerate(marks, 1):
+            if mark is None:
+                continue
+            rest = list(source.open(shard, mark))
+            holds(
+                as_bytes([raw for raw, _ in rest])[1:] == rows[1 + row :],
+                f"{name}.open({shard}, {mark!r}) does not begin with row {row}, or gives others",
+            )
+            holds(
+                [after for _, after in rest] == marks[row:],
+                f"{name}.open({shard}, {mark!r}) gives other marks than a reading from the start: "
+                "they are part of snapshots, and must not depend on where reading began",
+            )
+        indices += [row_index(shard, row) for row in range(len(whole))]
+    holds(len(indices) > 0, f"{name} holds no row")
+    ordered = as_bytes(source.fetch(indices))[1:]
+    holds(
+        as_bytes(source.fetch(indices[::-1]))[1:] == ordered[::-1],
+        f"{name} gives other rows in another order",
+    )
+    check_identity(source)
+    source.close()
+
+
+def _plain(value: Any) -> Any:
+    try:
+        return json.loads(json.dumps(value))
+    except TypeError:
+        return None
+
+
+# --- processors ---
+
+
+def check_processor(processor: RawItemProcessor, items: Sequence[RawItem]) -> None:
+    """Hold a processor to its contract, with items as its source gives them.
+
+    The item alone decides the samples: whatever was processed before, by whichever copy of the
+    role. The item is left as it was. None comes with a reason, and `one_to_one` never filters. The
+    identity can be hashed.
+
+    Raises:
+        AssertionError: It does not keep it; says how.
+    """
+    holds(items, "give at least one item")
+    for number, item in enumerate(items):
+        _check_item(processor, item, items[number - 1], number)
+    check_identity(processor)
+
+
+def _check_item(processor: RawItemProcessor, item: RawItem, other: RawItem, number: int) -> None:
+    where = f"{type(processor).__name__}.process() of item {number}"
+    before, given, told = copy.deepcopy(item), copy.deepcopy(item), _item_context(number)
+    used = processor.clone()
+    used.setup()
+    first = used.process(given, told)
+    kept = (as_bytes(first), told.skipped)
+    holds(as_bytes(given) == as_bytes(before), f"{where} changes the item that it is given")
+    holds(
+        (first is None) == (told.skipped is not None),
+        f"{where} gives None without a reason, or a reason with a sample: return context.skip(why)",
+    )
+    if processor.one_to_one:
+        holds(isinstance(first, dict), f"{where} gives {first!r}, and says one_to_one")
+    used.process(copy.deepcopy(other), _item_context(number + 1))
+    sent: RawItemProcessor = pickle.loads(pickle.dumps(processor))
+    copies = {"a second time": used, "by a clone": processor.clone(), "by a pickled copy": sent}
+    for how, copied in copies.items():
+        if copied is not used:
+            copied.setup()
+        told = _item_context(number)
+        again = as_bytes(copied.process(copy.deepcopy(before), told))
+        holds((again, told.skipped) == kept, f"{where} gives other samples {how}: it is not pure")
+
+
+def _item_context(number: int) -> ProcessContext:
+    return ProcessContext(ItemRef("main", number, 0), seed=7)
+
+
+# --- batchers ---
+
+
+def check_batcher(batcher: SampleBatcher, samples: Sequence[tuple[int, Sample]]) -> None:
+    """Hold a batcher to its contract, with samples of your sizes.
+
+    Nothing is lost or comes twice: after every sample each one is in a group, pending or counted as
+    dropped. A batcher restored from its state at any point goes on as if nothing had been, also one
+    that was restored from a restored one. Equal histories give equal groups and states.
+
+    Args:
+        batcher: The batcher.
+        samples: The size of each sample and its content, which is given to it if it
+            `needs_content`.
+
+    Raises:
+        AssertionError: It does not keep it; says how.
+    """
+    name = type(batcher).__name__
+    refs = [SampleRef(ItemRef("main", n, 0), size=size) for n, (size, _) in enumerate(samples)]
+    content = {ref: sample for ref, (_, sample) in zip(refs, samples, strict=True)}
+    truth = tell(batcher.clone(), refs, content)
+    holds(tell(batcher.clone(), refs, content) == truth, f"{name} gives other groups each time")
+    _check_conserved(batcher.clone(), refs, content)
+    running = batcher.clone()
+    for point, ref in enumerate(refs):
+        check_restored(running, refs[point:], content)
+        add(running, ref, content)
+    check_identity(batcher)
+
+
+def add(
+    batcher: SampleBatcher, ref: SampleRef, content: Mapping[SampleRef, Sample]
+) -> list[Rows] | None:
+    """Add a sample as a planner does; None = it was refused as a bad item."""
+    try:
+        return list(batcher.add(ref, content[ref] if batcher.needs_content else None))
+    except BadItem:
+        return None
+
+
+def frozen(batcher: SampleBatcher) -> bytes:
+    """Return the bytes of a snapshot."""
+    return json.dumps(batcher.state(), allow_nan=False).encode()
+
+
+def thawed(batcher: SampleBatcher, state: bytes) -> SampleBatcher:
+    """Return a fresh batcher of the same parameters, restored from a snapshot's bytes."""
+    fresh: SampleBatcher = batcher.clone()
+    fresh.restore(json.loads(state))
+    return fresh
+
+
+def tell(
+    batcher: SampleBatcher, refs: Sequence[SampleRef], content: Mapping[SampleRef, Sample]
+) -> list[Any]:
+    """Return everything that can be seen of a batcher from here to the end of its lane."""
+    seen: list[Any] = []
+    for ref in refs:
+        seen += [add(batcher, ref, content), batcher.counters(), frozen(batcher)]
+    return [*seen, batcher.flush(), batcher.counters(), frozen(batcher)]
+
+
+def check_restored(
+    batcher: SampleBatcher, refs: Sequence[SampleRef], content: Mapping[SampleRef, Sample]
+) -> None:
+    """Hold a batcher to going on, from its state now, as it would have gone on itself.
+
+    Args:
+        batcher: It is not changed.
+        refs: What comes next.
+        content: The samples.
+
+    Raises:
+        AssertionError: It goes on otherwise.
+    """
+    name, state = type(batcher).__name__, frozen(batcher)
+    once = thawed(batcher, state)
+    twice = thawed(once, frozen(once))
+    holds(frozen(twice) == state, f"{name}.state() differs after restore()")
+    holds(
+        sorted(twice.pending) == sorted(batcher.pending),
+        f"{name}.pending differs after restore()",
+    )
+    continued = tell(copy.deepcopy(batcher), refs, content)
+    holds(
+        tell(twice, refs, content) == continued,
+        f"{name} goes on in another way after restore() than without it",
+    )
+
+
+def _check_conserved(
+    batcher: SampleBatcher, refs: Sequence[SampleRef], content: Mapping[SampleRef, Sample]
+) -> None:
+    name, refused = type(batcher).__name__, 0
+    seen: list[SampleRef] = []
+    for count, ref in enumerate(refs, 1):
+        groups = add(batcher, ref, content)
+        refused += groups is None
+        seen += _refs_of(groups or [])
+        _check_places(name, refs[:count], [*seen, *batcher.pending], batcher, refused)
+    seen += [*_refs_of(batcher.flush()), *batcher.pending]
+    _check_places(name, refs, seen, batcher, refused)
+
+
+def _refs_of(groups: Sequence[Rows]) -> list[SampleRef]:
+    return [ref for group in groups for row in group for ref in row]
+
+
+def _check_places(
+    name: str,
+    given: Sequence[SampleRef],
+    found: Sequence[SampleRef],
+    batcher: SampleBatcher,
+    refused: int,
+) -> None:
+    """Hold what was found to what was given: each whole once, or in pieces that follow."""
+    pieces: dict[tuple[ItemRef, int], list[SampleRef]] = {}
+    for ref in found:
+        pieces.setdefault((ref.item, ref.part), []).append(ref)
+    missing = 0
+    for ref in given:
+        own = pieces.pop((ref.item, ref.part), None)
+        missing += own is None
+        if own is None or own == [ref]:
+            continue
+        spans = sorted(piece.span for piece in own if piece.span is not None)
+        follows = [0, *(span.stop for span in spans[:-1])]
+        holds(
+            len(spans) == len(own) and [span.start for span in spans] == follows,
+            f"{name} gives {ref.item} twice, or pieces of it that do not follow each other",
+        )
+    holds(not pieces, f"{name} gives samples that it was not given: {list(pieces)[:3]}")
+    dropped = sum(batcher.dropped().values())
+    holds(
+        missing == refused + dropped,
+        f"{name} has lost samples: {missing} of {len(given)} are in no group and not pending, "
+        f"{refused} were refused and {dropped} counted by dropped()",
+    )
+
+
+# --- collators ---
+
+
+def check_collator(collator: BatchCollator, rows: SampleRows, later: SampleRows) -> None:
+    """Hold a collator to its contract, with the rows of two batches.
+
+    The rows alone decide the batch, and are left as they were. Names, their order, types and dtypes
+    are those of every batch, and what `specs` announced. Every value has a form on the wire. A
+    padding batch has the same names, dtypes and shapes.
+
+    Raises:
+        AssertionError: It does not keep it; says how.
+        UnsupportedValue: A value has no form on the wire.
+    """
+    name = f"{type(collator).__name__}.collate()"
+    before, told = copy.deepcopy(rows), _batch_context()
+    values = collator.collate(rows, told)
+    kept, counts = as_bytes(values), dict(told.counts)
+    second = collator.collate(later, _batch_context())
+    told = _batch_context()
+    again = collator.clone().collate(copy.deepcopy(before), told)
+    holds(
+        as_bytes(again) == kept and told.counts == counts,
+        f"{name} gives another batch the second time: it is not pure",
+    )
+    holds(as_bytes(rows) == as_bytes(before), f"{name} changes the samples that it is given")
+    holds(
+        list(values) == list(second),
+        f"{name} gives {list(values)} of one batch and {list(second)} of another",
+    )
+    for key, value in values.items():
+        to_plain(value, key)
+        holds(
+            _kind(value) == _kind(second[key]),
+            f"{name} gives {key!r} as {_kind(value)} in one batch and {_kind(second[key])} in "
+            "another",
+        )
+    holds(
+        all(type(count) is int for count in counts.values()),
+        f"{name} counts in something else than int: {counts}",
+    )
+    _check_specs(collator, values)
+    blank = collator.blank(values)
+    holds(as_bytes(values) == kept, f"{type(collator).__name__}.blank() changes what it is given")
+    holds(
+        [(key, _form(value)) for key, value in blank.items()]
+        == [(key, _form(value)) for key, value in values.items()],
+        f"{type(collator).__name__}.blank() gives other names, dtypes or shapes",
+    )
+    check_identity(collator)
+
+
+def _check_specs(collator: BatchCollator, values: Mapping[str, Any]) -> None:
+    for spec in collator.specs():
+        if spec.name not in values:
+            holds(spec.optional, f"{spec.name!r} is announced by specs() and is not in the batch")
+            continue
+        value = values[spec.name]
+        if isinstance(value, np.ndarray) and spec.kind == "tensor":
+            fits = len(spec.shape) == value.ndim and all(
+                want in (-1, have) for want, have in zip(spec.shape, value.shape, strict=True)
+            )
+            holds(
+                value.dtype.name == spec.dtype and fits,
+                f"{spec.name!r} is {_form(value)}, and specs() says {spec.dtype} {spec.shape}",
+            )
+
+
+def _kind(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, np.ndarray):
+        return ("array", value.dtype.name, value.ndim)
+    return (type(value).__name__,)
+
+
+def _form(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, np.ndarray):
+        return ("array", value.dtype.name, value.shape)
+    return (type(value).__name__,)
+
+
+def _batch_context() -> CollateContext:
+    return CollateContext(seed=7, lane=2, offset=5)
+
+
+__all__ = [
+    "add",
+    "check_batcher",
+    "check_collator",
+    "check_processor",
+    "check_restored",
+    "check_source",
+    "check_stream",
+    "frozen",
+    "tell",
+    "thawed",
+]

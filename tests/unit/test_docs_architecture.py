@@ -1,0 +1,56 @@
+"""The page on the architecture is true: rooms, files, classes and lengths."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+WAY = PAGE[PAGE.index("## The way") :]
+STEPS = re.findall(r"^\| \d+ \| `([^`]+)` \| ([\d,]+) \| (.*?) \|$", WAY, re.MULTILINE)
+HALVES = ("server/penstock/server", "client/penstock/client")
+
+
+def length(path: str) -> int:
+    return len((ROOT / path).read_text().splitlines())
+
+
+def test_every_room_is_named_and_stands() -> None:
+    """Every folder of the halves, and nothing that is not there."""
+    there = {
+        f"{half}/{folder.name}/"
+        for half in HALVES
+        for folder in (ROOT / half).iterdir()
+        if (folder / "__init__.py").exists()
+    }
+
+    rooms = PAGE[PAGE.index("## The rooms") : PAGE.index("## The way")]
+    assert set(re.findall(r"^\| `([^`]+)`", rooms, re.MULTILINE)) == there | {
+        "proto/penstock/wire/"
+    }
+
+
+def test_the_way_of_a_batch_is_as_long_as_the_page_says() -> None:
+    """Each file within a tenth, and what is named is defined in it."""
+    assert len(STEPS) == 20
+    for path, lines, says in STEPS:
+        said, is_now = int(lines.replace(",", "")), length(path)
+        assert abs(said - is_now) <= 0.1 * is_now, f"{path} has {is_now} lines"
+        text = (ROOT / path).read_text()
+        names = re.findall(r"`(\w+)`", says.partition(":")[0])
+        assert names, says
+        for name in names:
+            assert re.search(rf"^(class|def|async def) {name}\b", text, re.MULTILINE), name
+
+
+def test_the_sum_is_the_sum() -> None:
+    said = re.search(r"These are ([\d,]+) lines", WAY)
+    assert said is not None
+    assert int(said[1].replace(",", "")) == sum(int(lines) for _, lines, _ in STEPS)
+
+
+def test_what_lies_beside_the_way_is_there() -> None:
+    """Files that the page names in short lie in a room of one half or the other."""
+    for name in re.findall(r"`((?:node|pipeline|rpc|reading)/\w+\.py)`", WAY):
+        assert any((ROOT / half / name).exists() for half in HALVES), name

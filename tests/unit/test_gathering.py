@@ -1,0 +1,132 @@
+"""Small batches wait for each other, so that they share a message; and for nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from harness import StubReader, open_channel
+from penstock.client import Limits, Loader
+from penstock.server.rpc import read
+from penstock.server.rpc.read import GATHER_S, gathers_until
+from penstock.wire.errors import BadItem, DataTimeout, StaleGeneration
+from unit.relay import Relay
+from unit.served import ServedNode, wait_until
+
+NOW = 1000.0
+
+
+@pytest.fixture
+def for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let batches wait for each other for longer than any test runs: what comes was flushed."""
+    monkeypatch.setattr(read, "GATHER_S", 3600.0)
+
+
+@contextmanager
+def reading(node: ServedNode, **fields: Any) -> Iterator[StubReader]:
+    with open_channel(node.address) as channel:
+        reader = StubReader(channel, job="code", bundles=True, **fields)
+        try:
+            yield reader
+        finally:
+            reader.cancel()
+
+
+def positions(reader: StubReader, count: int) -> list[int]:
+    return sorted(one.header.position for one in reader.take(count))
+
+
+@pytest.mark.parametrize("accepted", range(1, 20))
+def test_batches_wait_until_half_of_what_is_accepted_is_here(accepted: int) -> None:
+    """Up to there the last message's age decides; from there on nothing waits."""
+    for gathered in range(1, accepted + 1):
+        until = gathers_until(NOW, gathered, accepted - gathered)
+
+        assert until == (NOW + GATHER_S if 2 * gathered < accepted else NOW)
+
+
+def test_nothing_waits_after_a_pause() -> None:
+    assert gathers_until(NOW - GATHER_S, 1, 100) <= NOW
+    assert gathers_until(-float("inf"), 1, 100) <= NOW
+
+
+@pytest.mark.usefixtures("for_ever")
+def test_batches_that_come_one_by_one_share_messages() -> None:
+    """The first comes at once and alone; of the other seven half or more are in the next one."""
+    with ServedNode(lanes=1) as node:
+        node.gate.held = {1}
+        with reading(node, horizon=8) as reader:
+            assert positions(reader, 1) == [0]
+            assert not reader.bundles
+
+            node.gate.released.set()
+
+            assert positions(reader, 7) == list(range(1, 8))
+            assert reader.bundles[0] >= 4
+
+
+@pytest.mark.usefixtures("for_ever")
+def test_a_consumer_that_hangs_up_is_sent_what_waits() -> None:
+    with ServedNode(lanes=1) as node:
+        node.gate.held = {3}
+        with reading(node, horizon=8) as reader:
+            wait_until(lambda: node.gate.waiting, "the worker is held up")
+            reader.hang_up()
+
+            assert positions(reader, 3) == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("for_ever")
+def test_what_waits_comes_before_an_error() -> None:
+    """The batches before one that cannot be made are not held back by it."""
+    with ServedNode(lanes=1, bad=[3]) as node, reading(node, horizon=8) as reader:
+        assert positions(reader, 3) == [0, 1, 2]
+        with pytest.raises(BadItem):
+            reader.take(1)
+
+
+@pytest.mark.usefixtures("for_ever")
+def test_the_end_of_the_log_comes_at_once() -> None:
+    with ServedNode(lanes=1, batches=5) as node, reading(node, horizon=100) as reader:
+        assert sorted(one.header.position for one in reader) == [0, 1, 2, 3, 4]
+        assert reader.end is not None
+
+
+@pytest.mark.usefixtures("for_ever")
+def test_a_fenced_reader_is_told_at_once() -> None:
+    """An attempt that begins ends the stream of the older one, whatever waits there."""
+    options: dict[str, Any] = {"group": "run", "rank": 0, "world_size": 1, "as_numpy": True}
+    with (
+        ServedNode(lanes=1) as node,
+        Loader(node.address, "code", attempt="a", prefetch=8, deadline_s=30, **options) as old,
+        Loader(node.address, "code", attempt="b", **options) as new,
+    ):
+        node.gate.held = {3}
+        batches = iter(old)
+        next(batches)
+        wait_until(lambda: node.gate.waiting, "the worker is held up")
+
+        assert new.batches_per_step == 1
+
+        with pytest.raises(StaleGeneration):
+            list(batches)
+
+
+@pytest.mark.parametrize(("limits", "tells"), [(Limits(), False), (Limits(prefetch_bytes=1), True)])
+def test_a_waiting_consumer_speaks_up_only_where_the_node_may_lack_room(
+    limits: Limits, tells: bool
+) -> None:
+    """Where it knows of room it is at work already: a message would cost both sides."""
+    with ServedNode(lanes=1) as node, Relay(node.address) as relay:
+        node.gate.held = {1}
+        options: dict[str, Any] = {"rank": 0, "world_size": 1, "as_numpy": True, "prefetch": 4}
+        with Loader(relay.address, "code", deadline_s=0.4, limits=limits, **options) as loader:
+            batches = iter(loader)
+            next(batches)
+            with pytest.raises(DataTimeout):
+                next(batches)
+
+            assert bool(relay.horizons) is tells

@@ -1,0 +1,212 @@
+"""`penstock.server.testing`: a stranger can run it, and it finds what is wrong with a role."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness import ENVIRONMENT, run_command
+from penstock.server.core.refs import Rows, SampleRef
+from penstock.server.job import Job
+from penstock.server.roles import BatchCollator, RawItemProcessor, SampleBatcher, Source
+from penstock.server.roles.base import Sample
+from penstock.server.roles.context import CollateContext, ProcessContext
+from penstock.server.sources import ItemsSource
+from penstock.server.testing import (
+    check_batcher,
+    check_collator,
+    check_job,
+    check_processor,
+    check_source,
+)
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+STORE = """
+import pytest
+
+pytest.register_assert_rewrite("penstock.server.testing.store")
+
+from penstock.server.store import Memory, MemoryStore
+from penstock.server.testing.store import StoreContract
+
+
+class Forgetful(MemoryStore):
+    async def commit(self, *arguments, **options):
+        done = await super().commit(*arguments, **options)
+        return done._replace(cursor=0)
+
+
+class TestForgetful(StoreContract):
+    memory = Memory()
+
+    def make(self, folder):
+        return Forgetful(self.memory)
+"""
+
+
+def test_the_pages_example_runs_as_it_stands(tmp_path: Path) -> None:
+    """With pytest, in a folder of the user's; a store's suite beside it finds its mistake."""
+    text = (DOCS / "roles.md").read_text()
+    for name, code in re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)^```", text, re.M | re.S):
+        (tmp_path / name).write_text(code)
+    (tmp_path / "test_my_store.py").write_text(STORE)
+    commits = "my_roles or a_commit or first_begin"
+
+    done = run_command(
+        ["pytest", "-q", "-rA", "-p", "no:randomly", "-o", "asyncio_mode=auto", "-k", commits],
+        environment={**ENVIRONMENT, "PYTEST_ADDOPTS": ""},
+        folder=tmp_path,
+    )
+
+    failed = set(re.findall(r"^FAILED (\S+)::", done.stdout, re.M))
+    assert failed == {"test_my_store.py::TestForgetful"}, done.stdout + done.stderr
+    assert done.stdout.count("PASSED test_my_roles.py") == 2
+
+
+# --- each mistake is found, and named ---
+
+
+class Shuffled(Source):
+    """Gives items in another order than asked."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def fetch(self, indices: Sequence[int]) -> list[int]:
+        """Return them sorted."""
+        if any(not 0 <= index < 5 for index in indices):
+            raise IndexError
+        return sorted(indices)
+
+
+class Wraps(Source):
+    """Takes an index from behind for one."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def fetch(self, indices: Sequence[int]) -> list[int]:
+        """Return what a list would."""
+        return [list(range(5))[index] for index in indices]
+
+
+class Remembers(RawItemProcessor):
+    """Counts the items."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def process(self, raw: Any, context: ProcessContext) -> Sample:
+        """Return how many there were."""
+        self.count += 1
+        return {"x": self.count}
+
+
+class Rolls(RawItemProcessor):
+    """Draws from a generator that nobody seeds."""
+
+    def process(self, raw: Any, context: ProcessContext) -> Sample:
+        """Return a number of its own."""
+        return {"x": random.SystemRandom().random()}
+
+
+class Eats(RawItemProcessor):
+    """Takes what it needs out of the item."""
+
+    def process(self, raw: Any, context: ProcessContext) -> Sample:
+        """Return it."""
+        return {"x": raw.pop("x")}
+
+
+class Loses(SampleBatcher):
+    """Every third sample is nowhere."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
+        """Return the others."""
+        self.count += 1
+        return [] if self.count % 3 == 0 else [[[ref]]]
+
+
+class Forgets(SampleBatcher):
+    """Its state does not hold what it holds."""
+
+    needs_sizes = False
+
+    def __init__(self) -> None:
+        self.held: list[SampleRef] = []
+
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
+        """Return the third last."""
+        self.held.append(ref)
+        return [[[self.held.pop(0)]]] if len(self.held) > 2 else []
+
+    def state(self) -> Any:
+        """Return nothing."""
+        return {}
+
+    def restore(self, state: Any) -> None:
+        """Take nothing."""
+
+
+class Narrows(BatchCollator):
+    """The dtype follows the values."""
+
+    def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
+        """Return the smallest integers that hold them."""
+        values = [sample["x"] for row in rows for sample in row]
+        return {"x": np.array(values, np.min_scalar_type(max(values)))}
+
+
+class Marks(BatchCollator):
+    """Writes into the samples."""
+
+    def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
+        """Return them, marked."""
+        for sample in itertools.chain(*rows):
+            sample["seen"] = True
+        return {"x": np.array([sample["x"] for row in rows for sample in row])}
+
+
+SAMPLES: list[tuple[int, Sample]] = [(1 + n % 3, {"x": n}) for n in range(9)]
+ROWS: tuple[Any, Any] = ([[{"x": 3}]], [[{"x": 3000}]])
+
+
+@pytest.mark.parametrize(
+    ("check", "says"),
+    [
+        (lambda: check_source(Shuffled()), "in the order asked"),
+        (lambda: check_source(Wraps()), r"fetch\(\[0, -1\]\) raises no IndexError"),
+        (lambda: check_processor(Remembers(), [{"x": 1}]), "a second time: it is not pure"),
+        (lambda: check_processor(Rolls(), [{"x": 1}]), "it is not pure"),
+        (lambda: check_processor(Eats(), [{"x": 1}]), "changes the item"),
+        (lambda: check_batcher(Loses(), SAMPLES), "Loses has lost samples: 1 of 3"),
+        (lambda: check_batcher(Forgets(), SAMPLES), "after restore"),
+        (lambda: check_collator(Narrows(), *ROWS), "'x' as .*uint8.* and .*uint16"),
+        (lambda: check_collator(Marks(), *ROWS), "changes the samples"),
+    ],
+)
+def test_a_mistake_is_named(check: Callable[[], None], says: str) -> None:
+    with pytest.raises(AssertionError, match=says):
+        check()
+
+
+def test_a_job_that_resumes_elsewhere_is_named() -> None:
+    """Whatever the roles hide from their states, a lane that is restored shows it."""
+
+    def make() -> Job:
+        items = ItemsSource([{"x": n} for n in range(7)])
+        return Job(items, batcher=Forgets(), lanes=1)
+
+    with pytest.raises(AssertionError, match=r"lane 0, restored at offset \d+,"):
+        check_job(make, batches=9)
