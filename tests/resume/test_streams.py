@@ -15,7 +15,6 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
 from penstock.server.pipeline.line import Line
 from penstock.server.roles import (
-    IndexedSource,
     PackedCollator,
     PaddedCollator,
     ShardsDistributor,
@@ -251,6 +250,12 @@ def test_a_stream_without_rows_is_an_error(tmp_path: Path) -> None:
         line.advance()
 
 
+class Drawing(Lines):
+    """Says that it draws as it reads."""
+
+    uses_global_rng: ClassVar[bool] = True
+
+
 def test_what_does_not_fit_is_refused_when_the_job_is_built(folder: Path) -> None:
     """A source and a distributor that do not go together: one sentence that names both."""
     with pytest.raises(InvalidJob, match=r"map draws items by number, and source 'main' \(Lines\)"):
@@ -259,9 +264,10 @@ def test_what_does_not_fit_is_refused_when_the_job_is_built(folder: Path) -> Non
         Job(ItemsSource([1]), ShardsDistributor(), batch_size=1)
     with pytest.raises(InvalidJob, match="name one of them with source"):
         Job({"a": ItemsSource([1]), "b": Lines(str(folder))}, ShardsDistributor(), batch_size=1)
-    with pytest.raises(InvalidJob, match="needs a batch count that is known"):
+    with pytest.raises(InvalidJob, match=r"ShardsDistributor does not give one: use epochs: null$"):
         Job(Lines(str(folder)), ShardsDistributor(), batch_size=1, epochs=1).check_end()
-    assert not issubclass(Lines, IndexedSource)
+    with pytest.raises(InvalidJob, match="a stream has no item to seed the generators for"):
+        Job(Drawing(str(folder)), ShardsDistributor(), batch_size=1)
 
 
 def test_numbers_of_rows_are_read_and_written() -> None:

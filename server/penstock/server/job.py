@@ -205,8 +205,24 @@ class Job:
         return (
             self.processor.one_to_one
             and not self.batcher.needs_content
-            and (not self.batcher.needs_sizes or self.processor.knows_size())
+            and (
+                not self.batcher.needs_sizes
+                or self.processor.knows_size()
+                or bool(self.sized_sources)
+            )
         )
+
+    @cached_property
+    def sized_sources(self) -> Mapping[str, IndexedSource]:
+        """Return the sources, where they tell the sizes of items; else none: the processor does."""
+        sized = {
+            name: source
+            for name, source in self.sources.items()
+            if isinstance(source, IndexedSource) and source.knows_sizes()
+        }
+        if self.processor.knows_size() or not self.processor.keeps_sizes():
+            return {}
+        return sized if len(sized) == len(self.sources) else {}
 
     @cached_property
     def order(self) -> Order:
@@ -244,11 +260,16 @@ class Job:
         """
         if self.epochs is None or self._batches(0) is not None:
             return
-        role = self.batcher if self._draws(0) is not None else self.distributor
+        if self._draws(0) is None:
+            raise InvalidJob(
+                f"epochs: {self.epochs} needs a number of draws that is known before they are "
+                f"drawn, and {type(self.distributor).__name__} does not give one: use epochs: null",
+                key="epochs",
+            )
         raise InvalidJob(
             f"epochs: {self.epochs} needs a batch count that is known before the batches are, and "
-            f"{type(role).__name__} does not give one: use epochs: null, or a batcher of one "
-            "sample per row, such as simple",
+            f"{type(self.batcher).__name__} does not give one: use epochs: null, or a batcher of "
+            "one sample per row, such as simple",
             key="epochs",
         )
 

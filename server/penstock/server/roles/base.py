@@ -7,7 +7,7 @@ fetches items     which item next     raw item -> samples   samples -> rows    r
 
 | class | required | often overridden |
 |---|---|---|
-| `IndexedSource` | `__len__`, `fetch` | `fingerprint`, `heads`, `blocks`, `close` |
+| `IndexedSource` | `__len__`, `fetch` | `fingerprint`, `heads`, `sizes`, `blocks`, `close` |
 | `StreamSource` | `shards`, `open`, `fingerprint` | `close` |
 | `DataDistributor` | `draw` or `open` | `draws` |
 | `RawItemProcessor` | `process` | `size`, `process_batch`, `setup`, `cut` |
@@ -174,6 +174,22 @@ class IndexedSource(Source):
             SourceUnavailable: The bytes cannot be read at this moment (OSError, timeout, 5xx).
             SourceChanged: A file is not the one that was opened.
         """
+
+    def sizes(self, indices: Sequence[int]) -> Sequence[int] | None:
+        """Return the sizes of items as batchers count them, such as tokens, without reading them.
+
+        Override it where an index of lengths lies beside the data: where the processor leaves items
+        as they are (`keeps_sizes`), batches are planned without reading anything. None = there is
+        no index.
+
+        Raises:
+            SourceUnavailable, SourceChanged: As `fetch`.
+        """
+        return None
+
+    def knows_sizes(self) -> bool:
+        """Tell whether `sizes` gives an answer: by default whether a subclass overrides it."""
+        return not self.keeps(IndexedSource, "sizes")
 
     def blocks(self) -> Blocks | None:
         """Return the storage blocks; None = random access is cheap."""
@@ -385,6 +401,12 @@ def streaming(sources: Mapping[str, Source], name: str, user: Role) -> StreamSou
             "penstock.server.roles.StreamSource",
             key="distributor",
         )
+    if source.uses_global_rng:
+        raise InvalidJob(
+            f"source {name!r} ({_called(source)}) says uses_global_rng, and a stream has no item "
+            "to seed the generators for when it reads: draw what is random in the processor",
+            key="source",
+        )
     return source
 
 
@@ -447,6 +469,13 @@ class RawItemProcessor(Role, ABC):
     def knows_size(self) -> bool:
         """Tell whether `size` gives an answer: by default whether a subclass overrides it."""
         return not self.keeps(RawItemProcessor, "size")
+
+    def keeps_sizes(self) -> bool:
+        """Tell whether a sample is as large as its item, so that the source's `sizes` hold for it.
+
+        It is asked where `size` is not overridden; the promise is part of `one_to_one`.
+        """
+        return False
 
     def check_columns(self, columns: Mapping[str, str]) -> None:  # optional
         """Refuse a source whose items have no column that this needs; called with the job's own.

@@ -7,6 +7,7 @@ decides as well.
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -110,7 +111,7 @@ def _row_of(mark: Mark) -> int:
 
 
 class ShardRows:
-    """Reads the rows of one source in one process; one thread at a time.
+    """Reads the rows of one source in one process, for one thread at a time.
 
     Args:
         source: The source.
@@ -118,6 +119,7 @@ class ShardRows:
 
     def __init__(self, source: StreamSource) -> None:
         self._source = source
+        self._lock = threading.Lock()
         self._open: OrderedDict[tuple[int, int], _Open] = OrderedDict()  # by shard and next row
         self._kept: OrderedDict[tuple[int, int], tuple[ReadRow, int]] = OrderedDict()
         self._kept_bytes = 0
@@ -131,13 +133,14 @@ class ShardRows:
             SourceChanged: The source says so.
             BadBatch: Its code fails.
         """
-        kept = self._kept.get((shard, row))
-        if kept is not None:
-            return kept[0]
-        found = self._read(shard, row)
-        if found is not None:
-            self._keep(shard, row, found)
-        return found
+        with self._lock:
+            kept = self._kept.get((shard, row))
+            if kept is not None:
+                return kept[0]
+            found = self._read(shard, row)
+            if found is not None:
+                self._keep(shard, row, found)
+            return found
 
     def take(self, shard: int, row: int) -> Any:
         """Return the item of a row, and keep it no longer.
@@ -145,11 +148,12 @@ class ShardRows:
         Raises:
             SourceUnavailable, SourceChanged, BadBatch: As `look`; also where there is no such row.
         """
-        kept = self._kept.pop((shard, row), None)
-        if kept is not None:
-            self._kept_bytes -= kept[1]
-            return kept[0].raw
-        found = self._read(shard, row)
+        with self._lock:
+            kept = self._kept.pop((shard, row), None)
+            if kept is not None:
+                self._kept_bytes -= kept[1]
+                return kept[0].raw
+            found = self._read(shard, row)
         if found is None:
             raise SourceChanged(
                 f"{self._name(shard)} ends before row {row}, which was there: data is immutable; "
@@ -160,15 +164,17 @@ class ShardRows:
 
     def note(self, shard: int, mark: Mark) -> None:
         """Take a mark that a snapshot knows."""
-        self._about(shard).add(mark)
+        with self._lock:
+            self._about(shard).add(mark)
 
     def close(self) -> None:
         """Close all shards, and forget what is kept."""
-        for place in self._open.values():
-            place.close()
-        self._open.clear()
-        self._kept.clear()
-        self._kept_bytes = 0
+        with self._lock:
+            for place in self._open.values():
+                place.close()
+            self._open.clear()
+            self._kept.clear()
+            self._kept_bytes = 0
 
     # --- reading ---
 
