@@ -40,6 +40,36 @@ class SizedFails(Fails):
         return 1 + raw["number"] % 5
 '''
 
+NOTING = """
+import pathlib, time
+
+from lines import Lines
+from penstock.server.roles import RawItemProcessor
+
+NOTES = pathlib.Path(__file__).parent / "notes"
+
+
+def note(what):
+    with open(NOTES, "a") as notes:
+        notes.write(what)
+
+
+class Noting(Lines):
+    def open(self, shard, mark):
+        for row in super().open(shard, mark):
+            note("r")
+            yield row
+
+
+class Slowly(RawItemProcessor):
+    one_to_one = True
+
+    def process(self, raw, context):
+        note("p")
+        time.sleep(0.003)  # so that workers share what there is to make
+        return {"x": raw["number"]}
+"""
+
 SHARDS = (13, 0, 8, 21, 5)
 
 STREAM = {
@@ -232,6 +262,27 @@ def test_what_cannot_be_is_one_sentence(tmp_path: Path, job: Any, sentence: str)
     with pytest.raises(InvalidJob, match=sentence) as caught:
         load(str(file)).job("a")
     assert caught.value.message.startswith(f"{file}:")
+
+
+def test_a_node_reads_each_row_once(tmp_path: Path) -> None:
+    """Who draws a row makes its batch: of several workers no other one reads the shard."""
+    job = {
+        **STREAM,
+        "source": {**STREAM["source"], "type": "./noting.py:Noting", "apart": 0},
+        "lanes": 5,
+        "processor": "./noting.py:Slowly",
+        "batch_size": 2,
+    }
+    file = write_jobs(tmp_path, {"job": job}, workers=2)
+    (tmp_path / "noting.py").write_text(NOTING)
+    with serving(file) as server:
+        server.read("job", horizon=200).take(200)
+        assert server.terminate() == 0
+
+    notes = Counter((tmp_path / "notes").read_text())
+    assert notes["p"] >= 400
+    ahead = 5 * 32  # rows that lanes have looked at, and not drawn yet
+    assert notes["r"] <= notes["p"] + ahead, "a row is read by the worker that draws it alone"
 
 
 def test_numbers_in_json_are_whole_everywhere(server: Server) -> None:

@@ -202,6 +202,24 @@ def test_the_published_contract_of_streams(folder: Path) -> None:
         check_stream(Early(str(folder)))
 
 
+@pytest.mark.parametrize("apart", MARKS.values(), ids=MARKS)
+def test_lanes_at_one_place_of_a_shard_read_no_more_than_they_draw(
+    tmp_path: Path, apart: int
+) -> None:
+    """One shard for three lanes, which are at the same rows in three epochs."""
+    folder = write_shards(tmp_path, raw_items(), [len(LENGTHS)])
+    job = stream_job(folder, "simple", "identity", 3, apart)
+    lines = [Line(job, lane) for lane in range(3)]
+
+    for _ in range(9):
+        for line in lines:
+            step(line)
+
+    source = job.sources["main"]
+    assert isinstance(source, Lines)
+    assert source.read <= sum(line.counters()["drawn"] for line in lines) + 3 * 32
+
+
 def test_any_row_is_found_in_any_order(folder: Path) -> None:
     """Backwards, twice, and interleaved over shards: the same items."""
     source = Lines(str(folder), apart=100)
@@ -299,7 +317,7 @@ def test_marks_open_shards_and_kept_rows_are_bounded(tmp_path: Path) -> None:
     assert len(known._marks) <= 1024
     assert known.before(2999).row > 2990
     assert known.before(0) == FIRST == Mark(0, None)
-    assert len(rows._open) <= 128
+    assert rows._places == sum(map(len, rows._open.values())) <= 128
     assert rows._kept_bytes <= 16 << 20
     (folder / "300.jsonl").unlink()
     with pytest.raises(SourceUnavailable, match="cannot be read"):

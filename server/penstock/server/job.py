@@ -213,6 +213,12 @@ class Job:
         )
 
     @cached_property
+    def makes_anywhere(self) -> bool:
+        """Tell whether any worker makes a batch as well as the one that planned it."""
+        anywhere = all(source.reads_anywhere() for source in self.sources.values())
+        return self.plans_from_refs and anywhere
+
+    @cached_property
     def sized_sources(self) -> Mapping[str, IndexedSource]:
         """Return the sources, where they tell the sizes of items; else none: the processor does."""
         sized = {

@@ -88,6 +88,13 @@ class Source(Role, ABC):
     def spread(self, count: int) -> Iterator[int]:
         """Yield up to `count` items' indices, spread over the data: always the same ones."""
 
+    def reads_anywhere(self) -> bool:
+        """Tell whether any process reads an item as cheaply as the one that drew it.
+
+        Else batches are made where they were planned.
+        """
+        return True
+
     def heads(self, indices: Sequence[int], columns: Sequence[str] | None = None) -> list[RawItem]:
         """Return what `RawItemProcessor.size` needs of the items at `indices`, in that order.
 
@@ -259,6 +266,10 @@ class StreamSource(Source):
         Raises:
             OSError: It cannot be read at this moment: it is opened again.
         """
+
+    def reads_anywhere(self) -> bool:
+        """Tell that it is not so: another process would read the shard up to the row once more."""
+        return False
 
     @cached_property
     def rows(self) -> ShardRows:

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.server.core.copies import own_copy
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.held import held_bytes
 from penstock.server.core.transient import is_transient
@@ -59,6 +60,13 @@ class ReadRow(NamedTuple):
 
     raw: Any
     after: Mark
+
+
+class _Kept:
+    """A row that was looked at, and how often it will be fetched: lanes may be at one place."""
+
+    def __init__(self, row: ReadRow) -> None:
+        self.row, self.nbytes, self.wanted = row, held_bytes(row.raw), 0
 
 
 class _Open:
@@ -120,8 +128,9 @@ class ShardRows:
     def __init__(self, source: StreamSource) -> None:
         self._source = source
         self._lock = threading.Lock()
-        self._open: OrderedDict[tuple[int, int], _Open] = OrderedDict()  # by shard and next row
-        self._kept: OrderedDict[tuple[int, int], tuple[ReadRow, int]] = OrderedDict()
+        self._open: OrderedDict[tuple[int, int], list[_Open]] = OrderedDict()  # by the next row
+        self._places = 0
+        self._kept: OrderedDict[tuple[int, int], _Kept] = OrderedDict()
         self._kept_bytes = 0
         self._known: OrderedDict[int, _Known] = OrderedDict()
 
@@ -135,12 +144,13 @@ class ShardRows:
         """
         with self._lock:
             kept = self._kept.get((shard, row))
-            if kept is not None:
-                return kept[0]
-            found = self._read(shard, row)
-            if found is not None:
-                self._keep(shard, row, found)
-            return found
+            if kept is None:
+                found = self._read(shard, row)
+                if found is None:
+                    return None
+                kept = self._keep(shard, row, found)
+            kept.wanted += 1
+            return kept.row
 
     def take(self, shard: int, row: int) -> Any:
         """Return the item of a row, and keep it no longer.
@@ -149,10 +159,13 @@ class ShardRows:
             SourceUnavailable, SourceChanged, BadBatch: As `look`; also where there is no such row.
         """
         with self._lock:
-            kept = self._kept.pop((shard, row), None)
+            kept = self._kept.get((shard, row))
             if kept is not None:
-                self._kept_bytes -= kept[1]
-                return kept[0].raw
+                kept.wanted -= 1
+                if kept.wanted:  # others must not see what a processor makes of it
+                    return own_copy(kept.row.raw)
+                self._kept_bytes -= self._kept.pop((shard, row)).nbytes
+                return kept.row.raw
             found = self._read(shard, row)
         if found is None:
             raise SourceChanged(
@@ -170,9 +183,11 @@ class ShardRows:
     def close(self) -> None:
         """Close all shards, and forget what is kept."""
         with self._lock:
-            for place in self._open.values():
-                place.close()
+            for places in self._open.values():
+                for place in places:
+                    place.close()
             self._open.clear()
+            self._places = 0
             self._kept.clear()
             self._kept_bytes = 0
 
@@ -182,7 +197,7 @@ class ShardRows:
         known = self._about(shard)
         if known.end is not None and row >= known.end:
             return None
-        place = self._open.pop((shard, row), None) or self._nearest(shard, row, known)
+        place = self._take_out(shard, row) or self._nearest(shard, row, known)
         found: ReadRow | None = None
         try:
             if place is None:
@@ -206,23 +221,35 @@ class ShardRows:
     def _nearest(self, shard: int, row: int, known: _Known) -> _Open | None:
         """Take the place out that is open nearest before a row, unless a mark is nearer."""
         best = max((at for name, at in self._open if name == shard and at < row), default=-1)
-        return self._open.pop((shard, best)) if best >= known.before(row).row else None
+        return self._take_out(shard, best) if best >= known.before(row).row else None
+
+    def _take_out(self, shard: int, row: int) -> _Open | None:
+        places = self._open.get((shard, row))
+        if places is None:
+            return None
+        place = places.pop()
+        self._places -= 1
+        if not places:
+            del self._open[shard, row]
+        return place
 
     def _put_back(self, shard: int, place: _Open) -> None:
-        key = shard, place.next
-        if key in self._open:
-            place.close()
-            return
-        self._open[key] = place
-        if len(self._open) > OPEN_SHARDS:
-            self._open.popitem(last=False)[1].close()
+        # Two lanes at one row have a place each: they go on at different times.
+        self._open.setdefault((shard, place.next), []).append(place)
+        self._open.move_to_end((shard, place.next))
+        self._places += 1
+        if self._places > OPEN_SHARDS:
+            (oldest, row), _ = next(iter(self._open.items()))
+            closed = self._take_out(oldest, row)
+            assert closed is not None
+            closed.close()
 
-    def _keep(self, shard: int, row: int, found: ReadRow) -> None:
-        nbytes = held_bytes(found.raw)
-        self._kept[shard, row] = found, nbytes
-        self._kept_bytes += nbytes
+    def _keep(self, shard: int, row: int, found: ReadRow) -> _Kept:
+        kept = self._kept[shard, row] = _Kept(found)
+        self._kept_bytes += kept.nbytes
         while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
-            self._kept_bytes -= self._kept.popitem(last=False)[1][1]
+            self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
+        return kept
 
     def _about(self, shard: int) -> _Known:
         found = self._known.get(shard)

@@ -85,6 +85,7 @@ class MapDistributor(DataDistributor):
         self._settled = shuffle
         self._groups = self._window = 1
         self._names: list[str] = []
+        self._only: str | None = None
 
     def bind(
         self, sources: Mapping[str, Source], seed: int, epochs: int | None, lanes: int
@@ -104,6 +105,7 @@ class MapDistributor(DataDistributor):
                 key="distributor.source",
             )
         self._names = list(sources) if self.source is None else [self.source]
+        self._only = self._names[0] if len(self._names) == 1 else None
         parts = dict(zip(self._names, indexed(sources, self._names, self), strict=True))
         lengths = {name: len(part) for name, part in parts.items()}
         self._ends = list(accumulate(lengths.values()))
@@ -175,8 +177,8 @@ class MapDistributor(DataDistributor):
         if self.epochs is not None and epoch >= self.epochs:
             return None
         place = self._order(epoch)[position]
-        if len(self._names) == 1:
-            return ItemRef(self._names[0], place, epoch)
+        if self._only is not None:
+            return ItemRef(self._only, place, epoch)
         part = bisect_right(self._ends, place)
         before = self._ends[part - 1] if part else 0
         return ItemRef(self._names[part], place - before, epoch)
