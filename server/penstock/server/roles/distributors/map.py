@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, ClassVar, Protocol
@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Protocol
 from penstock.server.core.parameters import check_choice, check_whole
 from penstock.server.core.permutation import MAX_ITEMS, ORDER_VERSION, Permutation
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import DataDistributor, IndexedSource, Source, indexed
+from penstock.server.roles.base import DataDistributor, Source, indexed
 from penstock.server.roles.distributors.blocks import BlockOrder
+from penstock.server.roles.distributors.together import blocks_of, laid_together
 from penstock.server.roles.distributors.windows import (
     UNKNOWN_BYTES,
     blocks_needed,
@@ -20,8 +21,7 @@ from penstock.server.roles.distributors.windows import (
     default_window,
     divisors,
 )
-from penstock.server.roles.reading import Blocks, Reading
-from penstock.server.roles.role import asked
+from penstock.server.roles.reading import Reading
 from penstock.wire.errors import InvalidJob
 
 SHUFFLES = ("full", "blocks", "none")
@@ -116,7 +116,7 @@ class MapDistributor(DataDistributor):
                     f"source {name!r} holds {length} items: a job needs 1 to {MAX_ITEMS}",
                     key="source",
                 )
-        stored = {name: _blocks_of(name, part) for name, part in parts.items()}
+        stored = {name: blocks_of(name, part) for name, part in parts.items()}
         self._blocked = tuple(name for name, blocks in stored.items() if blocks is not None)
         self._has_blocks = bool(self._blocked)
         blocks = laid_together([stored[name] or lengths[name] for name in self._names])
@@ -222,56 +222,4 @@ class MapDistributor(DataDistributor):
         return BlockOrder(self._blocks.items, self._groups, self._window, self.seed, epoch, purpose)
 
 
-def _blocks_of(name: str, source: IndexedSource) -> Blocks | None:
-    blocks = asked(source, "blocks")
-    if blocks is None:
-        return None
-    if not isinstance(blocks, Blocks):
-        raise InvalidJob(
-            f"blocks() of source {name!r} gives a {type(blocks).__name__}: return "
-            "Blocks(items=[...]) of penstock.server.roles",
-            key="source",
-        )
-    if sum(blocks.items) != len(source):
-        raise InvalidJob(
-            f"the blocks of source {name!r} hold {sum(blocks.items)} items, its length "
-            f"is {len(source)}: blocks() and __len__ must agree",
-            key="source",
-        )
-    return blocks
-
-
-def laid_together(parts: Sequence[Blocks | int]) -> Blocks:
-    """Return the blocks of several sources, one after another.
-
-    Items without blocks, among others that have some, are cut into blocks of the others' mean
-    length, which cost nothing to decode: so they are mixed with the others, as far as a window is.
-
-    Args:
-        parts: The blocks of each source; of one that has none, its length.
-    """
-    known = [part for part in parts if isinstance(part, Blocks)]
-    if not known:
-        return Blocks([sum(part for part in parts if isinstance(part, int))])
-    lengths = [items for blocks in known for items in blocks.items if items]
-    mean = -(-sum(lengths) // len(lengths))
-    every = [part if isinstance(part, Blocks) else _cut(part, mean) for part in parts]
-    return Blocks(
-        [items for blocks in every for items in blocks.items],
-        _joined([blocks.nbytes for blocks in every]),
-        _joined([blocks.stored for blocks in every]),
-    )
-
-
-def _cut(length: int, block: int) -> Blocks:
-    items = [min(block, length - start) for start in range(0, length, block)]
-    return Blocks(items, [0] * len(items), [0] * len(items))
-
-
-def _joined(parts: Sequence[Sequence[int] | None]) -> list[int] | None:
-    if any(part is None for part in parts):
-        return None
-    return [number for part in parts if part is not None for number in part]
-
-
-__all__ = ["SHUFFLES", "MapDistributor", "laid_together"]
+__all__ = ["SHUFFLES", "MapDistributor"]
