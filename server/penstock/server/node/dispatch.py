@@ -250,10 +250,10 @@ class Dispatch:
     def _goes_whole(self, one: Log) -> bool:
         """Tell whether who plans a batch makes it, too, and no other worker can.
 
-        So it must be where planning needs processing; and where a batch is made sooner than its
-        plan has gone to another worker.
+        So it must be where planning needs processing, or has read what the batch is made of; and
+        where a batch is made sooner than its plan has gone to another worker.
         """
-        return not one.job.plans_from_refs or 0.0 < one.ticket_s < CHEAP_S
+        return not one.job.makes_anywhere or 0.0 < one.ticket_s < CHEAP_S
 
     def introduce(self, worker: WorkerProcess, job: Job, *, set_up: bool = False) -> None:
         """Have a worker know a job, and set its roles up at once where that is asked for."""
