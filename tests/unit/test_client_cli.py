@@ -315,15 +315,15 @@ def test_ping_says_what_is_there(node: ServedNode, capsys: pytest.CaptureFixture
     assert found["answer_s"] > 0
 
 
-def test_top_prints_readers_once_or_as_json(
-    node: ServedNode, capsys: pytest.CaptureFixture[str]
-) -> None:
-    node.gate.held.add(7)
-    with Loader(node.address, "code", group="run", rank=0, world_size=1, as_numpy=True) as loader:
-        assert [batch.position for batch in itertools.islice(loader, 7)] == list(range(7))
-        wait_until(lambda: node.gate.waiting, "a worker is at the next one")
-        status, out, _ = run(capsys, "top", node.address, "--once")
-        (found,) = lines(capsys, "top", node.address, "--once", "--json")
+def test_top_prints_readers_once_or_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    # One lane: of several, one may be ahead, and hold up the worker that the others wait for.
+    with ServedNode(lanes=1) as node:
+        node.gate.held.add(7)
+        with Loader(node.address, "code", group="run", rank=0, world_size=1) as loader:
+            assert [batch.position for batch in itertools.islice(loader, 7)] == list(range(7))
+            wait_until(lambda: node.gate.waiting, "a worker is at the next one")
+            status, out, _ = run(capsys, "top", node.address, "--once")
+            (found,) = lines(capsys, "top", node.address, "--once", "--json")
 
     assert status == 0
     assert "1 of 1 workers busy: 1 process" in out
