@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import resource
 import secrets
 import socket
+import stat
 import struct
 from array import array
 from collections.abc import Callable
@@ -29,8 +32,12 @@ log = structlog.get_logger("penstock.rpc")
 LENT_SHARE = 2
 """Of what may be ready, one part in so many may be lent: the rest keeps everybody else going."""
 
-MAX_CONNECTIONS = 1024
-"""Processes that may borrow at once."""
+MAX_CONNECTIONS, FILES_SHARE = 1024, 4
+"""Processes that may borrow at once, and of the files that this process may have open, one part in
+so many: streams, workers and the store need some, too."""
+
+PAUSE_S = 1.0
+"""How long nobody is let in after no file could be opened for somebody."""
 
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 
@@ -45,6 +52,7 @@ class Lender:
     Attributes:
         token: What its consumer names in `Open.borrower`.
         lent_bytes: What is lent now, headers included.
+        is_named: A stream has named it: until then nobody can be lent anything.
     """
 
     def __init__(self, sock: socket.socket, give_back: Callable[[Entry], None]) -> None:
@@ -54,7 +62,7 @@ class Lender:
         self._loans: dict[int, Entry] = {}
         self._next_loan = self._next_arena = 1
         self._arenas: dict[ArenaReader, int] = {}
-        self.closed = False
+        self.closed = self.is_named = False
 
     def lend(self, entry: Entry, limit_bytes: int) -> feed_pb2.Lent | None:
         """Lend a batch that the caller has pinned; None = send it.
@@ -148,8 +156,7 @@ class Lending:
         self._loop = asyncio.get_running_loop()
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)  # of a server that was killed: gRPC's socket beside it was free
+            _remove_socket(path)  # of a server that was killed: gRPC's beside it was free
             umask = os.umask(0o177)
             try:
                 sock.bind(path)
@@ -181,11 +188,20 @@ class Lending:
 
     def find(self, token: bytes) -> Lender | None:
         """Return the connection that a consumer names, if there is one."""
-        return self._lenders.get(token) if token else None
+        lender = self._lenders.get(token) if token else None
+        if lender is not None:
+            lender.is_named = True
+        return lender
 
-    def limit_bytes(self) -> int:
-        """Return what may be lent on one connection: what may be lent in all, in equal parts."""
-        return self._limit_bytes // max(1, len(self._lenders))
+    def limit_bytes(self, lender: Lender) -> int:
+        """Return what may be lent on a connection in all.
+
+        That is an equal part for each that a stream has named; less, where those that came before
+        it still hold more than the parts that they have now.
+        """
+        parts = sum(one.is_named for one in self._lenders.values())
+        left = self._limit_bytes - (self.lent_bytes - lender.lent_bytes)
+        return max(0, min(self._limit_bytes // max(1, parts), left))
 
     @property
     def lent_bytes(self) -> int:
@@ -196,8 +212,13 @@ class Lending:
         assert self._listening is not None
         try:
             sock, _ = self._listening.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # it has hung up
         except OSError as error:
-            log.debug("a connection to the memory socket was lost", error=str(error))
+            # No file or memory is left. It would be tried again at once, for ever.
+            log.warning("nobody can be let in to borrow", error=str(error), again_in_s=PAUSE_S)
+            self._loop.remove_reader(self._listening.fileno())
+            self._loop.call_later(PAUSE_S, self._accept_on)
             return
         sock.setblocking(False)
         reason = self._refusal(sock)
@@ -215,6 +236,10 @@ class Lending:
         self._lenders[lender.token] = lender
         self._loop.add_reader(sock.fileno(), self._readable, sock, lender)
 
+    def _accept_on(self) -> None:
+        if self._listening is not None:
+            self._loop.add_reader(self._listening.fileno(), self._accept)
+
     def _refusal(self, sock: socket.socket) -> str | None:
         """Return why nothing is lent to whoever has connected; None = it is."""
         _, uid, _ = _CREDENTIALS.unpack(
@@ -222,8 +247,10 @@ class Lending:
         )
         if uid != os.geteuid():
             return f"the node runs as user {os.geteuid()}, and this process as user {uid}"
-        if len(self._lenders) >= MAX_CONNECTIONS:
-            return f"{MAX_CONNECTIONS} processes borrow already"
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = min(MAX_CONNECTIONS, files // FILES_SHARE)
+        if len(self._lenders) >= most:
+            return f"{most} connections to the node's memory are open already"
         return None
 
     def _readable(self, sock: socket.socket, lender: Lender) -> None:
@@ -248,6 +275,18 @@ class Lending:
         sock.close()
         del self._lenders[lender.token]
         lender.close()
+
+
+def _remove_socket(path: str) -> None:
+    """Remove a socket that nobody listens on.
+
+    Raises:
+        OSError: It cannot be removed, or something else lies there.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise FileExistsError(errno.EEXIST, "a file that is not a socket lies there")
+        os.unlink(path)
 
 
 __all__ = ["LENT_SHARE", "Lender", "Lending"]
