@@ -33,8 +33,9 @@ from penstock.wire import memory
 from penstock.wire.errors import BadFrame, PenstockError, Unreachable
 from penstock.wire.v1 import feed_pb2
 
-ANSWER_S = 10.0
-"""How long the node may take with a packet that it owes."""
+HELLO_S, ANSWER_S = 2.0, 10.0
+"""How long the node may take to answer a connection, without which bodies are sent, and with any
+other packet that it owes."""
 
 MADV_POPULATE_WRITE = 23
 """Of Linux 5.14 and later; Python has no name for it."""
@@ -195,11 +196,14 @@ class Borrower:
         # Before it is connected: a child that had the connection too would keep it from ending.
         _living[id(self)] = self
         try:
-            self._sock.settimeout(ANSWER_S)
+            self._sock.settimeout(HELLO_S)
             self._sock.connect(path)
             said = self._receive()
+            self._sock.settimeout(ANSWER_S)
+            if isinstance(said, memory.Refusal):
+                raise NotLent(said.reason)
             if not isinstance(said, memory.Hello):
-                raise NotLent(said.reason if isinstance(said, memory.Refusal) else f"it says {said}")
+                raise NotLent(f"{path} says {said}")
         except (FileNotFoundError, ConnectionRefusedError) as error:
             self.close()
             raise Absent(f"nothing listens at {path} ({error.strerror})") from error
@@ -243,16 +247,16 @@ class Borrower:
         with self._guard:
             try:
                 mapping = arena.mapping(start, stop)
+            except OSError as error:
+                raise NotLent(f"{arena.size_bytes} bytes cannot be mapped: {error}") from error
+            try:
                 if mapping is not None:
                     # Pages of our own would hide what the node has written there since. There are
                     # none, but where something makes all of a process's memory its own: `mlockall`
                     # does, and then the kernel refuses this.
                     mapping.advise(mmap.MADV_DONTNEED, start, stop)
             except OSError as error:
-                raise NotLent(
-                    f"{arena.size_bytes} bytes of the node's memory cannot be mapped, or are "
-                    f"locked into this process's: {error}"
-                ) from error
+                raise NotLent(f"this process locks what it maps (mlockall): {error}") from error
             if mapping is not None:
                 return self._leased(lent.loan, mapping, start, stop, nbytes)
         body = room(nbytes)
@@ -426,6 +430,9 @@ def _in_child() -> None:
     for borrower in _living.values():
         borrower.leave_to_parent()
     _living.clear()
+    for sock in _stranded:
+        sock.close()
+    _stranded.clear()
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_in_child)

@@ -31,6 +31,7 @@ HELD_BATCHES = 4
 """Lent batches that a consumer may hold beside those that wait for it: what it holds longer becomes
 its own memory."""
 
+
 class _BorrowsNow(Exception):
     """A stream gives way to one whose bodies are lent: the node was away when it was opened."""
 

@@ -52,7 +52,6 @@ class Lender:
     Attributes:
         token: What its consumer names in `Open.borrower`.
         lent_bytes: What is lent now, headers included.
-        is_named: A stream has named it: until then nobody can be lent anything.
     """
 
     def __init__(self, sock: socket.socket, give_back: Callable[[Entry], None]) -> None:
@@ -62,7 +61,7 @@ class Lender:
         self._loans: dict[int, Entry] = {}
         self._next_loan = self._next_arena = 1
         self._arenas: dict[ArenaReader, int] = {}
-        self.closed = self.is_named = False
+        self.closed = False
 
     def lend(self, entry: Entry, limit_bytes: int) -> feed_pb2.Lent | None:
         """Lend a batch that the caller has pinned; None = send it.
@@ -187,21 +186,20 @@ class Lending:
                 os.unlink(self._path)
 
     def find(self, token: bytes) -> Lender | None:
-        """Return the connection that a consumer names, if there is one."""
+        """Return the connection that a consumer names, if there is one that lends."""
         lender = self._lenders.get(token) if token else None
-        if lender is not None:
-            lender.is_named = True
-        return lender
+        return None if lender is None or lender.closed else lender
 
     def limit_bytes(self, lender: Lender) -> int:
-        """Return what may be lent on a connection in all.
+        """Return what may be lent on a connection in all: half of what the others leave.
 
-        That is an equal part for each that a stream has named; less, where those that came before
-        it still hold more than the parts that they have now.
+        So the bound holds, whoever comes and gives nothing back leaves as much for the next one as
+        it has, and n that all take what they can have a part in n + 1 each. It is how switches
+        share their buffers (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
+        packet switches", 1998, with alpha = 1).
         """
-        parts = sum(one.is_named for one in self._lenders.values())
-        left = self._limit_bytes - (self.lent_bytes - lender.lent_bytes)
-        return max(0, min(self._limit_bytes // max(1, parts), left))
+        others = self.lent_bytes - lender.lent_bytes
+        return (self._limit_bytes - others) // 2
 
     @property
     def lent_bytes(self) -> int:
