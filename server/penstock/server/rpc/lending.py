@@ -246,7 +246,8 @@ class Lending:
         if uid != os.geteuid():
             return f"the node runs as user {os.geteuid()}, and this process as user {uid}"
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = min(MAX_CONNECTIONS, files // FILES_SHARE)
+        bounded = files != resource.RLIM_INFINITY
+        most = min(MAX_CONNECTIONS, files // FILES_SHARE) if bounded else MAX_CONNECTIONS
         if len(self._lenders) >= most:
             return f"{most} connections to the node's memory are open already"
         return None
