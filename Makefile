@@ -5,8 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 PROTOS := .venv-protos
-# Many tests wait, for processes of their own and for deadlines: three keep two cores busy.
-PROCESSES ?= 3
+# As many as the cores of a small machine; tests that wait leave them to others.
+PROCESSES ?= 2
 APT := DEBIAN_FRONTEND=noninteractive apt-get -qq --no-install-recommends
 WIRE := proto/penstock/wire/v1
 

@@ -79,7 +79,6 @@ def run() -> None:
                 "way",
                 "GB/s",
                 "range",
-                "of stacks",
                 "of ready",
                 "of tf.data",
                 "of Flight",
@@ -92,16 +91,13 @@ def run() -> None:
 
 def _row(way: str, results: Results) -> tuple[str, ...]:
     if way not in results:
-        return (f"{NAMES[way]}: none", *["-"] * 8)
+        return (f"{NAMES[way]}: none", *["-"] * 7)
     rounds = results[way]
     return (
         NAMES[way],
         f"{median(rounds, 'gb_per_s'):.2f}",
         spread(rounds, "gb_per_s", ".2f"),
-        *(
-            ratio(results, way, other, "gb_per_s")
-            for other in ("stacked", "ready", "tfdata", "flight")
-        ),
+        *(ratio(results, way, other, "gb_per_s") for other in ("ready", "tfdata", "flight")),
         f"{median(rounds, 'trainer_s_per_gb'):.2f}",
         f"{median(rounds, 'server_s_per_gb'):.2f}",
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.roles.base import Source
+from penstock.server.roles.base import IndexedSource
 from penstock.server.sources import (
     BUILTIN_SOURCES,
     HfSource,
@@ -39,7 +39,7 @@ class Case:
     """
 
     write: Callable[[Path], None]
-    open: Callable[[Path], Source]
+    open: Callable[[Path], IndexedSource]
     items: list[Any]
 
 
@@ -123,7 +123,7 @@ class Rows:
     )
 
 
-def hf(builder: str, pattern: str, **more: Any) -> Callable[[Path], Source]:
+def hf(builder: str, pattern: str, **more: Any) -> Callable[[Path], IndexedSource]:
     return lambda folder: HfSource(builder, data_files=str(folder / pattern), **more)
 
 

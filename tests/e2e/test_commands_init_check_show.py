@@ -931,7 +931,7 @@ def test_from_a_dataset_class_to_batches_in_8_lines(home: Path) -> None:
 
 
 def test_the_pages_own_roles_pass_check(home: Path) -> None:
-    """The function, the batcher and the collator that docs/roles.md shows are right and pure."""
+    """The function, batcher, collator and stream that docs/roles.md shows are right and pure."""
     for name, text in doc_files("roles.md").items():
         (home / name).write_text(text)
     (home / "roles.yaml").write_text(
@@ -944,19 +944,26 @@ def test_the_pages_own_roles_pass_check(home: Path) -> None:
         "    source: {type: torch, factory: ./data.py:Digits}\n"
         "    batch_size: 32\n"
         "    collator: {function: ./collate.py:collate}\n"
+        "  lines:\n    lanes: 2\n"
+        "    source: {type: ./lines.py:Lines, folder: texts}\n"
+        "    distributor: shards\n"
+        "    batch_size: 2\n"
     )
+    (home / "texts").mkdir()
+    for shard in range(3):
+        (home / "texts" / f"{shard}.txt").write_text("one\ntwo\nthree\n")
 
     fragments = re.findall(r"^```yaml\n((?:    .*\n)+)```", (DOCS / "roles.md").read_text(), re.M)
-    assert len(fragments) == 3
+    assert len(fragments) == 4
     written = (home / "roles.yaml").read_text().replace('"', "")
     assert all(fragment.replace('"', "") in written for fragment in fragments)
 
     done = command("check", "roles.yaml", "--json")
 
     assert done.returncode == 0, done.stderr
-    job, called = json.loads(done.stdout)["jobs"]
+    job, called, lines = json.loads(done.stdout)["jobs"]
     assert job["filtered"].keys() <= {"no sevens"}
-    assert (job["job"], called["job"]) == ("job", "called")
+    assert (job["job"], called["job"], lines["job"]) == ("job", "called", "lines")
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in cli.commands)])

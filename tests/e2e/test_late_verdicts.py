@@ -240,6 +240,7 @@ def test_one_budget_holds_for_all_lanes_and_restarts(tmp_path: Path) -> None:
             assert series.endswith(" 5.0")
             assert 'reason="ValueError"' in series
             assert 'stage="exit"' in series
+            assert 'source="main"' in series
             server.kill()
             server.start()
         assert not server.events("item quarantined")

@@ -97,7 +97,19 @@ class Dataset:
 
     def __getitem__(self, index):
         return {"index": index, "noise": np.random.standard_normal(3) * random.random()}
+
+
+class Texts:
+    """Map-style, and draws which text an item is."""
+
+    def __len__(self):
+        return 25
+
+    def __getitem__(self, index):
+        return {"text": f"other {index} " + "as many " * random.randrange(5)}
 '''
+
+LINES = (Path(__file__).parent.parent / "resume" / "lines.py").read_text()
 
 PACKED = {"type": "packed", "pad_to": 64}
 IDS = {"type": "items", "items": [{"input_ids": list(range(1, 2 + n % 30))} for n in range(50)]}
@@ -156,6 +168,20 @@ JOBS: dict[str, dict[str, Any]] = {
         "collator": PACKED,
     },
     "dataset": {"source": {"type": "torch", "factory": "./roles.py:Dataset"}, "batch_size": 2},
+    "two_sources": {
+        "sources": {"texts": TEXTS, "more": {"type": "torch", "factory": "./roles.py:Texts"}},
+        "distributor": {"type": "map", "shuffle": "blocks", "reading_groups": 2},
+        "processor": TOKENIZE,
+        "batcher": {"type": "best_fit", "max_tokens": 64, "pool_size": 8},
+        "collator": PACKED,
+    },
+    "stream": {
+        "source": {"type": "./lines.py:Lines", "folder": "shards", "apart": 300},
+        "distributor": "shards",
+        "processor": TOKENIZE,
+        "batcher": {"type": "best_fit", "max_tokens": 64, "pool_size": 8, "overlong": "split"},
+        "collator": PACKED,
+    },
 }
 
 Records = dict[str, list[Any]]
@@ -175,6 +201,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "roles.py").write_text(ROLES)
+    (folder / "lines.py").write_text(LINES)
+    (folder / "shards").mkdir()
+    for shard in range(3):
+        lines = (json.dumps({"text": text}) + "\n" for text in texts[shard::3])
+        (folder / "shards" / f"{shard}.jsonl").write_text("".join(lines))
     jobs = {name: {"lanes": 4, "seed": 3, **job} for name, job in JOBS.items()}
     return write_job_file(folder / "jobs.yaml", jobs)
 
@@ -229,6 +260,8 @@ def test_the_matrix_has_every_shipped_role() -> None:
         ("collator", BUILTIN_COLLATORS, {"default"}),
     ):
         used = [job[kind] for job in JOBS.values() if kind in job]
+        if kind == "source":
+            used += [one for job in JOBS.values() for one in job.get("sources", {}).values()]
         names = {one if isinstance(one, str) else one["type"] for one in used}
         assert set(builtins) <= names | given, kind
 

@@ -16,9 +16,9 @@ from penstock.server.jobs.load import load
 
 ROLES = """
 import os
-from penstock.server.roles import Blocks, SimpleBatcher, Source
+from penstock.server.roles import Blocks, IndexedSource, SimpleBatcher
 
-class Noting(Source):
+class Noting(IndexedSource):
     version = 1
     gives_fresh_items = True
 

@@ -20,13 +20,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from harness import ENVIRONMENT, Server, serving, write_job_file
 from invariants import eventually
 from penstock.client import Loader
 from penstock.client.reading.borrowing import MAX_MAPPINGS, Borrower, NotLent
+from penstock.client.reading.buffers import BufferPool
 from penstock.server.node.arena import ArenaWriter
 from penstock.wire import memory
 from penstock.wire.v1 import feed_pb2
@@ -346,7 +346,7 @@ def test_a_process_without_files_is_sent_its_batches(runtime: Path) -> None:
         with open(os.devnull) as next_free:
             resource.setrlimit(resource.RLIMIT_NOFILE, (next_free.fileno(), before[1]))
         with pytest.raises(NotLent, match="ulimit -n"):
-            borrower.take(feed_pb2.Lent(loan=1, arena=1), 70_000, lambda _: np.empty(0, np.uint8))
+            borrower.take(feed_pb2.Lent(loan=1, arena=1), 70_000, BufferPool(1).lease)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
         borrower.close()

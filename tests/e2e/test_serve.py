@@ -34,6 +34,8 @@ from harness import (
 from invariants import Purity, eventually
 from penstock.server.job import Job
 from penstock.server.jobs.load import load
+from penstock.server.node.books import FAR_AHEAD
+from penstock.server.node.dispatch import AHEAD_PER_WORKER
 from penstock.server.store import SqliteStore
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import (
@@ -175,7 +177,7 @@ def test_describe_answers_from_the_plan(server: Server) -> None:
 # --- refusals ------------------------------------------------------------------------------------
 
 REFUSED_READS: list[tuple[dict[str, Any], type[PenstockError], str]] = [
-    ({"job": "pakced"}, UnknownJob, "there are: finite, packed"),
+    ({"job": "pakced"}, UnknownJob, "did you mean packed"),
     ({"protocol": PROTOCOL + 1}, ProtocolMismatch, "install the same penstock"),
     ({"rank": 4, "world_size": 4}, RankOutOfRange, "rank 4 is not one of 4"),
     ({"world_size": 3}, UnevenStep, "use batches_per_step 3 or 6"),
@@ -431,10 +433,11 @@ def test_sigterm_drains(tmp_path: Path) -> None:
     assert len(got) == 40
     assert server.events("stopped")
     job = load(str(file)).jobs["packed"]
-    # One more of each lane may have been made beyond the horizon.
+    # Some more of each lane may have been made beyond the horizon.
     offsets = asyncio.run(_offsets(SqliteStore(tmp_path / "penstock.db"), job))
     assert len(offsets) == 4
-    assert set(offsets) <= {10, 11, 12}
+    ahead = FAR_AHEAD * AHEAD_PER_WORKER // len(offsets)
+    assert all(10 <= offset <= 11 + ahead for offset in offsets)
 
 
 async def _offsets(store: SqliteStore, job: Job) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,10 +22,14 @@ from penstock.server.core.seeding import purpose_key, seeded_globals
 from penstock.server.job import Job, canonical
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.line import Line
-from penstock.server.roles import context, reading
+from penstock.server.roles import StreamSource, context, reading
 from penstock.server.roles.batchers import BUILTIN_BATCHERS
 from penstock.server.roles.collators import BUILTIN_COLLATORS
-from penstock.server.roles.distributors import BUILTIN_DISTRIBUTORS, MapDistributor
+from penstock.server.roles.distributors import (
+    BUILTIN_DISTRIBUTORS,
+    MapDistributor,
+    ShardsDistributor,
+)
 from penstock.server.roles.processors import FunctionProcessor
 from penstock.server.sources import ItemsSource
 from penstock.wire import frame
@@ -73,6 +77,28 @@ COLLATORS: dict[str, tuple[str, dict[str, Any]]] = {
 """Each shipped collator with a batcher that suits it, and its parameters."""
 
 
+class Shards(StreamSource):
+    """Rows that are their shard and number, with a mark before every third."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+
+    def shards(self) -> list[str]:
+        """Return a name for each."""
+        return [f"shard {number}" for number in range(len(self.sizes))]
+
+    def open(self, shard: int, mark: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield the rows from a mark on, which is a row's number."""
+        for row in range(mark or 0, self.sizes[shard]):
+            yield [shard, row], row + 1 if (row + 1) % 3 == 0 else None
+
+    def fingerprint(self) -> Any:
+        """Return the sizes."""
+        return self.sizes
+
+
 def permutations() -> Any:
     """Return the beginning of orders of many lengths, and digests of whole ones."""
     found = {}
@@ -86,7 +112,7 @@ def permutations() -> Any:
 
 def draws() -> Any:
     """Return the draws of every shipped distributor, in all its orders, over a seam of epochs."""
-    assert set(BUILTIN_DISTRIBUTORS) == {"map"}, "a new distributor has draws to pin"
+    assert set(BUILTIN_DISTRIBUTORS) == {"map", "shards"}, "a new distributor has draws to pin"
     found = {}
     for shuffle in ("full", "blocks", "none"):
         source = Blocks(list(range(40))) if shuffle == "blocks" else ItemsSource(list(range(40)))
@@ -95,6 +121,17 @@ def draws() -> Any:
         for lane in range(3):
             drawn = [distributor.draw(lane, 3, k) for k in range(20)]
             found[f"{shuffle}, lane {lane}"] = [[item.index, item.epoch] for item in drawn if item]
+        both = {"two": source, "one": ItemsSource(list(range(17)))}
+        distributor = MapDistributor(shuffle=shuffle, window_blocks=2)
+        distributor.bind(both, 11, None, 3)
+        found[f"{shuffle}, two sources, lane 1"] = [distributor.draw(1, 3, k) for k in range(40)]
+    for deal in (True, False):
+        shards = ShardsDistributor(shuffle=deal)
+        shards.bind({"main": Shards([4, 0, 1, 9, 3])}, 11, None, 3)
+        lane = shards.open(1, 3)
+        name = f"shards, {'shuffled' if deal else 'in order'}, lane 1"
+        found[name] = [[*item[1:]] for _ in range(20) if (item := lane.next())]
+        found[f"{name}, state"] = lane.state()
     return found
 
 

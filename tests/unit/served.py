@@ -21,7 +21,7 @@ from penstock.server.job import Job
 from penstock.server.metrics import Metrics
 from penstock.server.node.crew import Hear, Lose
 from penstock.server.node.worker import ServerGone
-from penstock.server.roles import BatchCollator, MapDistributor, RawItemProcessor, Source
+from penstock.server.roles import BatchCollator, IndexedSource, MapDistributor, RawItemProcessor
 from penstock.server.roles.base import KeySpec, Sample
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.rpc.service import Service
@@ -62,7 +62,7 @@ def values_of(position: int, nbytes: int) -> dict[str, Any]:
     }
 
 
-class Numbers(Source):
+class Numbers(IndexedSource):
     """The numbers from 0 on, as items."""
 
     version: ClassVar[int] = 1

@@ -17,7 +17,7 @@ from penstock.wire.errors import PenstockError
 ROLES = '''
 from collections.abc import Mapping
 
-from penstock.server.roles import BatchCollator, MapDistributor, SampleBatcher, Source
+from penstock.server.roles import BatchCollator, IndexedSource, MapDistributor, SampleBatcher
 from penstock.server.roles import IdentityProcessor
 
 
@@ -70,7 +70,7 @@ class NoPrint(Rows):
         raise ValueError("print")
 
 
-class NoBlocks(Source):
+class NoBlocks(IndexedSource):
     version = 1
 
     def __len__(self):

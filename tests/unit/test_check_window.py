@@ -80,3 +80,16 @@ def test_a_source_without_blocks_has_no_window() -> None:
     checked = Job(ItemsSource([1, 2, 3]), batch_size=1)
 
     assert read_window(checked, Items(checked), lambda text: None) is None
+
+
+def test_a_window_over_two_sources_is_read_once(corpus: Path) -> None:
+    """Row groups are counted over both, and each source keeps what the window needs."""
+    sources = {"a": ParquetSource(str(corpus)), "b": ParquetSource(str(corpus))}
+    distributor = MapDistributor(reading_groups=2, window_blocks=2)
+    checked = Job(sources, distributor, batch_size=2, lanes=4)
+
+    found = read_window(checked, Items(checked), lambda text: None)
+
+    assert found is not None
+    assert found.amplification == 1.0
+    assert found.groups == 2

@@ -521,7 +521,7 @@ def test_a_device_without_torch_names_what_is_missing(
 def test_the_servers_errors_arrive_as_their_class(node: ServedNode) -> None:
     with (
         Loader(node.address, "cod", rank=0, world_size=1) as loader,
-        pytest.raises(UnknownJob, match="there are: code"),
+        pytest.raises(UnknownJob, match="did you mean code"),
     ):
         next(iter(loader))
 

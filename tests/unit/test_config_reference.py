@@ -74,7 +74,8 @@ def test_the_schema_knows_every_key_and_no_other() -> None:
     assert set(job["properties"]) == set(JobSettings.model_fields)
     assert set(server["properties"]) == set(ServerSettings.model_fields)
     assert job["additionalProperties"] is server["additionalProperties"] is False
-    assert job["required"] == ["source"]
+    assert [one["required"] for one in job["oneOf"]] == [["source"], ["sources"]]
+    assert job["properties"]["sources"]["additionalProperties"] == {"$ref": "#/$defs/source"}
     json.dumps(schema)
 
 

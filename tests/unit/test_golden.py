@@ -33,7 +33,7 @@ def other_batch_key(seed: int, lane: int, offset: int) -> int:
 
 
 def other_draw(self: Any, lane: int, lanes: int, k: int) -> ItemRef:
-    return ItemRef(self.source, (k * lanes + lane) % self.items, 0)
+    return ItemRef("main", (k * lanes + lane) % self.items, 0)
 
 
 def other_state(self: Any) -> Any:

@@ -63,7 +63,7 @@ def test_with_nobody_there_groups_stay_where_they_were() -> None:
 
 
 def reading(groups: int | None) -> Reading:
-    return Reading("main", groups, 5, 99, 1.0, 1.0, 1.0)
+    return Reading(("main",), groups, 5, 99, 1.0, 1.0, 1.0)
 
 
 def test_a_process_keeps_blocks_for_the_groups_that_it_reads() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import Source
+from penstock.server.job import Job
+from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import InvalidJob
 
 
-class BlockSource(Source):
+class BlockSource(IndexedSource):
     """Items that are their own index, in blocks of given sizes."""
 
     version = 1
@@ -40,7 +42,7 @@ class BlockSource(Source):
 
 def bound(
     distributor: MapDistributor,
-    source: Source,
+    source: IndexedSource,
     *,
     seed: int = 7,
     epochs: int | None = None,
@@ -72,7 +74,7 @@ SOURCES = {
 @pytest.mark.parametrize("window_blocks", [1, 2, 3, 16])
 @pytest.mark.parametrize("lanes", [1, 2, 3, 12])
 def test_each_item_comes_exactly_once_per_epoch_over_all_lanes(
-    source: Source, shuffle: str | None, window_blocks: int, lanes: int
+    source: IndexedSource, shuffle: str | None, window_blocks: int, lanes: int
 ) -> None:
     """For every number of lanes, also more lanes than items: an epoch is a permutation."""
     distributor = bound(MapDistributor(shuffle, window_blocks), source)
@@ -199,7 +201,7 @@ def test_rows_of_several_blocks_are_mixed_within_a_window() -> None:
 
 
 @pytest.mark.parametrize("source", [SOURCES["300 items"], SOURCES["uneven blocks"]])
-def test_every_epoch_has_an_order_of_its_own(source: Source) -> None:
+def test_every_epoch_has_an_order_of_its_own(source: IndexedSource) -> None:
     """Ten epochs and two seeds give twenty different orders."""
     orders = {
         tuple(item.index for item in global_draws(distributor, 1, 10 * len(source))[start:stop])
@@ -214,7 +216,7 @@ def test_every_epoch_has_an_order_of_its_own(source: Source) -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_a_draw_does_not_depend_on_what_was_asked_before(source: Source) -> None:
+def test_a_draw_does_not_depend_on_what_was_asked_before(source: IndexedSource) -> None:
     """Asked backwards, of a fresh distributor each time: the same items."""
     straight = global_draws(bound(MapDistributor(), source), 3, 60)
 
@@ -354,3 +356,67 @@ def test_the_order_never_changes_silently() -> None:
 
 GOLDEN_FULL = [2, 11, 8, 4, 9, 3, 10, 7, 5, 0, 6, 1]
 GOLDEN_BLOCKS = [10, 16, 17, 6, 1, 19, 8, 3, 21, 12, 4, 23]
+
+
+SEVERAL = {
+    "two in blocks": {"a": BlockSource([40] * 6), "b": BlockSource([7, 30, 0, 11])},
+    "blocks and none": {"plain": ItemsSource(list(range(130))), "b": BlockSource([20] * 5)},
+    "none": {"one": ItemsSource([0]), "more": ItemsSource(list(range(57)))},
+}
+
+
+@pytest.mark.parametrize("sources", SEVERAL.values(), ids=SEVERAL)
+@pytest.mark.parametrize("parameters", [{}, {"shuffle": "none"}, {"reading_groups": 3}])
+@pytest.mark.parametrize("lanes", [1, 3, 12])
+def test_several_sources_are_drawn_from_as_one(
+    sources: dict[str, IndexedSource], parameters: dict[str, Any], lanes: int
+) -> None:
+    """Every item of each once per epoch over all lanes; in order where nothing is shuffled."""
+    if lanes == 1:
+        parameters = {key: value for key, value in parameters.items() if key == "shuffle"}
+    distributor = MapDistributor(**parameters)
+    distributor.bind(sources, 7, None, lanes)
+    whole = [(name, index) for name, source in sources.items() for index in range(len(source))]
+
+    drawn = global_draws(distributor, lanes, 2 * len(whole))
+
+    for epoch in range(2):
+        part = [item for item in drawn if item.epoch == epoch]
+        found = [(item.source, item.index) for item in part]
+        assert sorted(found) == sorted(whole)
+        assert (found == whole) == ("shuffle" in parameters)
+    assert distributor.epoch_draws(lanes) == -(-len(whole) // lanes)
+    blocked = tuple(name for name, source in sources.items() if source.blocks() is not None)
+    reading = distributor.reading()
+    assert (reading.sources if reading is not None else ()) == blocked
+
+
+def test_windows_mix_sources_with_and_without_blocks() -> None:
+    """What has no blocks is cut into some as long as the others', so each window may hold both."""
+    plain = ItemsSource(list(range(1000)))
+    distributor = MapDistributor("blocks", window_blocks=4, reading_groups=1)
+    distributor.bind({"plain": plain, "blocked": BlockSource([50] * 20)}, 7, None, 4)
+
+    firsts = [item.source for item in global_draws(distributor, 4, 600)]
+
+    assert 150 < firsts.count("plain") < 450
+    reading = distributor.reading()
+    assert reading is not None
+    assert reading.all_blocks == 40
+
+
+def test_each_source_with_blocks_keeps_what_all_draw_from() -> None:
+    """Blocks are kept by each source that has them, and by no other."""
+    kept: dict[str, int] = {}
+
+    class Keeping(BlockSource):
+        def keep_blocks(self, count: int) -> None:
+            kept[str(self.sizes)] = count
+
+    sources = {"a": Keeping([10] * 30), "b": Keeping([10] * 20), "plain": ItemsSource([1, 2])}
+    job = Job(sources, MapDistributor(window_blocks=3, reading_groups=2), batch_size=1, lanes=4)
+
+    reading = job.distributor.reading()
+    assert reading is not None
+    assert set(kept.values()) == {reading.held}
+    assert len(kept) == 2

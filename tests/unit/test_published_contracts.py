@@ -15,7 +15,7 @@ import pytest
 from harness import ENVIRONMENT, run_command
 from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.job import Job
-from penstock.server.roles import BatchCollator, RawItemProcessor, SampleBatcher, Source
+from penstock.server.roles import BatchCollator, IndexedSource, RawItemProcessor, SampleBatcher
 from penstock.server.roles.base import Sample
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.sources import ItemsSource
@@ -74,7 +74,7 @@ def test_the_pages_example_runs_as_it_stands(tmp_path: Path) -> None:
 # --- each mistake is found, and named ---
 
 
-class Shuffled(Source):
+class Shuffled(IndexedSource):
     """Gives items in another order than asked."""
 
     def __len__(self) -> int:
@@ -87,7 +87,7 @@ class Shuffled(Source):
         return sorted(indices)
 
 
-class Wraps(Source):
+class Wraps(IndexedSource):
     """Takes an index from behind for one."""
 
     def __len__(self) -> int:

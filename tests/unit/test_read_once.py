@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from harness import serving, write_job_file
+from penstock.server.core.held import held_bytes
 from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
-from penstock.server.pipeline.kept import KeptItems, held_bytes
+from penstock.server.pipeline.kept import KeptItems
 from penstock.server.pipeline.line import Line
-from penstock.server.roles import BestFitPackingBatcher, PackedCollator
+from penstock.server.roles import BestFitPackingBatcher, IdentityProcessor, PackedCollator
 from penstock.server.sources import ItemsSource, ParquetSource
 from penstock.wire.errors import SourceUnavailable
 from resume.plans import BATCHERS, ChoosyProcessor, SizedProcessor, raw_items
@@ -242,3 +243,53 @@ def test_what_is_kept_is_bounded_in_bytes() -> None:
     assert kept.nbytes <= kept.max_bytes
     assert list(kept.take(REFS[:21])) == REFS[10:20]
     assert kept.nbytes == 0
+
+
+class Lengths(Counted):
+    """Has an index of lengths beside its items."""
+
+    asked: ClassVar[Counter[int]] = Counter()
+
+    def sizes(self, indices: Sequence[int]) -> Sequence[int]:
+        """Return the numbers of tokens, as NumPy has them."""
+        self.asked.update(indices)
+        return np.array([len(self._items[index]["input_ids"]) for index in indices])
+
+
+def test_sizes_that_a_source_tells_take_no_reading() -> None:
+    """Ready ids are planned from the index alone, and the batches are those of a plain source."""
+    source = Lengths(raw_items())
+    job = job_of(source, IdentityProcessor)
+    assert job.plans_from_refs
+    line = Line(job, 0)
+
+    planned = [line.advance() for _ in range(12)]
+
+    assert source.fetched.total() == 0
+    assert set(source.asked) == set(range(len(source)))
+    made = batches(Line(job, 0), 12)
+    assert made == batches(Line(job_of(ItemsSource(raw_items()), IdentityProcessor), 0), 12)
+    drawn = {ref.item.index for plan in planned for row in plan.rows for ref in row}
+    assert set(source.fetched) == drawn
+
+
+class Wrong(Lengths):
+    """Its index ends too soon, and has a hole."""
+
+    def sizes(self, indices: Sequence[int]) -> Any:
+        """Fail for item 7, and lie about item 9."""
+        if 7 in indices:
+            raise KeyError("no length of 7")
+        return [-1 if index == 9 else 3 for index in indices]
+
+
+def test_sizes_that_are_wrong_are_items_that_fail() -> None:
+    """By name and for themselves alone; a size that is too small is found on exit."""
+    job = job_of(Wrong(raw_items()), IdentityProcessor)
+    line = Line(job, 0)
+    batches(line, 12)
+
+    found = {(one.stage, one.item.index): one.reason for one in line.items.verdicts}
+    assert "no length of 7" in found["draw", 7]
+    assert found["draw", 9] == "sizes() gave -1"
+    assert any(stage == "size" for stage, _ in found)

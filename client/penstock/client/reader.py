@@ -15,7 +15,7 @@ from penstock.client.reading.buffers import BufferPool
 from penstock.client.reading.feed import Feed
 from penstock.client.reading.route import Node
 from penstock.client.reading.slots import Delivery
-from penstock.client.reading.values import Decoder, make_decoder, needs_torch, position_value
+from penstock.client.reading.values import Decoder, make_decoder, needs_torch
 from penstock.client.run.opener import Opener
 from penstock.client.run.ranks import WorldRank, mesh_dimensions
 from penstock.client.run.resources import Resources
@@ -268,10 +268,11 @@ class Reader:
             return None
         assert self._decoder is not None
         at = self.at
-        values = self._decoder(delivery)
+        values = self._decoder(delivery.header, delivery.lease)
+        self._pool.use(self._decoder.memory)  # after a first copy: see `PinnedMemory`
         info = self._describe(delivery)
         if self._options.meta:
-            values["penstock_position"] = position_value(self._decoder.makes_tensors, info.position)
+            values["penstock_position"] = self._decoder.position(info.position)
         self._counts_of(info.step)[info.position] = info.counts
         assert at.session is not None
         after = at._replace(
@@ -304,7 +305,7 @@ class Reader:
             is_padding=header.padding,
             nbytes=header.body_bytes,
             header=header,
-            body=delivery.body if self._options.device is None else None,
+            body=delivery.lease.array if self._options.device is None else None,
         )
 
     # --- steps ---

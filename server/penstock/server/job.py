@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
@@ -13,9 +14,11 @@ from penstock.server.core.parameters import check_choice, check_whole
 from penstock.server.roles.base import (
     BatchCollator,
     DataDistributor,
+    IndexedSource,
     RawItemProcessor,
     SampleBatcher,
     Source,
+    indexed,
 )
 from penstock.server.roles.batchers import SimpleBatcher
 from penstock.server.roles.collators import DefaultBatchCollator
@@ -32,6 +35,10 @@ DEFAULT_LANES = 48
 
 MAX_LANES = 65_536
 """A node keeps some KiB for each lane of a job; the largest clusters have fewer ranks."""
+
+MAX_SOURCE_NAME = 64
+SOURCE_NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{MAX_SOURCE_NAME - 1}}}")
+"""Names of sources stand in refs, commands, metrics and stores."""
 
 ON_ITEM_ERROR = ("stop", "quarantine")
 
@@ -55,7 +62,8 @@ class Job:
     """A named plan: what decides every byte of its log, and a few policies that decide none.
 
     Args:
-        source: Where raw items come from; or a mapping of names to sources.
+        source: Where raw items come from; or a mapping of names to several sources, in whose order
+            a distributor may draw.
         distributor: Decides the draws; default `MapDistributor()`.
         processor: Raw item to samples; default `IdentityProcessor()`.
         batcher: Samples to rows. This or `batch_size`.
@@ -136,8 +144,9 @@ class Job:
         self.max_replay, self.snapshot_every = max_replay, snapshot_every
         self.uncounted: PenstockError | None = None
         self._lane_ends: tuple[int, ...] | None = None
+        self._check_names()
         for source_name, one in self.sources.items():
-            if len(one) == 0:
+            if one.is_empty():
                 raise InvalidJob(
                     f"source {source_name!r} holds zero items: a job needs at least one",
                     key="source",
@@ -147,7 +156,39 @@ class Job:
         reading = self.distributor.reading()
         if reading is not None and reading.blocks is not None:
             # A process that reads for a few groups alone says so: a worker does.
-            self.sources[reading.source].keep_blocks(reading.held)
+            self.keep_blocks(reading.held)
+
+    def _check_names(self) -> None:
+        """Refuse names of sources that cannot stand in refs, commands and metrics unquoted."""
+        if not self.sources:
+            raise InvalidJob("there is no source: give at least one", key="source")
+        for name in self.sources:
+            if not (isinstance(name, str) and SOURCE_NAME.fullmatch(name)):
+                raise InvalidJob(
+                    f"{name!r} is not a name for a source: use letters, digits and underscores, "
+                    f"and no digit first, at most {MAX_SOURCE_NAME} characters",
+                    key="source",
+                )
+
+    def blocked_sources(self) -> list[IndexedSource]:
+        """Return the sources whose storage blocks the distributor reads."""
+        reading = self.distributor.reading()
+        return [] if reading is None else indexed(self.sources, reading.sources, self.distributor)
+
+    def keep_blocks(self, count: int) -> None:
+        """Have the sources keep so many decoded blocks each; 0 = forget all."""
+        for source in self.blocked_sources():
+            source.keep_blocks(count)
+
+    @property
+    def items(self) -> int | None:
+        """Return how many items the sources hold; None = not known before they are read."""
+        total = 0
+        for source in self.sources.values():
+            if not isinstance(source, IndexedSource):
+                return None
+            total += len(source)
+        return total
 
     def _check_columns(self, source: Source) -> None:
         """Refuse what the data's schema tells: that every item would fail."""
@@ -164,8 +205,30 @@ class Job:
         return (
             self.processor.one_to_one
             and not self.batcher.needs_content
-            and (not self.batcher.needs_sizes or self.processor.knows_size())
+            and (
+                not self.batcher.needs_sizes
+                or self.processor.knows_size()
+                or bool(self.sized_sources)
+            )
         )
+
+    @cached_property
+    def makes_anywhere(self) -> bool:
+        """Tell whether any worker makes a batch as well as the one that planned it."""
+        anywhere = all(source.reads_anywhere() for source in self.sources.values())
+        return self.plans_from_refs and anywhere
+
+    @cached_property
+    def sized_sources(self) -> Mapping[str, IndexedSource]:
+        """Return the sources, where they tell the sizes of items; else none: the processor does."""
+        sized = {
+            name: source
+            for name, source in self.sources.items()
+            if isinstance(source, IndexedSource) and source.knows_sizes()
+        }
+        if self.processor.knows_size() or not self.processor.keeps_sizes():
+            return {}
+        return sized if len(sized) == len(self.sources) else {}
 
     @cached_property
     def order(self) -> Order:
@@ -189,8 +252,8 @@ class Job:
             ends = tuple(self._batches(lane) or 0 for lane in range(self.lanes))
         if sum(ends) == 0:
             raise InvalidJob(
-                f"the job holds no batch at all: {sum(map(len, self.sources.values()))} items over "
-                f"{self.lanes} lanes fill none; lower lanes or the batch size",
+                f"the job holds no batch at all: {self.items} items over {self.lanes} lanes fill "
+                "none; lower lanes or the batch size",
                 key="lanes",
             )
         return Order(self.lanes, ends)
@@ -203,11 +266,16 @@ class Job:
         """
         if self.epochs is None or self._batches(0) is not None:
             return
-        role = self.batcher if self._draws(0) is not None else self.distributor
+        if self._draws(0) is None:
+            raise InvalidJob(
+                f"epochs: {self.epochs} needs a number of draws that is known before they are "
+                f"drawn, and {type(self.distributor).__name__} does not give one: use epochs: null",
+                key="epochs",
+            )
         raise InvalidJob(
             f"epochs: {self.epochs} needs a batch count that is known before the batches are, and "
-            f"{type(role).__name__} does not give one: use epochs: null, or a batcher of one "
-            "sample per row, such as simple",
+            f"{type(self.batcher).__name__} does not give one: use epochs: null, or a batcher of "
+            "one sample per row, such as simple",
             key="epochs",
         )
 
@@ -306,4 +374,12 @@ def _refuse_foreign(value: Any, where: str) -> None:
     )
 
 
-__all__ = ["DEFAULT_LANES", "MAX_LANES", "ORDER_FORMAT", "Job", "canonical"]
+__all__ = [
+    "DEFAULT_LANES",
+    "MAX_LANES",
+    "MAX_SOURCE_NAME",
+    "ORDER_FORMAT",
+    "SOURCE_NAME",
+    "Job",
+    "canonical",
+]

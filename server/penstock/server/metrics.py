@@ -141,9 +141,9 @@ class Metrics(Observer):
         )
         self._quarantined = Gauge(
             "penstock_quarantined_items",
-            "Items that verdicts leave out now, by stage and kind of error; max_quarantined of the "
-            "job bounds their sum.",
-            (JOB, "stage", "reason"),
+            "Items that verdicts leave out now, by source, stage and kind of error; "
+            "max_quarantined of the job bounds their sum.",
+            (JOB, "source", "stage", "reason"),
             registry=registry,
         )
         self._batcher = Counter(
@@ -210,7 +210,7 @@ class Metrics(Observer):
             self._store_errors.labels(code)
         self.draining = Gauge("penstock_draining", "1 while this node drains.", registry=registry)
         self._item_bytes: dict[str, float] = {}  # by job, of an item in storage
-        self._kinds: dict[str, set[str]] = {}
+        self._kinds: dict[str, set[tuple[str, ...]]] = {}
         self._seen: dict[tuple[str, int], dict[str, int]] = {}
         self._children: dict[tuple[Any, tuple[str, ...]], Any] = {}
         self._reasons: dict[tuple[Any, str], set[str]] = {}
@@ -304,15 +304,14 @@ class Metrics(Observer):
             self._of(metric, job, self._bounded(metric, job, reason)).inc(new)
         self._seen[job, lane] = {k: max(v, before.get(k, 0)) for k, v in counters.items()}
 
-    def quarantined(self, job: str, left_out: Mapping[tuple[str, str], int]) -> None:
-        """How many items are left out now, by stage and kind of reason."""
+    def quarantined(self, job: str, left_out: Mapping[tuple[str, str, str], int]) -> None:
+        """How many items are left out now, by source, stage and kind of reason."""
         sums = dict.fromkeys(self._kinds.setdefault(job, set()), 0)  # some may have been released
-        for (stage, reason), count in left_out.items():
-            kind = self._bounded(self._quarantined, job, f"{stage}:{reason}")
+        for (source, stage, reason), count in left_out.items():
+            kind = source, *self._bounded(self._quarantined, job, f"{stage}:{reason}").split(":", 1)
             sums[kind] = sums.get(kind, 0) + count
         for kind, count in sums.items():
-            stage, _, reason = kind.partition(":")
-            self._of(self._quarantined, job, stage, reason).set(count)
+            self._of(self._quarantined, job, *kind).set(count)
         self._kinds[job].update(sums)
 
     def worker_died(self) -> None:

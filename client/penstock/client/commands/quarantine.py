@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 from typing import Any
 
@@ -14,10 +15,12 @@ from penstock.client.commands.common import (
 )
 from penstock.client.run.control import Control
 from penstock.wire.order import MAX_POSITION
+from penstock.wire.refs import number_text, parse_number
 from penstock.wire.terminal import plain
 from penstock.wire.v1 import cursors_pb2
 
-_ITEM = re.compile(r"(?:(?P<source>.+)\[(?P<inner>\d{1,19})\]|(?P<index>\d{1,19}))")
+_NUMBER = r"\d{1,19}(?::\d{1,10})?"
+_ITEM = re.compile(rf"(?:(?P<source>.+)\[(?P<inner>{_NUMBER})\]|(?P<index>{_NUMBER}))")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -43,12 +46,16 @@ def add_parser(subparsers: Any) -> None:
 
 
 def item(text: str) -> tuple[str, int]:
-    """Parse an item, for argparse: its source, empty where none is given, and its index."""
+    """Parse an item, for argparse: its source, empty where none is given, and its number."""
     found = _ITEM.fullmatch(text)
-    index = int(found["inner"] or found["index"]) if found else -1
-    if found is None or index > MAX_POSITION:
+    index = -1
+    if found is not None:
+        with contextlib.suppress(ValueError):  # a shard or row that no number can name
+            index = parse_number(found["inner"] or found["index"])
+    if found is None or not 0 <= index <= MAX_POSITION:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not an item: write SOURCE[INDEX], as `list` shows it, or INDEX"
+            f"{text!r} is not an item: write SOURCE[INDEX], as `list` shows it, or INDEX "
+            "(SHARD:ROW of a stream)"
         )
     return found["source"] or "", index
 
@@ -65,7 +72,7 @@ def _list(control: Control, args: argparse.Namespace) -> int:
     rows += [
         [
             str(verdict.number),
-            f"{plain(verdict.source)}[{verdict.index}]",
+            f"{plain(verdict.source)}[{number_text(verdict.index)}]",
             _epochs(verdict),
             plain(verdict.stage),
             str(verdict.lane),
@@ -85,7 +92,7 @@ def _release(control: Control, args: argparse.Namespace) -> int:
         print_json([to_json(verdict) for verdict in verdicts])
         return 0
     for verdict in verdicts:
-        name = f"{plain(verdict.source)}[{verdict.index}]"
+        name = f"{plain(verdict.source)}[{number_text(verdict.index)}]"
         if verdict.every_epoch:
             say(
                 f"{name} is drawn again from offset {verdict.released:,} of every lane on "

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.client.aside import aside
+from penstock.client.reading.buffers import Event, Lease
 from penstock.wire import memory
 from penstock.wire.errors import BadFrame, PenstockError, Unreachable
 from penstock.wire.v1 import feed_pb2
@@ -137,13 +138,20 @@ class _Arena:
 
 @dataclass(eq=False)
 class _Lease:
-    """A body that somebody may still read."""
+    """A body that somebody, or a device, may still read."""
 
     reference: weakref.ref[NDArray[np.uint8]]
+    events: list[Event]
     loan: int
     mapping: _Mapping
     start: int
     stop: int
+    held: mmap.mmap | None = None
+
+    def outlive_views(self) -> None:
+        """Keep the memory where more than views may need it, although nothing more is lent."""
+        if self.events:
+            self.held = self.mapping.map
 
     def keep(self) -> None:
         """Make its pages this process's own.
@@ -189,6 +197,7 @@ class Borrower:
         # The end of an array comes anywhere, maybe within any call here or where a signal handler
         # raises: it takes no lock and runs no Python, it appends the reference here.
         self._ended: deque[weakref.ref[NDArray[np.uint8]]] = deque()
+        self._awaited: list[_Lease] = []  # no view is left, and an event has not come to pass
         self._due: deque[int] = deque()  # loans to give back
         self._guard = threading.Lock()  # for leases: a fork comes from another thread
         self._is_closed = False
@@ -220,10 +229,8 @@ class Borrower:
         """Return how many loans have not come back."""
         return len(self._out)
 
-    def take(
-        self, lent: feed_pb2.Lent, nbytes: int, room: Callable[[int], NDArray[np.uint8]]
-    ) -> NDArray[np.uint8]:
-        """Return a lent body, uint8 (nbytes,), writable, page-aligned; the lease ends with it.
+    def take(self, lent: feed_pb2.Lent, nbytes: int, room: Callable[[int], Lease]) -> Lease:
+        """Return a lent body, writable, page-aligned; the loan goes back when the lease has ended.
 
         Args:
             lent: Where it lies.
@@ -259,23 +266,21 @@ class Borrower:
                 raise NotLent(f"this process locks what it maps (mlockall): {error}") from error
             if mapping is not None:
                 return self._leased(lent.loan, mapping, start, stop, nbytes)
-        body = room(nbytes)
+        copy = room(nbytes)
         try:
-            arena.copy(start, stop, body)
+            arena.copy(start, stop, copy.array)
         except OSError as error:
             raise NotLent(f"{nbytes} bytes cannot be mapped: {error}") from error
         self.refuse(lent)
-        return body
+        return copy
 
-    def _leased(
-        self, loan: int, mapping: _Mapping, start: int, stop: int, nbytes: int
-    ) -> NDArray[np.uint8]:
+    def _leased(self, loan: int, mapping: _Mapping, start: int, stop: int, nbytes: int) -> Lease:
         assert mapping.map is not None
         body = np.frombuffer(mapping.map, np.uint8, count=nbytes, offset=start)
         reference = weakref.ref(body, self._ended.append)
-        lease = _Lease(reference, loan, mapping, start, stop)
+        lease = _Lease(reference, [], loan, mapping, start, stop)
         self._leases[id(reference)] = self._out[loan] = lease
-        return body
+        return Lease(body, lease.events)
 
     def refuse(self, lent: feed_pb2.Lent) -> None:
         """Give back what nobody reads there."""
@@ -294,12 +299,17 @@ class Borrower:
     def sort_out(self) -> None:
         """Free what nobody reads any more; a connection that is closed leaves that to others."""
         with self._guard:
+            ended, self._awaited = self._awaited, []
             while self._ended:
-                lease = self._leases.pop(id(self._ended.popleft()))
+                ended.append(self._leases.pop(id(self._ended.popleft())))
+            for lease in ended:
+                if not all(event.query() for event in lease.events):
+                    self._awaited.append(lease)
+                    continue
                 lease.end()
                 if self._out.pop(lease.loan, None) is not None:
                     self._due.append(lease.loan)
-            if self._is_closed and not self._leases:
+            if self._is_closed and not self._leases and not self._awaited:
                 _living.pop(id(self), None)
 
     def _keep(self, lease: _Lease) -> bool:
@@ -345,6 +355,8 @@ class Borrower:
             # The connection is what keeps the rest as it is: it ends with this process.
             _stranded.append(self._sock)
         self._is_closed = True
+        for lease in [*self._leases.values(), *self._awaited]:
+            lease.outlive_views()
         for arena in self._arenas.values():
             arena.close()
         self._arenas.clear()

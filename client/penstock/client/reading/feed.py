@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.client.aside import Patience, aside
-from penstock.client.reading.buffers import BufferPool
+from penstock.client.reading.buffers import Allocator
 from penstock.client.reading.route import Node, Route, cancel_all
 from penstock.client.reading.slots import PAUSE_S, TELL_S, Delivery, Slots
 from penstock.client.run.session import Session
@@ -49,7 +49,7 @@ class Feed:
         prefetch: int,
         prefetch_bytes: int,
         max_body_bytes: int,
-        pool: BufferPool,
+        pool: Allocator,
     ) -> None:
         share = session.share
         self._slots = Slots(session.job, share, start, stop, prefetch)
@@ -94,7 +94,7 @@ class Feed:
         if delivery is None:
             return None
         if self._slots.given(position):
-            self._untold_bytes += delivery.body.nbytes
+            self._untold_bytes += delivery.lease.nbytes
         self._extend(self._often)
         return delivery
 
@@ -107,7 +107,7 @@ class Feed:
         ready = self._slots.ready(due)
         return {
             "buffered_batches": len(ready),
-            "buffer_bytes": sum(delivery.body.nbytes for delivery in ready),
+            "buffer_bytes": sum(delivery.lease.nbytes for delivery in ready),
         }
 
     def start(self) -> None:
@@ -211,7 +211,7 @@ class Feed:
         """
         position = self._slots.next
         held = sum(
-            found.body.nbytes for found in self._slots.ready(position) if found.route == route
+            found.lease.nbytes for found in self._slots.ready(position) if found.route == route
         )
         return position, max(1, received_bytes + self._room_bytes - held)
 

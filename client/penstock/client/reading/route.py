@@ -16,7 +16,7 @@ from typing import Protocol
 from penstock.client.aside import tell
 from penstock.client.backoff import Backoff
 from penstock.client.reading.borrowing import Absent, Borrower, NotLent
-from penstock.client.reading.buffers import BufferPool
+from penstock.client.reading.buffers import Allocator
 from penstock.client.reading.slots import Slots
 from penstock.client.reading.stream import Stream
 from penstock.client.run.session import Session
@@ -98,7 +98,7 @@ class Route:
         node: Node,
         session: Session,
         slots: Slots,
-        pool: BufferPool,
+        pool: Allocator,
         routes: Routes,
         max_body_bytes: int,
     ) -> None:

@@ -13,10 +13,8 @@ import threading
 import time
 from typing import NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from penstock.client.aside import tell
+from penstock.client.reading.buffers import Lease
 from penstock.wire.errors import DataTimeout, PenstockError
 from penstock.wire.order import Share
 from penstock.wire.v1 import feed_pb2
@@ -40,12 +38,12 @@ class Delivery(NamedTuple):
 
     Attributes:
         header: Its header; `header.position` says which it is.
-        body: uint8 (nbytes,), a lease of the pool.
+        lease: Where its body lies.
         route: The number of the route that it came by.
     """
 
     header: feed_pb2.BatchHeader
-    body: NDArray[np.uint8]
+    lease: Lease
     route: int = 0
 
 

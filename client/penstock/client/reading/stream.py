@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.client.aside import tell
 from penstock.client.reading.borrowing import Borrower
-from penstock.client.reading.buffers import BufferPool
+from penstock.client.reading.buffers import Allocator, Lease
 from penstock.client.reading.slots import Delivery, Slots
 from penstock.client.run.session import Session
 from penstock.wire import LENT_BYTES, frame
@@ -29,10 +28,10 @@ CHECKED_SHARE = 8
 
 @dataclass
 class _Assembly:
-    """A batch whose chunks are arriving; `body` is None where it is a copy of one that is there."""
+    """A batch whose chunks are arriving; `lease` is None where it is a copy of a known one."""
 
     header: feed_pb2.BatchHeader
-    body: NDArray[np.uint8] | None
+    lease: Lease | None
     filled: int = 0
     crc: int = 0
 
@@ -71,7 +70,7 @@ class Stream:
         route: int,
         session: Session,
         slots: Slots,
-        pool: BufferPool,
+        pool: Allocator,
         max_body_bytes: int,
         horizon: int,
         told: int,
@@ -195,11 +194,11 @@ class Stream:
                 "header; check that client and server are of the same version"
             )
         after = frame.check_chunk(found.header, chunk, found.filled)
-        if found.body is not None:
+        if found.lease is not None:
             # First the sum, while the message is in the cache: the copy pushes it out.
             found.crc = frame.crc32c(chunk.data, found.crc)
             # An array over the message's bytes: slices of ndarrays copy at memory speed.
-            found.body[found.filled : after] = np.frombuffer(chunk.data, np.uint8)
+            found.lease.array[found.filled : after] = np.frombuffer(chunk.data, np.uint8)
         found.filled = after
         return after == found.header.body_bytes and self._finish(found)
 
@@ -237,7 +236,7 @@ class Stream:
         self._assembling[header.lane, header.offset] = assembly
         return assembly
 
-    def _lease(self, nbytes: int) -> NDArray[np.uint8]:
+    def _lease(self, nbytes: int) -> Lease:
         if self._borrower is not None and nbytes >= LENT_BYTES and not self.sent_because:
             self.sent_because = (
                 "this is more than the node lends to one process now (raise its ready_bytes)"
@@ -257,10 +256,11 @@ class Stream:
         if known:
             borrower.refuse(lent)
             return _Assembly(header, None)
-        body = borrower.take(lent, header.body_bytes, self._pool.lease)
+        lease = borrower.take(lent, header.body_bytes, self._pool.lease)
         self._lent_batches += 1
         is_checked = self._lent_batches % CHECKED_SHARE == 1
-        return _Assembly(header, body, crc=frame.crc32c(body) if is_checked else header.crc32c)
+        crc = frame.crc32c(lease.array) if is_checked else header.crc32c
+        return _Assembly(header, lease, crc=crc)
 
     def settle(self) -> None:
         """Give back what was lent and is not read any more."""
@@ -268,15 +268,15 @@ class Stream:
             self._borrower.settle()
 
     def _finish(self, assembly: _Assembly) -> bool:
-        header, body = assembly.header, assembly.body
+        header, lease = assembly.header, assembly.lease
         del self._assembling[header.lane, header.offset]
-        if body is None:
+        if lease is None:
             self.received_bytes += header.body_bytes
             return False
-        frame.check_crc(header, body, assembly.crc)
+        frame.check_crc(header, lease.array, assembly.crc)
         self._largest_bytes = max(self._largest_bytes, header.body_bytes)
         self.waits_for = "the server has sent nothing since the last batch"
-        self._slots.put(Delivery(header, body, self._route))
+        self._slots.put(Delivery(header, lease, self._route))
         self.received_bytes += header.body_bytes  # after it lies there: see `Feed.room`
         self.landed += 1
         if not self._in_bundle:

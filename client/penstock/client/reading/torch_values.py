@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.client.reading.slots import Delivery
+from penstock.client.reading.buffers import Lease
+from penstock.client.reading.torch_device import landing_memory, make_mover
 from penstock.client.reading.values import host_starts, unsupported_dtype, widen_labels
 from penstock.wire import frame
 from penstock.wire.errors import InvalidRequest
+from penstock.wire.v1 import feed_pb2
 from penstock.wire.values import BFLOAT16, STORAGE
 
 BY_ARRAY = frozenset(STORAGE) - {BFLOAT16, "uint16", "uint32", "uint64"}
@@ -33,8 +35,6 @@ class TorchDecoder:
         InvalidRequest: torch knows no such device.
     """
 
-    makes_tensors = True
-
     def __init__(self, device: Any) -> None:
         try:
             self._device = None if device is None else torch.device(device)
@@ -47,27 +47,32 @@ class TorchDecoder:
                 "out, or look at torch.cuda.is_available()"
             )
         self._mover = None if self._device is None else make_mover(self._device)
+        self.memory = landing_memory(self._device)
 
-    def __call__(self, delivery: Delivery) -> dict[str, Any]:
+    def __call__(self, header: feed_pb2.BatchHeader, lease: Lease) -> dict[str, Any]:
         """Return the values of a batch; tensors whose place is the device are there, or on the way.
 
-        The copy is queued on the current stream, so kernels launched behind it see the values.
+        The copy is queued on the current stream, so kernels launched after it see the values.
         """
-        return widen_labels(self._decode(delivery), lambda tensor: tensor.to(torch.int64))
+        return widen_labels(self._decode(header, lease), lambda tensor: tensor.to(torch.int64))
 
-    def _decode(self, delivery: Delivery) -> dict[str, Any]:
-        header, views = delivery.header, HostViews(delivery.body)
+    def position(self, position: int) -> Any:
+        """Return `position` as an int64 tensor of no dimensions, on the host."""
+        return torch.tensor(position, dtype=torch.int64)
+
+    def _decode(self, header: feed_pb2.BatchHeader, lease: Lease) -> dict[str, Any]:
+        views = HostViews(lease.array)
         if self._mover is None:
-            return frame.decode_values(header, delivery.body, views)
-        on_device = TensorViews(self._mover(torch.from_numpy(delivery.body)))
+            return frame.decode_values(header, lease.array, views)
+        on_device = TensorViews(self._mover(lease))
         host = host_starts(header)
         if not host:
-            return frame.decode_values(header, delivery.body, on_device)
+            return frame.decode_values(header, lease.array, on_device)
 
         def place(dtype: str, shape: tuple[int, ...], start: int, nbytes: int) -> Any:
             return (views if nbytes and start in host else on_device)(dtype, shape, start, nbytes)
 
-        return frame.decode_values(header, delivery.body, place)
+        return frame.decode_values(header, lease.array, place)
 
 
 class HostViews:
@@ -103,48 +108,4 @@ class TensorViews:
         return self._body[start : start + nbytes].view(found).view(shape)
 
 
-def make_mover(device: Any) -> Any:
-    """Return a function from a uint8 tensor on the host to one on `device`."""
-    if device.type == "cpu":
-        return lambda body: body
-    if device.type == "cuda":
-        return PinnedMover(device)
-    return lambda body: body.to(device)
-
-
-class PinnedMover:
-    """Moves bodies to a CUDA device through pinned memory, without waiting for the copy.
-
-    A copy from pageable memory would block the training loop. Two pinned buffers take turns; each
-    is written again only when the event behind its last copy has passed.
-    """
-
-    def __init__(self, device: Any) -> None:
-        self._device = device
-        self._buffers: list[Any] = [None, None]
-        self._events: list[Any] = [None, None]
-        self._turn = 0
-
-    def __call__(self, body: Any) -> Any:
-        """Return `body` on the device; the copy is queued on the current stream."""
-        nbytes = body.numel()
-        if nbytes == 0:
-            return body.to(self._device)
-        turn = self._turn
-        self._turn = 1 - turn
-        if self._events[turn] is not None:
-            self._events[turn].synchronize()
-        if self._buffers[turn] is None or self._buffers[turn].numel() < nbytes:
-            # A quarter more: bodies of a packed job differ a little, and pinning is slow.
-            self._buffers[turn] = torch.empty(
-                nbytes + nbytes // 4, dtype=torch.uint8, pin_memory=True
-            )
-        staged = self._buffers[turn][:nbytes]
-        staged.copy_(body)
-        moved = staged.to(self._device, non_blocking=True)
-        event = self._events[turn] = self._events[turn] or torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
-        return moved
-
-
-__all__ = ["HostViews", "PinnedMover", "TensorViews", "TorchDecoder", "make_mover"]
+__all__ = ["HostViews", "TensorViews", "TorchDecoder"]

@@ -11,35 +11,46 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.client.reading.slots import Delivery
+from penstock.client.reading.buffers import PLAIN, Lease, Memory
 from penstock.wire import frame
 from penstock.wire.errors import InvalidRequest, MissingExtra, UnsupportedValue
 from penstock.wire.v1 import feed_pb2
 
 
 class Decoder(Protocol):
-    """Makes the values of batches.
+    """Makes the values of batches. Used by one thread, the consumer's or another.
 
     Attributes:
-        makes_tensors: They are torch tensors, not arrays.
+        memory: The kind of memory that bodies should land in for it; it decodes others, too.
     """
 
-    makes_tensors: bool
+    memory: Memory
 
-    def __call__(self, delivery: Delivery) -> dict[str, Any]:
-        """Return the values of one batch."""
+    def __call__(self, header: feed_pb2.BatchHeader, lease: Lease) -> dict[str, Any]:
+        """Return the values of one batch: views of the lease, or copies on a device.
+
+        Where a device still copies from the lease on return, the copy's event is among its events.
+        """
+        ...
+
+    def position(self, position: int) -> Any:
+        """Return `position` as an int64 of no dimensions, on the host."""
         ...
 
 
 class NumpyDecoder:
     """Makes arrays, views of the body but for labels that are widened."""
 
-    makes_tensors = False
+    memory: Memory = PLAIN
 
-    def __call__(self, delivery: Delivery) -> dict[str, Any]:
+    def __call__(self, header: feed_pb2.BatchHeader, lease: Lease) -> dict[str, Any]:
         """Return the values of one batch."""
-        values = frame.decode_values(delivery.header, delivery.body)
+        values = frame.decode_values(header, lease.array)
         return widen_labels(values, lambda array: array.astype(np.int64))
+
+    def position(self, position: int) -> Any:
+        """Return `position` as an int64 array of no dimensions."""
+        return np.array(position, np.int64)
 
 
 def needs_torch(device: Any, as_numpy: bool | None) -> bool:
@@ -85,16 +96,6 @@ def make_decoder(device: Any, as_numpy: bool | None) -> Decoder:
     from penstock.client.reading.torch_values import TorchDecoder
 
     return TorchDecoder(device)
-
-
-def position_value(as_tensor: bool, position: int) -> Any:
-    """Return `position` as an int64 of no dimensions: an array, or a tensor on the host."""
-    array = np.array(position, np.int64)
-    if not as_tensor:
-        return array
-    import torch
-
-    return torch.from_numpy(array)
 
 
 LABELS = "labels"
@@ -160,7 +161,6 @@ __all__ = [
     "host_starts",
     "make_decoder",
     "needs_torch",
-    "position_value",
     "unsupported_dtype",
     "widen_labels",
 ]

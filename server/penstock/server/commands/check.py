@@ -113,8 +113,7 @@ def render(measured: Measured) -> str:
     return "\n".join(
         [
             f"{click.style(f'job {measured.job}', bold=True)}  log id {measured.log_id[:16]}",
-            f"  {_counted(measured.items, 'item')} in {_counted(measured.lanes, 'lane')}, "
-            f"{_length(measured)}",
+            f"  {_items(measured)} in {_counted(measured.lanes, 'lane')}, {_length(measured)}",
             f"  {_counted(measured.items_run, 'item')} and "
             f"{_counted(measured.batches_run, 'batch')} were made twice, in "
             "another order and process: the same",
@@ -123,6 +122,10 @@ def render(measured: Measured) -> str:
             *(f"  {click.style('note', fg='yellow')} {plain(text)}" for text in measured.warnings),
         ]
     )
+
+
+def _items(measured: Measured) -> str:
+    return "a stream" if measured.items is None else _counted(measured.items, "item")
 
 
 def _length(measured: Measured) -> str:

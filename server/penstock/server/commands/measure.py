@@ -19,10 +19,10 @@ from penstock.server.commands.together import Together
 from penstock.server.commands.window import WindowRead, read_window
 from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_traceback
+from penstock.server.core.held import held_bytes
 from penstock.server.core.refs import ItemRef, SampleRef
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Filtered, Items, Outcome
-from penstock.server.pipeline.kept import held_bytes
 from penstock.server.pipeline.line import Computed, Line
 from penstock.server.pipeline.verdicts import Quarantined
 from penstock.server.roles.base import Sample, SampleBatcher
@@ -70,7 +70,7 @@ class Measured:
     Attributes:
         job: Its name.
         log_id: Hex.
-        items: Raw items in the source.
+        items: Raw items in all sources; None = not known before they are read.
         lanes: Lanes.
         batches: Batches in the log; None where it is endless, or not counted yet.
         epochs: None where it is endless.
@@ -97,7 +97,7 @@ class Measured:
 
     job: str
     log_id: str
-    items: int
+    items: int | None
     lanes: int
     batches: int | None
     epochs: int | None
@@ -158,7 +158,7 @@ def examine(
     found = Measured(
         job=job.name,
         log_id=job.log_id.hex(),
-        items=sum(map(len, job.sources.values())),
+        items=job.items,
         lanes=job.lanes,
         batches=order.batches,
         epochs=job.epochs,
@@ -336,7 +336,9 @@ def _sample_text(job: Job, outcomes: Sequence[Outcome]) -> str:
 def _warnings(job: Job, found: Measured) -> list[str]:
     warnings = job.cautions()
     pool = job.batcher.chooses_from()
-    if pool is not None and found.items / job.lanes < POOLS_PER_LANE * pool:
+    if found.items is None:
+        pass  # of a stream nobody knows
+    elif pool is not None and found.items / job.lanes < POOLS_PER_LANE * pool:
         lanes = max(1, found.items // (POOLS_PER_LANE * pool))
         warnings.append(
             f"{found.items:,} items over {job.lanes} lanes are {found.items / job.lanes:.1f} per "

@@ -135,11 +135,11 @@ def _blocks_bytes(job: Job, workers: int) -> float:
     # Without groups every worker holds what the lanes draw from.
     part = reading.held * block / (workers if reading.groups else 1)
     each = min(every, max(part, FREE_BYTES))
-    bound = job.sources[reading.source].most_kept_bytes()
-    if bound is None and reading.blocks is None:
-        bound = CACHE_BYTES
-    if bound is not None:
-        each = min(each, bound)
+    bounds = [source.most_kept_bytes() for source in job.blocked_sources()]
+    if reading.blocks is None:
+        bounds = [CACHE_BYTES if bound is None else bound for bound in bounds]
+    if (known := [bound for bound in bounds if bound is not None]) and len(known) == len(bounds):
+        each = min(each, sum(known))
     return workers * (each + DECODING_BLOCKS * block)
 
 

@@ -22,10 +22,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from penstock.server.core.contained import contained
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.seeding import drawn_since, purpose_key, seeded_globals
 from penstock.server.environment import FIXED, THREAD_VARIABLES, worker_environment
@@ -35,7 +35,8 @@ from penstock.server.pipeline.line import Computed, Line
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S
 from penstock.server.pipeline.verdicts import Quarantined, content_hash
 from penstock.server.roles.base import BatchCollator, RawItemProcessor, Source
-from penstock.server.roles.role import Role, asked
+from penstock.server.roles.draws import LaneDraws
+from penstock.server.roles.role import Role, asked, failing
 from penstock.wire import frame
 from penstock.wire.errors import (
     BadSnapshot,
@@ -110,20 +111,31 @@ def all_at_once() -> Surroundings:
 def first_items(job: Job, count: int) -> list[ItemRef]:
     """Return the first `count` draws of a job, lanes in turn; fewer where it ends before."""
     found: dict[ItemRef, None] = {}
-    ended: set[int] = set()
+    going = {lane: asked(job.distributor, "open", lane, job.lanes) for lane in range(job.lanes)}
+    epoch = job.distributor.epoch_draws(job.lanes)
     k = 0
-    while len(found) < count and len(ended) < job.lanes:
-        for lane in range(job.lanes):
-            draw = (job.distributor, "draw", lane, job.lanes, k)
-            item = None if lane in ended else asked(*draw)
+    while len(found) < count and going:
+        for lane, draws in list(going.items()):
+            item = _next_draw(job, draws)
             if item is None:
-                ended.add(lane)
-            elif len(found) < count:
+                del going[lane]
+            else:
                 found[item] = None
+            if len(found) == count:
+                break
         k += 1
-        if k > 2 * job.distributor.epoch_draws(job.lanes):  # a small job has fewer items than count
+        if epoch is not None and k > 2 * epoch:  # a small job has fewer items than count
             break
-    return list(islice(found, count))
+    return list(found)
+
+
+def _next_draw(job: Job, draws: LaneDraws) -> ItemRef | None:
+    try:
+        return contained(draws.next)
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise failing(job.distributor, "draw", error) from error
 
 
 def item_facts(outcome: Outcome) -> Facts:
@@ -280,7 +292,9 @@ def gather_backwards(
         [outcome] = items.samples([item], "draw")
         facts[str(item)] = item_facts(outcome)
         raws |= raw_facts(items, [item], [outcome])
-    batches = first_batches(Line(job, first_lane(job), items), batch_count)
+    # With verdicts of its own: here items were judged at stage `draw`, whatever a line would do.
+    line = Line(job, first_lane(job), Items(job, retry_deadline_s=retry_deadline_s))
+    batches = first_batches(line, batch_count)
     return {
         "log_id": job.log_id.hex(),
         "items": facts,

@@ -27,6 +27,7 @@ from penstock.server.store.recorded import Recorded, version_warning
 from penstock.wire import frame
 from penstock.wire.errors import PastEnd
 from penstock.wire.order import Share, Tail
+from penstock.wire.refs import number_text
 from penstock.wire.text import Decode, batch_text, headline, value_text
 
 SHOWN_ITEMS = 8
@@ -204,7 +205,7 @@ def _readable(
         return f"{head}\n{batch_text(values, decode)}"
     lines = [head, f"  digest {record['digest']}, {record['bytes']:,} bytes"]
     lines += [f"  {value_text(name, value)}" for name, value in record["values"].items()]
-    drawn = [f"{source}[{index}]@{epoch}" for source, index, epoch in record["items"]]
+    drawn = [f"{name}[{number_text(n)}]@{epoch}" for name, n, epoch in record["items"]]
     more = f" and {len(drawn) - SHOWN_ITEMS} more" if len(drawn) > SHOWN_ITEMS else ""
     lines.append(f"  items (source[index]@epoch): {', '.join(drawn[:SHOWN_ITEMS])}{more}")
     return "\n".join(lines)

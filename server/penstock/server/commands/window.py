@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Any
 
 from penstock.server.commands.progress import Say
@@ -12,7 +13,7 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.planner import LOOK_AHEAD
-from penstock.server.roles.reading import Blocks, Reading
+from penstock.server.roles.reading import Reading
 from penstock.wire.errors import BadItem
 
 MAX_ITEMS = 4096
@@ -63,22 +64,32 @@ def read_window(job: Job, items: Items, say: Say) -> WindowRead | None:
     reading = job.distributor.reading()
     if reading is None or reading.blocks is None or not reading.stored_bytes:
         return None
-    source = job.sources[reading.source]
-    blocks = source.blocks()
-    if blocks is None or blocks.stored is None:
+    sources = job.blocked_sources()
+    stored: dict[str, Sequence[int]] = {}
+    ends: dict[str, list[int]] = {}
+    for name, source in zip(reading.sources, sources, strict=True):
+        blocks = source.blocks()
+        if blocks is None or blocks.stored is None:
+            return None
+        stored[name], ends[name] = blocks.stored, list(accumulate(blocks.items))
+    refs = _draws_of_window(job, reading)
+    if not refs:
         return None
-    refs = _draws_of_window(job, reading, blocks)
-    source.keep_blocks(0)
-    source.keep_blocks(reading.blocks)
-    source.read_bytes()
+    job.keep_blocks(0)
+    job.keep_blocks(reading.blocks)
+    for source in sources:
+        source.read_bytes()
     for start in range(0, len(refs), LOOK_AHEAD):
         say(f"job {job.name}: a window of {reading.blocks} blocks, item {start} of {len(refs)}")
         _fetch(items, refs[start : start + LOOK_AHEAD])
-    read = source.read_bytes()
-    source.keep_blocks(reading.held)
-    ends = list(accumulate(blocks.items))
-    touched = {bisect_right(ends, ref.index) for ref in refs}
-    needed = sum(blocks.stored[block] for block in touched)
+    read = sum(source.read_bytes() for source in sources)
+    job.keep_blocks(reading.held)
+    touched = {
+        (ref.source, bisect_right(ends[ref.source], ref.index))
+        for ref in refs
+        if ref.source in ends
+    }
+    needed = sum(stored[name][block] for name, block in touched)
     return WindowRead(
         groups=reading.groups or 1,
         blocks_in_memory=reading.held,
@@ -88,28 +99,31 @@ def read_window(job: Job, items: Items, say: Say) -> WindowRead | None:
     )
 
 
-def _draws_of_window(job: Job, reading: Reading, blocks: Blocks) -> list[ItemRef]:
+def _draws_of_window(job: Job, reading: Reading) -> list[ItemRef]:
     """Return the draws in which a group goes on by as many blocks as it holds, or a part of them.
 
-    A part keeps their order, and is spread over all of them.
+    A part keeps their order, and is spread over all of them. None where the draws of a lane cannot
+    begin in the middle of an epoch.
     """
     assert reading.blocks is not None
     lanes = range(0, job.lanes, reading.groups or job.lanes + 1)
     if reading.groups is None:
         lanes = range(job.lanes)
-    held = sum(items > 0 for items in blocks.items)
-    count = reading.blocks * sum(blocks.items) // held
+    count = reading.blocks * (job.distributor.epoch_draws(1) or 0) // reading.all_blocks
     step = max(1, -(-count // MAX_ITEMS))
-    first = job.distributor.epoch_draws(job.lanes) // 2 if reading.groups else 0
+    first = (job.distributor.epoch_draws(job.lanes) or 0) // 2 if reading.groups else 0
     rounds = -(-count // len(lanes))
-
-    def draws() -> Any:
-        for k in range(first, first + rounds):
-            for lane in lanes:
-                yield lane, k
-
-    found = (job.distributor.draw(lane, job.lanes, k) for lane, k in islice(draws(), 0, None, step))
-    return [ref for ref in found if ref is not None]
+    opened = {lane: job.distributor.open(lane, job.lanes) for lane in lanes}
+    if not all(draws.can_seek() for draws in opened.values()):
+        return []
+    found: list[ItemRef] = []
+    for number in range(0, rounds * len(lanes), step):
+        turn, place = divmod(number, len(lanes))
+        draws = opened[lanes[place]]
+        draws.seek(first + turn)
+        if (item := draws.next()) is not None:
+            found.append(item)
+    return found
 
 
 def _fetch(items: Items, refs: list[ItemRef]) -> None:

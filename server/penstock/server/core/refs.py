@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from penstock.wire.refs import number_text
+
 
 class ItemRef(NamedTuple):
-    """One raw record in one epoch."""
+    """One raw record in one epoch.
+
+    Attributes:
+        source: The name of its source in the job.
+        index: Its number there: an index, or shard and row of a stream (`penstock.wire.refs`).
+        epoch: Which pass over the data.
+    """
 
     source: str
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls on a ref
     epoch: int
 
     def __str__(self) -> str:
-        return f"{self.source}[{self.index}] in epoch {self.epoch}"
+        return f"{self.source}[{number_text(self.index)}] in epoch {self.epoch}"
 
 
 class Span(NamedTuple):

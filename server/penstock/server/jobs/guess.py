@@ -18,7 +18,7 @@ from penstock.server.job import DEFAULT_LANES
 from penstock.server.jobs.place import Place
 from penstock.server.jobs.registry import KINDS, build
 from penstock.server.jobs.validate import shown
-from penstock.server.roles.base import RawItem, Source
+from penstock.server.roles.base import IndexedSource, RawItem
 from penstock.wire.errors import InvalidRequest
 
 BUILDERS = {
@@ -132,7 +132,7 @@ def guess(
     base = Path(os.path.abspath(base))
     notes: list[str] = []
     spec, folders = _source(paths, base, notes)
-    source: Source = build(KINDS["source"], spec, Place(" ".join(paths), base, ("source",)))
+    source: IndexedSource = build(KINDS["source"], spec, Place(" ".join(paths), base, ("source",)))
     try:
         count = len(source)
         looked = source.fetch(range(min(LOOKED_AT, count)))

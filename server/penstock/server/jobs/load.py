@@ -17,7 +17,7 @@ from typing import Any
 from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_place, user_traceback
 from penstock.server.core.imports import load_attribute
-from penstock.server.job import Job, find_job
+from penstock.server.job import MAX_SOURCE_NAME, SOURCE_NAME, Job, find_job
 from penstock.server.jobs import yaml_file
 from penstock.server.jobs.override import override
 from penstock.server.jobs.place import Place
@@ -138,6 +138,8 @@ def _load_file(
     data = {key: value for key, value in data.items() if not str(key).startswith("x-")}
     _check_job_names(data.get("jobs"), place)
     file = validate(JobFile, data, place)
+    for name, settings in file.jobs.items():
+        _check_sources(settings, place.at("jobs", name))
     server = override(file.server, overrides, environ)
     keep_in(server.hash_cache, place.base)
     jobs = Jobs(
@@ -165,8 +167,26 @@ def _check_job_names(jobs: Any, place: Place) -> None:
             )
 
 
+def _check_sources(settings: JobSettings, place: Place) -> None:
+    """Refuse a job without a source, with two kinds of them, or with one that cannot be named."""
+    at = place.at("source")
+    if settings.source is None and settings.sources is None:
+        raise at.error(
+            f"{at.key} is missing: give a source: {{type: NAME, its parameters ...}}, or several "
+            "by name in sources"
+        )
+    if settings.source is not None and settings.sources is not None:
+        raise at.error(f"{at.key} and {place.at('sources').key} are both given: remove one of them")
+    for name in settings.sources or ():
+        if not SOURCE_NAME.fullmatch(name):
+            raise place.at("sources", name).error(
+                f"{name!r} is not a name for a source: use letters, digits and underscores, and no "
+                f"digit first, at most {MAX_SOURCE_NAME} characters"
+            )
+
+
 def build_job(name: str, settings: JobSettings, place: Place) -> Job:
-    """Build the source and the roles of one job, and the job of them.
+    """Build the sources and the roles of one job, and the job of them.
 
     Args:
         name: Its name.
@@ -187,6 +207,12 @@ def build_job(name: str, settings: JobSettings, place: Place) -> Job:
             )
         values["processor"] = {"function": function}
     roles: dict[str, Any] = {}
+    several = values.pop("sources", None)
+    if several is not None:
+        roles["source"] = {
+            key: build(KINDS["source"], spec, place.at("sources", key))
+            for key, spec in several.items()
+        }
     for role, kind in KINDS.items():
         spec = values.pop(role, None)
         if spec is not None:
@@ -201,6 +227,8 @@ def build_job(name: str, settings: JobSettings, place: Place) -> Job:
     except PenstockError as error:
         key = str(error.fields.get("key") or "")
         keys = key.split(".")
+        if several is not None and keys[0] == "source":
+            keys = ["sources"]
         at = place.at(*keys) if keys[0] in JobSettings.model_fields else place
         if not isinstance(error, InvalidJob):
             raise error.reworded(f"{place.key}: {error.message}") from error

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from penstock.server.job import SOURCE_NAME
 from penstock.server.jobs.registry import FUNCTIONS, KINDS, Kind, constructor_parameters
 from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings
 from penstock.server.roles.role import Role
@@ -38,6 +39,17 @@ def json_schema() -> dict[str, Any]:
         schema["$defs"][name] = _role_schema(kind)
         meaning = job[name].get("description", "")
         job[name] = {"$ref": f"#/$defs/{name}", "description": meaning}
+    job["sources"] = {
+        "type": "object",
+        "minProperties": 1,
+        "propertyNames": {"pattern": f"^{SOURCE_NAME.pattern}$"},
+        "additionalProperties": {"$ref": "#/$defs/source"},
+        "description": job["sources"].get("description", ""),
+    }
+    schema["$defs"]["JobSettings"]["oneOf"] = [
+        {"required": ["source"], "not": {"required": ["sources"]}},
+        {"required": ["sources"], "not": {"required": ["source"]}},
+    ]
     for section in schema["$defs"].values():
         for field in section.get("properties", {}).values():
             field.pop("expects", None)

@@ -23,9 +23,11 @@ from penstock.server.jobs.validate import shown
 from penstock.server.roles.base import (
     BatchCollator,
     DataDistributor,
+    IndexedSource,
     RawItemProcessor,
     SampleBatcher,
     Source,
+    StreamSource,
 )
 from penstock.server.roles.batchers import BUILTIN_BATCHERS
 from penstock.server.roles.collators import BUILTIN_COLLATORS, FunctionCollator
@@ -117,11 +119,22 @@ def resolve(kind: Kind, name: str, place: Place) -> type[Role]:
             + ("" if remedy.startswith("known") else f" (known are {', '.join(sorted(known))})")
             + "; your own is named as ./file.py:Class or package.module:Class"
         )
+    if (
+        inspect.isclass(found)
+        and issubclass(found, Source)
+        and not issubclass(found, IndexedSource | StreamSource)
+        and inspect.isabstract(found)
+    ):
+        raise at.error(
+            f"{name!r} is derived from Source itself, and gives items neither by number nor as a "
+            "stream: derive it from penstock.server.roles.IndexedSource or StreamSource"
+        )
     if not (inspect.isclass(found) and issubclass(found, kind.base)):
         what = f"a {type(found).__name__}"
         if inspect.isclass(found):
             what = f"the class {found.__name__}"
-        remedy = f"derive it from penstock.server.roles.{kind.base.__name__}"
+        base = IndexedSource if kind.base is Source else kind.base
+        remedy = f"derive it from penstock.server.roles.{base.__name__}"
         if kind.name in FUNCTIONS and callable(found) and not inspect.isclass(found):
             remedy = (
                 f"write function: {name} in place of processor:"
@@ -131,7 +144,7 @@ def resolve(kind: Kind, name: str, place: Place) -> type[Role]:
         if kind.name == "source" and callable(found):
             remedy = (
                 f"for a Dataset with __len__ and __getitem__ write {{type: torch, factory: "
-                f"{name}}}, else derive it from penstock.server.roles.Source"
+                f"{name}}}, else derive it from penstock.server.roles.IndexedSource"
             )
         raise at.error(f"{name!r} is {what} and no {kind.name}: {remedy}")
     return found

@@ -184,9 +184,17 @@ class ServerSettings(_Section):
 class JobSettings(_Section):
     """One job: what decides its bytes, and a few policies that decide none."""
 
-    source: RoleSpec = Field(
-        description="Where raw items come from. Required.",
-        json_schema_extra={"expects": "a source: {type: NAME, its parameters ...}"},
+    source: RoleSpec | None = _key(
+        None,
+        "Where raw items come from. This or `sources` is required.",
+        "a source: {type: NAME, its parameters ...}",
+    )
+    sources: Annotated[dict[str, RoleSpec], Field(min_length=1)] | None = _key(
+        None,
+        "Several sources by name, in place of `source`: what the distributor `map` draws from as "
+        "one, in this order. Names have letters, digits and underscores, and stand in lineage, "
+        "verdicts and errors.",
+        "sources by name: {NAME: {type: ..., its parameters ...}, ...}",
     )
     distributor: RoleSpec | None = _key(
         None, "Which item comes next; default `{type: map}`.", _ROLE_EXPECTS

@@ -90,7 +90,7 @@ def part_of_lanes(job: Job, part: int, parts: int) -> list[int]:
     homes.settle(range(parts))
     here = [group for group in range(groups) if homes.of(group) == part]
     if reading is not None and reading.groups is not None and reading.blocks is not None:
-        job.sources[reading.source].keep_blocks(max(1, len(here)) * reading.blocks)
+        job.keep_blocks(max(1, len(here)) * reading.blocks)
     held = set(here)
     return [lane for lane in range(job.lanes) if lane % groups in held]
 

@@ -26,7 +26,7 @@ class Observer:
     ) -> None:
         """The counters of a lane since its beginning, now and when its line was opened."""
 
-    def quarantined(self, job: str, left_out: Mapping[tuple[str, str], int]) -> None:
+    def quarantined(self, job: str, left_out: Mapping[tuple[str, str, str], int]) -> None:
         """How many items are left out now, by stage and kind of reason."""
 
     def worker_died(self) -> None:

@@ -493,7 +493,7 @@ def _keep_blocks(known: Known) -> None:
     """Let a job's source keep what the lines here read from, and no more."""
     places = known.places
     if places is not None and (count := places.blocks()) is not None:
-        known.job.sources[places.reading.source].keep_blocks(count)
+        known.job.keep_blocks(count)
 
 
 def _snapshot_if_due(line: Line) -> list[Snapshot]:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef
@@ -20,8 +22,9 @@ from penstock.server.pipeline.chance import Chance
 from penstock.server.pipeline.raws import RawItems
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Call, Progress
 from penstock.server.pipeline.verdicts import Bad, Quarantined, VerdictBook, content_hash
-from penstock.server.roles.base import RawItem, Sample
+from penstock.server.roles.base import IndexedSource, RawItem, Sample
 from penstock.server.roles.context import ProcessContext, item_key
+from penstock.server.roles.role import Role
 from penstock.wire.errors import (
     BadItem,
     InvalidJob,
@@ -214,7 +217,7 @@ class Items(RawItems):
     # --- sizes ---
 
     def sizes(self, items: Sequence[ItemRef]) -> list[int | Bad]:
-        """Return the sizes of items as the processor knows them without processing.
+        """Return the sizes of items as their sources, or the processor, know them unprocessed.
 
         Where a source has no heads of items the whole items are read, and kept for who makes the
         batch: most often it is this worker.
@@ -222,6 +225,8 @@ class Items(RawItems):
         Raises:
             SourceUnavailable: A read failed to the deadline.
         """
+        if self.job.sized_sources:
+            return self._told_sizes(items)
         if not self._ready:
             self.set_up()
         try:
@@ -235,6 +240,32 @@ class Items(RawItems):
             self.keeper().keep(items, raws)
         return found
 
+    def _told_sizes(self, items: Sequence[ItemRef]) -> list[int | Bad]:
+        found: dict[ItemRef, int | Bad] = {}
+        for name, source in self.job.sized_sources.items():
+            own = [item for item in items if item.source == name]
+            if own:
+                found.update(zip(own, self._told_by(source, own), strict=True))
+        return [found[item] for item in items]
+
+    def _told_by(self, source: IndexedSource, items: Sequence[ItemRef]) -> list[int | Bad]:
+        what = Call(source, "sizes", reading=True)
+        self.progress("fetch", items[0])
+        indices = [item.index for item in items]
+        try:
+            sizes = self.retried(lambda: contained(lambda: source.sizes(indices)), what, items[0])
+            return [
+                self._checked_size(source, "sizes", item, size, None)
+                for item, size in zip(items, () if sizes is None else sizes, strict=True)
+            ]
+        except NEVER_ABOUT_AN_ITEM:
+            raise
+        except Exception as error:
+            if len(items) > 1:  # one of them fails, and is named when it is alone
+                return [self._told_by(source, [item])[0] for item in items]
+            bad = self.bad_item("draw", what, items[0], error)
+            return [Bad(bad, content_hash(None), every_epoch=True)]
+
     def _size(self, item: ItemRef, raw: RawItem) -> int | Bad:
         processor = self.job.processor
         what = Call(processor, "size")
@@ -245,13 +276,22 @@ class Items(RawItems):
         except Exception as error:
             bad = self.bad_item("draw", what, item, error)
             return Bad(bad, content_hash(raw), every_epoch=True)
+        return self._checked_size(processor, "size", item, size, raw)
+
+    def _checked_size(
+        self, role: Role, method: str, item: ItemRef, size: Any, raw: RawItem
+    ) -> int | Bad:
+        """Return a size that a role has told, or what is wrong with it."""
+        if isinstance(size, np.integer):
+            size = int(size)
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            kind = "source" if method == "sizes" else "processor"
             wrong = BadItem(
-                f"{type(processor).__name__}.size() gave {size!r} for item {item}: a processor "
-                "that overrides size() must know it for every item",
+                f"{type(role).__name__}.{method}() gave {size!r} for item {item}: a {kind} "
+                f"that overrides {method}() must know it for every item",
                 item=list(item),
                 stage="draw",
-                reason=f"size() gave {size!r}",
+                reason=f"{method}() gave {size!r}",
             )
             return Bad(wrong, content_hash(raw), every_epoch=True)
         return size

@@ -7,13 +7,12 @@ that reading alone says what is wrong: so errors and verdicts come in the same o
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from penstock.server.core.frames import error_line
+from penstock.server.core.held import held_bytes
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.base import RawItem
 
@@ -127,16 +126,4 @@ class KeptItems:
                 self._changed.notify_all()
 
 
-def held_bytes(value: Any) -> int:
-    """Return about how many bytes of memory a raw item takes."""
-    if isinstance(value, str | bytes | bytearray):
-        return 64 + len(value)
-    if isinstance(value, dict):
-        return 256 + sum(held_bytes(key) + held_bytes(inner) for key, inner in value.items())
-    if isinstance(value, list | tuple):
-        return 64 + sum(map(held_bytes, value))
-    nbytes = getattr(value, "nbytes", None)
-    return 128 + nbytes if isinstance(nbytes, int) else sys.getsizeof(value, 1024)
-
-
-__all__ = ["KEPT_BYTES", "NODE_KEPT_BYTES", "KeptItems", "held_bytes"]
+__all__ = ["KEPT_BYTES", "NODE_KEPT_BYTES", "KeptItems"]

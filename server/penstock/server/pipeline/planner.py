@@ -15,12 +15,13 @@ from typing import Any
 
 from penstock.server.core.contained import as_exception, contained
 from penstock.server.core.frames import error_line, user_traceback
+from penstock.server.core.held import held_bytes
 from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Filtered, Items
-from penstock.server.pipeline.kept import held_bytes
+from penstock.server.pipeline.retry import Call
 from penstock.server.pipeline.verdicts import Bad
 from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.server.roles.draws import LaneDraws
@@ -32,6 +33,7 @@ from penstock.wire.errors import (
     LaneStarved,
     LogDiverged,
     PenstockError,
+    SourceUnavailable,
     clean_text,
 )
 
@@ -139,7 +141,7 @@ class Planner:
         while len(self.ready) < batches and not self.ended:
             before = self.draws.state()
             try:
-                item = self.draws.next()
+                item = self._draw()
             except PenstockError:
                 raise
             except BaseException as raised:
@@ -165,14 +167,23 @@ class Planner:
                         self.draws.restore(before)
                         self.counters["drawn"] -= 1
 
+    def _draw(self) -> ItemRef | None:
+        try:
+            return self.draws.next()
+        except SourceUnavailable:
+            reading = Call(self.job.distributor, "open", reading=True)
+            return self.items.retried(self.draws.next, reading)
+
     def _take(self, item: ItemRef) -> None:
         self.counters["drawn"] += 1
         batches: list[Rows] = []
         accepted = False
+        taken = 0
         if self._from_refs:
             size = self._size(item) if self.batcher.needs_sizes else 0
             if size is not None:
                 batches, accepted = self._add_all((SampleRef(item, 0, size),), (None,))
+                taken = size
         else:
             outcome = self._outcome(item)
             if isinstance(outcome, Filtered):
@@ -183,6 +194,8 @@ class Planner:
                     for part, sample in enumerate(outcome)
                 ]
                 batches, accepted = self._add_all(refs, outcome)
+                taken = sum(ref.size for ref in refs)
+        self.draws.took(item, taken if accepted else 0)
         self.ready.extend(batches)
         self._watch_starvation(accepted, bool(batches))
 
@@ -306,7 +319,7 @@ class Planner:
         if self.job.epochs is not None:
             return  # a finite lane ends by itself
         epoch = self.job.distributor.epoch_draws(1)
-        many = STARVED_EPOCHS * epoch
+        many = MAX_DRAWS if epoch is None else STARVED_EPOCHS * epoch
         starved = self._without_sample > min(max(many, MIN_DRAWS_WITHOUT_SAMPLE), MAX_DRAWS)
         stuck = self._without_batch > min(max(many, MIN_DRAWS_WITHOUT_BATCH), MAX_DRAWS)
         if starved or stuck:

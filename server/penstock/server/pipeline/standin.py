@@ -59,11 +59,11 @@ class StandIns:
         return fresh
 
     def _first(self, source: str, plan: BatchPlan) -> Sample:
-        tries = min(MAX_TRIES, len(self._job.sources[source]))
-        total = len(self._job.sources[source])
-        for number in range(tries):
-            # Spread over the source: what is damaged often lies together.
-            item = ItemRef(source, number * total // tries, 0)
+        tries = 0
+        # Spread over the source: what is damaged often lies together.
+        for index in self._job.sources[source].spread(MAX_TRIES):
+            tries += 1
+            item = ItemRef(source, index, 0)
             [outcome] = self._items.outcomes([item], "exit")
             if not isinstance(outcome, Bad | Filtered):
                 return outcome[0]

@@ -50,7 +50,7 @@ class VerdictBook:
         limit: How many items may be left out, where there is no store to count them.
 
     Attributes:
-        left_out: How many items are left out, by stage and kind of reason.
+        left_out: How many items are left out, by source, stage and kind of reason.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class VerdictBook:
     ) -> None:
         self._known: dict[tuple[str, str, int], list[Verdict]] = {}
         self._insert, self._limit = insert, limit
-        self.left_out: Counter[tuple[str, str]] = Counter()
+        self.left_out: Counter[tuple[str, str, str]] = Counter()
         self.learn(known)
 
     def __iter__(self) -> Iterator[Verdict]:
@@ -116,14 +116,14 @@ def _place(verdict: Verdict) -> tuple[str, str, int]:
     return verdict.stage, verdict.item.source, verdict.item.index
 
 
-def _counted(verdicts: Iterable[Verdict]) -> Iterator[tuple[str, str]]:
-    """Yield (stage, kind of reason) for each that counts, however many lanes have met the item."""
+def _counted(verdicts: Iterable[Verdict]) -> Iterator[tuple[str, str, str]]:
+    """Yield (source, stage, kind of reason) for each that counts, once for all lanes."""
     seen: set[int | None] = set()
     for verdict in verdicts:
         epoch = None if verdict.every_epoch else verdict.item.epoch
         if verdict.released is None and epoch not in seen:
             seen.add(epoch)
-            yield verdict.stage, kind_of(verdict.reason)
+            yield verdict.item.source, verdict.stage, kind_of(verdict.reason)
 
 
 def kind_of(reason: str) -> str:

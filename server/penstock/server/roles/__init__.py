@@ -2,7 +2,7 @@
 
 ```
 Source            DataDistributor ->  RawItemProcessor  ->  SampleBatcher  ->  BatchCollator
-fetches by index  which item next     raw item -> samples   samples -> rows    rows -> named values
+fetches items     which item next     raw item -> samples   samples -> rows    rows -> named values
 ```
 
 `docs/roles.md` shows how to bring your own.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.server.roles.base import (
     BatchCollator,
     DataDistributor,
+    IndexedSource,
     ItemRef,
     KeySpec,
     Layout,
@@ -27,9 +28,10 @@ from penstock.server.roles.base import (
     SampleBatcher,
     SampleRef,
     Source,
+    StreamSource,
 )
 from penstock.server.roles.context import CollateContext, ProcessContext
-from penstock.server.roles.draws import LaneDraws
+from penstock.server.roles.draws import LaneDraws, NumberedDraws
 from penstock.server.roles.reading import Blocks, Reading
 from penstock.server.roles.role import Role
 
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
         PackedCollator,
         PaddedCollator,
     )
-    from penstock.server.roles.distributors import MapDistributor
+    from penstock.server.roles.distributors import MapDistributor, ShardsDistributor
     from penstock.server.roles.processors import (
         FunctionProcessor,
         IdentityProcessor,
@@ -64,6 +66,7 @@ _BUILTINS = {
     "PackedCollator": "collators",
     "PaddedCollator": "collators",
     "MapDistributor": "distributors",
+    "ShardsDistributor": "distributors",
     "FunctionProcessor": "processors",
     "IdentityProcessor": "processors",
     "TokenizeProcessor": "processors",
@@ -88,11 +91,13 @@ __all__ = [
     "FunctionCollator",
     "FunctionProcessor",
     "IdentityProcessor",
+    "IndexedSource",
     "ItemRef",
     "KeySpec",
     "LaneDraws",
     "Layout",
     "MapDistributor",
+    "NumberedDraws",
     "PackedCollator",
     "PaddedCollator",
     "PoolPackingBatcher",
@@ -107,7 +112,9 @@ __all__ = [
     "SampleBatcher",
     "SampleRef",
     "SequentialPackingBatcher",
+    "ShardsDistributor",
     "SimpleBatcher",
     "Source",
+    "StreamSource",
     "TokenizeProcessor",
 ]

@@ -2,13 +2,14 @@
 
 ```
 Source            DataDistributor ->  RawItemProcessor  ->  SampleBatcher  ->  BatchCollator
-fetches by index  which item next     raw item -> samples   samples -> rows    rows -> named values
+fetches items     which item next     raw item -> samples   samples -> rows    rows -> named values
 ```
 
 | class | required | often overridden |
 |---|---|---|
-| `Source` | `__len__`, `fetch` | `fingerprint`, `heads`, `blocks`, `close` |
-| `DataDistributor` | `draw` | `draws`, `open` |
+| `IndexedSource` | `__len__`, `fetch` | `fingerprint`, `heads`, `sizes`, `blocks`, `close` |
+| `StreamSource` | `shards`, `open`, `fingerprint` | `close` |
+| `DataDistributor` | `draw` or `open` | `draws` |
 | `RawItemProcessor` | `process` | `size`, `process_batch`, `setup`, `cut` |
 | `SampleBatcher` | `add` | `flush`, `pending`, `size_of`, `dropped` |
 | `BatchCollator` | `collate` | `specs`, `blank` |
@@ -19,16 +20,20 @@ Every role is a pure function of what it is given. None of them knows a rank, a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.server.core.refs import ItemRef, Row, Rows, SampleRef
 from penstock.server.roles import state as role_state
 from penstock.server.roles.context import CollateContext, ProcessContext
-from penstock.server.roles.draws import LaneDraws
+from penstock.server.roles.draws import LaneDraws, NumberedDraws
 from penstock.server.roles.reading import Blocks, Reading
 from penstock.server.roles.role import Role, asked
+from penstock.server.roles.stream import ShardRows
+from penstock.wire.errors import InvalidJob
+from penstock.wire.refs import row_index, shard_row
 
 if TYPE_CHECKING:
     from penstock.server.sources.catalog import Catalog
@@ -44,7 +49,11 @@ Sample = dict[str, Any]
 
 
 class Source(Role, ABC):
-    """Raw records by index. Its data is immutable for as long as a job lives.
+    """Raw records. Its data is immutable for as long as a job lives.
+
+    What a distributor can do with a source is decided by what it offers beside this: derive yours
+    from `IndexedSource` where any item can be read by its number, from `StreamSource` where items
+    come one after another.
 
     Class attributes:
         uses_global_rng: True says that `fetch` may draw from the generators of random, numpy or
@@ -63,17 +72,28 @@ class Source(Role, ABC):
     may_read_ahead: ClassVar[bool] = False
 
     @abstractmethod
-    def __len__(self) -> int:
-        """Return how many items there are."""
-
-    @abstractmethod
     def fetch(self, indices: Sequence[int]) -> list[RawItem]:
-        """Return the items at `indices`, in that order; reads are coalesced, duplicates allowed.
+        """Return the items of refs: their `index` each, in that order; duplicates are allowed.
 
         Raises:
             SourceUnavailable: The bytes cannot be read at this moment (OSError, timeout, 5xx).
             SourceChanged: A file is not the one that was opened.
         """
+
+    @abstractmethod
+    def is_empty(self) -> bool:
+        """Tell whether there is nothing to draw."""
+
+    @abstractmethod
+    def spread(self, count: int) -> Iterator[int]:
+        """Yield up to `count` items' indices, spread over the data: always the same ones."""
+
+    def reads_anywhere(self) -> bool:
+        """Tell whether any process reads an item as cheaply as the one that drew it.
+
+        Else batches are made where they were planned.
+        """
+        return True
 
     def heads(self, indices: Sequence[int], columns: Sequence[str] | None = None) -> list[RawItem]:
         """Return what `RawItemProcessor.size` needs of the items at `indices`, in that order.
@@ -97,21 +117,6 @@ class Source(Role, ABC):
         """
         return not self.keeps(Source, "heads")
 
-    def blocks(self) -> Blocks | None:
-        """Return the storage blocks; None = random access is cheap."""
-        return None
-
-    def keep_blocks(self, count: int) -> None:  # optional
-        """Keep so many decoded blocks, those used last: all that is read from; 0 = forget all.
-
-        Called by the process that fetches, at first and whenever it reads from more places or from
-        fewer.
-        """
-
-    def most_kept_bytes(self) -> int | None:
-        """Return the bound of what `keep_blocks` keeps, in bytes; None = as many as are needed."""
-        return None
-
     def check_present(self) -> None:  # optional
         """Look whether all that is read from is still there, as it was when the source was opened.
 
@@ -122,9 +127,9 @@ class Source(Role, ABC):
             SourceChanged: It is not; names the file.
         """
 
+    @abstractmethod
     def fingerprint(self) -> Any:
         """Return what identifies the content, as JSON: names, sizes, hashes; no times or places."""
-        return {"length": len(self)}
 
     def columns_of_items(self) -> Mapping[str, str] | None:
         """Return the keys that items may have, with Arrow's name of their type; "" = unknown.
@@ -135,8 +140,6 @@ class Source(Role, ABC):
 
     def unseen(self) -> str | None:
         """Return a sentence about content that `fingerprint` does not tell, or None."""
-        if self.keeps(Source, "fingerprint"):
-            return unseen_sentence(type(self).__name__)
         return None
 
     def check_identity(self) -> None:
@@ -163,6 +166,148 @@ class Source(Role, ABC):
         """Close files and connections."""
 
 
+class IndexedSource(Source):
+    """Items by their numbers, from 0 on: any of them can be read at any time."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return how many items there are."""
+
+    @abstractmethod
+    def fetch(self, indices: Sequence[int]) -> list[RawItem]:
+        """Return the items at `indices`, in that order; reads are coalesced, duplicates allowed.
+
+        Raises:
+            SourceUnavailable: The bytes cannot be read at this moment (OSError, timeout, 5xx).
+            SourceChanged: A file is not the one that was opened.
+        """
+
+    def sizes(self, indices: Sequence[int]) -> Sequence[int] | None:
+        """Return the sizes of items as batchers count them, such as tokens, without reading them.
+
+        Override it where an index of lengths lies beside the data: where the processor leaves items
+        as they are (`keeps_sizes`), batches are planned without reading anything. None = there is
+        no index.
+
+        Raises:
+            SourceUnavailable, SourceChanged: As `fetch`.
+        """
+        return None
+
+    def knows_sizes(self) -> bool:
+        """Tell whether `sizes` gives an answer: by default whether a subclass overrides it."""
+        return not self.keeps(IndexedSource, "sizes")
+
+    def blocks(self) -> Blocks | None:
+        """Return the storage blocks; None = random access is cheap."""
+        return None
+
+    def keep_blocks(self, count: int) -> None:  # optional
+        """Keep so many decoded blocks, those used last: all that is read from; 0 = forget all.
+
+        Called by the process that fetches, at first and whenever it reads from more places or from
+        fewer.
+        """
+
+    def most_kept_bytes(self) -> int | None:
+        """Return the bound of what `keep_blocks` keeps, in bytes; None = as many as are needed."""
+        return None
+
+    def fingerprint(self) -> Any:
+        """Return what identifies the content, as JSON: by default the length, which is not much."""
+        return {"length": len(self)}
+
+    def unseen(self) -> str | None:
+        """Return a sentence about content that `fingerprint` does not tell, or None."""
+        if self.keeps(IndexedSource, "fingerprint"):
+            return unseen_sentence(type(self).__name__)
+        return None
+
+    def is_empty(self) -> bool:
+        """Tell whether the length is 0."""
+        return len(self) == 0
+
+    def spread(self, count: int) -> Iterator[int]:
+        """Yield numbers at equal distances."""
+        total = len(self)
+        tries = min(count, total)
+        yield from (number * total // tries for number in range(tries))
+
+
+class StreamSource(Source):
+    """Items that come one after another: shards of rows, each read from its start or from a mark.
+
+    A ref names shard and row (`penstock.wire.refs`), so a row that is needed once more, after a
+    restart or by another worker, is found by reading on from the nearest mark before it. Marks only
+    accelerate: a source that gives none is read from the start of the shard. How many rows a shard
+    holds is known when its end is reached.
+    """
+
+    @abstractmethod
+    def shards(self) -> Sequence[str]:
+        """Return the shards' names, in an order that belongs to the content."""
+
+    @abstractmethod
+    def open(self, shard: int, mark: Any) -> Iterator[tuple[RawItem, Any]]:
+        """Yield the rows of a shard in order, each with the mark of the row after it.
+
+        Which rows have a mark depends on the content alone, never on where reading began: marks are
+        part of snapshots. What is read is closed with the iterator. A row that cannot be decoded
+        should be given as its bytes, for the processor to refuse: an error here ends the lane.
+
+        Args:
+            shard: Its number.
+            mark: Where to begin: JSON-able, as this has given it; None = at the first row.
+
+        Yields:
+            The item, and what `open` needs to begin with the next row; None = reading cannot begin
+            there.
+
+        Raises:
+            OSError: It cannot be read at this moment: it is opened again.
+        """
+
+    def reads_anywhere(self) -> bool:
+        """Tell that it is not so: another process would read the shard up to the row once more."""
+        return False
+
+    @cached_property
+    def rows(self) -> ShardRows:
+        """Return what reads rows by shard and number, of this process."""
+        return ShardRows(self)
+
+    def fetch(self, indices: Sequence[int]) -> list[RawItem]:
+        """Return rows, in the order of their refs' `index`.
+
+        Raises:
+            SourceUnavailable: A shard cannot be read at this moment.
+            SourceChanged: A shard has no such row any more.
+        """
+        return [self.rows.take(*shard_row(index)) for index in indices]
+
+    def is_empty(self) -> bool:
+        """Tell whether there is no shard; whether all of them are empty is seen in reading."""
+        return len(self.shards()) == 0
+
+    def spread(self, count: int) -> Iterator[int]:
+        """Yield the first rows of shards at equal distances, then the second ones, and so on."""
+        total = len(self.shards())
+        tries = min(count, total)
+        going = [number * total // tries for number in range(tries)]
+        found = row = 0
+        while going:
+            going = [shard for shard in going if self.rows.look(shard, row) is not None]
+            for shard in going[: count - found]:
+                yield row_index(shard, row)
+            found, row = found + len(going), row + 1
+            if found >= count:
+                return
+
+    def close(self) -> None:
+        """Close the shards that are open."""
+        self.rows.close()
+
+
 def unseen_sentence(name: str) -> str:
     """Return what to say of a source or a Dataset that does not tell what its content is."""
     return (
@@ -176,7 +321,11 @@ def unseen_sentence(name: str) -> str:
 
 
 class DataDistributor(Role, ABC):
-    """Decides the draws of every lane: which item comes next."""
+    """Decides the draws of every lane: which item comes next.
+
+    Most give `draw`, where the number of a draw decides it. One whose draws depend on what came
+    before gives `open`.
+    """
 
     sources: Mapping[str, Source]
     seed: int
@@ -185,16 +334,26 @@ class DataDistributor(Role, ABC):
     def bind(
         self, sources: Mapping[str, Source], seed: int, epochs: int | None, lanes: int
     ) -> None:
-        """Take the job's sources, seed and lanes; called once when the job is built."""
+        """Take the job's sources, seed and lanes; called once when the job is built.
+
+        Raises:
+            InvalidJob: It cannot draw from such sources.
+        """
+        if self.keeps(DataDistributor, "draw", "open"):
+            raise InvalidJob(
+                f"{type(self).__name__} draws nothing: give it a method draw(lane, lanes, k), or "
+                "open(lane, lanes)",
+                key="distributor",
+            )
         self.sources, self.seed, self.epochs = sources, seed, epochs
 
     def reading(self) -> Reading | None:
-        """Return how a source of storage blocks is read; None = there is none, or by chance."""
+        """Return how sources of storage blocks are read; None = there is none, or by chance."""
         return None
 
-    @abstractmethod
     def draw(self, lane: int, lanes: int, k: int) -> ItemRef | None:
         """Return the k-th draw of a lane, purely from the arguments; None = the lane is over."""
+        raise NotImplementedError(f"{type(self).__name__} opens lanes and draws nothing by number")
 
     def draws(self, lane: int, lanes: int) -> int | None:
         """Return how many draws a lane has, by arithmetic; None = endless or unknown."""
@@ -202,12 +361,68 @@ class DataDistributor(Role, ABC):
 
     def open(self, lane: int, lanes: int) -> LaneDraws:
         """Return the draws of one lane as a stream with a state; most distributors keep this."""
-        return LaneDraws(self, lane, lanes)
+        return NumberedDraws(self, lane, lanes)
 
-    def epoch_draws(self, lanes: int) -> int:
-        """Return about how many draws of a lane make an epoch."""
-        total = sum(len(source) for source in self.sources.values())
+    def epoch_draws(self, lanes: int) -> int | None:
+        """Return about how many draws of a lane make an epoch; None = not known."""
+        total = 0
+        for source in self.sources.values():
+            if not isinstance(source, IndexedSource):
+                return None
+            total += len(source)
         return max(1, -(-total // lanes))
+
+
+def indexed(sources: Mapping[str, Source], names: Iterable[str], user: Role) -> list[IndexedSource]:
+    """Return sources of a job whose items can be read by number.
+
+    Args:
+        sources: The job's sources.
+        names: Which of them.
+        user: The role that needs them.
+
+    Raises:
+        InvalidJob: One of them cannot; names both roles.
+    """
+    found: list[IndexedSource] = []
+    for name in names:
+        source = sources[name]
+        if not isinstance(source, IndexedSource):
+            raise InvalidJob(
+                f"{_called(user)} draws items by number, and source {name!r} ({_called(source)}) "
+                "does not give them so: use a distributor that reads streams, or derive the source "
+                "from penstock.server.roles.IndexedSource",
+                key="distributor",
+            )
+        found.append(source)
+    return found
+
+
+def streaming(sources: Mapping[str, Source], name: str, user: Role) -> StreamSource:
+    """Return a source of a job that is read row after row.
+
+    Raises:
+        InvalidJob: It is not; names both roles.
+    """
+    source = sources[name]
+    if not isinstance(source, StreamSource):
+        raise InvalidJob(
+            f"{_called(user)} deals the shards of a stream, and source {name!r} "
+            f"({_called(source)}) has none: use the distributor map, or derive the source from "
+            "penstock.server.roles.StreamSource",
+            key="distributor",
+        )
+    if source.uses_global_rng:
+        raise InvalidJob(
+            f"source {name!r} ({_called(source)}) says uses_global_rng, and a stream has no item "
+            "to seed the generators for when it reads: draw what is random in the processor",
+            key="source",
+        )
+    return source
+
+
+def _called(role: Role) -> str:
+    return str(vars(type(role)).get("type_name") or type(role).__name__)
 
 
 # --- the processor --------------------------------------------------------------------------------
@@ -265,6 +480,13 @@ class RawItemProcessor(Role, ABC):
     def knows_size(self) -> bool:
         """Tell whether `size` gives an answer: by default whether a subclass overrides it."""
         return not self.keeps(RawItemProcessor, "size")
+
+    def keeps_sizes(self) -> bool:
+        """Tell whether a sample is as large as its item, so that the source's `sizes` hold for it.
+
+        It is asked where `size` is not overridden; the promise is part of `one_to_one`.
+        """
+        return False
 
     def check_columns(self, columns: Mapping[str, str]) -> None:  # optional
         """Refuse a source whose items have no column that this needs; called with the job's own.
@@ -480,10 +702,12 @@ __all__ = [
     "Blocks",
     "CollateContext",
     "DataDistributor",
+    "IndexedSource",
     "ItemRef",
     "KeySpec",
     "LaneDraws",
     "Layout",
+    "NumberedDraws",
     "ProcessContext",
     "RawItem",
     "RawItemProcessor",
@@ -495,5 +719,8 @@ __all__ = [
     "SampleBatcher",
     "SampleRef",
     "Source",
+    "StreamSource",
+    "indexed",
+    "streaming",
     "unseen_sentence",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.core.refs import ItemRef
@@ -10,8 +11,61 @@ if TYPE_CHECKING:
     from penstock.server.roles.base import DataDistributor
 
 
-class LaneDraws:
-    """The draws of one lane, one after another; its whole state is the integer `k`."""
+class LaneDraws(ABC):
+    """The draws of one lane, one after another.
+
+    A planner calls `next`, and then `took` for the item that it got; `state` between two draws.
+    What `next` gives is decided by the state alone, so a lane that is restored draws the same.
+    """
+
+    @abstractmethod
+    def next(self) -> ItemRef | None:
+        """Return the next item, or None when the lane is over.
+
+        Where it raises, the state is as it was: the call can be repeated.
+
+        Raises:
+            SourceUnavailable: What the draw depends on cannot be read at this moment.
+        """
+
+    def took(self, item: ItemRef, size: int) -> None:  # noqa: B027 - most draw without it
+        """Hear what became of the item that `next` gave last, before the draw after it.
+
+        Args:
+            item: The item.
+            size: The size of all its samples, as the batcher counts it; 0 where none was kept, and
+                where the batcher needs no sizes.
+        """
+
+    def peek(self, count: int) -> list[ItemRef]:
+        """Return coming items without taking them: what to fetch ahead.
+
+        At most `count`, and fewer where no more are known yet, or where `took` decides them.
+        """
+        return []
+
+    @abstractmethod
+    def state(self) -> Any:
+        """Return a small JSON-able state: the same wherever this place was reached from."""
+
+    @abstractmethod
+    def restore(self, state: Any) -> None:
+        """Go on where `state` was taken."""
+
+    def can_seek(self) -> bool:
+        """Tell whether `seek` leads to any draw."""
+        return False
+
+    def seek(self, k: int) -> None:
+        """Go on with the k-th draw of the lane; only where `can_seek`."""
+        raise NotImplementedError(f"{type(self).__name__} draws one item after another")
+
+
+class NumberedDraws(LaneDraws):
+    """Draws that their number decides; the whole state is the integer `k`.
+
+    Derive from `LaneDraws` where more than `k` decides: this class seeks.
+    """
 
     def __init__(self, distributor: DataDistributor, lane: int, lanes: int) -> None:
         self.distributor, self.lane, self.lanes = distributor, lane, lanes
@@ -28,7 +82,7 @@ class LaneDraws:
         return item
 
     def peek(self, count: int) -> list[ItemRef]:
-        """Return up to `count` coming items without taking them: what to fetch ahead."""
+        """Return `count` coming items, fewer only where the lane ends."""
         items: dict[int, ItemRef] = {}
         for k in range(self.k, self.k + count):
             item = self._peeked.get(k)
@@ -41,7 +95,7 @@ class LaneDraws:
         return list(items.values())
 
     def state(self) -> Any:
-        """Return a JSON-able state of a few integers."""
+        """Return the number of the next draw."""
         return {"k": self.k}
 
     def restore(self, state: Any) -> None:
@@ -49,15 +103,12 @@ class LaneDraws:
         self.k = int(state["k"])
 
     def can_seek(self) -> bool:
-        """Tell whether `seek` leads to any draw: `k` decides all, as far as this class knows.
-
-        A subclass that draws by more than `k`, and can still seek, overrides both.
-        """
-        return type(self) is LaneDraws
+        """Tell that `k` decides all."""
+        return True
 
     def seek(self, k: int) -> None:
-        """Go on with the k-th draw of the lane; only where `can_seek`."""
+        """Go on with the k-th draw of the lane."""
         self.restore({"k": k})
 
 
-__all__ = ["LaneDraws"]
+__all__ = ["LaneDraws", "NumberedDraws"]

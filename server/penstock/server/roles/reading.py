@@ -30,22 +30,22 @@ class Blocks:
 
 
 class Reading(NamedTuple):
-    """How the draws of a job read a source of storage blocks: it decides where lanes are placed.
+    """How the draws of a job read sources of storage blocks: it decides where lanes are placed.
 
     Attributes:
-        source: The name of the source.
+        sources: The names of the sources that have blocks; their blocks are counted together.
         groups: Lane l draws from the blocks of reading group `l mod groups`; lanes of one group
             belong into one worker, which then decodes their blocks alone. None = all lanes draw
             from the same blocks, and any worker may have any lane.
         blocks: How many decoded blocks a group draws from at a time, or all lanes where there are
             no groups; None = not known.
-        all_blocks: How many blocks the source has.
+        all_blocks: How many blocks the sources have.
         block_bytes: About how many bytes a decoded block takes; 0 = not known.
         stored_bytes: Bytes of a block in storage, in the mean; 0 = not known.
         item_bytes: Bytes of an item in storage, in the mean; 0 = not known.
     """
 
-    source: str
+    sources: tuple[str, ...]
     groups: int | None
     blocks: int | None
     all_blocks: int

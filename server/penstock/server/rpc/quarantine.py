@@ -8,6 +8,7 @@ from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job, find_job
 from penstock.server.store.base import Store
 from penstock.wire.errors import InvalidRequest, UnknownVerdict
+from penstock.wire.refs import number_text
 from penstock.wire.v1 import cursors_pb2 as pb
 
 PAGE = 500
@@ -58,8 +59,9 @@ class Quarantine:
             )
         verdicts = await self._release(job, source, request.index)
         if not verdicts:
+            item = f"{source}[{number_text(request.index)}]"
             raise UnknownVerdict(
-                f"item {source}[{request.index}] of job {job.name!r} is not in quarantine; "
+                f"item {item} of job {job.name!r} is not in quarantine; "
                 "`penstock quarantine TARGET JOB list` shows what is",
                 job=job.name,
                 item=[source, request.index],

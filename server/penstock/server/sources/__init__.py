@@ -7,8 +7,9 @@
 | `torch` | `TorchDatasetSource` | a map-style Dataset: `__len__` and `__getitem__` | none |
 | `items` | `ItemsSource` | a list, in the job file or in Python | none |
 
-A source of your own is a subclass of `penstock.server.roles.base.Source` with `__len__` and
-`fetch`. Heavy packages (pyarrow, datasets) are imported when a source is built that needs them.
+A source of your own is a subclass of `penstock.server.roles.IndexedSource` with `__len__` and
+`fetch`, or of `StreamSource` with `shards`, `open` and `fingerprint`. Heavy packages (pyarrow,
+datasets) are imported when a source is built that needs them.
 
 * `files.py`: patterns to files with logical names; `content.py`: hashes of their content.
 * `arrow.py`: Arrow rows to Python items; `cache.py`: decoded blocks, bounded in bytes.

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from penstock.server.core.frames import error_line
 from penstock.server.core.transient import is_transient
-from penstock.server.roles.base import Source
+from penstock.server.roles.base import IndexedSource
 from penstock.server.sources.access import check_columns, check_indices, require
 from penstock.server.sources.arrow import ArrowRows
 from penstock.server.sources.catalog import Catalog, catalog_key, open_catalog
@@ -29,7 +29,7 @@ from penstock.wire.errors import (
 DataFiles = str | Sequence[str] | Mapping[str, str | Sequence[str]]
 
 
-class HfSource(Source):
+class HfSource(IndexedSource):
     """The rows of a dataset that Hugging Face `datasets` opens, without the hub.
 
     Files are converted to Arrow once for each content, in the folder `penstock` of the cache of

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock.server.core.copies import own_copy
-from penstock.server.roles.base import RawItem, Source
+from penstock.server.roles.base import IndexedSource, RawItem
 from penstock.server.sources.access import check_indices
 from penstock.wire.errors import InvalidJob
 
 
-class ItemsSource(Source):
+class ItemsSource(IndexedSource):
     """The items of a list. Every fetch gives copies: a processor may change what it is given.
 
     Args:

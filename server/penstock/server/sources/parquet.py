@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from penstock.server.core.frames import error_line
 from penstock.server.core.transient import is_transient
-from penstock.server.roles.base import Source
+from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources.access import check_columns, check_indices, require
 from penstock.server.sources.arrow import ArrowRows
@@ -60,7 +60,7 @@ class _Footer(NamedTuple):
     sha256: str
 
 
-class ParquetSource(Source):
+class ParquetSource(IndexedSource):
     """The rows of Parquet files, in the order of the files' logical names.
 
     A row group is a block: it is read and decoded once for all rows that a fetch wants of it, and

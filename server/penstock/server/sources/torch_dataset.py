@@ -9,13 +9,13 @@ from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_place, user_traceback
 from penstock.server.core.imports import is_file_spec, load_attribute
 from penstock.server.core.seeding import purpose_key, seeded_globals
-from penstock.server.roles.base import RawItem, Source, unseen_sentence
+from penstock.server.roles.base import IndexedSource, RawItem, unseen_sentence
 from penstock.server.roles.role import failing, file_of, module_hash
 from penstock.server.sources.access import check_indices
 from penstock.wire.errors import InvalidJob, PenstockError
 
 
-class TorchDatasetSource(Source):
+class TorchDatasetSource(IndexedSource):
     """The items of any object with `__len__` and `__getitem__`.
 
     What identifies it is its length, the source of the module that defines it, the factory's name

@@ -11,6 +11,14 @@ from penstock.server.testing.roles import (
     check_collator,
     check_processor,
     check_source,
+    check_stream,
 )
 
-__all__ = ["check_batcher", "check_collator", "check_job", "check_processor", "check_source"]
+__all__ = [
+    "check_batcher",
+    "check_collator",
+    "check_job",
+    "check_processor",
+    "check_source",
+    "check_stream",
+]

@@ -13,15 +13,17 @@ import numpy as np
 from penstock.server.core.refs import ItemRef, Rows, SampleRef
 from penstock.server.roles.base import (
     BatchCollator,
+    IndexedSource,
     RawItem,
     RawItemProcessor,
     Sample,
     SampleBatcher,
-    Source,
+    StreamSource,
 )
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.testing.compare import as_bytes, check_identity, holds
 from penstock.wire.errors import BadItem
+from penstock.wire.refs import row_index
 from penstock.wire.values import to_plain
 
 SampleRows = Sequence[Sequence[Sample]]
@@ -30,8 +32,8 @@ SampleRows = Sequence[Sequence[Sample]]
 # --- sources ---
 
 
-def check_source(source: Source) -> None:
-    """Hold a source to its contract; its items are fetched several times.
+def check_source(source: IndexedSource) -> None:
+    """Hold a source of items by index to its contract; its items are fetched several times.
 
     Items come by index in the order asked, repeats included; an index outside is an IndexError;
     blocks add up to the length; the identity can be hashed.
@@ -62,6 +64,53 @@ def check_source(source: Source) -> None:
         f"{name}.blocks() does not add up to its {count} items, or has an empty block",
     )
     check_identity(source)
+
+
+def check_stream(source: StreamSource) -> None:
+    """Hold a stream to its contract; its shards are read from the start, and from every mark.
+
+    From each mark on come the rows and the marks that a reading from the start has there; marks are
+    JSON; rows are found in any order; the identity can be hashed.
+
+    Raises:
+        AssertionError: It does not keep it; says how.
+    """
+    name, shards = type(source).__name__, source.shards()
+    holds(list(source.shards()) == list(shards), f"{name}.shards() gives others the second time")
+    indices: list[int] = []
+    for shard in range(len(shards)):
+        whole = list(source.open(shard, None))
+        rows, marks = as_bytes([raw for raw, _ in whole]), [mark for _, mark in whole]
+        holds(_plain(marks) == marks, f"{name}.open() gives a mark that JSON changes: {marks}")
+        for row, mark in enumerate(marks, 1):
+            if mark is None:
+                continue
+            rest = list(source.open(shard, mark))
+            holds(
+                as_bytes([raw for raw, _ in rest])[1:] == rows[1 + row :],
+                f"{name}.open({shard}, {mark!r}) does not begin with row {row}, or gives others",
+            )
+            holds(
+                [after for _, after in rest] == marks[row:],
+                f"{name}.open({shard}, {mark!r}) gives other marks than a reading from the start: "
+                "they are part of snapshots, and must not depend on where reading began",
+            )
+        indices += [row_index(shard, row) for row in range(len(whole))]
+    holds(len(indices) > 0, f"{name} holds no row")
+    ordered = as_bytes(source.fetch(indices))[1:]
+    holds(
+        as_bytes(source.fetch(indices[::-1]))[1:] == ordered[::-1],
+        f"{name} gives other rows in another order",
+    )
+    check_identity(source)
+    source.close()
+
+
+def _plain(value: Any) -> Any:
+    try:
+        return json.loads(json.dumps(value))
+    except TypeError:
+        return None
 
 
 # --- processors ---
@@ -344,6 +393,7 @@ __all__ = [
     "check_processor",
     "check_restored",
     "check_source",
+    "check_stream",
     "frozen",
     "tell",
     "thawed",

@@ -3,15 +3,21 @@
 | `type:` | Class | Order |
 |---|---|---|
 | `map` | `MapDistributor` | every item once per epoch; shuffled by `full`, `blocks` or `none` |
+| `shards` | `ShardsDistributor` | every row of a stream once per epoch; shards dealt to lanes |
 
 A distributor of your own is a subclass of `DataDistributor` with `draw(lane, lanes, k)`, a pure
-function: it is told no rank, worker or node, and its whole state is `k`.
+function: it is told no rank, worker or node, and its whole state is `k`. One that cannot give draw
+k by its number has `open(lane, lanes)`, which returns `LaneDraws` with a state of their own.
 """
 
 from penstock.server.roles.base import DataDistributor
 from penstock.server.roles.distributors.map import SHUFFLES, MapDistributor
+from penstock.server.roles.distributors.shards import ShardsDistributor
 
-BUILTIN_DISTRIBUTORS: dict[str, type[DataDistributor]] = {"map": MapDistributor}
+BUILTIN_DISTRIBUTORS: dict[str, type[DataDistributor]] = {
+    "map": MapDistributor,
+    "shards": ShardsDistributor,
+}
 """The built-in names that `type:` in a job file knows."""
 
-__all__ = ["BUILTIN_DISTRIBUTORS", "SHUFFLES", "MapDistributor"]
+__all__ = ["BUILTIN_DISTRIBUTORS", "SHUFFLES", "MapDistributor", "ShardsDistributor"]

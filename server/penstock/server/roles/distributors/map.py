@@ -1,16 +1,19 @@
-"""Every item of one source exactly once per epoch, over all lanes together."""
+"""Every item of a job's sources exactly once per epoch, over all lanes together."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, ClassVar, Protocol
 
 from penstock.server.core.parameters import check_choice, check_whole
 from penstock.server.core.permutation import MAX_ITEMS, ORDER_VERSION, Permutation
 from penstock.server.core.refs import ItemRef
-from penstock.server.roles.base import DataDistributor, Source
+from penstock.server.roles.base import DataDistributor, Source, indexed
 from penstock.server.roles.distributors.blocks import BlockOrder
+from penstock.server.roles.distributors.together import blocks_of, laid_together
 from penstock.server.roles.distributors.windows import (
     UNKNOWN_BYTES,
     blocks_needed,
@@ -18,8 +21,7 @@ from penstock.server.roles.distributors.windows import (
     default_window,
     divisors,
 )
-from penstock.server.roles.reading import Blocks, Reading
-from penstock.server.roles.role import asked
+from penstock.server.roles.reading import Reading
 from penstock.wire.errors import InvalidJob
 
 SHUFFLES = ("full", "blocks", "none")
@@ -32,11 +34,12 @@ class _Order(Protocol):
 
 
 class MapDistributor(DataDistributor):
-    """Draws from a source by index: draw k of lane l is global draw `g = k * lanes + l`.
+    """Draws from sources by index: draw k of lane l is global draw `g = k * lanes + l`.
 
-    With N items its epoch is `g div N` and its item `permutation(epoch)(g mod N)`: each item
-    exactly once per epoch over all lanes, N < lanes included, and a new order every epoch. Any draw
-    is computed in a few microseconds, without the draws before it.
+    Several sources are drawn from as one: the items of the second follow those of the first, in the
+    order of the job file. With N items the draw's epoch is `g div N` and its item `permutation(
+    epoch)(g mod N)`: each item exactly once per epoch over all lanes, N < lanes included, and a new
+    order every epoch. Any draw is computed in a few microseconds, without the draws before it.
 
     With `blocks` the lanes are dealt to reading groups, lane l to group `l mod reading_groups`, and
     the blocks of an epoch to the groups: a block is decoded for one group alone, so by one worker,
@@ -54,8 +57,9 @@ class MapDistributor(DataDistributor):
             decodes about `reading_groups x (window_blocks + 1)` blocks at a time, and at most so
             many of its workers have work. Default: up to 64, as memory allows; 1 where the source
             takes at most 128 MiB, and every worker then holds all of it.
-        source: The name of the source to draw from, where a job that is built in Python has
-            several; in a job file there is one, `main`.
+        source: The name of the only source to draw from, where the job has several; default: all
+            of them. A source that is much smaller than another one has as small a part of every
+            epoch.
 
     Raises:
         InvalidJob: A parameter has a value that cannot be.
@@ -69,7 +73,7 @@ class MapDistributor(DataDistributor):
         shuffle: str | None = None,
         window_blocks: int | None = None,
         reading_groups: int | None = None,
-        source: str = "main",
+        source: str | None = None,
     ) -> None:
         if shuffle is not None:
             check_choice("shuffle", shuffle, SHUFFLES, key="distributor.shuffle")
@@ -80,46 +84,42 @@ class MapDistributor(DataDistributor):
         self.window_blocks, self.reading_groups = window_blocks, reading_groups
         self._settled = shuffle
         self._groups = self._window = 1
+        self._names: list[str] = []
+        self._only: str | None = None
 
     def bind(
         self, sources: Mapping[str, Source], seed: int, epochs: int | None, lanes: int
     ) -> None:
-        """Take the job's sources and seed, and settle what `shuffle` means for this source.
+        """Take the job's sources and seed, and settle what `shuffle` means for these sources.
 
         Raises:
-            InvalidJob: There is no such source, it is empty, its blocks do not add up to its
-                length, `full` would decompress a block per row, or the groups do not divide the
-                lanes.
+            InvalidJob: There is no such source, it gives no items by index, it is empty, its blocks
+                do not add up to its length, `full` would decompress a block per row, or the groups
+                do not divide the lanes.
         """
         super().bind(sources, seed, epochs, lanes)
-        if self.source not in sources:
+        if self.source is not None and self.source not in sources:
             raise InvalidJob(
                 f"the distributor draws from a source {self.source!r}, and the job has "
                 f"{', '.join(map(repr, sources))}: name one of them with source",
                 key="distributor.source",
             )
-        source = sources[self.source]
-        self.items = len(source)
-        if not 0 < self.items <= MAX_ITEMS:
-            raise InvalidJob(
-                f"source {self.source!r} holds {self.items} items: a job needs 1 to {MAX_ITEMS}",
-                key="source",
-            )
-        blocks = asked(source, "blocks")
-        if blocks is not None and not isinstance(blocks, Blocks):
-            raise InvalidJob(
-                f"blocks() of source {self.source!r} gives a {type(blocks).__name__}: return "
-                "Blocks(items=[...]) of penstock.server.roles",
-                key="source",
-            )
-        self._has_blocks = blocks is not None
-        blocks = blocks or Blocks([self.items])
-        if sum(blocks.items) != self.items:
-            raise InvalidJob(
-                f"the blocks of source {self.source!r} hold {sum(blocks.items)} items, its length "
-                f"is {self.items}: blocks() and __len__ must agree",
-                key="source",
-            )
+        self._names = list(sources) if self.source is None else [self.source]
+        self._only = self._names[0] if len(self._names) == 1 else None
+        parts = dict(zip(self._names, indexed(sources, self._names, self), strict=True))
+        lengths = {name: len(part) for name, part in parts.items()}
+        self._ends = list(accumulate(lengths.values()))
+        self.items = self._ends[-1]
+        for name, length in lengths.items():
+            if not 0 < length <= MAX_ITEMS or self.items > MAX_ITEMS:
+                raise InvalidJob(
+                    f"source {name!r} holds {length} items: a job needs 1 to {MAX_ITEMS}",
+                    key="source",
+                )
+        stored = {name: blocks_of(name, part) for name, part in parts.items()}
+        self._blocked = tuple(name for name, blocks in stored.items() if blocks is not None)
+        self._has_blocks = bool(self._blocked)
+        blocks = laid_together([stored[name] or lengths[name] for name in self._names])
         self._settled = self.shuffle or ("blocks" if self._has_blocks else "full")
         if self._settled == "full" and len(blocks) > 1:
             raise InvalidJob(
@@ -152,7 +152,7 @@ class MapDistributor(DataDistributor):
             self._window = held
 
     def reading(self) -> Reading | None:
-        """Return how the source's blocks are read; None where it has none."""
+        """Return how the sources' blocks are read; None where they have none."""
         if not self._has_blocks:
             return None
         stored = self._blocks.stored
@@ -161,22 +161,27 @@ class MapDistributor(DataDistributor):
         block_bytes = 0.0 if self._blocks.nbytes is None else self._block_bytes
         means = (held, block_bytes, total / held, total / self.items)
         if self._settled == "full":
-            return Reading(self.source, None, None, *means)
+            return Reading(self._blocked, None, None, *means)
         if self._settled == "none":
             # All lanes are at one place, and go on from it together: there is no window.
             needed = blocks_needed(1, self._lanes, self.items / held)
-            return Reading(self.source, None, min(needed, held), *means)
+            return Reading(self._blocked, None, min(needed, held), *means)
         if self._whole:
-            return Reading(self.source, None, held, *means)
+            return Reading(self._blocked, None, held, *means)
         needed = blocks_needed(self._window, self._lanes // self._groups, self.items / held)
-        return Reading(self.source, self._groups, min(needed, held), *means)
+        return Reading(self._blocked, self._groups, min(needed, held), *means)
 
     def draw(self, lane: int, lanes: int, k: int) -> ItemRef | None:
         """Return the k-th draw of a lane; None = the lane is over."""
         epoch, position = divmod(k * lanes + lane, self.items)
         if self.epochs is not None and epoch >= self.epochs:
             return None
-        return ItemRef(self.source, self._order(epoch)[position], epoch)
+        place = self._order(epoch)[position]
+        if self._only is not None:
+            return ItemRef(self._only, place, epoch)
+        part = bisect_right(self._ends, place)
+        before = self._ends[part - 1] if part else 0
+        return ItemRef(self._names[part], place - before, epoch)
 
     def draws(self, lane: int, lanes: int) -> int | None:
         """Return how many draws a lane has; None = endless."""
@@ -191,6 +196,10 @@ class MapDistributor(DataDistributor):
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that decide bytes: what was settled, not how it was written."""
         parameters = super().parameters()
+        if self.source == "main":  # the name of a source that was given none
+            del parameters["source"]
+        if len(self._names) > 1:
+            parameters["sources"] = self._names  # their order decides which item has which place
         if self._settled is not None:
             parameters["shuffle"] = self._settled
             parameters.pop("window_blocks", None)
@@ -205,13 +214,12 @@ class MapDistributor(DataDistributor):
         return {**super().identity(), "order": ORDER_VERSION}
 
     def _make_order(self, epoch: int) -> _Order:
+        purpose = "+".join(self._names)
         if self._settled == "none":
             return range(self.items)
         if self._settled == "full":
-            return Permutation(self.items, self.seed, epoch, f"items {self.source}")
-        return BlockOrder(
-            self._blocks.items, self._groups, self._window, self.seed, epoch, self.source
-        )
+            return Permutation(self.items, self.seed, epoch, f"items {purpose}")
+        return BlockOrder(self._blocks.items, self._groups, self._window, self.seed, epoch, purpose)
 
 
 __all__ = ["SHUFFLES", "MapDistributor"]

@@ -30,6 +30,10 @@ class IdentityProcessor(RawItemProcessor):
             return None
         return list(columns)
 
+    def keeps_sizes(self) -> bool:
+        """Tell that a sample is its item."""
+        return self.keeps(IdentityProcessor, "process")
+
     def author(self, source: Source) -> Role:
         """Return the source: an item that cannot be passed on is what its Dataset made of it."""
         return source if self.keeps(IdentityProcessor, "process") else self

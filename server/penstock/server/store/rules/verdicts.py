@@ -23,6 +23,7 @@ from penstock.server.store.rows import (
 from penstock.server.store.rules.checks import clean
 from penstock.wire.errors import LogDiverged
 from penstock.wire.order import MAX_POSITION, Order
+from penstock.wire.refs import number_text
 
 
 class Run(NamedTuple):
@@ -262,7 +263,7 @@ def _diverged(verdict: Verdict, why: str, reached: int) -> LogDiverged:
 
 
 def _too_late(verdict: Verdict, above: int, end: int) -> LogDiverged:
-    item = f"item {verdict.item.source}[{verdict.item.index}]"
+    item = f"item {verdict.item.source}[{number_text(verdict.item.index)}]"
     why = (
         "every batch of this log was given or planned already, without it"
         if above >= end

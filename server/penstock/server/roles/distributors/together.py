@@ -1,0 +1,70 @@
+"""The storage blocks of several sources, laid one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.server.roles.base import IndexedSource
+from penstock.server.roles.reading import Blocks
+from penstock.server.roles.role import asked
+from penstock.wire.errors import InvalidJob
+
+
+def blocks_of(name: str, source: IndexedSource) -> Blocks | None:
+    """Return the storage blocks of a source; None = it has none.
+
+    Raises:
+        InvalidJob: They are not blocks, or do not add up to its length.
+    """
+    blocks = asked(source, "blocks")
+    if blocks is None:
+        return None
+    if not isinstance(blocks, Blocks):
+        raise InvalidJob(
+            f"blocks() of source {name!r} gives a {type(blocks).__name__}: return "
+            "Blocks(items=[...]) of penstock.server.roles",
+            key="source",
+        )
+    if sum(blocks.items) != len(source):
+        raise InvalidJob(
+            f"the blocks of source {name!r} hold {sum(blocks.items)} items, its length "
+            f"is {len(source)}: blocks() and __len__ must agree",
+            key="source",
+        )
+    return blocks
+
+
+def laid_together(parts: Sequence[Blocks | int]) -> Blocks:
+    """Return the blocks of several sources, one after another.
+
+    Items without blocks, among others that have some, are cut into blocks of the others' mean
+    length, which cost nothing to decode: so they are mixed with the others, as far as a window is.
+
+    Args:
+        parts: The blocks of each source; of one that has none, its length.
+    """
+    known = [part for part in parts if isinstance(part, Blocks)]
+    if not known:
+        return Blocks([sum(part for part in parts if isinstance(part, int))])
+    lengths = [items for blocks in known for items in blocks.items if items]
+    mean = -(-sum(lengths) // len(lengths))
+    every = [part if isinstance(part, Blocks) else _cut(part, mean) for part in parts]
+    return Blocks(
+        [items for blocks in every for items in blocks.items],
+        _joined([blocks.nbytes for blocks in every]),
+        _joined([blocks.stored for blocks in every]),
+    )
+
+
+def _cut(length: int, block: int) -> Blocks:
+    items = [min(block, length - start) for start in range(0, length, block)]
+    return Blocks(items, [0] * len(items), [0] * len(items))
+
+
+def _joined(parts: Sequence[Sequence[int] | None]) -> list[int] | None:
+    if any(part is None for part in parts):
+        return None
+    return [number for part in parts if part is not None for number in part]
+
+
+__all__ = ["blocks_of", "laid_together"]
