@@ -201,7 +201,10 @@ class Borrower:
         self._due: deque[int] = deque()  # loans to give back
         self._guard = threading.Lock()  # for leases: a fork comes from another thread
         self._is_closed = False
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise NotLent(f"no socket can be opened: {error}") from error
         # Before it is connected: a child that had the connection too would keep it from ending.
         _living[id(self)] = self
         try:
@@ -223,11 +226,6 @@ class Borrower:
             self.close()
             raise
         self.token = said.token
-
-    @property
-    def lent(self) -> int:
-        """Return how many loans have not come back."""
-        return len(self._out)
 
     def take(self, lent: feed_pb2.Lent, nbytes: int, room: Callable[[int], Lease]) -> Lease:
         """Return a lent body, writable, page-aligned; the loan goes back when the lease has ended.
@@ -384,7 +382,7 @@ class Borrower:
         fds = array("i")
         self._fds: list[int] = []
         try:
-            # Else programs that this process starts would have them, and the memory with them.
+            # Without CLOEXEC programs that this process starts would have the node's memory, too.
             packet, ancillary, flags, _ = self._sock.recvmsg(
                 memory.MAX_PACKET_BYTES, socket.CMSG_SPACE(fds.itemsize), _MSG_CMSG_CLOEXEC
             )
