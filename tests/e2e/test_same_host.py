@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import hashlib
 import multiprocessing
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +25,11 @@ import pytest
 from harness import ENVIRONMENT, Server, serving, write_job_file
 from invariants import eventually
 from penstock.client import Loader
+from penstock.client.reading.borrowing import MAX_MAPPINGS, Borrower, NotLent
+from penstock.client.reading.buffers import BufferPool
+from penstock.server.node.arena import ArenaWriter
 from penstock.wire import memory
+from penstock.wire.v1 import feed_pb2
 
 ROLES = """
 import numpy
@@ -187,6 +196,199 @@ def test_a_consumer_that_returns_what_it_has_not_borrowed_is_lent_no_more(server
     eventually(lambda: is_settled(server), 30, "the end of its connection gives all back")
 
 
+def test_all_that_is_lent_together_stays_below_its_bound(server: Server) -> None:
+    """And whoever comes later is lent something, however much the earlier ones hold."""
+    hoarders: list[Hoarder] = []
+    try:
+        for _ in range(4):
+            hoarders.append(Hoarder(server.address))
+            hoarders[-1].read(40)
+            assert hoarders[-1].lent > 0
+            assert lent_bytes(server) <= READY // 2
+    finally:
+        for hoarder in hoarders:
+            hoarder.close()
+
+
+def test_who_only_connects_takes_no_share(server: Server) -> None:
+    """Others are lent as much as without them."""
+    silent = [connected(server.address) for _ in range(6)]
+    hoarder = Hoarder(server.address)
+    try:
+        hoarder.read(60)
+        [event] = server.events("a reader holds its share of what may be lent", at_least=1)
+        assert event["limit_bytes"] == READY // 4
+    finally:
+        hoarder.close()
+        for sock in silent:
+            sock.close()
+
+
+def test_a_node_without_files_lets_borrowers_in_later(server: Server) -> None:
+    """It refuses them while it has some left, waits while it has none, and serves all the same."""
+    pid, (_, hard) = server.process.pid, resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    crowd: list[socket.socket] = []
+    try:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (64, hard))
+        crowd = [connected(server.address) for _ in range(17)]
+        answer = memory.parse(crowd[-1].recv(4096))
+        assert isinstance(answer, memory.Refusal)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+        crowd.append(connected(server.address))
+        server.events("nobody can be let in to borrow", at_least=1)
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        for sock in crowd:
+            sock.close()
+    digests(server.address, 10)
+    [event] = server.events("reader joined", at_least=1)
+    assert event["bodies"] == "lent"
+
+
+def test_a_file_of_somebody_else_is_left_alone(runtime: Path, tmp_path: Path) -> None:
+    """The node sends its batches, and says why."""
+    theirs = runtime / "node.sock.memory"
+    theirs.write_text("mine")
+    with serving(job_file(tmp_path, f"unix:{runtime}/node.sock")) as server:
+        digests(server.address, 10)
+        server.events("no memory socket; batches for this host are sent", at_least=1)
+        assert server.terminate() == 0
+    assert theirs.read_text() == "mine"
+
+
+def test_a_node_that_comes_back_lends_again(server: Server) -> None:
+    """A trainer that outlives its node is not sent its batches for the rest of its life."""
+    expected = digests(server.address, 80)
+    with Loader(server.address, "job", rank=0, world_size=1, as_numpy=True) as loader:
+        batches = iter(loader)
+        got = [batch_digest(next(batches)) for _ in range(40)]
+        server.kill()
+        server.start()
+        got += [batch_digest(next(batches)) for _ in range(40)]
+        assert got == expected
+        eventually(
+            lambda: [event["bodies"] for event in server.events("reader joined")][-1:] == ["lent"],
+            30,
+            "bodies are lent again",
+        )
+
+
+def test_a_collector_takes_no_more_files_and_mappings(server: Server) -> None:
+    """Nor do programs that it starts have the node's memory."""
+    expected = digests(server.address, 700)
+    with Loader(server.address, "job", rank=0, world_size=1, as_numpy=True) as loader:
+        batches = iter(loader)
+        held = [next(batches) for _ in range(700)]
+        mapped = Counter(fields[4] for fields in arenas_mapped())
+        descriptors = [
+            int(entry.name)
+            for entry in Path("/proc/self/fd").iterdir()
+            if "penstock-arena" in link(entry)
+        ]
+        assert max(mapped.values()) <= MAX_MAPPINGS
+        assert not any(os.get_inheritable(number) for number in descriptors)
+    assert [batch_digest(batch) for batch in held] == expected
+
+
+def test_what_a_closed_loader_lent_is_freed_as_it_ends(server: Server) -> None:
+    """One batch that is left does not keep the memory of all the others."""
+    with Loader(server.address, "job", rank=0, world_size=1, as_numpy=True, prefetch=16) as loader:
+        batches = iter(loader)
+        held = [next(batches) for _ in range(15)]
+    many = own_bytes()
+    del held[:14], loader, batches
+    gc.collect()
+    with Loader(server.address, "job", rank=0, world_size=1, as_numpy=True) as loader:
+        batches = iter(loader)
+        for _ in range(20):
+            next(batches)
+        assert own_bytes() <= max(400_000, many // 4)
+    assert len(held) == 1
+
+
+def test_memory_that_is_locked_is_not_lent_again(server: Server) -> None:
+    """What a process locks stays its own, so the rest is sent, and every byte is right."""
+    expected = digests(server.address, 100)
+    system = ctypes.CDLL(None, use_errno=True)
+    with Loader(server.address, "job", rank=0, world_size=1, as_numpy=True) as loader:
+        batches = iter(loader)
+        batch = next(item for item in batches if item["x"].nbytes == 300_000)
+        position = expected.index(batch_digest(batch)) + 1
+        where = ctypes.c_void_p(batch["x"].ctypes.data)
+        assert system.mlock(where, ctypes.c_size_t(300_000)) == 0
+        del batch
+        got = [batch_digest(next(batches)) for _ in range(position, 100)]
+    assert got == expected[position:]
+
+
+def test_a_process_without_files_is_sent_its_batches(runtime: Path) -> None:
+    """The kernel drops a descriptor that does not fit: that is said, and is no broken message."""
+    path = str(runtime / "node.sock.memory")
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(path)
+    listening.listen()
+    arena = ArenaWriter(0, 1 << 20)
+    theirs: list[socket.socket] = []
+
+    def serve() -> None:
+        sock, _ = listening.accept()
+        theirs.append(sock)
+        sock.send(memory.pack(memory.Hello(b"t" * memory.TOKEN_BYTES)))
+        socket.send_fds(sock, [memory.pack(memory.Arena(1, 1 << 20))], [arena.fd])
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    borrower = Borrower(path, 4)
+    serving.join()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        with open(os.devnull) as next_free:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (next_free.fileno(), before[1]))
+        with pytest.raises(NotLent, match="ulimit -n"):
+            borrower.take(feed_pb2.Lent(loan=1, arena=1), 70_000, BufferPool(1).lease)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        borrower.close()
+        for sock in [listening, *theirs]:
+            sock.close()
+        os.close(arena.fd)
+
+
+def connected(target: str) -> socket.socket:
+    """Return a connection to the node's memory socket that has said nothing."""
+    path = memory.memory_path(target)
+    assert path is not None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.settimeout(30)
+    sock.connect(path)
+    return sock
+
+
+def arenas_mapped() -> list[list[str]]:
+    """Return the lines of this process's map that show a node's memory, in fields."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line.split() for line in lines if "penstock-arena" in line]
+
+
+def own_bytes() -> int:
+    """Return how many bytes this process has to itself where it has mapped a node's memory."""
+    found, is_arena = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            is_arena = "penstock-arena" in line
+        elif is_arena and line.startswith("Anonymous:"):
+            found += int(line.split()[1]) << 10
+    return found
+
+
+def link(entry: Path) -> str:
+    try:
+        return os.readlink(entry)
+    except OSError:  # it was that of the folder itself
+        return ""
+
+
 class Hoarder:
     """A consumer that speaks the protocol by generated stubs and sockets, and returns nothing."""
 
@@ -329,7 +531,6 @@ def test_another_user_is_sent_what_he_reads(server: Server) -> None:
     stand_in.bind(path)
     stand_in.listen(4)
     try:
-        import threading
 
         def refuse() -> None:
             with contextlib.suppress(OSError):

@@ -7,11 +7,13 @@ with its last view, as that of a buffer does, and its pages go back to what the 
 Whatever must outlive the loan is **kept**: the kernel makes the lease's pages this process's own,
 in place (`MADV_POPULATE_WRITE` breaks the sharing, changing no byte), and then the loan goes back.
 So a consumer that collects batches fills its own memory and not the node's, a connection may end
-under leases, and a forked child sees what its parent saw.
+under leases, and a forked child sees what its parent saw. A consumer that has kept so many that
+they lie in the way of new loans everywhere is given copies.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -20,21 +22,26 @@ import threading
 import weakref
 from array import array
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.client.aside import aside
 from penstock.client.reading.buffers import Event, Lease
 from penstock.wire import memory
 from penstock.wire.errors import BadFrame, PenstockError, Unreachable
 from penstock.wire.v1 import feed_pb2
 
-ANSWER_S = 10.0
-"""How long the node may take with a packet that it owes."""
+HELLO_S, ANSWER_S = 2.0, 10.0
+"""How long the node may take to answer a connection, without which bodies are sent, and with any
+other packet that it owes."""
 
 MADV_POPULATE_WRITE = 23
 """Of Linux 5.14 and later; Python has no name for it."""
+
+_MSG_CMSG_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # memory is lent on Linux alone
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Private pages are the exception: none are set aside for a whole arena."""
@@ -44,15 +51,50 @@ class NotLent(Exception):
     """Bodies cannot be lent, or no more of them; says why, for people."""
 
 
-@dataclass(eq=False)
-class _Mapping:
-    """One view of an arena; there are several where what was kept lies in the way of a new loan."""
+class Absent(NotLent):
+    """Nothing listens on the memory socket now: the node may be about to start."""
 
-    map: mmap.mmap
-    kept: set[tuple[int, int]] = field(default_factory=set)  # (start, stop) of pages of our own
+
+MAX_MAPPINGS = 8
+"""Views of one arena. Each costs a file descriptor and as many addresses as the arena has bytes."""
+
+
+class _Mapping:
+    """One view of an arena; there are several where what was kept lies in the way of a new loan.
+
+    Args:
+        fd: The arena's descriptor.
+        size_bytes: Its size.
+
+    Attributes:
+        kept: (start, stop) of pages of our own, and of those that cannot be given back.
+
+    Raises:
+        OSError: This process may map no more memory.
+    """
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self.map: mmap.mmap | None
+        self.map = mmap.mmap(fd, size_bytes, mmap.MAP_PRIVATE | _MAP_NORESERVE)
+        self._reference = weakref.ref(self.map)
+        self.kept: set[tuple[int, int]] = set()
 
     def is_free(self, start: int, stop: int) -> bool:
         return not any(first < stop and start < last for first, last in self.kept)
+
+    def advise(self, advice: int, start: int, stop: int) -> None:
+        """Call madvise, if anything is left to be read there.
+
+        Raises:
+            OSError: The kernel refuses.
+        """
+        found = self._reference()
+        if found is not None:
+            found.madvise(advice, start, stop - start)
+
+    def leave_to_arrays(self) -> None:
+        """Lend no more from it: it lives as long as arrays over it do."""
+        self.map = None
 
 
 @dataclass(eq=False)
@@ -61,16 +103,37 @@ class _Arena:
 
     fd: int
     size_bytes: int
-    mappings: list[_Mapping] = field(default_factory=list)
+    mappings: list[_Mapping]
 
-    def mapping(self, start: int, stop: int) -> _Mapping:
+    def mapping(self, start: int, stop: int) -> _Mapping | None:
+        """Return a mapping in which nothing that was kept lies there; None = in each something.
+
+        Raises:
+            OSError: This process may map no more memory.
+        """
         for found in self.mappings:
             if found.is_free(start, stop):
                 return found
-        flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
-        fresh = _Mapping(mmap.mmap(self.fd, self.size_bytes, flags))
+        if len(self.mappings) == MAX_MAPPINGS:
+            return None
+        fresh = _Mapping(self.fd, self.size_bytes)
         self.mappings.append(fresh)
         return fresh
+
+    def copy(self, start: int, stop: int, into: NDArray[np.uint8]) -> None:
+        """Copy what lies there, by a view that is gone afterwards.
+
+        Raises:
+            OSError: This process may map no more memory.
+        """
+        flags, readable = mmap.MAP_SHARED, mmap.PROT_READ
+        with mmap.mmap(self.fd, stop - start, flags, readable, offset=start) as view:
+            into[:] = np.frombuffer(view, np.uint8, count=len(into))
+
+    def close(self) -> None:
+        os.close(self.fd)
+        for mapping in self.mappings:
+            mapping.leave_to_arrays()
 
 
 @dataclass(eq=False)
@@ -79,21 +142,34 @@ class _Lease:
 
     reference: weakref.ref[NDArray[np.uint8]]
     events: list[Event]
-    loan: int | None  # None = kept
+    loan: int
     mapping: _Mapping
     start: int
     stop: int
+    held: mmap.mmap | None = None
+
+    def outlive_views(self) -> None:
+        """Keep the memory where more than views may need it, although nothing more is lent."""
+        if self.events:
+            self.held = self.mapping.map
 
     def keep(self) -> None:
-        """Make its pages this process's own."""
-        self.mapping.map.madvise(MADV_POPULATE_WRITE, self.start, self.stop - self.start)
+        """Make its pages this process's own.
+
+        Raises:
+            OSError: There is no memory for them.
+        """
+        self.mapping.advise(MADV_POPULATE_WRITE, self.start, self.stop)
         self.mapping.kept.add((self.start, self.stop))
-        self.loan = None
 
     def end(self) -> None:
         """Nobody reads it any more: give pages of our own back, and see the node's again."""
-        self.mapping.map.madvise(mmap.MADV_DONTNEED, self.start, self.stop - self.start)
-        self.mapping.kept.discard((self.start, self.stop))
+        try:
+            self.mapping.advise(mmap.MADV_DONTNEED, self.start, self.stop)
+        except OSError:  # they were locked into memory meanwhile, and stay
+            self.mapping.kept.add((self.start, self.stop))
+        else:
+            self.mapping.kept.discard((self.start, self.stop))
 
 
 class Borrower:
@@ -115,38 +191,49 @@ class Borrower:
         _require_keeping()
         self._most = most
         self._arenas: dict[int, _Arena] = {}
-        self._leases: dict[
-            int, _Lease
-        ] = {}  # by the id of the reference to its array, oldest first
+        # By the id of the reference to its array.
+        self._leases: dict[int, _Lease] = {}
+        self._out: dict[int, _Lease] = {}  # those that are not kept, by loan, oldest first
         # The end of an array comes anywhere, maybe within any call here or where a signal handler
         # raises: it takes no lock and runs no Python, it appends the reference here.
         self._ended: deque[weakref.ref[NDArray[np.uint8]]] = deque()
         self._awaited: list[_Lease] = []  # no view is left, and an event has not come to pass
-        self._due: list[int] = []  # loans to give back
+        self._due: deque[int] = deque()  # loans to give back
         self._guard = threading.Lock()  # for leases: a fork comes from another thread
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._is_closed = False
         try:
-            self._sock.settimeout(ANSWER_S)
+            self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise NotLent(f"no socket can be opened: {error}") from error
+        # Before it is connected: a child that had the connection too would keep it from ending.
+        _living[id(self)] = self
+        try:
+            self._sock.settimeout(HELLO_S)
             self._sock.connect(path)
             said = self._receive()
+            self._sock.settimeout(ANSWER_S)
+            if isinstance(said, memory.Refusal):
+                raise NotLent(said.reason)
+            if not isinstance(said, memory.Hello):
+                raise NotLent(f"{path} says {said}")
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            self.close()
+            raise Absent(f"nothing listens at {path} ({error.strerror})") from error
         except (OSError, PenstockError) as error:
-            self._sock.close()
-            raise NotLent(str(error)) from error
-        if not isinstance(said, memory.Hello):
-            self._sock.close()
-            reason = said.reason if isinstance(said, memory.Refusal) else f"it says {said}"
-            raise NotLent(reason)
+            self.close()
+            raise NotLent(f"{path}: {error}") from error
+        except BaseException:
+            self.close()
+            raise
         self.token = said.token
-        _open.add(self)
 
-    @property
-    def lent(self) -> int:
-        """Return how many loans have not come back."""
-        held = [*self._leases.values(), *self._awaited]
-        return sum(lease.loan is not None for lease in held)
-
-    def take(self, lent: feed_pb2.Lent, nbytes: int) -> Lease:
+    def take(self, lent: feed_pb2.Lent, nbytes: int, room: Callable[[int], Lease]) -> Lease:
         """Return a lent body, writable, page-aligned; the loan goes back when the lease has ended.
+
+        Args:
+            lent: Where it lies.
+            nbytes: How long it is.
+            room: Returns storage of that length for a copy, where what was kept lies in the way.
 
         Raises:
             BadFrame: The loan does not lie in memory that the node has handed over.
@@ -167,58 +254,81 @@ class Borrower:
                 mapping = arena.mapping(start, stop)
             except OSError as error:
                 raise NotLent(f"{arena.size_bytes} bytes cannot be mapped: {error}") from error
-            body = np.frombuffer(mapping.map, np.uint8, count=nbytes, offset=start)
-            reference = weakref.ref(body, self._ended.append)
-            events: list[Event] = []
-            self._leases[id(reference)] = _Lease(reference, events, lent.loan, mapping, start, stop)
-        return Lease(body, events)
+            try:
+                if mapping is not None:
+                    # Pages of our own would hide what the node has written there since. There are
+                    # none, but where something makes all of a process's memory its own: `mlockall`
+                    # does, and then the kernel refuses this.
+                    mapping.advise(mmap.MADV_DONTNEED, start, stop)
+            except OSError as error:
+                raise NotLent(f"this process locks what it maps (mlockall): {error}") from error
+            if mapping is not None:
+                return self._leased(lent.loan, mapping, start, stop, nbytes)
+        copy = room(nbytes)
+        try:
+            arena.copy(start, stop, copy.array)
+        except OSError as error:
+            raise NotLent(f"{nbytes} bytes cannot be mapped: {error}") from error
+        self.refuse(lent)
+        return copy
+
+    def _leased(self, loan: int, mapping: _Mapping, start: int, stop: int, nbytes: int) -> Lease:
+        assert mapping.map is not None
+        body = np.frombuffer(mapping.map, np.uint8, count=nbytes, offset=start)
+        reference = weakref.ref(body, self._ended.append)
+        lease = _Lease(reference, [], loan, mapping, start, stop)
+        self._leases[id(reference)] = self._out[loan] = lease
+        return Lease(body, lease.events)
 
     def refuse(self, lent: feed_pb2.Lent) -> None:
-        """Give back what nobody has read."""
+        """Give back what nobody reads there."""
         self._due.append(lent.loan)
 
     def settle(self) -> None:
         """Give back what has ended, and keep what has been out for long."""
+        for other in list(_living.values()):
+            other.sort_out()
         with self._guard:
-            self._sort_out()
-            out = [lease for lease in self._leases.values() if lease.loan is not None]
-            for lease in out[: max(0, len(out) - self._most)]:
+            for lease in list(self._out.values())[: max(0, len(self._out) - self._most)]:
                 if not self._keep(lease):
                     break
         self._give_back()
 
+    def sort_out(self) -> None:
+        """Free what nobody reads any more; a connection that is closed leaves that to others."""
+        with self._guard:
+            ended, self._awaited = self._awaited, []
+            while self._ended:
+                ended.append(self._leases.pop(id(self._ended.popleft())))
+            for lease in ended:
+                if not all(event.query() for event in lease.events):
+                    self._awaited.append(lease)
+                    continue
+                lease.end()
+                if self._out.pop(lease.loan, None) is not None:
+                    self._due.append(lease.loan)
+            if self._is_closed and not self._leases and not self._awaited:
+                _living.pop(id(self), None)
+
     def _keep(self, lease: _Lease) -> bool:
         """Make a lease's pages this process's own; False where there is no memory for them."""
-        loan = lease.loan
-        if loan is None:
-            return True
         try:
             lease.keep()
         except OSError:
             return False
-        self._due.append(loan)
+        del self._out[lease.loan]
+        self._due.append(lease.loan)
         return True
-
-    def _sort_out(self) -> None:
-        ended, self._awaited = self._awaited, []
-        while self._ended:
-            ended.append(self._leases.pop(id(self._ended.popleft())))
-        for lease in ended:
-            if not all(event.query() for event in lease.events):
-                self._awaited.append(lease)
-                continue
-            lease.end()
-            if lease.loan is not None:
-                self._due.append(lease.loan)
 
     def _give_back(self) -> None:
         while self._due:
-            now, self._due = (
-                self._due[: memory.RETURNS_AT_ONCE],
-                self._due[memory.RETURNS_AT_ONCE :],
-            )
+            count = min(len(self._due), memory.RETURNS_AT_ONCE)
+            now = [self._due.popleft() for _ in range(count)]
             try:
-                self._sock.send(memory.pack_returns(now))
+                self._sock.send(memory.pack_returns(now), socket.MSG_DONTWAIT)
+            except BlockingIOError:  # the node has not looked for long: with the next message
+                self._due.extendleft(reversed(now))
+                return
             except OSError:
                 # The node is gone, or will say so on the stream; everything has come back then.
                 self._due.clear()
@@ -229,33 +339,41 @@ class Borrower:
         False where there was no memory for all of it.
         """
         with self._guard:
-            self._sort_out()
-            held = [*self._leases.values(), *self._awaited]
-            return all([self._keep(lease) for lease in held])  # noqa: C419
+            return all([self._keep(lease) for lease in list(self._out.values())])  # noqa: C419
 
     def close(self) -> None:
         """Keep what somebody may still read, and end the connection; idempotent."""
+        self.sort_out()
         if self.keep_all():
+            # For whoever has the connection, too: a child that was forked by other means.
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
             self._sock.close()
         else:
             # The connection is what keeps the rest as it is: it ends with this process.
             _stranded.append(self._sock)
-        _open.discard(self)
+        self._is_closed = True
+        for lease in [*self._leases.values(), *self._awaited]:
+            lease.outlive_views()
         for arena in self._arenas.values():
-            os.close(arena.fd)
-        # Mappings live as long as arrays over them do.
+            arena.close()
         self._arenas.clear()
+        self.sort_out()
 
     def leave_to_parent(self) -> None:
         """Let go of the connection in a forked child: it is the parent's."""
+        self._guard = threading.Lock()  # its thread may have held it
         self._sock.close()
+        for arena in self._arenas.values():
+            arena.close()
+        self._arenas.clear()
 
     def _hear(self) -> None:
         match self._receive():
             case memory.Arena(number, size_bytes):
-                self._arenas[number] = _Arena(self._fds.pop(), size_bytes)
+                self._arenas[number] = _Arena(self._fds.pop(), size_bytes, [])
             case memory.Gone(number) if number in self._arenas:
-                os.close(self._arenas.pop(number).fd)
+                self._arenas.pop(number).close()
             case said:
                 raise BadFrame(f"the node's memory socket says {said} out of turn")
 
@@ -264,18 +382,21 @@ class Borrower:
         fds = array("i")
         self._fds: list[int] = []
         try:
-            packet, ancillary, _, _ = self._sock.recvmsg(
-                memory.MAX_PACKET_BYTES, socket.CMSG_SPACE(fds.itemsize)
+            # Without CLOEXEC programs that this process starts would have the node's memory, too.
+            packet, ancillary, flags, _ = self._sock.recvmsg(
+                memory.MAX_PACKET_BYTES, socket.CMSG_SPACE(fds.itemsize), _MSG_CMSG_CLOEXEC
             )
         except OSError as error:
             raise Unreachable(f"no answer on the node's memory socket: {error}") from error
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-        self._fds = list(fds)
+        self._fds = fds.tolist()
         if not packet:
             raise Unreachable("the node's memory socket was closed")
         said = memory.parse(packet)
+        if not self._fds and flags & socket.MSG_CTRUNC:
+            raise NotLent("this process may open no more files (ulimit -n)")
         if len(self._fds) != isinstance(said, memory.Arena):
             for fd in self._fds:
                 os.close(fd)
@@ -301,22 +422,30 @@ def _require_keeping() -> None:
             raise NotLent(f"this kernel is older than Linux 5.14 ({error})") from error
 
 
-_open: weakref.WeakSet[Borrower] = weakref.WeakSet()
+_living: dict[int, Borrower] = {}
+"""Borrowers with a connection, or with leases, by id: the calls of a dict are whole or not at all,
+whichever threads make them."""
+
 _stranded: list[socket.socket] = []
 
 
 def _before_fork() -> None:
     # A child knows nothing of loans: what it reads may not change when its parent gives them back.
-    for borrower in list(_open):
-        borrower.keep_all()
+    living = list(_living.values())
+    if living:
+        aside(lambda _: [borrower.keep_all() for borrower in living])
 
 
 def _in_child() -> None:
-    for borrower in list(_open):
+    for borrower in _living.values():
         borrower.leave_to_parent()
+    _living.clear()
+    for sock in _stranded:
+        sock.close()
+    _stranded.clear()
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_in_child)
 
 
-__all__ = ["Borrower", "NotLent"]
+__all__ = ["Absent", "Borrower", "NotLent"]

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from penstock.client.aside import tell
 from penstock.client.backoff import Backoff
-from penstock.client.reading.borrowing import Borrower, NotLent
+from penstock.client.reading.borrowing import Absent, Borrower, NotLent
 from penstock.client.reading.buffers import Allocator
 from penstock.client.reading.slots import Slots
 from penstock.client.reading.stream import Stream
@@ -30,6 +30,11 @@ logger = logging.getLogger("penstock")
 HELD_BATCHES = 4
 """Lent batches that a consumer may hold beside those that wait for it: what it holds longer becomes
 its own memory."""
+
+
+class _BorrowsNow(Exception):
+    """A stream gives way to one whose bodies are lent: the node was away when it was opened."""
+
 
 MAX_REREADS = 2
 """How often one position is read again after its checksum was wrong."""
@@ -110,6 +115,7 @@ class Route:
         self._backoff = Backoff()
         self._sent_because = ""  # why bodies are not lent, as it was said last
         self._cannot_map = False
+        self._borrower: Borrower | None = None  # for the next stream
         # Set and taken by threads that nothing breaks off.
         self._guard = threading.Lock()
         self._closed = threading.Event()
@@ -163,6 +169,8 @@ class Route:
                     raise Unreachable(
                         f"{self.node.target} closed the stream", target=self.node.target
                     )
+                except _BorrowsNow:
+                    continue
                 except NotLent as error:
                     self._cannot_map = True
                     self._note_sent(str(error))
@@ -176,6 +184,8 @@ class Route:
         except BaseException as error:  # the edge of the thread: the consumer raises it
             self._slots.fail(error)
         finally:
+            if self._borrower is not None:
+                self._borrower.close()
             if self._slots.is_complete:
                 self._routes.completed()
             self._slots.wake()
@@ -204,9 +214,17 @@ class Route:
 
     def _read(self) -> None:
         """Read one stream until it ends, or until nothing more is to come."""
+        prepared, self._borrower = self._borrower, None
+        borrower = prepared or self._borrow()
+        try:
+            self._read_stream(borrower, may_borrow=prepared is None)
+        finally:
+            if borrower is not None:
+                borrower.close()
+
+    def _read_stream(self, borrower: Borrower | None, *, may_borrow: bool) -> None:
         horizon = self._slots.horizon
         position, limit = self._routes.room(self.number, 0)
-        borrower = self._borrow()
         token = b"" if borrower is None else borrower.token
         call = self.node.transport.read(self._open_message(horizon, position, limit, token))
         with self._guard:
@@ -229,10 +247,8 @@ class Route:
         self._slots.wake()  # who waits beyond the horizon may move it now
         try:
             if not self._closed.is_set():
-                self._take_all(call, stream)
+                self._take_all(call, stream, may_borrow=may_borrow)
         finally:
-            if borrower is not None:
-                borrower.close()
             self._note_sent(stream.sent_because)
             self._reason = stream.waits_for or self._reason
             self.has_ended = stream.has_ended
@@ -244,7 +260,7 @@ class Route:
                 for _ in call:
                     pass
 
-    def _take_all(self, call: ReadCall, stream: Stream) -> None:
+    def _take_all(self, call: ReadCall, stream: Stream, *, may_borrow: bool) -> None:
         landed = 0
         for replies in call:
             could_complete = stream.take_in(replies)
@@ -253,6 +269,9 @@ class Route:
             stream.settle()
             if stream.has_opened:
                 self.broken = None
+                if may_borrow and not stream.lends:
+                    self._borrow_now()
+                may_borrow = False
             if stream.landed != landed:
                 landed, self._cause = stream.landed, ""
                 self._backoff.reset()
@@ -269,8 +288,19 @@ class Route:
         try:
             return Borrower(path, self._slots.prefetch + HELD_BATCHES)
         except NotLent as error:
-            self._note_sent(str(error))
+            if not (isinstance(error, Absent) and self.stream is None):
+                self._note_sent(str(error))
         return None
+
+    def _borrow_now(self) -> None:
+        """Try once more, for a node that is open: as this stream opened it may have been away.
+
+        Raises:
+            _BorrowsNow: It lends to us now.
+        """
+        self._borrower = self._borrow()
+        if self._borrower is not None:
+            raise _BorrowsNow
 
     def _note_sent(self, reason: str) -> None:
         """Say once why bodies are sent that could be lent."""

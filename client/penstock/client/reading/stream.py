@@ -56,6 +56,7 @@ class Stream:
         told: The next position that the server was told.
         received_bytes: The bodies of all batches that came whole, copies of known ones, too.
         has_opened: The node has accepted it.
+        lends: The node lends it bodies.
         has_ended: The node has sent all that it has of the log.
         waits_for: What it waits for, in words.
         landed: How many batches have come.
@@ -83,7 +84,7 @@ class Stream:
         self.told, self._bytes_limit = told, bytes_limit
         self._largest_bytes = 0  # of the bodies that have come
         self.received_bytes = 0
-        self.has_opened = self.has_ended = False
+        self.has_opened = self.has_ended = self.lends = False
         self.waits_for = ""
         self.landed = 0
         self.sent_because = ""
@@ -153,7 +154,7 @@ class Stream:
         # Where the lanes of a finite log end is the server's to know.
         is_finite = session.is_finite or message.HasField("batches")
         self._order = None if is_finite else Order(max(1, message.lanes))
-        self.has_opened = True
+        self.has_opened, self.lends = True, message.lends
         self.waits_for = f"{self._target} has opened the stream and sent nothing yet"
 
     def _ended(self, message: feed_pb2.End) -> None:
@@ -237,8 +238,11 @@ class Stream:
 
     def _lease(self, nbytes: int) -> Lease:
         if self._borrower is not None and nbytes >= LENT_BYTES and not self.sent_because:
-            lent = self._borrower.lent
-            self.sent_because = f"the node has lent {lent} batches and lends no more"
+            self.sent_because = (
+                "this is more than the node lends to one process now (raise its ready_bytes)"
+                if self.lends
+                else "the node does not know this process's connection to its memory socket"
+            )
         return self._pool.lease(nbytes)
 
     def _lent(self, header: feed_pb2.BatchHeader, lent: feed_pb2.Lent, known: bool) -> _Assembly:
@@ -252,7 +256,7 @@ class Stream:
         if known:
             borrower.refuse(lent)
             return _Assembly(header, None)
-        lease = borrower.take(lent, header.body_bytes)
+        lease = borrower.take(lent, header.body_bytes, self._pool.lease)
         self._lent_batches += 1
         is_checked = self._lent_batches % CHECKED_SHARE == 1
         crc = frame.crc32c(lease.array) if is_checked else header.crc32c

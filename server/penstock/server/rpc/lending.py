@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import resource
 import secrets
 import socket
+import stat
 import struct
 from array import array
 from collections.abc import Callable
@@ -29,8 +32,12 @@ log = structlog.get_logger("penstock.rpc")
 LENT_SHARE = 2
 """Of what may be ready, one part in so many may be lent: the rest keeps everybody else going."""
 
-MAX_CONNECTIONS = 1024
-"""Processes that may borrow at once."""
+MAX_CONNECTIONS, FILES_SHARE = 1024, 4
+"""Processes that may borrow at once, and of the files that this process may have open, one part in
+so many: streams, workers and the store need some, too."""
+
+PAUSE_S = 1.0
+"""How long nobody is let in after no file could be opened for somebody."""
 
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 
@@ -148,8 +155,7 @@ class Lending:
         self._loop = asyncio.get_running_loop()
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)  # of a server that was killed: gRPC's socket beside it was free
+            _remove_socket(path)  # of a server that was killed: gRPC's beside it was free
             umask = os.umask(0o177)
             try:
                 sock.bind(path)
@@ -180,12 +186,20 @@ class Lending:
                 os.unlink(self._path)
 
     def find(self, token: bytes) -> Lender | None:
-        """Return the connection that a consumer names, if there is one."""
-        return self._lenders.get(token) if token else None
+        """Return the connection that a consumer names, if there is one that lends."""
+        lender = self._lenders.get(token) if token else None
+        return None if lender is None or lender.closed else lender
 
-    def limit_bytes(self) -> int:
-        """Return what may be lent on one connection: what may be lent in all, in equal parts."""
-        return self._limit_bytes // max(1, len(self._lenders))
+    def limit_bytes(self, lender: Lender) -> int:
+        """Return what may be lent on a connection in all: half of what the others leave.
+
+        So the bound holds, whoever comes and gives nothing back leaves as much for the next one as
+        it has, and n that all take what they can have a part in n + 1 each. It is how switches
+        share their buffers (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
+        packet switches", 1998, with alpha = 1).
+        """
+        others = self.lent_bytes - lender.lent_bytes
+        return (self._limit_bytes - others) // 2
 
     @property
     def lent_bytes(self) -> int:
@@ -196,8 +210,13 @@ class Lending:
         assert self._listening is not None
         try:
             sock, _ = self._listening.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # it has hung up
         except OSError as error:
-            log.debug("a connection to the memory socket was lost", error=str(error))
+            # No file or memory is left. It would be tried again at once, for ever.
+            log.warning("nobody can be let in to borrow", error=str(error), again_in_s=PAUSE_S)
+            self._loop.remove_reader(self._listening.fileno())
+            self._loop.call_later(PAUSE_S, self._accept_on)
             return
         sock.setblocking(False)
         reason = self._refusal(sock)
@@ -215,6 +234,10 @@ class Lending:
         self._lenders[lender.token] = lender
         self._loop.add_reader(sock.fileno(), self._readable, sock, lender)
 
+    def _accept_on(self) -> None:
+        if self._listening is not None:
+            self._loop.add_reader(self._listening.fileno(), self._accept)
+
     def _refusal(self, sock: socket.socket) -> str | None:
         """Return why nothing is lent to whoever has connected; None = it is."""
         _, uid, _ = _CREDENTIALS.unpack(
@@ -222,8 +245,11 @@ class Lending:
         )
         if uid != os.geteuid():
             return f"the node runs as user {os.geteuid()}, and this process as user {uid}"
-        if len(self._lenders) >= MAX_CONNECTIONS:
-            return f"{MAX_CONNECTIONS} processes borrow already"
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        bounded = files != resource.RLIM_INFINITY
+        most = min(MAX_CONNECTIONS, files // FILES_SHARE) if bounded else MAX_CONNECTIONS
+        if len(self._lenders) >= most:
+            return f"{most} connections to the node's memory are open already"
         return None
 
     def _readable(self, sock: socket.socket, lender: Lender) -> None:
@@ -248,6 +274,18 @@ class Lending:
         sock.close()
         del self._lenders[lender.token]
         lender.close()
+
+
+def _remove_socket(path: str) -> None:
+    """Remove a socket that nobody listens on.
+
+    Raises:
+        OSError: It cannot be removed, or something else lies there.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise FileExistsError(errno.EEXIST, "a file that is not a socket lies there")
+        os.unlink(path)
 
 
 __all__ = ["LENT_SHARE", "Lender", "Lending"]

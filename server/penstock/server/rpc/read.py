@@ -28,7 +28,7 @@ from penstock.server.rpc.present import Present
 from penstock.server.rpc.story import UNCHECKED
 from penstock.server.rpc.streams import Stream, Streams
 from penstock.server.store.base import Store
-from penstock.wire import CHUNK_BYTES, frame
+from penstock.wire import CHUNK_BYTES, LENT_BYTES, frame
 from penstock.wire.errors import (
     Internal,
     PenstockError,
@@ -276,10 +276,11 @@ class Reads:
         """Lend a batch to a consumer on this host; None = send it."""
         if stream.lender is None:
             return None
-        limit_bytes = self.lending.limit_bytes()
+        limit_bytes = self.lending.limit_bytes(stream.lender)
         lent = stream.lender.lend(entry, limit_bytes)
-        if lent is None and entry.nbytes > limit_bytes - stream.lender.lent_bytes:
-            self.streams.holds(stream, stream.lender.lent_bytes, limit_bytes)
+        is_large = entry.span is not None and entry.span.view.nbytes >= LENT_BYTES
+        if lent is None and is_large and entry.nbytes > limit_bytes - stream.lender.lent_bytes:
+            self.streams.holds(stream, stream.lender.lent_bytes, limit_bytes, entry.nbytes)
         return lent
 
     async def _gather(

@@ -224,12 +224,16 @@ class Streams(Listener):
             by=error.owner or "",
         )
 
-    def holds(self, stream: Stream, lent_bytes: int, limit_bytes: int) -> None:
-        """Tell of a consumer that holds as much as may be lent to it: it is sent the rest."""
+    def holds(self, stream: Stream, lent_bytes: int, limit_bytes: int, batch_bytes: int) -> None:
+        """Tell of a consumer that is sent a batch, as it has no room for it in its share."""
         if not stream.holds:
             stream.holds = True
             self.story.tell(
-                story.HOLDS, **stream.who(), lent_bytes=lent_bytes, limit_bytes=limit_bytes
+                story.HOLDS,
+                **stream.who(),
+                lent_bytes=lent_bytes,
+                limit_bytes=limit_bytes,
+                batch_bytes=batch_bytes,
             )
 
     def turned_away(self, error: PenstockError, request: cursors_pb2.BeginRequest) -> None:
