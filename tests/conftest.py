@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from penstock.server.sources.catalog import VARIABLE
@@ -18,6 +19,10 @@ pytest.register_assert_rewrite("penstock.server.testing.store")  # its asserts s
 # each compiles penstock anew, which takes longer than most of what it does.
 for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(_name, None)
+
+# A machine may be busy: how long an example takes says nothing.
+hypothesis.settings.register_profile("penstock", deadline=None)
+hypothesis.settings.load_profile("penstock")
 
 
 @pytest.fixture
