@@ -30,7 +30,7 @@ JOB: dict[str, Any] = {
 }
 BAD = """\
 def to_sample(raw):
-    if raw["input_ids"][0] == 40:
+    if raw["input_ids"][0] == 96:
         raise ValueError("a bad item")
     return raw
 """
@@ -150,7 +150,9 @@ def test_verdicts_since_the_backup_are_found_again_from_the_cursor(tmp_path: Pat
     """By a newer state the item is `[log_diverged]`: what was read without it is not changed."""
     (tmp_path / "data.py").write_text(BAD)
     quarantine = {"function": "./data.py:to_sample", "on_item_error": "quarantine"}
-    with node(tmp_path, **quarantine) as server:
+    # The bad item lies beyond what a node makes ahead of the backup, and before `later` ends.
+    items = [{"input_ids": [n] * (1 + n % 7)} for n in range(200)]
+    with node(tmp_path, source={"type": "items", "items": items}, **quarantine) as server:
         with reader(server) as old:
             take(old, 2)
             old.commit()
@@ -162,7 +164,7 @@ def test_verdicts_since_the_backup_are_found_again_from_the_cursor(tmp_path: Pat
 
         with reader(server, start="state") as by_state:
             by_state.load_state_dict(state)
-            with pytest.raises(LogDiverged, match=r"item main\[40\] .*a bad item"):
+            with pytest.raises(LogDiverged, match=r"item main\[96\] .*a bad item"):
                 take(by_state, 10)
         restore(server, tmp_path)
         with reader(server) as by_cursor:
