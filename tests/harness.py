@@ -132,7 +132,10 @@ class Server:
                         found.append(event)
             if len(found) >= at_least:
                 return found
-            assert time.monotonic() < end, f"{name!r} was logged {len(found)} times only"
+            assert time.monotonic() < end, (
+                f"{name!r} was logged {len(found)} times only, among {len(self.lines)} lines, "
+                f"the last of which are {self.lines[-3:]}; collecting: {self._reading.is_alive()}"
+            )
             time.sleep(0.01)
 
     # --- talking ---
