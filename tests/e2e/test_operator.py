@@ -302,4 +302,4 @@ def test_drops_are_counted_however_a_job_is_planned(tmp_path: Path) -> None:
 
     # Plans are made ahead of the batches, by a few: so it is about as many, and never none.
     assert dropped["samples"] > 10
-    assert dropped["refs"] >= dropped["samples"]
+    assert dropped["refs"] >= dropped["samples"] / 2
