@@ -44,7 +44,7 @@ MAX_STARTS = 16
 ELSEWHERE_SHARE = 0.01
 """How much more may be read from storage so that batches are compared with another worker's."""
 
-FAR_AHEAD = 4
+FAR_AHEAD = 2
 """So many times as many positions are made ahead of readers where batches are small."""
 
 PLANS_AHEAD = 8

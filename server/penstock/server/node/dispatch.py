@@ -55,7 +55,7 @@ AHEAD_BYTES = 4 << 20
 """Where batches are small, up to `FAR_AHEAD` times as many positions are made ahead for each
 worker, as long as they take no more than this: half of the batches of a text job take 0.5 ms, and
 others, which draw long documents, 100 ms. With 4 positions a text job with two workers and its
-reader kept 1.7 of two cores busy, with 16 1.9."""
+reader kept 1.7 of two cores busy, with 8 and with 16 1.9."""
 
 CHEAP_S = 0.001
 """Tickets of a job that take less are given whole, planning and making, to one worker: to send a
