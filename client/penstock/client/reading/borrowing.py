@@ -361,7 +361,7 @@ class Borrower:
         self.sort_out()
 
     def leave_to_parent(self) -> None:
-        """Let go of the connection in a forked child: it is the parent's."""
+        """Close the connection in a forked child; the parent goes on using its own."""
         self._guard = threading.Lock()  # its thread may have held it
         self._sock.close()
         for arena in self._arenas.values():
@@ -407,7 +407,7 @@ class Borrower:
 
 
 def _check_sealed(fd: int, size_bytes: int) -> None:
-    """Refuse memory that may shrink: reading behind its end would end this process."""
+    """Refuse memory that may shrink: reading past its end would kill this process."""
     seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     if os.fstat(fd).st_size < size_bytes or not seals & fcntl.F_SEAL_SHRINK:
         os.close(fd)

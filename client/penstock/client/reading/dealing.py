@@ -22,7 +22,7 @@ def deal(lanes: int, nodes: Sequence[str]) -> list[tuple[int, ...]]:
         nodes: The nodes' ids, all different; the order does not matter.
 
     Raises:
-        InvalidRequest: There is no node, or one comes twice.
+        InvalidRequest: `nodes` is empty, or names a node twice.
     """
     if not nodes or len(set(nodes)) < len(nodes):
         raise InvalidRequest(

@@ -353,7 +353,7 @@ class DataDistributor(Role, ABC):
 
     def draw(self, lane: int, lanes: int, k: int) -> ItemRef | None:
         """Return the k-th draw of a lane, purely from the arguments; None = the lane is over."""
-        raise NotImplementedError(f"{type(self).__name__} opens lanes and draws nothing by number")
+        raise TypeError(f"{type(self).__name__} opens lanes and draws nothing by number")
 
     def draws(self, lane: int, lanes: int) -> int | None:
         """Return how many draws a lane has, by arithmetic; None = endless or unknown."""

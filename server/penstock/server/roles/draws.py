@@ -58,7 +58,7 @@ class LaneDraws(ABC):
 
     def seek(self, k: int) -> None:
         """Go on with the k-th draw of the lane; only where `can_seek`."""
-        raise NotImplementedError(f"{type(self).__name__} draws one item after another")
+        raise TypeError(f"{type(self).__name__} draws one item after another")
 
 
 class NumberedDraws(LaneDraws):
