@@ -76,7 +76,6 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             # A mistyped name looks like a fresh start: runs would begin at step 0 again.
             log.info("created an empty store: no run has a cursor in it yet", store=store.created)
         node = Node(
-            config.target,
             jobs,
             store,
             workers=settings.worker_count,

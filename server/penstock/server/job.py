@@ -81,6 +81,8 @@ class Job:
 
     Attributes:
         uncounted: What those who ask for `order` are told until its batches are counted.
+        definition: What other processes build it from, see `penstock.server.jobs.definition`;
+            empty = it was built by code that nobody named.
 
     Raises:
         InvalidJob: The plan does not hold together; says what to change.
@@ -143,6 +145,7 @@ class Job:
         self.on_item_error, self.max_quarantined = on_item_error, max_quarantined
         self.max_replay, self.snapshot_every = max_replay, snapshot_every
         self.uncounted: PenstockError | None = None
+        self.definition = b""
         self._lane_ends: tuple[int, ...] | None = None
         self._check_names()
         for source_name, one in self.sources.items():

@@ -70,7 +70,6 @@ class WorkerProcess:
 
     Args:
         number: Its slot on this node.
-        target: The job file that it loads.
         on_message: Called in the event loop for each message.
         on_death: Called once in the event loop, when its socket has closed.
         files_fd: What the node knows of its sources' files (`pack_catalogs`); -1 = nothing.
@@ -88,7 +87,6 @@ class WorkerProcess:
     """
 
     number: int
-    target: str
     on_message: Callable[[WorkerProcess, FromWorker], None]
     on_death: Callable[[WorkerProcess], None]
     files_fd: int = -1
@@ -123,7 +121,7 @@ class WorkerProcess:
         self.started = True
 
     def _launch(self) -> Started:
-        return start_program(self.target, self.files_fd)
+        return start_program(self.files_fd)
 
     @property
     def pid(self) -> int:
@@ -140,10 +138,10 @@ class WorkerProcess:
             self._loop.call_soon(self._flush)
 
     def send_job(self, job: Job, verdicts: Iterable[Verdict], *, set_up: bool = False) -> None:
-        """Have it know a job, or more verdicts of one that it knows; or set its roles up, too."""
+        """Have it know a job, and set its roles up where that is asked for."""
         ends = None if job.lane_ends is None else tuple(job.lane_ends)
-        log_id = job.log_id.hex()
-        self.send(KnowJob(job.name, log_id, ends, self.workers, tuple(verdicts), set_up))
+        told = (job.name, job.log_id, job.definition, ends, self.workers, tuple(verdicts), set_up)
+        self.send(KnowJob(*told))
 
     @property
     def takes_part(self) -> bool:
