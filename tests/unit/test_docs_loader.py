@@ -10,6 +10,7 @@ import pytest
 
 from penstock.client import Limits, Loader, Ranks
 from penstock.client.steps import _BATCH_ATTRIBUTES, Step
+from penstock.server.core.docstrings import argument_docs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "loader.md").read_text()
 
@@ -45,6 +46,16 @@ def test_the_page_names_every_parameter_with_its_default(title: str, taker: type
     assert [(name.strip("`"), default) for name, default, _ in rows(title)] == [
         (parameter.name, shown(parameter.default)) for parameter in parameters
     ]
+
+
+@pytest.mark.parametrize(
+    ("title", "taker"), [("Parameters", Loader), ("Ranks", Ranks), ("Limits", Limits)]
+)
+def test_the_page_says_of_a_parameter_what_its_docstring_says(title: str, taker: type) -> None:
+    """One sentence in one place: the docstring is its home, the page a copy."""
+    meanings = argument_docs(inspect.getdoc(taker))
+
+    assert {name.strip("`"): meaning for name, _, meaning in rows(title)} == meanings
 
 
 def test_the_page_names_every_statistic() -> None:

@@ -54,14 +54,14 @@ class Ranks:
     order.
 
     Args:
-        rank: The data-parallel rank; only together with `world_size`.
-        world_size: How many data-parallel ranks.
-        mesh: A torch DeviceMesh; ranks that differ only in other dimensions than the data-parallel
-            ones read the same batches.
-        dp: The names of its data-parallel dimensions; default: those that contain "dp".
-        cp: The names of its context-parallel dimensions, checked against the mesh.
-        tp: The names of its tensor-parallel dimensions, checked against the mesh.
-        pp: The names of its pipeline-parallel dimensions, checked against the mesh.
+        rank: The data-parallel rank; given together with `world_size`.
+        world_size: How many data-parallel ranks there are.
+        mesh: A torch `DeviceMesh`: ranks that differ only in other dimensions than the
+            data-parallel ones read the same batches.
+        dp: The names of its data-parallel dimensions. `None` takes those with `dp` in their name.
+        cp: The names of its context-parallel dimensions; they are checked against the mesh.
+        tp: The names of its tensor-parallel dimensions; they are checked against the mesh.
+        pp: The names of its pipeline-parallel dimensions; they are checked against the mesh.
 
     Raises:
         InvalidRequest: Half of a pair is given, a number is not an integer, or dimensions are named

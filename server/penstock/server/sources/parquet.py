@@ -69,11 +69,13 @@ class ParquetSource(IndexedSource):
 
     Args:
         files: Paths, globs, folders or URLs (`s3://...`, `memory://...`); one or a list.
-        columns: Which columns to read, in this order; None = all.
-        cache_bytes: Bound of the decoded row groups in memory of one worker; with less than its
-            reading groups draw from, row groups are read again and again. Decides no bytes of a
-            batch. None = what is needed.
-        storage_options: For the fsspec filesystem: endpoint, credentials; decides no bytes.
+        columns: Which columns to read, in this order; None = all. Fewer are read faster and take
+            less memory.
+        cache_bytes: The most bytes of decoded row groups that one worker keeps. None = as many as
+            its reading groups draw from. A smaller bound saves memory, and row groups are then read
+            and decoded again and again. It changes no batch.
+        storage_options: Options of the fsspec filesystem, such as endpoint and credentials. They
+            change no batch.
 
     Raises:
         InvalidJob: No file matches, a file is no Parquet file, a column is missing, no rows.

@@ -31,7 +31,7 @@ class TorchDatasetSource(IndexedSource):
         factory: `./file.py:name` or `package.module:name`: a Dataset class, or a function that
             returns a Dataset.
         dataset: A Dataset, in Python, in place of a factory.
-        arguments: Given to the factory.
+        arguments: Passed to the factory by name.
 
     Raises:
         InvalidJob: Neither or both of factory and dataset are given, the factory cannot be found or

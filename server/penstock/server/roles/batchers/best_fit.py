@@ -42,9 +42,12 @@ class BestFitPackingBatcher(PackingBatcher):
     and `empty` ones, of size 0.
 
     Args:
-        max_tokens: What a row holds.
-        pool_size: How many samples there are to choose from, once the pool has grown. More pack
-            tighter and wait longer; together they should hold more tokens than a row does.
+        max_tokens: The most tokens of a row: the sequence length that you train with.
+        pool_size: How many samples a lane chooses from, once its pool has grown. A larger pool
+            leaves less padding; it takes memory for that many samples of every lane, and a sample
+            waits longer for its turn. Of source code in rows of 8,192 tokens, 64 fill 0.998 of the
+            row and 16 fill 0.994 (decision 0021). Together the samples of the pool should hold more
+            tokens than a row.
         rows: How many rows a batch has. The last batch of a lane may have fewer.
         overlong: What becomes of a sample longer than `max_tokens`. `split`: pieces of
             `max_tokens` are rows of their own and the rest goes to the pool. `truncate`: its
