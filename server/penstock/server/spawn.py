@@ -116,7 +116,7 @@ class _Node:
         self.target, self._settings = target, settings
         self.address, self.users = place.with_suffix(".sock"), place.with_suffix(".users")
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock, self._log = place.with_suffix(".lock"), place.with_suffix(".log")
+        self._lock, self._output = place.with_suffix(".lock"), place.with_suffix(".log")
 
     def reap(self) -> None:
         """Ask how it ended, if this process has started it: it has let go of all that it held."""
@@ -141,7 +141,7 @@ class _Node:
                 return False
             mode = "a" if again else "w"
             self._process = _start(
-                self.target, self._settings, self.address, self.users, self._log, mode
+                self.target, self._settings, self.address, self.users, self._output, mode
             )
             return True
 
@@ -224,7 +224,7 @@ def _start(
     settings: dict[str, str],
     address: Path,
     users: Path,
-    log_path: Path,
+    output_path: Path,
     mode: str,
 ) -> subprocess.Popen[bytes]:
     command = [
@@ -239,7 +239,7 @@ def _start(
     command += ["--exit-when-unused", str(users)]
     for key, value in {"metrics": "off", **settings}.items():
         command += [SETTINGS[key], value]
-    with open(log_path, mode) as output:
+    with open(output_path, mode) as output:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -258,21 +258,21 @@ def _start(
     while not _answers(address):
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
-            said = log_path.read_text(errors="replace").strip().splitlines()
+            said = output_path.read_text(errors="replace").strip().splitlines()
             why = said[-1] if said else f"it ended with status {process.wait()}"
-            raise _not_started(target, why, log_path)
+            raise _not_started(target, why, output_path)
         time.sleep(0.05)
     return process
 
 
-def _not_started(target: str, why: str, log_path: Path) -> PenstockError:
+def _not_started(target: str, why: str, output_path: Path) -> PenstockError:
     """Return the error that the node ended with, under its own name where it had one."""
     named = re.fullmatch(r"penstockd: error: (?P<sentence>.*) \[(?P<code>\w+)\]", why)
     kind = ERRORS.get(named["code"], Unreachable) if named else Unreachable
     sentence = named["sentence"] if named else why
     return kind.with_fields(
-        f"the node for {target} did not start: {sentence} (all of its output: {log_path})",
-        {"target": target, "log": str(log_path)},
+        f"the node for {target} did not start: {sentence} (all of its output: {output_path})",
+        {"target": target, "log": str(output_path)},
     )
 
 

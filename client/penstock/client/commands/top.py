@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the table again and again."""
     if args.json:
         return _print_objects(args)
-    # A dumb terminal, as in an editor or a log, cannot be drawn over: it gets table after table.
+    # A dumb terminal, as in an editor or a file, cannot be drawn over: it gets table after table.
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not args.once:
         return _watch(args)
     with connected(args.target, "", args.timeout) as control:

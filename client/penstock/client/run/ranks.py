@@ -2,7 +2,7 @@
 
 Tensor-, context- and pipeline-parallel peers must read the same batches: they are replicas of one
 data-parallel rank. With a mesh that follows from its dimensions; without one it cannot be known, so
-the log says what was chosen.
+what was chosen is logged.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from penstock.wire.errors import clean_text
 
 MAX_TEXT, MAX_FRAMES_TEXT = 2000, 12000
 """Characters of an error's own words, and of the frames above it: a library may put a whole file
-into its message, and every text is copied to the server process, its log and each reader."""
+into its message, and every text is copied to the server process, its output and each reader."""
 
 _OWN = (str(Path(__file__).resolve().parent.parent), "<frozen importlib")
 _LIBRARIES = tuple(

@@ -1,4 +1,4 @@
-"""The keys of a job file: names, types, defaults and meanings, in one place.
+"""The keys of a job file: names, types, defaults and meanings.
 
 From these models come validation, the JSON Schema for editors and the tables of `docs/jobs.md`.
 """

@@ -422,7 +422,7 @@ class Store(ABC):
     ) -> SnapshotRecord | None:
         """Return the intact snapshot with the highest offset that is at most `offset`, or None.
 
-        One whose bytes are not those that were put is dropped, with a warning in the log.
+        One whose bytes are not those that were put is dropped, and a warning is logged.
         """
 
     @abstractmethod
