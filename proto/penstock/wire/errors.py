@@ -61,7 +61,7 @@ class PenstockError(_Fielded, Exception):
 
     def __post_init__(self) -> None:
         if isinstance(self.traceback, str) and "\n" in self.traceback:
-            # Python shows notes below an uncaught error: a trainer's output has the user's own line.
+            # Python shows notes below an uncaught error: a trainer prints the user's own line.
             self.add_note(self.traceback)
 
     @classmethod

@@ -74,7 +74,9 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
         stack.push_async_callback(watch.close)
         if store.created:
             # A mistyped name looks like a fresh start: runs would begin at step 0 again.
-            logger.info("created an empty store: no run has a cursor in it yet", store=store.created)
+            logger.info(
+                "created an empty store: no run has a cursor in it yet", store=store.created
+            )
         node = Node(
             config.target,
             jobs,
