@@ -71,7 +71,7 @@ def test_the_page_names_every_attribute_of_a_batch() -> None:
 def test_the_page_names_every_call() -> None:
     """Those that users make; `dataset` only says why there is none."""
     public = {name for name in vars(Loader) if not name.startswith("_")}
-    listed = names("Reading") + names("Where it stands")
+    listed = names("Reading") + names("Position and cursor")
     reading = [re.sub(r"^(iter|len)\(.*", "", name) for name in listed]
     calls = [name for name in reading if name not in ("iter", "len")]
 
