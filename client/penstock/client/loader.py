@@ -123,7 +123,7 @@ class Loader:
         self._reader = Reader(options, resources)
         self._opener = self._reader.opener
         if options.ranks.is_given:
-            _ = self._opener.place  # a mistake in them is best told here
+            _ = self._opener.world_rank  # a mistake in them is best told here
 
     # --- reading ---
 
@@ -170,9 +170,9 @@ class Loader:
         return steps * self._reader.started().share.batches_per_rank
 
     @property
-    def place(self) -> WorldRank:
+    def world_rank(self) -> WorldRank:
         """Which data-parallel rank this is, of how many, and from where that is known."""
-        return self._reader.place
+        return self._reader.world_rank
 
     @property
     def batches_per_step(self) -> int:
@@ -346,7 +346,7 @@ class Loader:
         self._reader.check()
         self._refuse_eval("load_state_dict")
         found = State.from_dict(state)
-        found.check_loadable(self.job, self._options.batches_per_step, self.place.world_size)
+        found.check_loadable(self.job, self._options.batches_per_step, self.world_rank.world_size)
         info = self._opener.info
         found.check_log(info.log_id.hex())
         # `local:` opens its store with the first use of a group, and compares it then.

@@ -841,9 +841,12 @@ def clean_json(value: Any, limit: int) -> Any:
     if isinstance(value, str):
         return clean_text(value, limit)
     if isinstance(value, dict):
-        return {clean_text(str(key), limit): clean_json(one, limit) for key, one in value.items()}
+        return {
+            clean_text(str(key), limit): clean_json(element, limit)
+            for key, element in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [clean_json(one, limit) for one in value]
+        return [clean_json(element, limit) for element in value]
     if value is None or isinstance(value, bool | int | float):
         return value
     return clean_text(str(value), limit)

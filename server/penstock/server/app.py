@@ -124,7 +124,7 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             "ready",
             address=address,
             metrics=http_address,
-            store=store.place,
+            store=store.where,
             workers=settings.worker_count,
             jobs={name: job.log_id.hex()[:12] for name, job in jobs.items()},
             version=VERSION,

@@ -166,13 +166,13 @@ class Job:
         self.uncounted: PenstockError | None = None
         self._lane_ends: tuple[int, ...] | None = None
         self._check_names()
-        for source_name, one in self.sources.items():
-            if one.is_empty():
+        for source_name, opened in self.sources.items():
+            if opened.is_empty():
                 raise InvalidJob(
                     f"source {source_name!r} holds zero items: a job needs at least one",
                     key="source",
                 )
-            self._check_columns(one)
+            self._check_columns(opened)
         self.distributor.bind(self.sources, seed, epochs, lanes)
         reading = self.distributor.reading()
         if reading is not None and reading.blocks is not None:

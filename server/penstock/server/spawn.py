@@ -67,8 +67,8 @@ def open_transport(rest: str) -> Endpoint:
     target = absolute_target(file)
     folder = _folder()
     name = hashlib.sha256("\0".join((target, repr(sorted(settings.items())))).encode()).hexdigest()
-    place = folder / name[:16]
-    node = _Node(target, settings, place)
+    base = folder / name[:16]
+    node = _Node(target, settings, base)
     address, users = node.address, open(node.users, "w")  # noqa: SIM115
     try:
         # A node that is about to end holds this lock: whoever comes now waits until it is gone.
@@ -112,11 +112,11 @@ def _leave_running() -> None:
 class _Node:
     """The node of a file and settings on this machine, running or not."""
 
-    def __init__(self, target: str, settings: dict[str, str], place: Path) -> None:
+    def __init__(self, target: str, settings: dict[str, str], base: Path) -> None:
         self.target, self._settings = target, settings
-        self.address, self.users = place.with_suffix(".sock"), place.with_suffix(".users")
+        self.address, self.users = base.with_suffix(".sock"), base.with_suffix(".users")
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock, self._output = place.with_suffix(".lock"), place.with_suffix(".log")
+        self._lock, self._output = base.with_suffix(".lock"), base.with_suffix(".log")
 
     def reap(self) -> None:
         """Ask how it ended, if this process has started it: it has let go of all that it held."""
@@ -252,7 +252,7 @@ def _start(
     if not _started:
         atexit.unregister(_leave_running)  # it stands there once, however many nodes there are
         atexit.register(_leave_running)
-    _started[:] = [one for one in _started if one.poll() is None]
+    _started[:] = [process for process in _started if process.poll() is None]
     _started.append(process)
     deadline = time.monotonic() + START_DEADLINE_S
     while not _answers(address):
@@ -333,7 +333,7 @@ def _folder() -> Path:
         pass
     except OSError as error:
         raise InvalidRequest(
-            f"spawn: finds no place for its socket: {folder} cannot be made ({error.strerror}); "
+            f"spawn: finds no folder for its socket: {folder} cannot be made ({error.strerror}); "
             "set XDG_RUNTIME_DIR to a folder of yours",
             field="folder",
             value=str(folder),

@@ -107,7 +107,7 @@ OTHER_DIMENSIONS = ("cp", "tp", "pp")
 
 
 def discover(ranks: Ranks, environ: Mapping[str, str] | None = None) -> WorldRank:
-    """Return this process's place: from arguments, mesh, torch.distributed, variables, or alone.
+    """Return which rank this is: from arguments, mesh, torch.distributed, variables, or alone.
 
     Args:
         ranks: What the caller said of it.
@@ -126,10 +126,10 @@ def discover(ranks: Ranks, environ: Mapping[str, str] | None = None) -> WorldRan
     ) or WorldRank(0, 1, "single process")
 
 
-def log_place(place: WorldRank, job: str) -> None:
+def log_world_rank(world_rank: WorldRank, job: str) -> None:
     """Say once which rank was chosen and why."""
     hint = ""
-    if place.source == "torch.distributed" and place.world_size > 1:
+    if world_rank.source == "torch.distributed" and world_rank.world_size > 1:
         hint = (
             "; with tensor, context or pipeline parallelism pass mesh= so that peers read the same"
         )
@@ -137,9 +137,9 @@ def log_place(place: WorldRank, job: str) -> None:
         logger.info,
         "job %r: data-parallel rank %d of %d (from %s%s)",
         job,
-        place.rank,
-        place.world_size,
-        place.source,
+        world_rank.rank,
+        world_rank.world_size,
+        world_rank.source,
         hint,
     )
 
@@ -251,4 +251,11 @@ def _number(environ: Mapping[str, str], name: str) -> int:
         ) from None
 
 
-__all__ = ["Ranks", "WorldRank", "discover", "log_place", "mesh_dimensions", "torch_distributed"]
+__all__ = [
+    "Ranks",
+    "WorldRank",
+    "discover",
+    "log_world_rank",
+    "mesh_dimensions",
+    "torch_distributed",
+]

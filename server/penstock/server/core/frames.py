@@ -64,7 +64,7 @@ def _without_libraries(frames: traceback.StackSummary) -> list[str]:
     return lines
 
 
-def user_place(error: BaseException) -> str:
+def user_line(error: BaseException) -> str:
     """Return `file:line` of the user's innermost frame, or an empty string where there is none."""
     own = [
         frame
@@ -97,4 +97,4 @@ def _type_name(error: BaseException) -> str:
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
 
 
-__all__ = ["MAX_TEXT", "error_line", "error_text", "user_place", "user_traceback"]
+__all__ = ["MAX_TEXT", "error_line", "error_text", "user_line", "user_traceback"]

@@ -328,7 +328,7 @@ def _holds_ids(looked: Sequence[RawItem], name: str) -> bool:
     if name != _IDS:
         return False
     values = [np.asarray(item[name]) for item in looked if item.get(name) is not None]
-    return bool(values) and all(one.ndim == 1 and one.dtype.kind in "iu" for one in values)
+    return bool(values) and all(array.ndim == 1 and array.dtype.kind in "iu" for array in values)
 
 
 def _holds_chats(looked: Sequence[RawItem], name: str) -> bool:

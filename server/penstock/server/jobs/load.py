@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.server.core.contained import contained
-from penstock.server.core.frames import error_line, user_place, user_traceback
+from penstock.server.core.frames import error_line, user_line, user_traceback
 from penstock.server.core.imports import load_attribute
 from penstock.server.job import MAX_SOURCE_NAME, SOURCE_NAME, Job, find_job
 from penstock.server.jobs import yaml_file
@@ -300,7 +300,7 @@ def _called(target: str, function: Callable[[], Any]) -> Any:
     except PenstockError:
         raise
     except Exception as error:
-        line = user_place(error)
+        line = user_line(error)
         raise InvalidJob(
             f"{target}: {getattr(function, '__name__', 'the function')} raises {error_line(error)}"
             + (f" ({line})" if line else ""),

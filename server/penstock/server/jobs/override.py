@@ -63,11 +63,13 @@ def override(
     for labels, values in layers:
         for name, value in values.items():
             try:
-                one = validate(ServerSettings, {name: value}, Location("", Path()), strict=False)
+                checked = validate(
+                    ServerSettings, {name: value}, Location("", Path()), strict=False
+                )
             except InvalidJob as error:
                 sentence = error.message.removeprefix(": ").replace(name, labels.get(name, name), 1)
                 raise InvalidRequest(sentence, field=labels.get(name, name), value=value) from None
-            settings = settings.model_copy(update={name: getattr(one, name)})
+            settings = settings.model_copy(update={name: getattr(checked, name)})
     return settings
 
 

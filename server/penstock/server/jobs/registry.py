@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from penstock.server.core.contained import contained
-from penstock.server.core.frames import error_line, user_place, user_traceback
+from penstock.server.core.frames import error_line, user_line, user_traceback
 from penstock.server.core.imports import is_file_spec, load_attribute
 from penstock.server.core.nearest import hint
 from penstock.server.jobs.location import Location
@@ -197,7 +197,7 @@ def build(kind: Kind, spec: Mapping[str, Any], location: Location) -> Any:
         )
         raise at.error(sentence, error) from error
     except Exception as error:
-        source = user_place(error)
+        source = user_line(error)
         raise location.error(
             f"{location.key}: {cls.__name__} cannot be built: {error_line(error)}"
             + (f" ({source})" if source else ""),

@@ -178,9 +178,9 @@ def _refuse_bombs(top: yaml.Node, location: Location) -> None:
         else:
             open_nodes.add(id(node))
             inner = [
-                measure(one)
+                measure(part)
                 for entry in node.value
-                for one in (entry if isinstance(entry, tuple) else (entry,))
+                for part in (entry if isinstance(entry, tuple) else (entry,))
             ]
             open_nodes.discard(id(node))
             found = (

@@ -233,7 +233,7 @@ class HfSource(IndexedSource):
                 )
 
     def _settle(self, item: dict[str, Any]) -> None:
-        """Make an item what `datasets` gives, without the place of files.
+        """Make an item what `datasets` gives, without the paths of files.
 
         Media get their bytes, and paths become names; JSON that is stored as text becomes values.
         """

@@ -40,7 +40,7 @@ class StoreWatch:
         if isinstance(error, StoreCorrupt):
             if not self._damaged:  # it will not be back by itself
                 self._damaged = True
-                logger.error("the store is damaged", store=self._store.place, error=error.message)
+                logger.error("the store is damaged", store=self._store.where, error=error.message)
             return
         if not isinstance(error, StoreUnavailable):
             return
@@ -48,7 +48,7 @@ class StoreWatch:
         self._calls += 1
         if self._failed_at is None:
             self._failed_at, self._calls = self._last, 1
-            logger.error("the store fails", store=self._store.place, error=error.message)
+            logger.error("the store fails", store=self._store.where, error=error.message)
             self._probing = asyncio.get_running_loop().create_task(self._probe())
 
     async def close(self) -> None:
@@ -75,7 +75,7 @@ class StoreWatch:
                 break
         logger.info(
             "the store is back",
-            store=self._store.place,
+            store=self._store.where,
             after_s=round(now - self._failed_at, 1),
             failed_calls=self._calls,
         )

@@ -181,21 +181,21 @@ class BestFitPackingBatcher(PackingBatcher):
         row = [self._take(bisect_left(self._sizes, (oldest.size, -arrival)))]
         room = self.max_tokens - oldest.size
         present = {_sample_key(oldest)}
-        place = bisect_right(self._sizes, (room, 0)) - 1
-        while place >= 0:
-            ref = self._pool[-self._sizes[place][1]]
+        index = bisect_right(self._sizes, (room, 0)) - 1
+        while index >= 0:
+            ref = self._pool[-self._sizes[index][1]]
             if _sample_key(ref) in present:
                 # Not twice in a row: look at the next smaller one, but keep this for another row.
-                place -= 1
+                index -= 1
                 continue
-            row.append(self._take(place))
+            row.append(self._take(index))
             room -= ref.size
             present.add(_sample_key(ref))
-            place = bisect_right(self._sizes, (room, 0), 0, place) - 1
+            index = bisect_right(self._sizes, (room, 0), 0, index) - 1
         self._finished.append(row)
 
-    def _take(self, place: int) -> SampleRef:
-        size, age = self._sizes.pop(place)
+    def _take(self, index: int) -> SampleRef:
+        size, age = self._sizes.pop(index)
         self._tokens -= size
         return self._pool.pop(-age)
 

@@ -115,7 +115,7 @@ class PoolPackingBatcher(PackingBatcher):
         return batches
 
     def _take(self) -> Rows:
-        places = choose(
+        indices = choose(
             [ref.size for ref, _ in self._pool],
             [kind for _, kind in self._pool],
             self.max_tokens,
@@ -124,9 +124,9 @@ class PoolPackingBatcher(PackingBatcher):
             strategy=self.batching_strategy,
             halve_long=self.apply_long_sample_halving,
         )
-        batch = [[self._pool[place][0]] for place in places]
-        for place in sorted(places, reverse=True):
-            del self._pool[place]
+        batch = [[self._pool[index][0]] for index in indices]
+        for index in sorted(indices, reverse=True):
+            del self._pool[index]
         return batch
 
 

@@ -71,7 +71,7 @@ class SequentialPackingBatcher(PackingBatcher):
         self.rows = check_whole("rows", rows, 1, "the rows of a batch")
         self._row: Row = []
         self._total = 0
-        # None stands where a sample was that no row can hold: it is gone, its place still counts.
+        # None is a sample that no row can hold: it is gone, and still counts towards the limit.
         self._skipped: list[SampleRef | None] = []
         self._finished: list[Row] = []
 

@@ -164,7 +164,7 @@ class MapDistributor(DataDistributor):
         if self._settled == "full":
             return Reading(self._blocked, None, None, *means)
         if self._settled == "none":
-            # All lanes are at one place, and go on from it together: there is no window.
+            # All lanes are at the same block, and go on together: there is no window.
             needed = blocks_needed(1, self._lanes, self.items / held)
             return Reading(self._blocked, None, min(needed, held), *means)
         if self._whole:
@@ -177,12 +177,12 @@ class MapDistributor(DataDistributor):
         epoch, position = divmod(k * lanes + lane, self.items)
         if self.epochs is not None and epoch >= self.epochs:
             return None
-        place = self._order(epoch)[position]
+        index = self._order(epoch)[position]
         if self._only is not None:
-            return ItemRef(self._only, place, epoch)
-        part = bisect_right(self._ends, place)
+            return ItemRef(self._only, index, epoch)
+        part = bisect_right(self._ends, index)
         before = self._ends[part - 1] if part else 0
-        return ItemRef(self._names[part], place - before, epoch)
+        return ItemRef(self._names[part], index - before, epoch)
 
     def draws(self, lane: int, lanes: int) -> int | None:
         """Return how many draws a lane has; None = endless."""
@@ -200,7 +200,7 @@ class MapDistributor(DataDistributor):
         if self.source == "main":  # the name of a source that was given none
             del parameters["source"]
         if len(self._names) > 1:
-            parameters["sources"] = self._names  # their order decides which item has which place
+            parameters["sources"] = self._names  # their order decides which item has which index
         if self._settled is not None:
             parameters["shuffle"] = self._settled
             parameters.pop("window_blocks", None)

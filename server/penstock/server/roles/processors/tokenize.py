@@ -45,7 +45,7 @@ class TokenizeProcessor(RawItemProcessor):
 
     Args:
         tokenizer: Path of a `tokenizer.json`, as `tokenizers` and `transformers` save it. Its
-            bytes, not its place, are part of the job's identity.
+            bytes, not its path, are part of the job's identity.
         column: The column that holds the text; items that are plain strings need none.
         append: A token of the vocabulary that is put after every document, such as `<eos>`.
         prepend: A token of the vocabulary that is put before every document, such as `<bos>`.

@@ -94,7 +94,7 @@ def check_text(what: str, text: str, limit: int = MAX_NAME) -> None:
 
 def printable(text: str, limit: int = MAX_NAME) -> str:
     """Return a text for people, such as an owner: cut, and `?` for what cannot be printed."""
-    return "".join(one if one.isprintable() else "?" for one in text[:limit])
+    return "".join(character if character.isprintable() else "?" for character in text[:limit])
 
 
 def clean(text: str) -> str:
