@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.server.job import Job, find_job
-from penstock.server.jobs.place import Place
+from penstock.server.jobs.location import Location
 from penstock.server.jobs.python_file import jobs_in
 from penstock.server.jobs.registry import KINDS, build
 from penstock.server.jobs.settings import JobSettings
@@ -61,11 +61,11 @@ class Definition:
             )
         return data
 
-    def build(self, place: Place | None = None, make: Callable[[], Job] | None = None) -> Job:
+    def build(self, location: Location | None = None, make: Callable[[], Job] | None = None) -> Job:
         """Build the job.
 
         Args:
-            place: Where it stands in its file, with the lines; None = they are not known.
+            location: Where it stands in its file, with the lines; None = they are not known.
             make: The code that builds it, where it was run already.
 
         Raises:
@@ -76,8 +76,8 @@ class Definition:
         if self.settings is None:
             job = (make or find_job(_jobs_of_code(self.file), self.name))()
         else:
-            place = place or Place(self.file, Path(self.base), ("jobs", self.name))
-            job = _built(self.name, validate(JobSettings, self.settings, place), place)
+            location = location or Location(self.file, Path(self.base), ("jobs", self.name))
+            job = _built(self.name, validate(JobSettings, self.settings, location), location)
         job.definition = definition
         return job
 
@@ -132,13 +132,13 @@ def rebuild(data: bytes, log_id: bytes) -> Job:
     return job
 
 
-def _built(name: str, settings: JobSettings, place: Place) -> Job:
+def _built(name: str, settings: JobSettings, location: Location) -> Job:
     """Build the sources and the roles of one job, and the job of them.
 
     Args:
         name: Its name.
         settings: Its section of the file, checked.
-        place: Where the section stands.
+        location: Where the section stands.
 
     Raises:
         InvalidJob: Something in it does not hold together; names the key.
@@ -148,22 +148,22 @@ def _built(name: str, settings: JobSettings, place: Place) -> Job:
     function = values.pop("function", None)
     if function is not None:
         if values.get("processor") is not None:
-            at = place.at("function")
+            at = location.at("function")
             raise at.error(
-                f"{at.key} and {place.at('processor').key} are both given: remove one of them"
+                f"{at.key} and {location.at('processor').key} are both given: remove one of them"
             )
         values["processor"] = {"function": function}
     roles: dict[str, Any] = {}
     several = values.pop("sources", None)
     if several is not None:
         roles["source"] = {
-            key: build(KINDS["source"], spec, place.at("sources", key))
+            key: build(KINDS["source"], spec, location.at("sources", key))
             for key, spec in several.items()
         }
     for role, kind in KINDS.items():
         spec = values.pop(role, None)
         if spec is not None:
-            at = place if role == "processor" and function is not None else place.at(role)
+            at = location if role == "processor" and function is not None else location.at(role)
             roles[role] = build(kind, spec, at)
     try:
         job = Job(**roles, **values, name=name)
@@ -176,10 +176,10 @@ def _built(name: str, settings: JobSettings, place: Place) -> Job:
         keys = key.split(".")
         if several is not None and keys[0] == "source":
             keys = ["sources"]
-        at = place.at(*keys) if keys[0] in JobSettings.model_fields else place
+        at = location.at(*keys) if keys[0] in JobSettings.model_fields else location
         if not isinstance(error, InvalidJob):
-            raise error.reworded(f"{place.key}: {error.message}") from error
-        raise at.error(f"{place.key}: {error.message}") from error
+            raise error.reworded(f"{location.key}: {error.message}") from error
+        raise at.error(f"{location.key}: {error.message}") from error
 
 
 __all__ = ["Definition", "decode", "rebuild"]

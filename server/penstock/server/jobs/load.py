@@ -17,8 +17,8 @@ from typing import Any
 from penstock.server.job import MAX_SOURCE_NAME, SOURCE_NAME, Job, find_job
 from penstock.server.jobs import yaml_file
 from penstock.server.jobs.definition import Definition
+from penstock.server.jobs.location import Location
 from penstock.server.jobs.override import override
-from penstock.server.jobs.place import Place
 from penstock.server.jobs.python_file import JOB_NAME, jobs_in
 from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings
 from penstock.server.jobs.validate import shown, validate
@@ -122,53 +122,55 @@ def _load_file(
             key="",
             file=target,
         )
-    data, place = yaml_file.read(path, target)
+    data, location = yaml_file.read(path, target)
     if not isinstance(data, dict):
-        raise place.error(
+        raise location.error(
             f"the job file holds {'nothing' if data is None else shown(data)} in place of keys and "
             "values: "
             "it needs `jobs:` and, below it, at least one job"
         )
     # `x-...` keys are for YAML anchors that several jobs share.
     data = {key: value for key, value in data.items() if not str(key).startswith("x-")}
-    _check_job_names(data.get("jobs"), place)
-    file = validate(JobFile, data, place)
+    _check_job_names(data.get("jobs"), location)
+    file = validate(JobFile, data, location)
     for name, settings in file.jobs.items():
-        _check_sources(settings, place.at("jobs", name))
+        _check_sources(settings, location.at("jobs", name))
     server = override(file.server, overrides, environ)
-    keep_in(server.hash_cache, place.base)
-    said, base = str(path.absolute()), str(place.base)
+    keep_in(server.hash_cache, location.base)
+    said, base = str(path.absolute()), str(location.base)
     builders: dict[str, Callable[[], Job]] = {}
     for name, settings in file.jobs.items():
         definition = Definition(name, said, base, settings.model_dump(exclude_unset=True))
-        builders[name] = partial(definition.build, place.at("jobs", name))
-    return Config(target=said, server=server, jobs=Jobs(builders), base=place.base)
+        builders[name] = partial(definition.build, location.at("jobs", name))
+    return Config(target=said, server=server, jobs=Jobs(builders), base=location.base)
 
 
-def _check_job_names(jobs: Any, place: Place) -> None:
+def _check_job_names(jobs: Any, location: Location) -> None:
     if not isinstance(jobs, dict):
         return
     for name in jobs:
         if not isinstance(name, str) or not JOB_NAME.fullmatch(name):
-            raise place.at("jobs", str(name)).error(
+            raise location.at("jobs", str(name)).error(
                 f"{name!r} is not a name for a job: use letters, digits, dots, dashes and "
                 "underscores"
             )
 
 
-def _check_sources(settings: JobSettings, place: Place) -> None:
+def _check_sources(settings: JobSettings, location: Location) -> None:
     """Refuse a job without a source, with two kinds of them, or with one that cannot be named."""
-    at = place.at("source")
+    at = location.at("source")
     if settings.source is None and settings.sources is None:
         raise at.error(
             f"{at.key} is missing: give a source: {{type: NAME, its parameters ...}}, or several "
             "by name in sources"
         )
     if settings.source is not None and settings.sources is not None:
-        raise at.error(f"{at.key} and {place.at('sources').key} are both given: remove one of them")
+        raise at.error(
+            f"{at.key} and {location.at('sources').key} are both given: remove one of them"
+        )
     for name in settings.sources or ():
         if not SOURCE_NAME.fullmatch(name):
-            raise place.at("sources", name).error(
+            raise location.at("sources", name).error(
                 f"{name!r} is not a name for a source: use letters, digits and underscores, and no "
                 f"digit first, at most {MAX_SOURCE_NAME} characters"
             )

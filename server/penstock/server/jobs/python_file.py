@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.server.core.contained import contained
-from penstock.server.core.frames import error_line, user_place, user_traceback
+from penstock.server.core.frames import error_line, user_line, user_traceback
 from penstock.server.core.imports import load_attribute
 from penstock.server.job import Job
 from penstock.server.jobs.validate import shown
@@ -75,10 +75,10 @@ def _called(target: str, function: Callable[[], Any]) -> Any:
     except PenstockError:
         raise
     except Exception as error:
-        place = user_place(error)
+        line = user_line(error)
         raise InvalidJob(
             f"{target}: {getattr(function, '__name__', 'the function')} raises {error_line(error)}"
-            + (f" ({place})" if place else ""),
+            + (f" ({line})" if line else ""),
             traceback=user_traceback(error),
         ) from error
 
