@@ -105,19 +105,19 @@ class Answers:
             case TicketFailed():
                 self._ticket_failed(worker, message)
             case LineFailed():
-                dispatch.failed_open(worker, message.job, message.line, _error(message))
+                dispatch.failed_open(worker, message.log_id, message.line, _error(message))
             case JobFailed():
-                dispatch.failed_open(worker, message.job, None, _error(message))
+                dispatch.failed_open(worker, message.log_id, None, _error(message))
             case VerifyFailed():
                 text = "a batch could not be made twice"
-                log.warning(text, job=message.job, error=message.message)
+                log.warning(text, job=dispatch.name(message.log_id), error=message.message)
             case SnapshotsFailed():
                 log.error("a worker cannot say where its lines are", error=message.message)
                 self.drained(worker)
             case Verified():
                 self._audit.made_twice(message.check, message.header)
             case Libraries():
-                self._audit.note_libraries(dispatch.logs[message.job].job, message.versions)
+                self._audit.note_libraries(dispatch.logs[message.log_id].job, message.versions)
             case Judge():
                 self._quarantine.asked(worker, message)
             case Snapshots():
@@ -134,13 +134,16 @@ class Answers:
                 assert_never(other)
 
     def _cost(self, cost: Cost) -> None:
-        self._dispatch.logs[cost.job].note_read(cost.read_bytes)
-        self._observer.worked(cost.job, cost.batches, cost.stages_s, cost.read_bytes, cost.drawn)
+        one = self._dispatch.logs[cost.log_id]
+        one.note_read(cost.read_bytes)
+        told = (cost.batches, cost.stages_s, cost.read_bytes, cost.drawn)
+        self._observer.worked(one.job.name, *told)
 
     def _counted(self, counted: Counted) -> None:
-        if counted.lane >= self._dispatch.logs[counted.job].job.lanes:
+        job = self._dispatch.logs[counted.log_id].job
+        if counted.lane >= job.lanes:
             raise Misspoken(f"counts of lane {counted.lane}, which there is not")
-        self._observer.counted(counted.job, counted.lane, counted.counters, counted.before)
+        self._observer.counted(job.name, counted.lane, counted.counters, counted.before)
 
     def _ready(self, worker: WorkerProcess) -> None:
         self._crew.ready(worker)

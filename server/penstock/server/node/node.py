@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 import structlog
 
 from penstock.server.core.verdict import Verdict
-from penstock.server.job import Job, find_job
+from penstock.server.job import Job
 from penstock.server.node.answers import Answers
 from penstock.server.node.audit import Audit
 from penstock.server.node.books import Log
@@ -37,7 +37,7 @@ from penstock.server.node.shelf import STORE_RETRY_S, Shelf
 from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.sources.catalog import pack_catalogs
 from penstock.server.store.base import JobRecord, Store
-from penstock.wire.errors import PenstockError, StoreUnavailable
+from penstock.wire.errors import Counting, InvalidJob, PenstockError, StoreUnavailable
 from penstock.wire.order import Share, Tail
 
 log = structlog.get_logger("penstock.node")
@@ -49,7 +49,8 @@ class Node:
     """One loader node.
 
     Args:
-        jobs: The jobs that it holds: workers build them from their definitions.
+        jobs: The jobs that it holds, by name: workers build them from their definitions. Two names
+            may be of one log, which then has one set of books, under its id like all in the node.
         store: Where snapshots and verdicts go; open.
         workers: How many worker processes.
         bound_bytes: How many bytes of batches may be ready or being made.
@@ -73,7 +74,7 @@ class Node:
         self.observer = observer = observer or Observer()
         self.incarnation = uuid.uuid4().hex[:12]
         self.started_at = time.monotonic()
-        self.verdicts: dict[str, VerdictBook] = {}
+        self.verdicts: dict[bytes, VerdictBook] = {}
         self._files_fd = -1
         self._drained: dict[int, asyncio.Future[None]] = {}
         self.life = life = Life()
@@ -81,12 +82,10 @@ class Node:
         self._worker_count = workers
         self.crew = crew = Crew(workers, self._new_worker, life, observer, item_deadline_s)
         self.dispatch = dispatch = Dispatch(
-            self.jobs, self.verdicts, crew, self.shelf, life, observer, bound_bytes
+            self.verdicts, crew, self.shelf, life, observer, bound_bytes
         )
         audit = Audit(dispatch, crew, store, life, observer)
-        self._quarantine = Quarantine(
-            self.jobs, self.verdicts, dispatch, crew, store, life, observer
-        )
+        self._quarantine = Quarantine(self.verdicts, dispatch, crew, store, life, observer)
         answers = Answers(dispatch, crew, self.shelf, audit, self._quarantine, life, observer)
         self.shelf.on_diverged = dispatch.diverged
         crew.dispatch, crew.hear = dispatch, answers.hear
@@ -104,8 +103,8 @@ class Node:
         return self.crew.workers
 
     @property
-    def logs(self) -> dict[str, Log]:
-        """Return by job what this node does for its log."""
+    def logs(self) -> dict[bytes, Log]:
+        """Return what this node does for each log."""
         return self.dispatch.logs
 
     # --- life ---
@@ -117,16 +116,19 @@ class Node:
             Internal: A worker does not start.
         """
         self.life.begin()
+        firsts: dict[bytes, Job] = {}
         for name, job in self.jobs.items():
+            _check_policies(job, firsts.setdefault(job.log_id, job))
+            await self.store.register_job(JobRecord(name, job.log_id, job.plan, job.definition))
             if job.needs_counting:
                 ends = await self.store.lane_ends(job.log_id)
                 if len(ends) == job.lanes:
                     job.set_lane_ends([ends[lane] for lane in range(job.lanes)])
+        for log_id, job in firsts.items():
             if not job.needs_counting or job.lane_ends is not None:
                 self._hold(job)
-            await self.store.register_job(JobRecord(name, job.log_id, job.plan, job.definition))
-            self.verdicts[name] = VerdictBook(await self.store.verdicts(job.log_id))
-            self.observer.quarantined(name, self.verdicts[name].left_out)
+            self.verdicts[log_id] = VerdictBook(await self.store.verdicts(log_id))
+            self.observer.quarantined(job.name, self.verdicts[log_id].left_out)
         self._files_fd = pack_catalogs(
             catalog
             for job in self.jobs.values()
@@ -137,8 +139,8 @@ class Node:
             worker.files_fd = self._files_fd
         await self.crew.start()
         self.life.spawn(self.shelf.keep_saving(self._snapshot_seconds))
-        for name, job in self.jobs.items():
-            if name not in self.logs:
+        for log_id, job in firsts.items():
+            if log_id not in self.logs:
                 self.life.spawn(self._count(job))
 
     def _hold(self, job: Job) -> None:
@@ -175,17 +177,20 @@ class Node:
 
     async def _count(self, job: Job) -> None:
         """Find out where a job's lanes end, once for all nodes; until then nobody can open it."""
+        same = [one for one in self.jobs.values() if one.log_id == job.log_id]
         count = Count(job, len(self.crew), self.crew.item_deadline_s, files_fd=self._files_fd)
         try:
             ends = await count.run()
             for lane, batches in enumerate(ends):
                 await self._keep_end(job, lane, batches)
-            job.set_lane_ends(ends)
+            for one in same:
+                one.set_lane_ends(ends)
             _ = job.order
         except PenstockError as error:
             log.error("a job cannot be counted", job=job.name, error=error.message)
-            job.uncounted = error
-            job.forget_lane_ends()
+            for one in same:
+                one.uncounted = error
+                one.forget_lane_ends()
             return
         self._hold(job)
         self.dispatch.set_up_ahead()
@@ -235,17 +240,21 @@ class Node:
 
     # --- readers ---
 
-    def log(self, job: str) -> Log:
-        """Return what this node does for a job.
+    def log(self, job: Job) -> Log:
+        """Return what this node does for the log of a job.
 
         Raises:
-            UnknownJob: There is no such job here; names those there are.
+            PenstockError: Its batches are not counted yet, or cannot be.
         """
-        return find_job(self.logs, job)
+        if (one := self.logs.get(job.log_id)) is None:
+            raise job.uncounted or Counting(
+                f"the batches of job {job.name!r} are not counted yet", job=job.name
+            )
+        return one
 
     def open(
         self,
-        job: str,
+        job: Job,
         share: Share,
         tail: Tail | None,
         start: int,
@@ -253,11 +262,10 @@ class Node:
         wake: Callable[[], None],
     ) -> Reader:
         """Return a new reader; the caller closes it."""
-        return self.log(job).open(
-            share, tail, start, frozenset(lanes) if lanes is not None else None, wake
-        )
+        wanted = frozenset(lanes) if lanes is not None else None
+        return self.log(job).open(share, tail, start, wanted, wake, job)
 
-    def note_given(self, job: str, offsets: Mapping[int, int]) -> None:
+    def note_given(self, job: Job, offsets: Mapping[int, int]) -> None:
         """Take in what a reader was given before this node knew of it: nothing of it may move.
 
         Args:
@@ -309,13 +317,12 @@ class Node:
             return 0, 0, "horizon", ""
         key = entry.key
         lane = reader.log.lanes[key.lane]
-        name = reader.log.job.name
         if entry.state is State.MAKING or lane.planning:
             for worker in self.crew:
                 if any(t.log is reader.log and t.lane is lane for t in worker.tickets.values()):
                     note = worker.current()
-                    if (note.job, note.lane) != (name, key.lane):
-                        return key.lane, key.offset, "queued", _in_the_way(note)
+                    if (note.log_id, note.lane) != (reader.job.log_id, key.lane):
+                        return key.lane, key.offset, "queued", self._in_the_way(note)
                     return key.lane, key.offset, note.stage or "producing", str(note.item or "")
             return key.lane, key.offset, "producing", ""
         if lane.looking:
@@ -327,8 +334,14 @@ class Node:
         first = max(
             busy, key=lambda worker: (worker.number in holders, worker.held_up_s), default=None
         )
-        way = _in_the_way(first.current()) if first is not None else ""
+        way = self._in_the_way(first.current()) if first is not None else ""
         return key.lane, key.offset, "queued", way
+
+    def _in_the_way(self, note: Note) -> str:
+        """Return in words what a worker is doing for somebody else."""
+        if note.stage in ("", "idle"):
+            return ""
+        return f"{note.item or note.stage} of job {self.dispatch.name(note.log_id)!r}"
 
     async def release(self, job: Job, source: str, index: int) -> list[Verdict]:
         """Let an item be drawn again, above all that was given or asked for; tell every worker.
@@ -337,22 +350,35 @@ class Node:
             Every verdict about the item, released; empty = there is none.
 
         Raises:
-            UnknownJob: The job is not counted yet.
+            Counting: The job is not counted yet.
             LogDiverged: The log holds no batch above.
             StoreUnavailable: The store does not answer.
         """
-        return await self._quarantine.release(self.log(job.name), source, index)
+        return await self._quarantine.release(self.log(job), source, index)
 
     def asked(self, job: Job) -> int:
         """Return below which offset lanes of a job's log were planned here, or are being."""
         return self._quarantine.planned_below(job)
 
 
-def _in_the_way(note: Note) -> str:
-    """Return in words what a worker is doing for somebody else."""
-    if note.stage in ("", "idle"):
-        return ""
-    return f"{note.item or note.stage} of job {note.job!r}"
+def _check_policies(job: Job, first: Job) -> None:
+    """Refuse another name of a log with other policies about its items: verdicts are the log's.
+
+    Args:
+        job: The job.
+        first: The first one of its log.
+
+    Raises:
+        InvalidJob: Names both.
+    """
+    for key in ("on_item_error", "max_quarantined"):
+        ours, theirs = getattr(first, key), getattr(job, key)
+        if ours != theirs:
+            raise InvalidJob(
+                f"jobs {first.name!r} and {job.name!r} are one log, {job.log_id.hex()[:12]}, and "
+                f"their {key} is {ours} and {theirs}: give both the same, or another seed",
+                key=key,
+            )
 
 
 __all__ = ["Node"]

@@ -61,7 +61,7 @@ class Ticket:
 
     def is_of(self, note: Note) -> bool:
         """Tell whether a worker's note is about this ticket; without a lane, about all its job."""
-        return note.job == self.log.job.name and note.lane in (None, self.lane.lane)
+        return note.log_id == self.log.job.log_id and note.lane in (None, self.lane.lane)
 
 
 @dataclass(eq=False)
@@ -78,6 +78,7 @@ class WorkerProcess:
 
     Attributes:
         tickets: What it was asked and has not answered, in the order in which it was asked.
+        logs: Those whose jobs it was told of.
         taken_back: Tickets that it may still answer, and whose answer nobody wants any more.
         fault: What it said that no worker says, for which it was ended.
         held_up_s: For how long it has been at one thing, where that is long: it is asked nothing
@@ -94,7 +95,7 @@ class WorkerProcess:
     tickets: dict[int, Ticket] = field(default_factory=dict)
     taken_back: dict[int, Ticket] = field(default_factory=dict)
     arenas: dict[int, ArenaReader] = field(default_factory=dict)
-    jobs: set[str] = field(default_factory=set)
+    logs: set[bytes] = field(default_factory=set)
     started: bool = False
     ready: bool = False
     dead: bool = False
@@ -140,7 +141,7 @@ class WorkerProcess:
     def send_job(self, job: Job, verdicts: Iterable[Verdict], *, set_up: bool = False) -> None:
         """Have it know a job, and set its roles up where that is asked for."""
         ends = None if job.lane_ends is None else tuple(job.lane_ends)
-        told = (job.name, job.log_id, job.definition, ends, self.workers, tuple(verdicts), set_up)
+        told = (job.log_id, job.definition, ends, self.workers, tuple(verdicts), set_up)
         self.send(KnowJob(*told))
 
     @property
@@ -309,7 +310,7 @@ class WorkerProcess:
             OSError: An arena cannot be mapped.
         """
         known = ChainMap(self.tickets, self.taken_back) if self.taken_back else self.tickets
-        message = check(message, known, self.arenas, self.jobs)
+        message = check(message, known, self.arenas, self.logs)
         if isinstance(message, NewArena):
             self.arenas[message.number] = ArenaReader(message.memory.take(), message.size_bytes)
         else:

@@ -9,6 +9,7 @@ from penstock.server.node.entry import Entry, State
 from penstock.wire.order import Share, Tail
 
 if TYPE_CHECKING:
+    from penstock.server.job import Job
     from penstock.server.node.books import Log
 
 MAX_PENDING = 1024
@@ -28,6 +29,7 @@ class Reader:
         start: No position below this is wanted.
         lanes: Lanes wanted from this node; None = all.
         wake: Called when something may be taken, or has failed.
+        job: The job by whose name it reads: another name of the log may have other policies.
 
     Attributes:
         next: The position that its consumer needs next; it is given in any case.
@@ -44,7 +46,9 @@ class Reader:
         start: int,
         lanes: frozenset[int] | None,
         wake: Callable[[], None],
+        job: Job,
     ) -> None:
+        self.job = job
         self.log, self.share, self.tail, self.lanes, self.wake = log, share, tail, lanes, wake
         self.pending: dict[int, Entry] = {}
         self._ahead: dict[int, Entry] = {}  # own positions from the horizon on

@@ -139,9 +139,9 @@ class Reads:
         if not request.token and opening.given_from is None:
             await self.present.check(opening.job)  # it begins: nothing was given yet
         wake = asyncio.Event()
-        self.node.note_given(request.job, opening.given())
+        self.node.note_given(opening.job, opening.given())
         reader = self.node.open(
-            request.job, opening.share, opening.tail, opening.start, opening.lanes, wake.set
+            opening.job, opening.share, opening.tail, opening.start, opening.lanes, wake.set
         )
         stream = Stream(request, reader, wake, peer, self.lending.find(request.borrower))
         number = self.streams.add(stream)
@@ -270,7 +270,7 @@ class Reads:
                 self.node.sent(reader, one)
         stream.wrote_at = time.monotonic()
         for one in entries:
-            self.metrics.sent(reader.log.job.name, one.nbytes)
+            self.metrics.sent(reader.job.name, one.nbytes)
 
     def _lend(self, stream: Stream, entry: Entry) -> feed_pb2.Lent | None:
         """Lend a batch to a consumer on this host; None = send it."""
