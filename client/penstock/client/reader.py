@@ -12,10 +12,11 @@ from penstock.client.frameworks.notice import reader_ahead
 from penstock.client.options import Options
 from penstock.client.passes import Batches
 from penstock.client.reading.buffers import BufferPool
+from penstock.client.reading.decoders import make_decoder, needs_torch
 from penstock.client.reading.feed import Feed
 from penstock.client.reading.route import Node
 from penstock.client.reading.slots import Delivery
-from penstock.client.reading.values import Decoder, make_decoder, needs_torch
+from penstock.client.reading.values import Decoder
 from penstock.client.run.opener import Opener
 from penstock.client.run.ranks import WorldRank, mesh_dimensions
 from penstock.client.run.resources import Resources
