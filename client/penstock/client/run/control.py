@@ -126,7 +126,7 @@ class Control:
         return self.call("Cursors/Checkpoint", request, cursors_pb2.CheckpointReply)
 
     def restore(self, group: str, name: str, request_id: str) -> cursors_pb2.MoveReply:
-        """Go to a checkpoint: a new generation, which fences whoever reads the group now.
+        """Go to a checkpoint: a new generation, which fences all current readers of the group.
 
         Raises:
             UnknownGroup, UnknownCheckpoint: There is no such group or name.
@@ -137,7 +137,7 @@ class Control:
         return self.call("Cursors/Restore", request, cursors_pb2.MoveReply)
 
     def seek(self, group: str, step: int, request_id: str) -> cursors_pb2.MoveReply:
-        """Go to a step: a new generation, which fences whoever reads the group now.
+        """Go to a step: a new generation, which fences all current readers of the group.
 
         Raises:
             UnknownGroup: There is no such group.

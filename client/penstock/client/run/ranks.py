@@ -222,7 +222,8 @@ def torch_distributed() -> Any:
 def _from_launcher(environ: Mapping[str, str]) -> WorldRank | None:
     for rank_name, size_name in _LAUNCHERS:
         if rank_name not in environ:
-            # Slurm sets its size for whoever holds an allocation, also where no task was started.
+            # Slurm sets its size for every process in an allocation, even where no task was
+            # started.
             if size_name == "WORLD_SIZE" and environ.get(size_name, "1") != "1":
                 raise InvalidRequest(
                     f"{size_name} is set to {environ[size_name]!r} and {rank_name} is not: each "
