@@ -48,13 +48,7 @@ class Groups:
         known = blocks.nbytes
         block_bytes = float(UNKNOWN_BYTES if known is None else max(1, sum(known)) / held)
         if number is not None and lanes % number:
-            near = sorted(divisors(lanes), key=lambda n: (abs(n - number), n))[:2]
-            raise InvalidJob(
-                f"reading_groups is {number}, and {lanes} lanes cannot be dealt to so many groups "
-                f"alike: give a number that divides the lanes, such as "
-                f"{' or '.join(map(str, sorted(near)))}",
-                key="distributor.reading_groups",
-            )
+            raise _uneven(number, lanes)
         number = number or default_groups(lanes, held, block_bytes, window)
         window = window or default_window(number, held, block_bytes)
         is_whole = number == 1 and window >= held
@@ -84,6 +78,16 @@ class Groups:
             return Reading(together.blocked, None, self.held, *means)
         needed = blocks_needed(self.window, self.lanes // self.number, block_items)
         return Reading(together.blocked, self.number, min(needed, self.held), *means)
+
+
+def _uneven(groups: int, lanes: int) -> InvalidJob:
+    near = sorted(divisors(lanes), key=lambda n: (abs(n - groups), n))[:2]
+    return InvalidJob(
+        f"reading_groups is {groups}, and {lanes} lanes cannot be dealt to so many groups "
+        f"alike: give a number that divides the lanes, such as "
+        f"{' or '.join(map(str, sorted(near)))}",
+        key="distributor.reading_groups",
+    )
 
 
 __all__ = ["Groups"]
