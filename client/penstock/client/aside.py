@@ -25,7 +25,7 @@ SLICE_S = 0.5
 end it, and its handler runs after it."""
 
 TELL_S = 1.0
-"""How long a line of the log is waited for."""
+"""How long the caller waits until a message is logged."""
 
 
 class Patience(Protocol):
@@ -80,18 +80,18 @@ def aside(work: Callable[[Patience], T], *, patience_s: float = -1) -> T:
     return results.pop()
 
 
-def tell(log: Callable[..., None], message: str, *values: Any) -> None:
-    """Write a line to the log from a thread that cannot be interrupted while it holds its lock.
+def tell(write: Callable[..., None], message: str, *values: Any) -> None:
+    """Log a message from a thread that cannot be interrupted while it holds the logger's lock.
 
     Args:
-        log: `logger.info`, `logger.warning`.
-        message: The line.
+        write: `logger.info`, `logger.warning`.
+        message: The message, with `%` for its values.
         values: What is filled in.
     """
     try:
-        aside(lambda _: log(message, *values), patience_s=TELL_S)
+        aside(lambda _: write(message, *values), patience_s=TELL_S)
     except TimeoutError:
-        return  # somebody else holds the log's lock: the line comes when it is free
+        return  # another thread holds the logger's lock: the message comes when it is free
 
 
 __all__ = ["Patience", "aside", "tell"]

@@ -75,7 +75,7 @@ class Steps:
         if not self._is_begun:
             reader.begin_pass()
             self._is_begun = True
-        # If the loop's body has moved to another place there is nothing to skip.
+        # If the loop's body has moved the Loader there is nothing to skip.
         if self._given is not None and reader.at.session is self._given[0]:
             reader.skip_rest(self._given[1])
         step = reader.next_step()

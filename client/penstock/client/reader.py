@@ -117,7 +117,7 @@ class Reader:
     def restart(self, start: Start) -> None:
         """Forget where reading stood: the next batch begins at `start`."""
         at = self.at
-        # A call that was broken off and is made again is the same move, to the same place.
+        # A call that was broken off and is made again is the same move, to the same position.
         moves = at.moves + (at.session is not None or (at.is_opening and at.start != start))
         self.at = self._parted(at)._replace(
             start=start, moves=moves, session=None, is_opening=False
@@ -337,10 +337,10 @@ class Reader:
             )
 
     @property
-    def place(self) -> WorldRank:
+    def world_rank(self) -> WorldRank:
         """Which data-parallel rank this is, of how many."""
         self.check()
-        return self.opener.place
+        return self.opener.world_rank
 
     def batches_of(self, index: int) -> Iterator[Batch]:
         """Return the batches of step `index` that are still to be given."""

@@ -85,7 +85,7 @@ class StepSource(Protocol):
     """What a Step needs of its Loader."""
 
     @property
-    def place(self) -> WorldRank:
+    def world_rank(self) -> WorldRank:
         """Which data-parallel rank this is, of how many."""
         ...
 
@@ -177,7 +177,7 @@ class Step:
         return self._totals[key]
 
     def _reduce(self, value: int, process_group: Any) -> int:
-        world_size = self._source.place.world_size
+        world_size = self._source.world_rank.world_size
         if world_size == 1:
             return value
         dist = torch_distributed()

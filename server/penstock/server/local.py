@@ -176,7 +176,7 @@ SEND = b"s"
 """From the caller: a further `ReadRequest`. The end of what it sends means that it has gone."""
 
 MESSAGE, SAID, FAILED, END = b"m", b"l", b"f", b"e"
-"""To the caller: a message, a line for its log, an error, and that no more comes."""
+"""To the caller: a message, a line for it to log, an error, and that no more comes."""
 
 
 def pack_frame(kind: bytes, data: bytes = b"") -> bytes:

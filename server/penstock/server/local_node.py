@@ -299,7 +299,7 @@ class LocalNode:
 
 
 class Said(logging.Handler):
-    """Keeps what penstock logs here until the next message: it belongs into the parent's log."""
+    """Keeps what penstock logs here until the next message: the parent logs it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -462,16 +462,16 @@ class _StatusCollector(Collector):
             "Batches sent to the readers that are furthest behind, and not finished by them.",
             labels=[JOB, "group", "rank"],
         )
-        for one in status["jobs"]:
-            ready.add_metric([one["name"]], one["ready_batches"])
-            size.add_metric([one["name"]], one["ready_bytes"])
-            again.add_metric([one["name"]], one["recomputed"])
-            hits.add_metric([one["name"]], one["cache_hits"])
+        for job in status["jobs"]:
+            ready.add_metric([job["name"]], job["ready_batches"])
+            size.add_metric([job["name"]], job["ready_bytes"])
+            again.add_metric([job["name"]], job["recomputed"])
+            hits.add_metric([job["name"]], job["cache_hits"])
             groups: dict[str, list[dict[str, Any]]] = {}
-            for stream in one["groups"]:
+            for stream in job["groups"]:
                 groups.setdefault(stream["group"], []).append(stream)
             for name, streams in sorted(groups.items()):
-                labels = [one["name"], name]
+                labels = [job["name"], name]
                 readers.add_metric(labels, len(streams))
                 first.add_metric(labels, min(stream["next"] for stream in streams))
                 for family, key in ((waits, "waiting_s"), (lag, "lag_batches")):

@@ -67,8 +67,8 @@ def open_transport(rest: str) -> Endpoint:
     target = absolute_target(file)
     folder = _folder()
     name = hashlib.sha256("\0".join((target, repr(sorted(settings.items())))).encode()).hexdigest()
-    place = folder / name[:16]
-    node = _Node(target, settings, place)
+    base = folder / name[:16]
+    node = _Node(target, settings, base)
     address, users = node.address, open(node.users, "w")  # noqa: SIM115
     try:
         # A node that is about to end holds this lock: whoever comes now waits until it is gone.
@@ -112,11 +112,11 @@ def _leave_running() -> None:
 class _Node:
     """The node of a file and settings on this machine, running or not."""
 
-    def __init__(self, target: str, settings: dict[str, str], place: Path) -> None:
+    def __init__(self, target: str, settings: dict[str, str], base: Path) -> None:
         self.target, self._settings = target, settings
-        self.address, self.users = place.with_suffix(".sock"), place.with_suffix(".users")
+        self.address, self.users = base.with_suffix(".sock"), base.with_suffix(".users")
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock, self._log = place.with_suffix(".lock"), place.with_suffix(".log")
+        self._lock, self._output = base.with_suffix(".lock"), base.with_suffix(".log")
 
     def reap(self) -> None:
         """Ask how it ended, if this process has started it: it has let go of all that it held."""
@@ -141,7 +141,7 @@ class _Node:
                 return False
             mode = "a" if again else "w"
             self._process = _start(
-                self.target, self._settings, self.address, self.users, self._log, mode
+                self.target, self._settings, self.address, self.users, self._output, mode
             )
             return True
 
@@ -224,7 +224,7 @@ def _start(
     settings: dict[str, str],
     address: Path,
     users: Path,
-    log_path: Path,
+    output_path: Path,
     mode: str,
 ) -> subprocess.Popen[bytes]:
     command = [
@@ -239,7 +239,7 @@ def _start(
     command += ["--exit-when-unused", str(users)]
     for key, value in {"metrics": "off", **settings}.items():
         command += [SETTINGS[key], value]
-    with open(log_path, mode) as output:
+    with open(output_path, mode) as output:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -252,27 +252,27 @@ def _start(
     if not _started:
         atexit.unregister(_leave_running)  # it stands there once, however many nodes there are
         atexit.register(_leave_running)
-    _started[:] = [one for one in _started if one.poll() is None]
+    _started[:] = [process for process in _started if process.poll() is None]
     _started.append(process)
     deadline = time.monotonic() + START_DEADLINE_S
     while not _answers(address):
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
-            said = log_path.read_text(errors="replace").strip().splitlines()
+            said = output_path.read_text(errors="replace").strip().splitlines()
             why = said[-1] if said else f"it ended with status {process.wait()}"
-            raise _not_started(target, why, log_path)
+            raise _not_started(target, why, output_path)
         time.sleep(0.05)
     return process
 
 
-def _not_started(target: str, why: str, log_path: Path) -> PenstockError:
+def _not_started(target: str, why: str, output_path: Path) -> PenstockError:
     """Return the error that the node ended with, under its own name where it had one."""
     named = re.fullmatch(r"penstockd: error: (?P<sentence>.*) \[(?P<code>\w+)\]", why)
     kind = ERRORS.get(named["code"], Unreachable) if named else Unreachable
     sentence = named["sentence"] if named else why
     return kind.with_fields(
-        f"the node for {target} did not start: {sentence} (all of its output: {log_path})",
-        {"target": target, "log": str(log_path)},
+        f"the node for {target} did not start: {sentence} (all of its output: {output_path})",
+        {"target": target, "log": str(output_path)},
     )
 
 
@@ -333,7 +333,7 @@ def _folder() -> Path:
         pass
     except OSError as error:
         raise InvalidRequest(
-            f"spawn: finds no place for its socket: {folder} cannot be made ({error.strerror}); "
+            f"spawn: finds no folder for its socket: {folder} cannot be made ({error.strerror}); "
             "set XDG_RUNTIME_DIR to a folder of yours",
             field="folder",
             value=str(folder),

@@ -25,7 +25,7 @@ _HOLDERS = {
 def reader_ahead(has_length: bool) -> str | None:
     """Return why states of the pass that begins now will count a batch too many; None = they won't.
 
-    Looks at who is calling, which is known at no other place: the first batch of a pass is asked
+    Looks at who is calling, which is known nowhere else: the first batch of a pass is asked
     for by the framework's own fetcher.
 
     Args:

@@ -9,7 +9,7 @@ from penstock.client.options import Options
 from penstock.client.reading.transport import pretty
 from penstock.client.run.attempt import attempt_token
 from penstock.client.run.control import Control
-from penstock.client.run.ranks import WorldRank, discover, log_place
+from penstock.client.run.ranks import WorldRank, discover, log_world_rank
 from penstock.client.run.resources import Resources
 from penstock.client.run.session import Session, Start
 from penstock.wire.attempts import moved, moves_between
@@ -33,16 +33,16 @@ class Opener:
         self._resources, self._options = resources, options
         self._control: Control | None = None
         self._info: feed_pb2.DescribeReply | None = None
-        self._place: WorldRank | None = None
+        self._world_rank: WorldRank | None = None
         self._token: str | None = None
 
     @property
-    def place(self) -> WorldRank:
+    def world_rank(self) -> WorldRank:
         """Which data-parallel rank this is; found and logged at the first look."""
-        if self._place is None:
-            self._place = discover(self._options.ranks)
-            log_place(self._place, self._options.job)
-        return self._place
+        if self._world_rank is None:
+            self._world_rank = discover(self._options.ranks)
+            log_world_rank(self._world_rank, self._options.job)
+        return self._world_rank
 
     @property
     def control(self) -> Control:
@@ -72,17 +72,17 @@ class Opener:
         Raises:
             PenstockError: See `Control.describe` and `Control.begin`.
             UnevenStep: The world size does not divide the step.
-            PastEnd: The job ends before the place that is asked for.
+            PastEnd: The job ends before the step that is asked for.
         """
-        place, info, state, options = self.place, self.info, start.state, self._options
+        world_rank, info, state, options = self.world_rank, self.info, start.state, self._options
         # A state from seek names no step size: the group's stays.
         wanted = options.batches_per_step or (state.batches_per_step if state else 0) or None
         token, generation, store = "", 0, info.store
         if options.group is None:
-            step_size = wanted or info.batches_per_step or place.world_size
+            step_size = wanted or info.batches_per_step or world_rank.world_size
             first_step = start.step or 0
         else:
-            attempt = self._attempt_token(place)
+            attempt = self._attempt_token(world_rank)
             begun = self._begin(options.group, moved(attempt, moves), wanted, start)
             # A rank that was started again alone is told how often its attempt has moved.
             token = begun.token
@@ -92,10 +92,10 @@ class Opener:
             # A joining rank's row may be ahead of the state, but the trainer's checkpoint is the
             # truth.
             first_step = state.step if state else int(begun.start_step)
-        share = Share(step_size, place.rank, place.world_size)
-        first = first_step * step_size + place.rank
+        share = Share(step_size, world_rank.rank, world_rank.world_size)
+        first = first_step * step_size + world_rank.rank
         if state is not None:
-            first += state.consumed * place.world_size
+            first += state.consumed * world_rank.world_size
         if start.position is not None:
             first = share.at_or_after(start.position)
         session = Session(
@@ -125,9 +125,9 @@ class Opener:
             )
         return session
 
-    def _attempt_token(self, place: WorldRank) -> str:
+    def _attempt_token(self, world_rank: WorldRank) -> str:
         if self._token is None:
-            self._token = attempt_token(self._options.attempt, place)
+            self._token = attempt_token(self._options.attempt, world_rank)
         return self._token
 
     def _begin(
@@ -138,8 +138,8 @@ class Opener:
         begun = self.control.begin(
             group,
             token,
-            self.place.rank,
-            self.place.world_size,
+            self.world_rank.rank,
+            self.world_rank.world_size,
             batches_per_step=batches_per_step,
             start_step=start.step,
             store="" if start.state is None or names_step else start.state.store,

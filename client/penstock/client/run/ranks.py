@@ -2,7 +2,7 @@
 
 Tensor-, context- and pipeline-parallel peers must read the same batches: they are replicas of one
 data-parallel rank. With a mesh that follows from its dimensions; without one it cannot be known, so
-the log says what was chosen.
+what was chosen is logged.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class Ranks:
     order.
 
     Args:
-        rank: The data-parallel rank; only together with `world_size`.
-        world_size: How many data-parallel ranks.
-        mesh: A torch DeviceMesh; ranks that differ only in other dimensions than the data-parallel
-            ones read the same batches.
-        dp: The names of its data-parallel dimensions; default: those that contain "dp".
-        cp: The names of its context-parallel dimensions, checked against the mesh.
-        tp: The names of its tensor-parallel dimensions, checked against the mesh.
-        pp: The names of its pipeline-parallel dimensions, checked against the mesh.
+        rank: The data-parallel rank; given together with `world_size`.
+        world_size: How many data-parallel ranks there are.
+        mesh: A torch `DeviceMesh`: ranks that differ only in other dimensions than the
+            data-parallel ones read the same batches.
+        dp: The names of its data-parallel dimensions. `None` takes those with `dp` in their name.
+        cp: The names of its context-parallel dimensions; they are checked against the mesh.
+        tp: The names of its tensor-parallel dimensions; they are checked against the mesh.
+        pp: The names of its pipeline-parallel dimensions; they are checked against the mesh.
 
     Raises:
         InvalidRequest: Half of a pair is given, a number is not an integer, or dimensions are named
@@ -107,7 +107,7 @@ OTHER_DIMENSIONS = ("cp", "tp", "pp")
 
 
 def discover(ranks: Ranks, environ: Mapping[str, str] | None = None) -> WorldRank:
-    """Return this process's place: from arguments, mesh, torch.distributed, variables, or alone.
+    """Return which rank this is: from arguments, mesh, torch.distributed, variables, or alone.
 
     Args:
         ranks: What the caller said of it.
@@ -126,10 +126,10 @@ def discover(ranks: Ranks, environ: Mapping[str, str] | None = None) -> WorldRan
     ) or WorldRank(0, 1, "single process")
 
 
-def log_place(place: WorldRank, job: str) -> None:
+def log_world_rank(world_rank: WorldRank, job: str) -> None:
     """Say once which rank was chosen and why."""
     hint = ""
-    if place.source == "torch.distributed" and place.world_size > 1:
+    if world_rank.source == "torch.distributed" and world_rank.world_size > 1:
         hint = (
             "; with tensor, context or pipeline parallelism pass mesh= so that peers read the same"
         )
@@ -137,9 +137,9 @@ def log_place(place: WorldRank, job: str) -> None:
         logger.info,
         "job %r: data-parallel rank %d of %d (from %s%s)",
         job,
-        place.rank,
-        place.world_size,
-        place.source,
+        world_rank.rank,
+        world_rank.world_size,
+        world_rank.source,
         hint,
     )
 
@@ -251,4 +251,11 @@ def _number(environ: Mapping[str, str], name: str) -> int:
         ) from None
 
 
-__all__ = ["Ranks", "WorldRank", "discover", "log_place", "mesh_dimensions", "torch_distributed"]
+__all__ = [
+    "Ranks",
+    "WorldRank",
+    "discover",
+    "log_world_rank",
+    "mesh_dimensions",
+    "torch_distributed",
+]

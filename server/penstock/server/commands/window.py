@@ -118,8 +118,8 @@ def _draws_of_window(job: Job, reading: Reading) -> list[ItemRef]:
         return []
     found: list[ItemRef] = []
     for number in range(0, rounds * len(lanes), step):
-        turn, place = divmod(number, len(lanes))
-        draws = opened[lanes[place]]
+        turn, index = divmod(number, len(lanes))
+        draws = opened[lanes[index]]
         draws.seek(first + turn)
         if (item := draws.next()) is not None:
             found.append(item)

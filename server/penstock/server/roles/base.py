@@ -129,7 +129,7 @@ class Source(Role, ABC):
 
     @abstractmethod
     def fingerprint(self) -> Any:
-        """Return what identifies the content, as JSON: names, sizes, hashes; no times or places."""
+        """Return what identifies the content, as JSON: names, sizes, hashes; no times or paths."""
 
     def columns_of_items(self) -> Mapping[str, str] | None:
         """Return the keys that items may have, with Arrow's name of their type; "" = unknown.
@@ -205,7 +205,7 @@ class IndexedSource(Source):
     def keep_blocks(self, count: int) -> None:  # optional
         """Keep so many decoded blocks, those used last: all that is read from; 0 = forget all.
 
-        Called by the process that fetches, at first and whenever it reads from more places or from
+        Called by the process that fetches, at first and whenever it reads from more points or from
         fewer.
         """
 

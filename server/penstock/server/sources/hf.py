@@ -43,7 +43,7 @@ class HfSource(IndexedSource):
         path: The name of a builder (`arrow`, `csv`, `json`, `text`, `webdataset`, `imagefolder`,
             ...), or a folder: one that `save_to_disk` wrote, or one of data files.
         data_files: Paths and globs for a builder: one, a list, or a dict of them by split.
-        split: Which split, `train[:10%]` and the like included; needed where there are several.
+        split: Which split, such as `train` or `train[:10%]`; required where there are several.
         name: The builder's configuration, where it has several.
         columns: Which columns to keep, in this order; None = all.
         options: More parameters of the builder, for example `{delimiter: ";"}` of csv.
@@ -233,7 +233,7 @@ class HfSource(IndexedSource):
                 )
 
     def _settle(self, item: dict[str, Any]) -> None:
-        """Make an item what `datasets` gives, without the place of files.
+        """Make an item what `datasets` gives, without the paths of files.
 
         Media get their bytes, and paths become names; JSON that is stored as text becomes values.
         """

@@ -233,7 +233,7 @@ class Store(ABC):
 
     @property
     @abstractmethod
-    def place(self) -> str:
+    def where(self) -> str:
         """Return where it is, for people: an absolute path, or an address without passwords."""
 
     @property
@@ -422,7 +422,7 @@ class Store(ABC):
     ) -> SnapshotRecord | None:
         """Return the intact snapshot with the highest offset that is at most `offset`, or None.
 
-        One whose bytes are not those that were put is dropped, with a warning in the log.
+        One whose bytes are not those that were put is dropped, and a warning is logged.
         """
 
     @abstractmethod
@@ -435,7 +435,7 @@ class Store(ABC):
     async def add_verdict(
         self, log_id: bytes, verdict: Verdict, seen: Seen, limit: int | None = None
     ) -> Verdict:
-        """Insert a verdict if none holds for its item at its place; return the one that does.
+        """Insert a verdict if none holds for its item at its stage; return the one that does.
 
         In one transaction with the look at what groups were given: rows above the start of their
         generation, checkpoints of groups that have committed, snapshots of the verdict's lane.

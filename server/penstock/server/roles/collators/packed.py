@@ -46,17 +46,21 @@ class PackedCollator(BatchCollator):
     Counts: `samples`, `tokens`, `loss_tokens` (labels other than -100), `padding_tokens`.
 
     Args:
-        pad_to: T. None = the longest row of the batch.
-        document_multiple: Every document takes up a multiple of this, filled with padding that
-            cu_seq_lens counts to it (it lies after the document, where causal attention of its
-            tokens does not look). Context parallelism wants 2 x cp. None = 1.
-        max_documents: cu_seq_lens has always this many entries and one more, the last value
-            repeated: static shapes for torch.compile and CUDA graphs. The padding of a row counts
-            as one.
-        labels: `unshifted` for models that shift themselves (transformers), or `shifted`.
+        pad_to: The length T of every row, in tokens; a longer row is an error. None = the longest
+            row of each batch. A fixed length gives static shapes, for torch.compile and CUDA
+            graphs, and costs padding.
+        document_multiple: Pads every document to a multiple of this many tokens, and cu_seq_lens
+            counts that padding to the document; it comes after the document's own tokens, so causal
+            attention does not see it. Context parallelism needs 2 x cp; a larger multiple costs
+            padding. None = 1.
+        max_documents: The most documents of a batch, the padding of a row counted as one; more are
+            an error. cu_seq_lens then always has this many entries and one more, the last value
+            repeated: static shapes for torch.compile and CUDA graphs. None = as many entries as the
+            batch needs.
+        labels: `unshifted` for models that shift labels themselves (transformers), or `shifted`.
         pad_value: The id on padding in `input_ids`.
-        ids_dtype: `int64`, or `int32` for half of the bytes on the wire: of `input_ids`, `labels`
-            and `position_ids`. The Loader hands labels over as int64 either way.
+        ids_dtype: The dtype of `input_ids`, `labels` and `position_ids`: `int64`, or `int32` for
+            half of the bytes on the wire. The Loader hands labels over as int64 either way.
 
     Raises:
         InvalidJob: A parameter has a value that cannot be.

@@ -44,10 +44,10 @@ class Together:
         self.blocked = tuple(name for name, blocks in stored.items() if blocks is not None)
         self.blocks = laid_together([stored[name] or lengths[name] for name in self.names])
 
-    def find(self, place: int) -> tuple[str, int]:
+    def find(self, index: int) -> tuple[str, int]:
         """Return the source of an item of all of them, and its index there."""
-        part = bisect_right(self._ends, place)
-        return self.names[part], place - (self._ends[part - 1] if part else 0)
+        part = bisect_right(self._ends, index)
+        return self.names[part], index - (self._ends[part - 1] if part else 0)
 
 
 def blocks_of(name: str, source: IndexedSource) -> Blocks | None:
