@@ -24,7 +24,8 @@ from penstock.server.roles.batchers import SimpleBatcher
 from penstock.server.roles.collators import DefaultBatchCollator
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.processors import IdentityProcessor
-from penstock.wire.errors import Counting, InvalidJob, PenstockError, UnknownJob
+from penstock.wire.errors import Counting, InvalidJob, UnknownJob
+from penstock.wire.numbering import Numbering
 from penstock.wire.order import Order
 
 ORDER_FORMAT = 1
@@ -78,9 +79,6 @@ class Job:
         max_replay: Batches that may be planned again to reach a far position.
         snapshot_every: Offsets between snapshots of a lane.
         name: Its name; given by the job file's key.
-
-    Attributes:
-        uncounted: What those who ask for `order` are told until its batches are counted.
 
     Raises:
         InvalidJob: The plan does not hold together; says what to change.
@@ -142,8 +140,7 @@ class Job:
         self.batches_per_step = batches_per_step
         self.on_item_error, self.max_quarantined = on_item_error, max_quarantined
         self.max_replay, self.snapshot_every = max_replay, snapshot_every
-        self.uncounted: PenstockError | None = None
-        self._lane_ends: tuple[int, ...] | None = None
+        self._lane_ends: tuple[int | None, ...] | None = None
         self._check_names()
         for source_name, one in self.sources.items():
             if one.is_empty():
@@ -236,27 +233,42 @@ class Job:
 
         Raises:
             InvalidJob: The job is finite, and nobody can know how many batches it has.
-            Counting: It is finite, and its batches are being counted: see `needs_counting`.
+            Counting: It is finite, and it is not known where all of its lanes end.
         """
         self.check_end()
+        numbering = self.numbering()
+        if not numbering.is_complete:
+            raise Counting(
+                f"it is not known where job {self.name!r} ends: which items give a sample is known "
+                "after one pass over them",
+                job=self.name,
+            )
+        self.check_not_empty(numbering)
+        return numbering.order
+
+    def numbering(self) -> Numbering:
+        """Return what is known of this job's order before anything of it is planned.
+
+        By arithmetic, where that says it; else what was found out before, see `set_lane_ends`.
+        """
         if self.epochs is None:
-            return Order(self.lanes)
-        ends = self._lane_ends
-        if ends is None:
-            if self.needs_counting:
-                raise self.uncounted or Counting(
-                    f"the batches of job {self.name!r} are not counted yet: which items give a "
-                    "sample is known after one pass over them",
-                    job=self.name,
-                )
-            ends = tuple(self._batches(lane) or 0 for lane in range(self.lanes))
-        if sum(ends) == 0:
+            return Numbering(self.lanes)
+        if self.needs_counting:
+            return Numbering(self.lanes, self._lane_ends or (None,) * self.lanes)
+        return Numbering(self.lanes, [self._batches(lane) or 0 for lane in range(self.lanes)])
+
+    def check_not_empty(self, numbering: Numbering) -> None:
+        """Refuse a finite job without any batch.
+
+        Raises:
+            InvalidJob: With what to change.
+        """
+        if numbering.batches == 0:
             raise InvalidJob(
                 f"the job holds no batch at all: {self.items} items over {self.lanes} lanes fill "
                 "none; lower lanes or the batch size",
                 key="lanes",
             )
-        return Order(self.lanes, ends)
 
     def check_end(self) -> None:
         """Refuse a finite job whose number of batches can be known neither way.
@@ -287,19 +299,13 @@ class Job:
         """
         return self.epochs is not None and not self.processor.one_to_one
 
-    @property
-    def lane_ends(self) -> tuple[int, ...] | None:
-        """Return the counted batches of every lane; None where they were not counted."""
-        return self._lane_ends
+    def lane_end(self, lane: int) -> int | None:
+        """Return how many batches a lane was found to hold; None where that was not found out."""
+        return None if self._lane_ends is None else self._lane_ends[lane]
 
-    def set_lane_ends(self, ends: Sequence[int]) -> None:
-        """Take what counting has found: the batches of every lane."""
+    def set_lane_ends(self, ends: Sequence[int | None]) -> None:
+        """Take what was found out of the batches of every lane; None = nothing of that lane."""
         self._lane_ends = tuple(ends)
-        self.__dict__.pop("order", None)
-
-    def forget_lane_ends(self) -> None:
-        """Take back what counting has found: it was of no use."""
-        self._lane_ends = None
         self.__dict__.pop("order", None)
 
     def _draws(self, lane: int) -> int | None:
