@@ -111,7 +111,7 @@ def test_positions_below_what_is_known_are_located_and_none_above() -> None:
 
 
 def test_whoever_learns_what_is_missing_knows_the_position() -> None:
-    """By asking for what is missing, again and again, every position is located, or past the end."""
+    """By asking for what is missing, again and again, every position becomes known."""
     chance = random.Random(11)
     for _ in range(500):
         lanes = chance.randint(1, MAX_LANES)

@@ -1,4 +1,4 @@
-"""What is known so far of a log's order: which batch stands at a position, or that it is not known yet.
+"""What is known so far of a log's order: which batch stands at a position, or "not known yet".
 
 Where the lanes of a finite log end may become known only as they are planned. Two facts about a
 lane are learned, in any order and from anybody, and neither is ever taken back: it holds at least
@@ -86,7 +86,7 @@ class Numbering:
             return
         end = self.order.ends[lane]
         if end is not None:
-            raise _two_ends(lane, end, f"at least {batches}")
+            raise two_ends(lane, end, f"at least {batches}")
         self._sum += batches - self._reaches[lane]
         self._reaches[lane] = batches
 
@@ -97,21 +97,29 @@ class Numbering:
             InvalidRequest: The log is endless.
             LogDiverged: It was known to hold another number, or more.
         """
+        self.check_end(lane, batches)
         ends = self.order.ends
-        if ends is None:
-            raise InvalidRequest(
-                f"lane {lane} of an endless log has no end", field="lane", value=lane
-            )
-        known = ends[lane]
-        if known == batches:
+        if ends is None or ends[lane] is not None:
             return
-        if known is not None:
-            raise _two_ends(lane, known, str(batches))
-        if batches < self._reaches[lane]:
-            raise _two_ends(lane, self._reaches[lane], str(batches))
         self.reach(lane, batches)
         self.order = Order(self.order.lanes, (*ends[:lane], batches, *ends[lane + 1 :]))
         self._settle()
+
+    def check_end(self, lane: int, batches: int) -> None:
+        """Refuse an end that cannot be; learn nothing.
+
+        Raises:
+            InvalidRequest, LogDiverged: As `end`.
+        """
+        if self.order.ends is None:
+            raise InvalidRequest(
+                f"lane {lane} of an endless log has no end", field="lane", value=lane
+            )
+        known = self.order.ends[lane]
+        if known is None and batches < self._reaches[lane]:
+            known = self._reaches[lane]
+        if known not in (None, batches):
+            raise two_ends(lane, known, batches)
 
     def _settle(self) -> None:
         """Bring the lane of which least is known to the front, and drop those that have ended."""
@@ -198,7 +206,8 @@ class Numbering:
                 yield Address(lane, rows - 1)
 
 
-def _two_ends(lane: int, known: int, now: str) -> LogDiverged:
+def two_ends(lane: int, known: int | None, now: int | str) -> LogDiverged:
+    """Return the error for a lane that ends in two places."""
     return LogDiverged(
         f"lane {lane} was counted to hold {known} batches, and now holds {now}: a role gives "
         "another number of samples than before, or an item fails or works that did not; run "
@@ -210,4 +219,4 @@ def _two_ends(lane: int, known: int, now: str) -> LogDiverged:
     )
 
 
-__all__ = ["Located", "Numbering"]
+__all__ = ["Located", "Numbering", "two_ends"]

@@ -25,8 +25,8 @@ from penstock.server.roles.collators import DefaultBatchCollator
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.processors import IdentityProcessor
 from penstock.wire.errors import Counting, InvalidJob, UnknownJob
-from penstock.wire.numbering import Numbering
-from penstock.wire.order import Order
+from penstock.wire.numbering import Located, Numbering
+from penstock.wire.order import Cut, Order
 
 ORDER_FORMAT = 1
 """Version of all in penstock that decides bytes beside the roles: draws, planner, layout."""
@@ -227,9 +227,35 @@ class Job:
             return {}
         return sized if len(sized) == len(self.sources) else {}
 
-    @cached_property
+    @property
     def order(self) -> Order:
-        """Return the numbering of this job's batches.
+        """Return the order of this job's batches.
+
+        Raises:
+            InvalidJob, Counting: As `locate`.
+        """
+        return self._numbered.order
+
+    def locate(self, position: int, cut: Cut | None = None) -> Located:
+        """Return which batch stands at a position, where it is known where all lanes end.
+
+        A node learns that as it goes: see `penstock.server.node.books.Log.numbering`.
+
+        Args:
+            position: Its number.
+            cut: As for `Numbering.locate`.
+
+        Raises:
+            PastEnd: It lies past the end.
+            InvalidJob, Counting: The order is not known.
+        """
+        found = self._numbered.locate(position, cut)
+        assert found is not None
+        return found
+
+    @cached_property
+    def _numbered(self) -> Numbering:
+        """Return the numbering where nothing is left to be learned.
 
         Raises:
             InvalidJob: The job is finite, and nobody can know how many batches it has.
@@ -239,12 +265,12 @@ class Job:
         numbering = self.numbering()
         if not numbering.is_complete:
             raise Counting(
-                f"it is not known where job {self.name!r} ends: which items give a sample is known "
-                "after one pass over them",
+                f"the batches of job {self.name!r} are not counted yet: which items give a sample "
+                "is known after one pass over them",
                 job=self.name,
             )
         self.check_not_empty(numbering)
-        return numbering.order
+        return numbering
 
     def numbering(self) -> Numbering:
         """Return what is known of this job's order before anything of it is planned.
@@ -306,7 +332,7 @@ class Job:
     def set_lane_ends(self, ends: Sequence[int | None]) -> None:
         """Take what was found out of the batches of every lane; None = nothing of that lane."""
         self._lane_ends = tuple(ends)
-        self.__dict__.pop("order", None)
+        self.__dict__.pop("_numbered", None)
 
     def _draws(self, lane: int) -> int | None:
         return self.distributor.draws(lane, self.lanes)
