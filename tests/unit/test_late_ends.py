@@ -1,4 +1,4 @@
-"""A finite log whose lanes end where nobody knew it: what readers are given is right to the end."""
+"""A finite log whose lanes end where nobody knew: what readers are given is right, to the end."""
 
 from __future__ import annotations
 
