@@ -13,8 +13,9 @@ import time
 from typing import Any, NamedTuple
 
 from penstock.client.aside import Patience, aside
-from penstock.client.reading.slots import PAUSE_S, Delivery, Slots
+from penstock.client.reading.slots import Delivery, Slots
 from penstock.client.reading.values import Decoder
+from penstock.client.reading.waiting import PAUSE_S
 from penstock.wire.errors import DataTimeout
 from penstock.wire.order import Share
 

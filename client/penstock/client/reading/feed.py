@@ -13,8 +13,9 @@ from penstock.client.aside import Patience, aside
 from penstock.client.reading.ahead import Ahead
 from penstock.client.reading.buffers import Allocator
 from penstock.client.reading.route import Node, Route, cancel_all
-from penstock.client.reading.slots import PAUSE_S, TELL_S, Delivery, Slots
+from penstock.client.reading.slots import Delivery, Slots
 from penstock.client.reading.values import Decoder
+from penstock.client.reading.waiting import PAUSE_S, TELL_S
 from penstock.client.run.session import Session
 from penstock.wire.errors import PenstockError, Unreachable
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from penstock.client.reading.buffers import PLAIN, Lease
 from penstock.client.reading.torch_device import QUEUES, Copier, Copy
-from penstock.client.reading.values import host_starts, unsupported_dtype, widen_labels
+from penstock.client.reading.values import widen_labels
 from penstock.wire import frame
-from penstock.wire.errors import InvalidRequest
+from penstock.wire.errors import InvalidRequest, UnsupportedValue
 from penstock.wire.v1 import feed_pb2
 from penstock.wire.values import BFLOAT16, STORAGE
 
@@ -96,7 +96,7 @@ def _decoded(header: feed_pb2.BatchHeader, lease: Lease, body: Any) -> dict[str,
     if body is None:
         return frame.decode_values(header, lease.array, views)
     on_device = TensorViews(body)
-    host = host_starts(header)
+    host = _host_starts(header)
     if not host:
         return frame.decode_values(header, lease.array, on_device)
 
@@ -133,10 +133,37 @@ class TensorViews:
         """Return the tensor at `start`; every dtype of the wire has its name in torch."""
         found = getattr(torch, dtype, None)
         if found is None:
-            raise unsupported_dtype(dtype)
+            raise _unsupported_dtype(dtype)
         if nbytes == 0:
             return torch.empty(shape, dtype=found, device=self._body.device)
         return self._body[start : start + nbytes].view(found).view(shape)
+
+
+def _host_starts(header: feed_pb2.BatchHeader) -> set[int]:
+    """Return where in the body the tensors begin that stay on the host."""
+    found: set[int] = set()
+
+    def walk(value: feed_pb2.Value) -> None:
+        kind = value.WhichOneof("kind")
+        if kind == "tensor" and value.tensor.nbytes:
+            found.add(value.tensor.start)
+        elif kind == "list":
+            for inner in value.list.values:
+                walk(inner)
+
+    for named in header.values:
+        if named.place == feed_pb2.PLACE_HOST:
+            walk(named.value)
+    return found
+
+
+def _unsupported_dtype(dtype: str) -> UnsupportedValue:
+    """Return the error for a dtype that this torch lacks."""
+    return UnsupportedValue(
+        f"a batch holds a tensor of {dtype}, which this torch has no dtype for: install a newer "
+        "torch, pass as_numpy=True, or let the collator give another dtype",
+        type=dtype,
+    )
 
 
 __all__ = ["Begun", "HostViews", "TensorViews", "TorchDecoder"]

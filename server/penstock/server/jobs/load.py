@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock.server.core.contained import contained
-from penstock.server.core.frames import error_line, user_place, user_traceback
+from penstock.server.core.frames import error_line, user_line, user_traceback
 from penstock.server.core.imports import load_attribute
 from penstock.server.job import MAX_SOURCE_NAME, SOURCE_NAME, Job, find_job
 from penstock.server.jobs import yaml_file
+from penstock.server.jobs.location import Location
 from penstock.server.jobs.override import override
-from penstock.server.jobs.place import Place
 from penstock.server.jobs.registry import KINDS, build
 from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings
 from penstock.server.jobs.validate import shown, validate
@@ -127,24 +127,24 @@ def _load_file(
             key="",
             file=target,
         )
-    data, place = yaml_file.read(path, target)
+    data, location = yaml_file.read(path, target)
     if not isinstance(data, dict):
-        raise place.error(
+        raise location.error(
             f"the job file holds {'nothing' if data is None else shown(data)} in place of keys and "
             "values: "
             "it needs `jobs:` and, below it, at least one job"
         )
     # `x-...` keys are for YAML anchors that several jobs share.
     data = {key: value for key, value in data.items() if not str(key).startswith("x-")}
-    _check_job_names(data.get("jobs"), place)
-    file = validate(JobFile, data, place)
+    _check_job_names(data.get("jobs"), location)
+    file = validate(JobFile, data, location)
     for name, settings in file.jobs.items():
-        _check_sources(settings, place.at("jobs", name))
+        _check_sources(settings, location.at("jobs", name))
     server = override(file.server, overrides, environ)
-    keep_in(server.hash_cache, place.base)
+    keep_in(server.hash_cache, location.base)
     jobs = Jobs(
         {
-            name: lambda name=name, job=job: build_job(name, job, place.at("jobs", name))  # type: ignore[misc]
+            name: lambda name=name, job=job: build_job(name, job, location.at("jobs", name))  # type: ignore[misc]
             for name, job in file.jobs.items()
         }
     )
@@ -152,46 +152,48 @@ def _load_file(
         target=str(path.absolute()),
         server=server,
         jobs=jobs,
-        base=place.base,
+        base=location.base,
     )
 
 
-def _check_job_names(jobs: Any, place: Place) -> None:
+def _check_job_names(jobs: Any, location: Location) -> None:
     if not isinstance(jobs, dict):
         return
     for name in jobs:
         if not isinstance(name, str) or not JOB_NAME.fullmatch(name):
-            raise place.at("jobs", str(name)).error(
+            raise location.at("jobs", str(name)).error(
                 f"{name!r} is not a name for a job: use letters, digits, dots, dashes and "
                 "underscores"
             )
 
 
-def _check_sources(settings: JobSettings, place: Place) -> None:
+def _check_sources(settings: JobSettings, location: Location) -> None:
     """Refuse a job without a source, with two kinds of them, or with one that cannot be named."""
-    at = place.at("source")
+    at = location.at("source")
     if settings.source is None and settings.sources is None:
         raise at.error(
             f"{at.key} is missing: give a source: {{type: NAME, its parameters ...}}, or several "
             "by name in sources"
         )
     if settings.source is not None and settings.sources is not None:
-        raise at.error(f"{at.key} and {place.at('sources').key} are both given: remove one of them")
+        raise at.error(
+            f"{at.key} and {location.at('sources').key} are both given: remove one of them"
+        )
     for name in settings.sources or ():
         if not SOURCE_NAME.fullmatch(name):
-            raise place.at("sources", name).error(
+            raise location.at("sources", name).error(
                 f"{name!r} is not a name for a source: use letters, digits and underscores, and no "
                 f"digit first, at most {MAX_SOURCE_NAME} characters"
             )
 
 
-def build_job(name: str, settings: JobSettings, place: Place) -> Job:
+def build_job(name: str, settings: JobSettings, location: Location) -> Job:
     """Build the sources and the roles of one job, and the job of them.
 
     Args:
         name: Its name.
         settings: Its section of the file, checked.
-        place: Where the section stands.
+        location: Where the section stands.
 
     Raises:
         InvalidJob: Something in it does not hold together; names the key.
@@ -201,22 +203,22 @@ def build_job(name: str, settings: JobSettings, place: Place) -> Job:
     function = values.pop("function", None)
     if function is not None:
         if values.get("processor") is not None:
-            at = place.at("function")
+            at = location.at("function")
             raise at.error(
-                f"{at.key} and {place.at('processor').key} are both given: remove one of them"
+                f"{at.key} and {location.at('processor').key} are both given: remove one of them"
             )
         values["processor"] = {"function": function}
     roles: dict[str, Any] = {}
     several = values.pop("sources", None)
     if several is not None:
         roles["source"] = {
-            key: build(KINDS["source"], spec, place.at("sources", key))
+            key: build(KINDS["source"], spec, location.at("sources", key))
             for key, spec in several.items()
         }
     for role, kind in KINDS.items():
         spec = values.pop(role, None)
         if spec is not None:
-            at = place if role == "processor" and function is not None else place.at(role)
+            at = location if role == "processor" and function is not None else location.at(role)
             roles[role] = build(kind, spec, at)
     try:
         job = Job(**roles, **values, name=name)
@@ -229,10 +231,10 @@ def build_job(name: str, settings: JobSettings, place: Place) -> Job:
         keys = key.split(".")
         if several is not None and keys[0] == "source":
             keys = ["sources"]
-        at = place.at(*keys) if keys[0] in JobSettings.model_fields else place
+        at = location.at(*keys) if keys[0] in JobSettings.model_fields else location
         if not isinstance(error, InvalidJob):
-            raise error.reworded(f"{place.key}: {error.message}") from error
-        raise at.error(f"{place.key}: {error.message}") from error
+            raise error.reworded(f"{location.key}: {error.message}") from error
+        raise at.error(f"{location.key}: {error.message}") from error
 
 
 def _load_python(
@@ -298,10 +300,10 @@ def _called(target: str, function: Callable[[], Any]) -> Any:
     except PenstockError:
         raise
     except Exception as error:
-        place = user_place(error)
+        line = user_line(error)
         raise InvalidJob(
             f"{target}: {getattr(function, '__name__', 'the function')} raises {error_line(error)}"
-            + (f" ({place})" if place else ""),
+            + (f" ({line})" if line else ""),
             traceback=user_traceback(error),
         ) from error
 

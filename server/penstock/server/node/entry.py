@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.wire.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.server.node.arena import Span
     from penstock.server.node.reader import Reader
+    from penstock.server.node.spans import Span
 
 
 class State(Enum):

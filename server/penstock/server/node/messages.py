@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from penstock.server.core.verdict import Verdict
-from penstock.server.node.arena import Descriptor
+from penstock.server.node.memory import Descriptor
 
 
 class Snapshot(NamedTuple):

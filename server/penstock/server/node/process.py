@@ -14,7 +14,6 @@ import structlog
 from penstock.server.core.frames import error_line
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
-from penstock.server.node.arena import ArenaReader, Span
 from penstock.server.node.books import LaneState, LineState, Log
 from penstock.server.node.check import check
 from penstock.server.node.entry import Entry
@@ -29,6 +28,7 @@ from penstock.server.node.messages import (
 )
 from penstock.server.node.page import Note
 from penstock.server.node.program import Started, start_program, status_words
+from penstock.server.node.spans import ArenaReader, Span
 
 log = structlog.get_logger("penstock.worker")
 

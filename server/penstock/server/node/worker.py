@@ -22,10 +22,11 @@ from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.jobs.load import load
-from penstock.server.node.arena import Arenas, ArenaWriter, Descriptor
+from penstock.server.node.arena import Arenas, ArenaWriter
 from penstock.server.node.channel import FROM_SERVER
 from penstock.server.node.child import MARK, MAX_MESSAGE, die_with_parent, is_forked, told
 from penstock.server.node.known import Known, KnownJobs
+from penstock.server.node.memory import Descriptor
 from penstock.server.node.messages import (
     Body,
     CloseLine,

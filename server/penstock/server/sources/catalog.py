@@ -268,7 +268,7 @@ def _make_room(folder: Path) -> None:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):  # another node moves or removes it
                 found.append((entry.stat(), entry.path))
-    found.sort(key=lambda one: one[0].st_mtime, reverse=True)
+    found.sort(key=lambda entry: entry[0].st_mtime, reverse=True)
     total = 0
     for stat, path in found:
         total += stat.st_size

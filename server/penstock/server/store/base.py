@@ -233,7 +233,7 @@ class Store(ABC):
 
     @property
     @abstractmethod
-    def place(self) -> str:
+    def where(self) -> str:
         """Return where it is, for people: an absolute path, or an address without passwords."""
 
     @property
@@ -267,7 +267,7 @@ class Store(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Finish what runs and let go; idempotent."""
+        """Finish running calls and close; idempotent."""
 
     # --- jobs and groups ---
 
@@ -342,7 +342,7 @@ class Store(ABC):
     async def restore(self, job: str, group: str, name: str, request_id: str, owner: str) -> Moved:
         """Go to a checkpoint: a new generation, in the same transaction.
 
-        It has no rows, and a token that no rank can present: whoever read before is fenced. A
+        It has no rows, and a token that no rank can present: all readers so far are fenced. A
         repeated `request_id` gets the first answer and moves nothing; an empty one always moves.
 
         Raises:
@@ -422,7 +422,7 @@ class Store(ABC):
     ) -> SnapshotRecord | None:
         """Return the intact snapshot with the highest offset that is at most `offset`, or None.
 
-        One whose bytes are not those that were put is dropped, with a warning in the log.
+        One whose bytes are not those that were put is dropped, and a warning is logged.
         """
 
     @abstractmethod
@@ -435,7 +435,7 @@ class Store(ABC):
     async def add_verdict(
         self, log_id: bytes, verdict: Verdict, seen: Seen, limit: int | None = None
     ) -> Verdict:
-        """Insert a verdict if none holds for its item at its place; return the one that does.
+        """Insert a verdict if none holds for its item at its stage; return the one that does.
 
         In one transaction with the look at what groups were given: rows above the start of their
         generation, checkpoints of groups that have committed, snapshots of the verdict's lane.
@@ -500,7 +500,7 @@ class Store(ABC):
     async def add_halt(self, log_id: bytes, halt: Halt) -> Halt:
         """Record that a lane has stopped at a node; return it with its number.
 
-        It stops no lane elsewhere by itself: whoever reads the same log may be told, see `news`.
+        It stops no lane elsewhere by itself: nodes that read the same log can be told, see `news`.
         """
 
     @abstractmethod

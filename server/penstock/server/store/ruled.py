@@ -53,7 +53,7 @@ class RuledStore(Store):
         if request.store not in ("", self.uuid):
             raise OtherStore(
                 f"the state of this run comes from store {request.store}, and this server has "
-                f"store {self.uuid} ({self.place}): point the server at that store, or give start= "
+                f"store {self.uuid} ({self.where}): point the server at that store, or give start= "
                 "to go on from the run's own step here",
                 expected=request.store,
                 store=self.uuid,

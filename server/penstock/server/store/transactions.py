@@ -86,7 +86,7 @@ async def _known(tables: Tables, job: str, name: str) -> GroupRow:
     """Return a group.
 
     Raises:
-        InvalidRequest: The name is no text.
+        InvalidRequest: The name is not text.
         UnknownGroup: There is none; lists those there are.
     """
     check_text("job", job)
@@ -154,7 +154,7 @@ async def delete_group(
     standing, _ = await _standing(tables, group)
     record = await _record(tables, standing)
     logs = {row.log_id for row in await tables.all(TimelineRow, group.id)}
-    logs.update(one.log_id for one in record.checkpoints)
+    logs.update(checkpoint.log_id for checkpoint in record.checkpoints)
     await tables.write(groups.delete(standing, generation, await _deleted(tables)))
     for log_id in sorted(logs):
         await crowded.collect(tables, log_id)
