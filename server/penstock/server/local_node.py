@@ -82,7 +82,7 @@ class Turns:
         return future.result()
 
     def end(self) -> None:
-        """Let `run` return when what it is at is done."""
+        """Let `run` return when the current call is done."""
         self._ending = True
         self._asked.put(None)
 
@@ -173,13 +173,13 @@ class LocalNode:
 
     def compute(self, loader: LocalLoader, opening: OpenedRead, position: int) -> Computed:
         """Compute a batch when it is its turn."""
-        lane, lane_offset = opening.address(position)
+        lane, lane_offset, _ = opening.job.locate(position, opening.cut)
 
         def batch() -> Computed:
             self._lane = lane
             self._page.note("plan", loader.job.name, lane)
             try:
-                computed = loader.batch(position, opening)
+                computed = loader.batch(position, opening.cut)
                 log_id = loader.job.log_id
                 self._computed[log_id] = max(self._computed.get(log_id, 0), lane_offset + 1)
                 self._compare_versions(loader.job)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from penstock.server.core.verdict import Verdict
-from penstock.server.node.arena import Descriptor
+from penstock.server.node.memory import Descriptor
 
 
 class Snapshot(NamedTuple):
@@ -48,7 +48,7 @@ class KnowJob:
     Attributes:
         log_id: Its log: what the worker builds must be the same.
         definition: What it is built from, as `penstock.server.jobs.definition` writes it.
-        lane_ends: How many batches each lane holds, where that was counted; else None.
+        lane_ends: Lanes with how many batches they hold, of those where that was found out.
         workers: How many workers the node has: they share the memory for what is kept.
         verdicts: All that hold.
         set_up: Set up the roles at once, for the readers to come; answered by `SetUp`.
@@ -56,7 +56,7 @@ class KnowJob:
 
     log_id: bytes
     definition: bytes
-    lane_ends: tuple[int, ...] | None
+    lane_ends: tuple[tuple[int, int], ...]
     workers: int
     verdicts: tuple[Verdict, ...]
     set_up: bool
@@ -397,6 +397,19 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneEnds:
+    """Said once for each line of a finite job, before an answer: its planner has met the end.
+
+    Attributes:
+        batches: How many batches the lane holds.
+    """
+
+    log_id: bytes
+    lane: int
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
 class Libraries:
     """Said before a job's first batch, which has imported what it needs: versions by library."""
 
@@ -409,6 +422,7 @@ FromWorker = (
     | Planned
     | Cost
     | Counted
+    | LaneEnds
     | TicketFailed
     | LineFailed
     | JobFailed
@@ -443,6 +457,7 @@ __all__ = [
     "Judge",
     "Judged",
     "KnowJob",
+    "LaneEnds",
     "Learn",
     "Libraries",
     "LineFailed",

@@ -139,7 +139,7 @@ class Quarantine:
         """Let nothing new of a log be planned while its verdicts change; say what was asked for."""
         one.deciding += 1
         try:
-            yield Seen(one.order, asked=self.planned_below(one.job))
+            yield Seen(one.numbering.order, asked=self.planned_below(one.job))
         finally:
             one.deciding -= 1
             self._dispatch.schedule()

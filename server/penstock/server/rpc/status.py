@@ -14,8 +14,7 @@ def status(node: Node, streams: Streams, *, lent_bytes: int, draining: bool) -> 
     """Return what this node is doing, for `penstock top`; the keys are in docs/operate.md."""
     jobs = []
     for name, job in sorted(node.jobs.items()):
-        if (one := node.logs.get(job.log_id)) is None:
-            continue  # it is not counted yet
+        one = node.log(job)
         batches = {
             "ready_batches": sum(1 for e in one.entries.values() if e.span is not None),
             "ready_bytes": one.ready_bytes,
