@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from penstock.server.job import Job
 from penstock.server.node.arena import Span
+from penstock.server.node.asks import Asks
 from penstock.server.node.entry import Entry, Key, State
 from penstock.server.node.homes import Homes
 from penstock.server.node.made import MadeOffsets
@@ -170,7 +171,7 @@ class Log:
         self._ahead, self._ahead_bytes = ahead, ahead_bytes
         self.numbering = job.numbering()
         self.lanes = [LaneState(n, end=self.numbering.end_of(n)) for n in range(job.lanes)]
-        self.asks: dict[int, Entry] = {}  # by lane
+        self.asks = Asks(self)
         self.active: set[int] = set()  # lanes with something wanted
         self.entries: dict[Key, Entry] = {}
         self.kept: OrderedDict[Key, Entry] = OrderedDict()
@@ -302,7 +303,7 @@ class Log:
             if not self.has_ended(lane, entry.key.offset):
                 seen.add(entry)
                 yield Candidate(0, entry.key.position, self, entry, lane)
-        for entry in self._asked():
+        for entry in self.asks.wanted():
             # As urgent as what is owed: it takes no room, and must not wait for what finds none.
             yield Candidate(0, entry.key.position, self, entry, self.lanes[entry.key.lane])
 
@@ -463,30 +464,6 @@ class Log:
         if entry.state is State.WANTED:
             self._queue(entry)
 
-    def _asked(self) -> Iterator[Entry]:
-        """Yield what is to be planned for readers who wait to know their positions.
-
-        Not of a lane of which a line is at work: its answer may say it.
-        """
-        if self.numbering.is_complete:
-            return
-        before, self.asks = self.asks, {}
-        for reader in self.readers:
-            position = reader.lacks
-            for number, offset in () if position is None else self.numbering.missing(position):
-                lane = self.lanes[number]
-                if self.is_planned(lane) or self.has_ended(lane, offset):
-                    continue
-                entry = self.asks.get(number) or before.get(number)
-                if entry is None or entry.key.offset != offset or entry.state is State.FAILED:
-                    at = self.numbering.order.position(number, offset)
-                    entry = Entry(Key(at, number, offset, False), is_asked=True)
-                self.asks[number] = entry
-                entry.readers.add(reader)
-                if lane.error is not None:
-                    self.failed(entry, lane.error)
-        yield from [entry for entry in self.asks.values() if entry.state is State.WANTED]
-
     def is_planned(self, lane: LaneState) -> bool:
         """Tell whether a worker plans batches of a lane now."""
         return lane.planning or any(line.busy for line in lane.lines)
@@ -505,7 +482,9 @@ class Log:
 
     def wants(self, entry: Entry) -> bool:
         """Tell whether somebody still waits for this entry to be made."""
-        known = self.asks.get(entry.key.lane) if entry.is_asked else self.entries.get(entry.key)
+        known = (
+            self.asks.lanes.get(entry.key.lane) if entry.is_asked else self.entries.get(entry.key)
+        )
         return entry.state is State.WANTED and known is entry
 
     def stop_lane(self, lane: LaneState, error: PenstockError) -> None:
