@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from penstock.server.job import Job
-from penstock.server.node.arena import ArenaReader, Span, sealed_memory
 from penstock.server.node.books import KEPT_BATCHES, KEPT_PLANS, KEPT_SHARE, Log
 from penstock.server.node.entry import Entry, State
+from penstock.server.node.memory import sealed_memory
 from penstock.server.node.reader import MAX_PENDING, Reader
+from penstock.server.node.spans import ArenaReader, Span
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import BadItem
 from penstock.wire.order import Cut, Share

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from penstock.server.core.docstrings import argument_docs
 from penstock.server.jobs.load import load
-from penstock.server.jobs.reference import argument_docs, json_schema, markdown, parameter_rows
+from penstock.server.jobs.reference import json_schema, markdown, parameter_rows
 from penstock.server.jobs.registry import FUNCTIONS, KINDS
 from penstock.server.jobs.settings import JobSettings, ServerSettings
 

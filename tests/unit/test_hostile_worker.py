@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from penstock.server.job import Job
-from penstock.server.node.arena import ArenaWriter, sealed_memory
+from penstock.server.node.arena import ArenaWriter
 from penstock.server.node.channel import (
     FROM_SERVER,
     FROM_WORKER,
@@ -25,6 +25,7 @@ from penstock.server.node.channel import (
     send_with_fd,
 )
 from penstock.server.node.crew import Hear, Lose
+from penstock.server.node.memory import sealed_memory
 from penstock.server.node.messages import (
     Done,
     FromServer,
@@ -126,7 +127,7 @@ class WildNode(Node):
     """A node of such workers."""
 
     def _new_worker(self, number: int, hear: Hear, lose: Lose) -> Wild:
-        return Wild(number, "", hear, lose)
+        return Wild(number, hear, lose)
 
 
 class Through(IdentityProcessor):
@@ -146,7 +147,7 @@ async def node(tmp_path: Path) -> AsyncIterator[WildNode]:
     }
     store = SqliteStore(tmp_path / "store.db")
     await store.open()
-    one = WildNode("", jobs, store, workers=2, bound_bytes=1 << 24, observer=Deaths())
+    one = WildNode(jobs, store, workers=2, bound_bytes=1 << 24, observer=Deaths())
     await one.start()
     yield one
     await one.close()

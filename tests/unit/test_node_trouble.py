@@ -19,7 +19,7 @@ from penstock.server.node.entry import Entry
 from penstock.server.node.reader import Reader
 from penstock.server.roles import IdentityProcessor, MapDistributor
 from penstock.server.roles.draws import LaneDraws
-from penstock.server.rpc.read import EOF
+from penstock.server.rpc.call import EOF
 from penstock.server.rpc.service import Service
 from penstock.server.sources import ItemsSource
 from penstock.server.store import SqliteStore
@@ -175,7 +175,7 @@ class UnwillingNode(InlineNode):
     """A node of such workers."""
 
     def _new_worker(self, number: int, hear: Hear, lose: Lose) -> InlineWorker:
-        return Unwilling(number, "", hear, lose)
+        return Unwilling(number, hear, lose)
 
 
 class Through(IdentityProcessor):

@@ -61,7 +61,7 @@ class PenstockError(_Fielded, Exception):
 
     def __post_init__(self) -> None:
         if isinstance(self.traceback, str) and "\n" in self.traceback:
-            # Python shows notes below an uncaught error: a trainer's log has the user's own line.
+            # Python shows notes below an uncaught error: a trainer prints the user's own line.
             self.add_note(self.traceback)
 
     @classmethod
@@ -788,7 +788,7 @@ class NoGroup(PenstockError):
 
 
 class Internal(PenstockError):
-    """A bug on the other side; its log has the traceback.
+    """A bug on the other side; its output has the traceback.
 
     Attributes:
         target: Who answered.
@@ -808,7 +808,7 @@ ERRORS: dict[str, type[PenstockError]] = {cls.code: cls for cls in _every(Pensto
 
 
 def clean_text(text: str, limit: int) -> str:
-    r"""Return a text that any wire, log and store can hold: whole Unicode, of bounded length.
+    r"""Return a text that any wire, terminal and store can hold: whole Unicode, of bounded length.
 
     Half surrogate pairs (a file's name that is not UTF-8 has them) become `\udcff`, as Python
     writes them. What is longer than the limit keeps its beginning and says how much is missing.
@@ -841,9 +841,12 @@ def clean_json(value: Any, limit: int) -> Any:
     if isinstance(value, str):
         return clean_text(value, limit)
     if isinstance(value, dict):
-        return {clean_text(str(key), limit): clean_json(one, limit) for key, one in value.items()}
+        return {
+            clean_text(str(key), limit): clean_json(element, limit)
+            for key, element in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [clean_json(one, limit) for one in value]
+        return [clean_json(element, limit) for element in value]
     if value is None or isinstance(value, bool | int | float):
         return value
     return clean_text(str(value), limit)
@@ -906,7 +909,7 @@ def decode_error(data: bytes) -> PenstockError:
         message = error_pb2.Error.FromString(data)
         given = json.loads(message.fields or "{}")
     except (DecodeError, ValueError, RecursionError) as error:
-        return BadFrame(f"the other side's error cannot be read ({error}): look into its log")
+        return BadFrame(f"the other side's error cannot be read ({error}): look into its output")
     cls = ERRORS.get(message.code, PenstockError)
     return cls.with_fields(message.message, given if isinstance(given, dict) else {})
 

@@ -18,7 +18,8 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 def plain(text: str) -> str:
     r"""Return a text as one line that is safe in a terminal: `\x1b` in place of the real one."""
     return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text
     )
 
 

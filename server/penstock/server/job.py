@@ -66,19 +66,44 @@ class Job:
         source: Where raw items come from; or a mapping of names to several sources, in whose order
             a distributor may draw.
         distributor: Decides the draws; default `MapDistributor()`.
-        processor: Raw item to samples; default `IdentityProcessor()`.
-        batcher: Samples to rows. This or `batch_size`.
-        collator: Rows to values; default `DefaultBatchCollator()`.
-        batch_size: Sugar for `SimpleBatcher(batch_size)`.
-        seed: Decides everything random.
-        lanes: Independent sequences of batches; part of the log's identity.
-        epochs: How often each item is drawn; None = endlessly.
-        batches_per_step: Default for groups; decides no bytes.
-        on_item_error: `stop` or `quarantine`; decides no bytes by itself, verdicts do.
-        max_quarantined: How many items may be left out, over all lanes, stages and restarts.
-        max_replay: Batches that may be planned again to reach a far position.
-        snapshot_every: Offsets between snapshots of a lane.
+        processor: Turns a raw item into samples; default `IdentityProcessor()`.
+        batcher: Puts samples into rows and batches. This or `batch_size` is required.
+        collator: Turns rows into named values; default `DefaultBatchCollator()`.
+        batch_size: How many samples a batch has; stands for a `simple` batcher of this size.
+        seed: Decides everything random: the order of the items, and what roles draw. Another seed
+            is another log.
+        lanes: Into how many independent sequences of batches the job is split. Packed batches of a
+            lane are planned in order by one worker at a time, so have at least as many lanes as
+            workers, over all nodes. More lanes cost memory and a longer start, since each fills a
+            pool of its own. They are part of the log id: a run that has begun keeps its number.
+        epochs: How often each item is drawn; left out, drawing goes on without end, as packers
+            need it. Where items give any number of samples, the batches are counted while the
+            first of them are read, and the length is known once that is done.
+        batches_per_step: The global batch, in batches over all ranks, for groups that do not say
+            their own; left out, it is the group's first world size. Every world size must divide
+            it, so choose a number with many divisors, such as 48, if that size may change. A group
+            keeps the number that it began with.
+        on_item_error: What happens when the same item fails twice: `stop` stops its lane with an
+            error that names it, until you have repaired the item or the role; `quarantine` leaves
+            it out by a verdict that every node obeys, so that a run goes on over a few broken
+            items.
+        max_quarantined: How many items verdicts may leave out, over all lanes, stages and restarts;
+            the next one that fails is an error. A larger number lets runs go on over worse data, a
+            smaller one stops them sooner where something is wrong with all of it.
+        max_replay: How many batches of a lane may be planned again, from the nearest snapshot, to
+            reach a position that a reader asks for; one that lies further is refused with
+            `position_far`. Planning a packed batch takes as long as processing its items, unless
+            the processor has a `size`: a larger number lets readers go further and wait longer.
+            Jobs with `batch_size` and a `one_to_one` processor reach every position at once.
+        snapshot_every: How many batches of a lane lie between two of its snapshots, and so about
+            how many of each lane are planned again after a crash. A smaller number makes that
+            faster, and costs writes: each snapshot takes at least 4 KiB of the store, which keeps
+            at most 512 for a lane.
         name: Its name; given by the job file's key.
+
+    Attributes:
+        definition: What other processes build it from, see `penstock.server.jobs.definition`;
+            empty = it was built by code that nobody named.
 
     Raises:
         InvalidJob: The plan does not hold together; says what to change.
@@ -140,15 +165,16 @@ class Job:
         self.batches_per_step = batches_per_step
         self.on_item_error, self.max_quarantined = on_item_error, max_quarantined
         self.max_replay, self.snapshot_every = max_replay, snapshot_every
+        self.definition = b""
         self._lane_ends: tuple[int | None, ...] | None = None
         self._check_names()
-        for source_name, one in self.sources.items():
-            if one.is_empty():
+        for source_name, opened in self.sources.items():
+            if opened.is_empty():
                 raise InvalidJob(
                     f"source {source_name!r} holds zero items: a job needs at least one",
                     key="source",
                 )
-            self._check_columns(one)
+            self._check_columns(opened)
         self.distributor.bind(self.sources, seed, epochs, lanes)
         reading = self.distributor.reading()
         if reading is not None and reading.blocks is not None:

@@ -174,7 +174,7 @@ SEND = b"s"
 """From the caller: a further `ReadRequest`. The end of what it sends means that it has gone."""
 
 MESSAGE, SAID, FAILED, END = b"m", b"l", b"f", b"e"
-"""To the caller: a message, a line for its log, an error, and that no more comes."""
+"""To the caller: a message, a line for it to log, an error, and that no more comes."""
 
 
 def pack_frame(kind: bytes, data: bytes = b"") -> bytes:
@@ -183,7 +183,7 @@ def pack_frame(kind: bytes, data: bytes = b"") -> bytes:
 
 
 def read_frame(file: BinaryIO) -> tuple[bytes, bytes] | None:
-    """Return the kind and the data of the next frame; None where the other side has gone."""
+    """Return the kind and the data of the next frame; None if the other side has gone."""
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size:
         return None

@@ -82,7 +82,7 @@ class Turns:
         return future.result()
 
     def end(self) -> None:
-        """Let `run` return when what it is at is done."""
+        """Let `run` return when the current call is done."""
         self._ending = True
         self._asked.put(None)
 
@@ -299,7 +299,7 @@ class LocalNode:
 
 
 class Said(logging.Handler):
-    """Keeps what penstock logs here until the next message: it belongs into the parent's log."""
+    """Keeps what penstock logs here until the next message: the parent logs it."""
 
     def __init__(self) -> None:
         super().__init__()

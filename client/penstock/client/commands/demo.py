@@ -59,7 +59,7 @@ def add_parser(subparsers: Any) -> None:
         "--data", metavar="DIR", help="where the corpus is kept; default: the user's cache folder"
     )
     parser.add_argument(
-        "--keep", action="store_true", help="keep the records, the logs and the store of this run"
+        "--keep", action="store_true", help="keep the records, the output and the store of this run"
     )
     parser.add_argument("--plain", action="store_true", help="lines instead of the live panel")
     parser.set_defaults(run=run)
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         if verdict is not None and verdict.is_good and not args.keep:
             shutil.rmtree(folder)
         else:
-            print(f"\nrecords, logs and the store of this run: {folder}", flush=True)
+            print(f"\nrecords, output and the store of this run: {folder}", flush=True)
         if verdict is not None and folder.exists():
             judge = f"{_short(Path(sys.executable))} -m penstock.client.demo.verdict {folder}"
             print(f"  judge it again:  {judge}", flush=True)

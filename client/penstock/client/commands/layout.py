@@ -46,8 +46,12 @@ def width_of(text: str) -> int:
         return len(text)
     wide = ("W", "F")
     return sum(
-        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in wide else 1
-        for one in text
+        0
+        if unicodedata.combining(character)
+        else 2
+        if unicodedata.east_asian_width(character) in wide
+        else 1
+        for character in text
     )
 
 
@@ -56,11 +60,11 @@ def cut(text: str, width: int) -> str:
     if width_of(text) <= width:
         return text
     kept, used = [], 0
-    for one in text:
-        used += width_of(one)
+    for character in text:
+        used += width_of(character)
         if used > width - 1:
             break
-        kept.append(one)
+        kept.append(character)
     return "".join(kept) + MORE if width > 0 else ""
 
 
@@ -69,10 +73,10 @@ def shortened(text: str, width: int) -> str:
     if width_of(text) <= width or width < 8:
         return cut(text, width)
     tail = ""
-    for one in reversed(text):
-        if width_of(one + tail) > (width - 1) // 2:
+    for character in reversed(text):
+        if width_of(character + tail) > (width - 1) // 2:
             break
-        tail = one + tail
+        tail = character + tail
     return cut(text, width - width_of(tail)) + tail
 
 
@@ -94,11 +98,11 @@ def fitted(columns: Sequence[Column], width: int | None) -> list[str]:
             size if column.least is None else min(size, max(column.least, width_of(column.name)))
             for size, (column, _) in zip(widths, shown, strict=True)
         ]
-        spare = [place for place, (column, _) in enumerate(shown) if column.keep]
+        spare = [index for index, (column, _) in enumerate(shown) if column.keep]
         if _total(least) <= width or not spare:
             _shrink(widths, least, width)
             break
-        gone = min(spare, key=lambda place: shown[place][0].keep)
+        gone = min(spare, key=lambda index: shown[index][0].keep)
         del shown[gone], widths[gone]
     lines = []
     for row in zip(*(cells for _, cells in shown), strict=True):
@@ -117,10 +121,10 @@ def _total(widths: Sequence[int]) -> int:
 def _shrink(widths: list[int], least: Sequence[int], width: int) -> None:
     """Take from the widest column that has something to give, until it fits or nothing is left."""
     while _total(widths) > width:
-        able = [place for place, size in enumerate(widths) if size > least[place]]
+        able = [index for index, size in enumerate(widths) if size > least[index]]
         if not able:
             return
-        widths[max(able, key=lambda place: widths[place])] -= 1
+        widths[max(able, key=lambda index: widths[index])] -= 1
 
 
 def _padded(text: str, width: int, right: bool) -> str:

@@ -30,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
         "quarantine",
         help_text="which items a job leaves out, and why; release them",
         description="With `on_item_error: quarantine` an item that fails twice alike is left out, "
-        "by a verdict that every node obeys. A verdict holds from a place on that nobody had been "
+        "by a verdict that every node obeys. A verdict holds from an offset that nobody had been "
         "given; so does a release. Without an action the verdicts are listed.",
     )
     actions.add("list", "what is left out, and why", _list)

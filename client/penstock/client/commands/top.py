@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the table again and again."""
     if args.json:
         return _print_objects(args)
-    # A dumb terminal, as in an editor or a log, cannot be drawn over: it gets table after table.
+    # A dumb terminal, as in an editor or a file, cannot be drawn over: it gets table after table.
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not args.once:
         return _watch(args)
     with connected(args.target, "", args.timeout) as control:
@@ -256,10 +256,16 @@ def _job(
     name = job["name"]
     readers = sorted(
         job.get("groups", []),
-        key=lambda one: (str(one.get("group", "")), one.get("rank", 0), one.get("id", 0)),
+        key=lambda reader: (
+            str(reader.get("group", "")),
+            reader.get("rank", 0),
+            reader.get("id", 0),
+        ),
     )
     known = [
-        rate for one in readers if (rate := samples.rate(name, one, "sent_tokens")) is not None
+        rate
+        for reader in readers
+        if (rate := samples.rate(name, reader, "sent_tokens")) is not None
     ]
     lines = wrapped(
         [
@@ -276,7 +282,7 @@ def _job(
         return [*lines, "  nobody reads it"]
     cursors = job.get("cursors", {})
     rows: list[Row] = []
-    for _, found in groupby(readers, key=lambda one: str(one.get("group", ""))):
+    for _, found in groupby(readers, key=lambda reader: str(reader.get("group", ""))):
         rows += _group(name, [*found], samples, slowest)
 
     def column(head: str, cells: list[str], keep: int = 0) -> Column:
@@ -313,34 +319,34 @@ def _group(
         slowest: How many readers have a row where they have one in common; None = all have one.
     """
 
-    def row(one: Mapping[str, Any], group: str) -> Row:
+    def row(reader: Mapping[str, Any], group: str) -> Row:
         return Row(
             group,
-            f"{one.get('rank', 0)}/{one.get('world_size', 1)}",
-            one,
-            samples.rate(job, one, "sent_tokens"),
-            samples.rate(job, one, "sent_batches"),
-            samples.rate(job, one, "sent_bytes"),
-            one.get("sent_batches", 0),
-            one.get("waiting_s", 0),
+            f"{reader.get('rank', 0)}/{reader.get('world_size', 1)}",
+            reader,
+            samples.rate(job, reader, "sent_tokens"),
+            samples.rate(job, reader, "sent_batches"),
+            samples.rate(job, reader, "sent_bytes"),
+            reader.get("sent_batches", 0),
+            reader.get("waiting_s", 0),
         )
 
     group = str(readers[0].get("group") or "(ephemeral)")
-    rows = [row(one, group) for one in readers]
+    rows = [row(reader, group) for reader in readers]
     if slowest is None or len(rows) <= slowest + 1:
         return rows
-    behind = sorted(rows, key=lambda one: (_step(one.reader), -one.waited_s))
+    behind = sorted(rows, key=lambda reader_row: (_step(reader_row.reader), -reader_row.waited_s))
     whole = Row(
         group,
         f"all {len(rows)}",
         behind[0].reader,
-        _sum(one.tokens for one in rows),
-        _sum(one.batches for one in rows),
-        _sum(one.nbytes for one in rows),
-        sum(one.sent for one in rows),
-        max(one.waited_s for one in rows),
+        _sum(reader_row.tokens for reader_row in rows),
+        _sum(reader_row.batches for reader_row in rows),
+        _sum(reader_row.nbytes for reader_row in rows),
+        sum(reader_row.sent for reader_row in rows),
+        max(reader_row.waited_s for reader_row in rows),
     )
-    return [whole, *(one._replace(group="  slowest") for one in behind[:slowest])]
+    return [whole, *(reader_row._replace(group="  slowest") for reader_row in behind[:slowest])]
 
 
 def _sum(rates: Iterable[float | None]) -> float | None:

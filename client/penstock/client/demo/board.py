@@ -1,4 +1,4 @@
-"""What is known about a run while it runs: one place, which the play writes and displays read."""
+"""What is known about a run while it runs, which the play writes and displays read."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ class Board:
 
     @property
     def efficiency(self) -> float | None:
-        """Tokens over all places in the rows, so far."""
-        places = self.tokens + self.padding
-        return self.tokens / places if places else None
+        """Tokens divided by tokens and padding, so far."""
+        total = self.tokens + self.padding
+        return self.tokens / total if total else None
 
     @property
     def wanted(self) -> int:

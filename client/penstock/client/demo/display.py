@@ -40,7 +40,7 @@ def open_display(plain: bool) -> Display:
 
 
 class PlainDisplay:
-    """Lines for logs and pipes: what happens, and every two seconds how it goes."""
+    """Lines for files and pipes: what happens, and every two seconds how it goes."""
 
     def __init__(self) -> None:
         self._line_at = 0.0

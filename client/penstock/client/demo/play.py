@@ -60,7 +60,7 @@ class Play:
     Args:
         source: What is read.
         steps: How many steps the run has, at least 3.
-        folder: Where records, logs and the store of this run go.
+        folder: Where records, output and the store of this run go.
         display: Where it is shown.
     """
 

@@ -59,14 +59,14 @@ class Child:
         lines: Literal["stdout", "stderr"] = "stdout",
     ) -> None:
         self.name, self.lines_path = name, folder / f"{name}.jsonl"
-        self.log_path = folder / f"{name}.log"
+        self.output_path = folder / f"{name}.log"
         self._events = events
-        with open(self.log_path, "ab") as log:
+        with open(self.output_path, "ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, *command],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE if lines == "stdout" else log,
-                stderr=subprocess.PIPE if lines == "stderr" else log,
+                stdout=subprocess.PIPE if lines == "stdout" else output,
+                stderr=subprocess.PIPE if lines == "stderr" else output,
                 start_new_session=True,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
@@ -80,7 +80,7 @@ class Child:
         return self.process.pid
 
     def tell(self) -> None:
-        """Send an empty line; a child that has gone meanwhile is no error here: its end is told."""
+        """Send an empty line; a child that has ended is not an error here: its end is reported."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(b"\n")
@@ -106,7 +106,7 @@ class Child:
 
     def last_words(self) -> str:
         """Return the last line that it said, for an error."""
-        for path in (self.log_path, self.lines_path):
+        for path in (self.output_path, self.lines_path):
             lines = path.read_text(errors="replace").split("\n") if path.exists() else []
             spoken = [line.strip() for line in lines if line.strip()]
             if spoken:

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from penstock.client.aside import tell
+from penstock.client.reading.agreement import check_batch, check_end, check_opened
 from penstock.client.reading.borrowing import Borrower
 from penstock.client.reading.buffers import Allocator, Lease
 from penstock.client.reading.slots import Delivery, Slots
 from penstock.client.run.session import Session
 from penstock.wire import LENT_BYTES, frame
-from penstock.wire.errors import BadFrame, JobChanged
+from penstock.wire.errors import BadFrame
 from penstock.wire.order import Order
 from penstock.wire.transport import ReadCall
 from penstock.wire.v1 import feed_pb2
@@ -28,7 +29,7 @@ CHECKED_SHARE = 8
 
 @dataclass
 class _Assembly:
-    """A batch whose chunks are arriving; `lease` is None where it is a copy of a known one."""
+    """A batch whose chunks are arriving; `lease` is None if it is a copy of a known batch."""
 
     header: feed_pb2.BatchHeader
     lease: Lease | None
@@ -142,37 +143,19 @@ class Stream:
         return reply.kind == "end"
 
     def _opened(self, message: feed_pb2.Opened) -> None:
-        session = self._session
-        if message.log_id != session.log_id:
-            raise JobChanged(
-                f"job {session.job!r} at {self._target} is another log than the one "
-                f"that was being read: {message.log_id.hex()[:12]}, not "
-                f"{session.log_id.hex()[:12]}; serve the job as it was, or start a new group",
-                log_id=message.log_id.hex(),
-                expected=session.log_id.hex(),
-            )
-        # Where the lanes of a finite log end is the server's to know.
-        is_finite = session.is_finite or message.HasField("batches")
-        self._order = None if is_finite else Order(max(1, message.lanes))
+        self._order = check_opened(message, self._session, self._target)
         self.has_opened, self.lends = True, message.lends
         self.waits_for = f"{self._target} has opened the stream and sent nothing yet"
 
     def _ended(self, message: feed_pb2.End) -> None:
-        session = self._session
-        is_unknown = session.is_finite and session.steps is None
-        if not is_unknown and message.steps != session.steps:
-            raise BadFrame(
-                f"{self._target} ends job {session.job!r} after {message.steps} "
-                f"steps, and described it as {_length(session.steps)}: nothing is left "
-                "out silently; check that both sides run the same version"
-            )
+        check_end(message, self._session, self._target)
         self.has_ended = True
         self._slots.end_at(message.steps * self._share.batches_per_step)
         if message.dropped_batches:
             tell(
                 logger.info,
                 "job %r: the last %d of %d batches fill no step and were left out (tail='drop')",
-                session.job,
+                self._session.job,
                 message.dropped_batches,
                 message.batches,
             )
@@ -205,30 +188,8 @@ class Stream:
     def _begin(self, header: feed_pb2.BatchHeader, lent: feed_pb2.Lent | None) -> _Assembly:
         frame.check_sealed(header)
         frame.check_header(header, max_body_bytes=self._max_body_bytes)
-        position = header.position
-        if header.log_id != self._session.log_id:
-            raise BadFrame(
-                f"the batch at position {position} is of log {header.log_id.hex()[:12]}, and the "
-                f"stream of {self._session.log_id.hex()[:12]}: the node mixed up two jobs",
-                position=position,
-            )
-        known = self._slots.has(position)
-        horizon = self.allowed
-        if not self._share.owns(position) or position >= horizon:
-            raise BadFrame(
-                f"position {position} was sent to rank {self._share.rank} of "
-                f"{self._share.world_size}, which did not ask for it (horizon {horizon}); check "
-                "that client and server are of the same version",
-                position=position,
-            )
-        address = (header.lane, header.offset)
-        if self._order is not None and self._order.address(position) != address:
-            raise BadFrame(
-                f"the batch at position {position} says that it is offset {header.offset} of lane "
-                f"{header.lane}, which is another position of {self._order.lanes} lanes; check "
-                "that client and server are of the same version",
-                position=position,
-            )
+        check_batch(header, self._session, self.allowed, self._order)
+        known = self._slots.has(header.position)
         if lent is not None:
             assembly = self._lent(header, lent, known)
         else:
@@ -290,10 +251,6 @@ def _describe_waiting(message: feed_pb2.Waiting) -> str:
         f"lane {message.lane}, offset {message.offset} is {message.stage} "
         f"for {message.since_s:.0f} s{item}"
     )
-
-
-def _length(steps: int | None) -> str:
-    return "endless" if steps is None else f"{steps} steps long"
 
 
 __all__ = ["Stream"]

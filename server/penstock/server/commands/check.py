@@ -175,11 +175,11 @@ def _counted(number: int, noun: str) -> str:
 
 def _rate(alone: float, together: Together, name: str) -> str:
     """Return a rate of one process, after that of as many as a node has at the same time."""
-    one = f"{alone:,.0f} by one worker"
+    single = f"{alone:,.0f} by one worker"
     if name not in together.per_second:
-        return one
+        return single
     many = f"{together.per_second[name]:,.0f} by {together.processes} workers at once"
-    return f"{many}, {one} alone"
+    return f"{many}, {single} alone"
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> Iterator[str]:

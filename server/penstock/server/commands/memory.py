@@ -48,7 +48,7 @@ PREFETCH = 4
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """What a node takes, in MiB, while it serves one job to readers that are at one place.
+    """What a node takes, in MiB, while it serves one job to readers that are near each other.
 
     Attributes:
         workers: How many workers it has.

@@ -29,8 +29,8 @@ class Progress:
     """A line on stderr while a command works, taken away at its end; nothing where output is piped.
 
     It is drawn where stdout and stderr are both terminals, so that neither a file nor a pager nor
-    a log of a build gets any of it. What is printed meanwhile, by a user's code too, appears above
-    it. A thread redraws it, so seconds pass even while one call takes long.
+    the output of a build gets any of it. What is printed meanwhile, by a user's code too, appears
+    above it. A thread redraws it, so seconds pass even while one call takes long.
 
     Use it as a context manager; `say` is what measuring code is given.
     """

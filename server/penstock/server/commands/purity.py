@@ -103,8 +103,8 @@ def other_surroundings() -> list[Surroundings]:
 def all_at_once() -> Surroundings:
     """Return a process in which everything differs."""
     variables: dict[str, str] = {}
-    for one in other_surroundings():
-        variables |= one.variables
+    for changed in other_surroundings():
+        variables |= changed.variables
     return Surroundings("other surroundings", variables, folder=True)
 
 

@@ -85,22 +85,22 @@ def show(
     if as_json and as_text:
         raise click.UsageError("give --json or --text, not both")
     config = load(file, overrides={"store": store})
-    one = config.job(job)
-    size = batches_per_step or one.batches_per_step or world_size
+    built = config.job(job)
+    size = batches_per_step or built.batches_per_step or world_size
     share = Share(size, rank, world_size)
     positions = (
         range(position, position + 1) if position is not None else share.positions(step or 0)
     )
-    decode = decoder(one) if as_text else None
+    decode = decoder(built) if as_text else None
     recorded = Recorded(config.server.store, config.base)
     for computed in computed_batches(
-        one, positions, size, by_step=step is not None, recorded=recorded
+        built, positions, size, by_step=step is not None, recorded=recorded
     ):
         if as_json:
             click.echo(json.dumps(_record(computed, size)))
         else:
             say(_readable(computed, size, decode, as_text))
-    if warning := version_warning(config.server.store, config.base, one):
+    if warning := version_warning(config.server.store, config.base, built):
         say(f"penstockd: {warning}", error=True)
 
 

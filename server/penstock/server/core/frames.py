@@ -11,7 +11,7 @@ from penstock.wire.errors import clean_text
 
 MAX_TEXT, MAX_FRAMES_TEXT = 2000, 12000
 """Characters of an error's own words, and of the frames above it: a library may put a whole file
-into its message, and every text is copied to the server process, its log and each reader."""
+into its message, and every text is copied to the server process, its output and each reader."""
 
 _OWN = (str(Path(__file__).resolve().parent.parent), "<frozen importlib")
 _LIBRARIES = tuple(
@@ -64,7 +64,7 @@ def _without_libraries(frames: traceback.StackSummary) -> list[str]:
     return lines
 
 
-def user_place(error: BaseException) -> str:
+def user_line(error: BaseException) -> str:
     """Return `file:line` of the user's innermost frame, or an empty string where there is none."""
     own = [
         frame
@@ -97,4 +97,4 @@ def _type_name(error: BaseException) -> str:
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
 
 
-__all__ = ["MAX_TEXT", "error_line", "error_text", "user_place", "user_traceback"]
+__all__ = ["MAX_TEXT", "error_line", "error_text", "user_line", "user_traceback"]

@@ -142,11 +142,11 @@ def drawn_since(key: int) -> bool:
 
 def _drawn_states() -> tuple[Any, ...]:
     """Return the states of the global generators in a form that can be compared."""
-    _, words, place, has_gauss, gauss = np.random.get_state(legacy=True)
+    _, words, position, has_gauss, gauss = np.random.get_state(legacy=True)
     torch = _torch()
     return (
         random.getstate(),
-        (np.asarray(words).tobytes(), place, has_gauss, gauss),
+        (np.asarray(words).tobytes(), position, has_gauss, gauss),
         torch.get_rng_state().numpy().tobytes() if torch is not None else b"",
     )
 

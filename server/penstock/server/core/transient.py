@@ -76,7 +76,7 @@ def is_transient(error: BaseException, *, reading: bool = False) -> bool:
     """
     if isinstance(error, PenstockError):
         return isinstance(error, SourceUnavailable)
-    return any(_is_transient(one, reading) for one in _chain(error))
+    return any(_is_transient(link, reading) for link in _chain(error))
 
 
 def _is_transient(error: BaseException, reading: bool) -> bool:
@@ -103,9 +103,9 @@ def _is_of(cls: type, packages: tuple[str, ...]) -> bool:
 
 
 def _says(error: BaseException) -> bool:
-    text = " ".join(one[:1000] for one in error.args if isinstance(one, str))
+    text = " ".join(argument[:1000] for argument in error.args if isinstance(argument, str))
     return any(
-        isinstance(error, cls) and any(one in text for one in texts)
+        isinstance(error, cls) and any(name in text for name in texts)
         for cls, texts in _TRANSIENT_TEXTS.items()
     )
 
@@ -125,17 +125,17 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     waiting = [error]
     while waiting and len(seen) < _MAX_CHAIN:
-        one = waiting.pop()
-        if id(one) in seen:
+        link = waiting.pop()
+        if id(link) in seen:
             continue
-        seen.add(id(one))
-        yield one
-        if isinstance(one, BaseExceptionGroup):
-            waiting += one.exceptions
-        if one.__cause__ is not None:
-            waiting.append(one.__cause__)
-        elif one.__context__ is not None and not one.__suppress_context__:
-            waiting.append(one.__context__)
+        seen.add(id(link))
+        yield link
+        if isinstance(link, BaseExceptionGroup):
+            waiting += link.exceptions
+        if link.__cause__ is not None:
+            waiting.append(link.__cause__)
+        elif link.__context__ is not None and not link.__suppress_context__:
+            waiting.append(link.__context__)
 
 
 __all__ = ["is_transient"]

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.server.core.nearest import hint
 from penstock.server.job import DEFAULT_LANES
-from penstock.server.jobs.place import Place
+from penstock.server.jobs.location import Location
 from penstock.server.jobs.registry import KINDS, build
 from penstock.server.jobs.validate import shown
 from penstock.server.roles.base import IndexedSource, RawItem
@@ -132,7 +132,9 @@ def guess(
     base = Path(os.path.abspath(base))
     notes: list[str] = []
     spec, folders = _source(paths, base, notes)
-    source: IndexedSource = build(KINDS["source"], spec, Place(" ".join(paths), base, ("source",)))
+    source: IndexedSource = build(
+        KINDS["source"], spec, Location(" ".join(paths), base, ("source",))
+    )
     try:
         count = len(source)
         looked = source.fetch(range(min(LOOKED_AT, count)))
@@ -288,7 +290,7 @@ def _columns(found: Guess, looked: Sequence[RawItem], asked: str | None) -> None
     """Find out which column to read, or what the one that was asked for holds.
 
     Raises:
-        InvalidRequest: There is no such column, or it holds what no role turns into tokens.
+        InvalidRequest: There is no such column, or it holds values that no role turns into tokens.
     """
     if not looked or not all(isinstance(item, Mapping) for item in looked):
         if asked is not None:
@@ -326,7 +328,7 @@ def _holds_ids(looked: Sequence[RawItem], name: str) -> bool:
     if name != _IDS:
         return False
     values = [np.asarray(item[name]) for item in looked if item.get(name) is not None]
-    return bool(values) and all(one.ndim == 1 and one.dtype.kind in "iu" for one in values)
+    return bool(values) and all(array.ndim == 1 and array.dtype.kind in "iu" for array in values)
 
 
 def _holds_chats(looked: Sequence[RawItem], name: str) -> bool:
@@ -378,8 +380,8 @@ def _find_tokenizer(given: str | None, folders: Sequence[Path], base: Path) -> P
                 f"there is no tokenizer {given!r}: give a tokenizer.json, or the folder that has it"
             )
         return path
-    places = [*folders, *(folder.parent for folder in folders), base]
-    return next((place / _TOKENIZER for place in places if (place / _TOKENIZER).is_file()), None)
+    near = [*folders, *(folder.parent for folder in folders), base]
+    return next((folder / _TOKENIZER for folder in near if (folder / _TOKENIZER).is_file()), None)
 
 
 def _take_tokenizer(found: Guess, path: Path, base: Path, *, asked: bool) -> None:
@@ -387,7 +389,7 @@ def _take_tokenizer(found: Guess, path: Path, base: Path, *, asked: bool) -> Non
 
     Raises:
         InvalidRequest: It was asked for, and has no chat template for conversations.
-        InvalidJob: It is no tokenizer.
+        InvalidJob: It is not a tokenizer.
     """
     if found.chat_column is None:
         found.tokenizer, found.end_token = _named(path, base), _end_token(path)
@@ -417,7 +419,7 @@ def has_chat_template(folder: Path) -> bool:
 def _end_token(path: Path) -> str | None:
     """Return the vocabulary's token after a document; what is not a tokenizer is refused."""
     probe = {"type": "tokenize", "tokenizer": str(path)}
-    build(KINDS["processor"], probe, Place(str(path), path.parent, ("processor",)))
+    build(KINDS["processor"], probe, Location(str(path), path.parent, ("processor",)))
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(path))

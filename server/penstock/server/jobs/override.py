@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.server.core.nearest import hint
-from penstock.server.jobs.place import Place
+from penstock.server.jobs.location import Location
 from penstock.server.jobs.settings import ServerSettings
 from penstock.server.jobs.validate import validate
 from penstock.wire.errors import InvalidJob, InvalidRequest
@@ -63,11 +63,13 @@ def override(
     for labels, values in layers:
         for name, value in values.items():
             try:
-                one = validate(ServerSettings, {name: value}, Place("", Path()), strict=False)
+                checked = validate(
+                    ServerSettings, {name: value}, Location("", Path()), strict=False
+                )
             except InvalidJob as error:
                 sentence = error.message.removeprefix(": ").replace(name, labels.get(name, name), 1)
                 raise InvalidRequest(sentence, field=labels.get(name, name), value=value) from None
-            settings = settings.model_copy(update={name: getattr(one, name)})
+            settings = settings.model_copy(update={name: getattr(checked, name)})
     return settings
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from penstock.server.core.nearest import hint
-from penstock.server.jobs.place import KeyPath, Place
+from penstock.server.jobs.location import KeyPath, Location
 from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -28,13 +28,13 @@ def _is_constant(value: Any) -> bool:
     return value is None or isinstance(value, bool)
 
 
-def validate(model: type[Model], data: Any, place: Place, *, strict: bool = True) -> Model:
+def validate(model: type[Model], data: Any, location: Location, *, strict: bool = True) -> Model:
     """Return `data` as a model.
 
     Args:
         model: What it should be.
         data: What the file holds.
-        place: Where it stands.
+        location: Where it stands.
         strict: Refuse `"7"` where 7 belongs; False for environment variables, which are all text.
 
     Raises:
@@ -45,7 +45,7 @@ def validate(model: type[Model], data: Any, place: Place, *, strict: bool = True
         return model.model_validate(data, strict=strict)
     except ValidationError as error:
         found = [
-            _complaint(model, data, item["loc"], item["type"], place) for item in error.errors()
+            _complaint(model, data, item["loc"], item["type"], location) for item in error.errors()
         ]
     line_of = [(at.line or 0, order) for order, (at, _) in enumerate(found)]
     at, sentence = found[min(line_of)[1]]
@@ -53,12 +53,12 @@ def validate(model: type[Model], data: Any, place: Place, *, strict: bool = True
 
 
 def _complaint(
-    model: type[BaseModel], data: Any, loc: KeyPath, kind: str, place: Place
-) -> tuple[Place, str]:
+    model: type[BaseModel], data: Any, loc: KeyPath, kind: str, location: Location
+) -> tuple[Location, str]:
     keys, field, section, value = _descend(model, data, loc)
-    at = place.at(*keys)
+    at = location.at(*keys)
     if kind == "extra_forbidden" and section is not None:
-        above = place.at(*keys[:-1]).key
+        above = location.at(*keys[:-1]).key
         known = list(section.model_fields)
         return at, f"{at.key} is not a key of {_noun(section, above)}: {hint(str(keys[-1]), known)}"
     expects = "a job: {source: ..., ...}" if section is JobSettings else _expects(field)

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.server.job import Job
-from penstock.server.node.arena import Span
 from penstock.server.node.asks import Asks
 from penstock.server.node.entry import Entry, Key, State
 from penstock.server.node.homes import Homes
 from penstock.server.node.made import MadeOffsets
 from penstock.server.node.reader import Reader
+from penstock.server.node.spans import Span
 from penstock.wire.errors import PenstockError
 from penstock.wire.numbering import two_ends
 from penstock.wire.order import Cut, Share

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.wire.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.server.node.arena import Span
     from penstock.server.node.reader import Reader
+    from penstock.server.node.spans import Span
 
 
 class State(Enum):
@@ -42,7 +42,8 @@ class Entry:
         pins: Streams that are writing it to the network right now, and loans of it.
         span: Its body, in shared memory; None = it has none, or gave its memory back.
         nbytes: The lengths of its header and its body.
-        is_asked: No reader wants it. It is planned, as positions of others depend on its existing.
+        is_asked: No reader wants it; it is planned, as positions of others depend on its being
+            there.
         evicted: Nobody takes it any more; its memory goes with its last pin.
         gone: Called when an evicted entry has given its memory back.
     """

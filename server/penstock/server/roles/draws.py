@@ -46,7 +46,7 @@ class LaneDraws(ABC):
 
     @abstractmethod
     def state(self) -> Any:
-        """Return a small JSON-able state: the same wherever this place was reached from."""
+        """Return a small JSON-able state: the same wherever this draw was reached from."""
 
     @abstractmethod
     def restore(self, state: Any) -> None:

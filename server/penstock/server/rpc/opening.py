@@ -236,6 +236,12 @@ def ended(tail: Tail) -> feed_pb2.ReadReply:
     )
 
 
+def draining() -> feed_pb2.ReadReply:
+    """Return the message that sends a consumer away, as the node shuts down."""
+    text = "this node is shutting down; read on from another, or from this one when it is back"
+    return feed_pb2.ReadReply(draining=feed_pb2.Draining(detail=text))
+
+
 def parse_open(data: bytes) -> feed_pb2.Open:
     """Return the first message of a consumer.
 
@@ -276,6 +282,7 @@ __all__ = [
     "OpenedRead",
     "check_protocol",
     "describe",
+    "draining",
     "ended",
     "open_read",
     "opened",

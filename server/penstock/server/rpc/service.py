@@ -25,13 +25,14 @@ from penstock.server.core.frames import error_line
 from penstock.server.metrics import Metrics
 from penstock.server.node.node import Node
 from penstock.server.rpc.address import check_free, in_use
+from penstock.server.rpc.call import Call, HungUp
 from penstock.server.rpc.cursors import Cursors
 from penstock.server.rpc.ending import ending
 from penstock.server.rpc.lending import Lending
 from penstock.server.rpc.opening import (
     describe,
 )
-from penstock.server.rpc.read import Call, HungUp, Reads
+from penstock.server.rpc.reads import Reads
 from penstock.server.rpc.status import status
 from penstock.server.rpc.streams import Streams
 from penstock.server.store.base import Store

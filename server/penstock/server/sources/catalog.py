@@ -268,7 +268,7 @@ def _make_room(folder: Path) -> None:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):  # another node moves or removes it
                 found.append((entry.stat(), entry.path))
-    found.sort(key=lambda one: one[0].st_mtime, reverse=True)
+    found.sort(key=lambda entry: entry[0].st_mtime, reverse=True)
     total = 0
     for stat, path in found:
         total += stat.st_size
@@ -316,6 +316,11 @@ def keep_in(setting: str, base: Path) -> None:
 def cache_folder() -> Path | None:
     """Return the folder of the catalogs; None = nothing is kept."""
     return _kept[0] if _kept else _folder(os.environ.get(VARIABLE, AUTO), Path.cwd())
+
+
+def cache_variable() -> dict[str, str]:
+    """Return the environment variable by which processes that this one starts keep them there."""
+    return {VARIABLE: str(cache_folder() or OFF)}
 
 
 def _folder(setting: str, base: Path) -> Path | None:
@@ -382,6 +387,7 @@ __all__ = [
     "Catalog",
     "Stamp",
     "cache_folder",
+    "cache_variable",
     "catalog_key",
     "keep_in",
     "local_stamp",

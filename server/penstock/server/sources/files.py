@@ -76,7 +76,7 @@ class FileSet:
             )
         self.fs: Any = None
         self._key, self._suffix = key, suffix
-        places: list[tuple[str, str]] = []
+        located: list[tuple[str, str]] = []
         for pattern in given:
             fs, path = self._filesystem(pattern, storage_options or {})
             if self.fs is not None and type(fs) is not type(self.fs):
@@ -86,14 +86,14 @@ class FileSet:
                     key=key,
                 )
             self.fs = fs
-            places.append((pattern, path))
+            located.append((pattern, path))
         self._seen: dict[str, Stamp] = {}  # by path, how a file looked
-        paths = [path for _, path in places]
+        paths = [path for _, path in located]
         self.catalog = open_catalog(
             catalog_key(type(self.fs).__name__, paths, suffix, storage_options)
         )
         if self.catalog.listing is None:
-            self.files = self._list(places)
+            self.files = self._list(located)
         else:
             self.files = [self._listed(name, path) for name, path in self.catalog.listing]
 
@@ -102,10 +102,10 @@ class FileSet:
         stamp = self._seen[path] = self.catalog.stamp(path)
         return DataFile(name, path, stamp.size)
 
-    def _list(self, places: Sequence[tuple[str, str]]) -> list[DataFile]:
+    def _list(self, located: Sequence[tuple[str, str]]) -> list[DataFile]:
         found: dict[str, dict[str, Any]] = {}
         roots: list[str] = []
-        for pattern, path in places:
+        for pattern, path in located:
             try:
                 root, matches = self._match(path)
             except FileNotFoundError:

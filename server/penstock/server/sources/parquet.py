@@ -69,11 +69,13 @@ class ParquetSource(IndexedSource):
 
     Args:
         files: Paths, globs, folders or URLs (`s3://...`, `memory://...`); one or a list.
-        columns: Which columns to read, in this order; None = all.
-        cache_bytes: Bound of the decoded row groups in memory of one worker; with less than its
-            reading groups draw from, row groups are read again and again. Decides no bytes of a
-            batch. None = what is needed.
-        storage_options: For the fsspec filesystem: endpoint, credentials; decides no bytes.
+        columns: Which columns to read, in this order; None = all. Fewer are read faster and take
+            less memory.
+        cache_bytes: The most bytes of decoded row groups that one worker keeps. None = as many as
+            its reading groups draw from. A smaller bound saves memory, and row groups are then read
+            and decoded again and again. It changes no batch.
+        storage_options: Options of the fsspec filesystem, such as endpoint and credentials. They
+            change no batch.
 
     Raises:
         InvalidJob: No file matches, a file is no Parquet file, a column is missing, no rows.
@@ -127,7 +129,7 @@ class ParquetSource(IndexedSource):
         self._heads: BlockCache[ArrowRows] = BlockCache(HEAD_BYTES)
         self._head_columns: list[str] = []
         self._read_bytes = 0
-        # Of its own: who asks what was read must not wait for what is being read.
+        # A lock of its own: asking what was read must not wait for what is being read.
         self._counting = threading.Lock()
 
     def __len__(self) -> int:
@@ -192,15 +194,15 @@ class ParquetSource(IndexedSource):
         """Return the rows at `indices`, from blocks that `rows_of(block, an index)` gives."""
         check_indices(indices, len(self))
         wanted: dict[int, list[int]] = {}
-        for place, index in enumerate(indices):
-            wanted.setdefault(bisect_right(self._starts, index) - 1, []).append(place)
+        for number, index in enumerate(indices):
+            wanted.setdefault(bisect_right(self._starts, index) - 1, []).append(number)
         items: list[Any] = [None] * len(indices)
         for block in sorted(wanted):
-            places, start = wanted[block], self._starts[block]
-            rows = rows_of(block, indices[places[0]])
-            found = rows.items([indices[place] - start for place in places])
-            for place, item in zip(places, found, strict=True):
-                items[place] = item
+            numbers, start = wanted[block], self._starts[block]
+            rows = rows_of(block, indices[numbers[0]])
+            found = rows.items([indices[number] - start for number in numbers])
+            for number, item in zip(numbers, found, strict=True):
+                items[number] = item
         return items
 
     def columns_of_items(self) -> dict[str, str]:
@@ -274,7 +276,7 @@ class ParquetSource(IndexedSource):
         return count
 
     def close(self) -> None:
-        """Close all files and let go of decoded row groups."""
+        """Close all files and release decoded row groups."""
         with self._lock:
             self._cache.clear()
             self._heads.clear()
@@ -412,12 +414,12 @@ class ParquetSource(IndexedSource):
                 except Exception as its:
                     said, which = error_line(its), f", column {column!r},"
                     break
-            place = f"row group {group}{which}"
+            what = f"row group {group}{which}"
             self._damaged[block] = BadItem(
-                f"{file.path}: {place} was read whole and cannot be decoded, it is damaged: {said}",
+                f"{file.path}: {what} was read whole and cannot be decoded, it is damaged: {said}",
                 path=file.path,
                 row_group=group,
-                reason=f"{file.name}: {place} is damaged: {said}",
+                reason=f"{file.name}: {what} is damaged: {said}",
             )
             raise self._damaged[block] from error
 
@@ -491,17 +493,17 @@ class ParquetSource(IndexedSource):
     def _stored_bytes(self) -> NDArray[np.int64]:
         """Return the compressed bytes of each block's columns: int64 (blocks, columns)."""
         found = np.empty((len(self._groups), len(self.columns)), np.int64)
-        places: dict[int, list[int]] = {}  # by schema, where the columns stand in its files
+        columns: dict[int, list[int]] = {}  # by schema, where the columns stand in its files
         numbers: list[list[int]] = []
         at = -1
         for block, (number, group) in enumerate(self._groups):
             schema = self._footers[number].schema
             if number != at:
                 at, numbers = number, self._set.known(self._set.files[number], self._fact)[2]
-            if id(schema) not in places:
+            if id(schema) not in columns:
                 names = self._read_columns(schema.columns)
-                places[id(schema)] = [names.index(name) for name in self.columns]
-            found[block] = [numbers[group][place] for place in places[id(schema)]]
+                columns[id(schema)] = [names.index(name) for name in self.columns]
+            found[block] = [numbers[group][column] for column in columns[id(schema)]]
         return found
 
     def _decoded_bytes(self) -> list[int]:

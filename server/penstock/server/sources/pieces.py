@@ -1,4 +1,4 @@
-"""Parts of a file in memory, at their places: what decodes them cannot meet a failing disk."""
+"""Parts of a file in memory, at their offsets: what decodes them cannot meet a failing disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Pieces:
         self._pieces: list[tuple[int, bytes]] = []
 
     def add(self, start: int, data: bytes) -> None:
-        """Put bytes at their place in the file."""
+        """Put bytes where they are in the file."""
         self._pieces.append((start, data))
 
     def reader(self) -> Any:
@@ -48,12 +48,12 @@ class _Reader:
         self._pieces, self._at = pieces, 0
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a place."""
+        """Go to an offset in the file."""
         self._at = (0, self._at, self._pieces.size)[whence] + offset
         return self._at
 
     def tell(self) -> int:
-        """Return the place."""
+        """Return the offset in the file."""
         return self._at
 
     def read(self, count: int = -1) -> bytes:

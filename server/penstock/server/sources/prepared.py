@@ -55,12 +55,12 @@ def hash_files(paths: Sequence[Path], catalog: Catalog) -> list[HashedFile]:
     def hashed(path: Path) -> HashedFile:
         try:
             found = os.stat(path)
-            seen, place = local_stamp(found), os.path.abspath(path)
-            digest = catalog.find(place, seen, "content")
+            seen, absolute = local_stamp(found), os.path.abspath(path)
+            digest = catalog.find(absolute, seen, "content")
             if digest is None:
                 digest = _digest(path, seen.size)
                 if local_stamp(os.stat(path)).whole == seen.whole:
-                    catalog.note(place, seen, "content", digest)
+                    catalog.note(absolute, seen, "content", digest)
         except OSError as error:
             raise SourceUnavailable(
                 f"{path} cannot be read at the moment: {error}", item=path.name
@@ -136,7 +136,7 @@ def _root(datasets: Any) -> Path:
 def _key(datasets: Any, builder: Any, files: Mapping[str, Sequence[HashedFile]]) -> str:
     """Return what decides the prepared rows, and the paths in them, as 32 hex digits.
 
-    Places are part of it, unlike of the log id: prepared rows of images and archives name them.
+    Paths are part of it, unlike of the log id: prepared rows of images and archives name them.
     """
     config = {name: value for name, value in vars(builder.config).items() if name != "data_files"}
     decides = (

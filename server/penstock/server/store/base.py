@@ -25,11 +25,13 @@ class JobRecord:
         name: Its name in the job file.
         log_id: 32 bytes.
         plan: The canonical plan, JSON-able: what the log id is the hash of.
+        definition: What it is built from, see `penstock.server.jobs.definition`; empty = not known.
     """
 
     name: str
     log_id: bytes
     plan: Any
+    definition: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,7 @@ class Store(ABC):
 
     @property
     @abstractmethod
-    def place(self) -> str:
+    def where(self) -> str:
         """Return where it is, for people: an absolute path, or an address without passwords."""
 
     @property
@@ -267,13 +269,21 @@ class Store(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Finish what runs and let go; idempotent."""
+        """Finish running calls and close; idempotent."""
 
     # --- jobs and groups ---
 
     @abstractmethod
     async def register_job(self, job: JobRecord) -> None:
-        """Remember a job's plan under (name, log id); a name may have had other logs before."""
+        """Remember a job's plan under (name, log id); a name may have had other logs before.
+
+        Its definition, where there is one, is kept under the log id, in place of an older one: the
+        same log may be read from another path.
+        """
+
+    @abstractmethod
+    async def definition(self, log_id: bytes) -> bytes | None:
+        """Return what the job of a log is built from; None = it is not known."""
 
     @abstractmethod
     async def begin(self, request: BeginRequest) -> Begun:
@@ -342,7 +352,7 @@ class Store(ABC):
     async def restore(self, job: str, group: str, name: str, request_id: str, owner: str) -> Moved:
         """Go to a checkpoint: a new generation, in the same transaction.
 
-        It has no rows, and a token that no rank can present: whoever read before is fenced. A
+        It has no rows, and a token that no rank can present: all readers so far are fenced. A
         repeated `request_id` gets the first answer and moves nothing; an empty one always moves.
 
         Raises:
@@ -422,7 +432,7 @@ class Store(ABC):
     ) -> SnapshotRecord | None:
         """Return the intact snapshot with the highest offset that is at most `offset`, or None.
 
-        One whose bytes are not those that were put is dropped, with a warning in the log.
+        One whose bytes are not those that were put is dropped, and a warning is logged.
         """
 
     @abstractmethod
@@ -435,7 +445,7 @@ class Store(ABC):
     async def add_verdict(
         self, log_id: bytes, verdict: Verdict, seen: Seen, limit: int | None = None
     ) -> Verdict:
-        """Insert a verdict if none holds for its item at its place; return the one that does.
+        """Insert a verdict if none holds for its item at its stage; return the one that does.
 
         In one transaction with the look at what groups were given: rows above the start of their
         generation, checkpoints of groups that have committed, snapshots of the verdict's lane.
@@ -500,7 +510,7 @@ class Store(ABC):
     async def add_halt(self, log_id: bytes, halt: Halt) -> Halt:
         """Record that a lane has stopped at a node; return it with its number.
 
-        It stops no lane elsewhere by itself: whoever reads the same log may be told, see `news`.
+        It stops no lane elsewhere by itself: nodes that read the same log can be told, see `news`.
         """
 
     @abstractmethod

@@ -188,7 +188,7 @@ class MemoryStore(RuledStore):
         return self.memory.uuid
 
     @property
-    def place(self) -> str:  # noqa: D102
+    def where(self) -> str:  # noqa: D102
         return "memory"
 
     @property

@@ -38,7 +38,7 @@ _VERDICTS_3 = {
 
 
 def _number_verdicts(connection: sqlite3.Connection) -> None:
-    """Format 3: numbers and places. Each holds for its item and epoch everywhere, as it did."""
+    """Format 3: numbers and offsets. Each holds for its item and epoch everywhere, as it did."""
     old = connection.execute(
         "SELECT log_id, stage, source, item, epoch, content_hash, reason FROM verdicts "
         "ORDER BY log_id, source, item, epoch, stage"
@@ -48,8 +48,8 @@ def _number_verdicts(connection: sqlite3.Connection) -> None:
     numbers: dict[bytes, int] = {}
     for log_id, stage, source, item, epoch, content_hash, reason in old:
         numbers[log_id] = numbers.get(log_id, 0) + 1
-        place = (0, 0, 0, 0, -1)  # every_epoch, lane, offset, above, released
-        row = (log_id, numbers[log_id], stage, source, item, epoch, *place, content_hash, reason)
+        since = (0, 0, 0, 0, -1)  # every_epoch, lane, offset, above, released
+        row = (log_id, numbers[log_id], stage, source, item, epoch, *since, content_hash, reason)
         insert(connection, "verdicts", *row)
 
 
@@ -81,12 +81,19 @@ def _number_changes(connection: sqlite3.Connection) -> None:
     connection.execute(sealed_table("halts", "log_id, change", halts))
 
 
+def _keep_definitions(connection: sqlite3.Connection) -> None:
+    """Format 6: what the job of a log is built from."""
+    kinds = {"log_id": "BLOB", "definition": "BLOB"}
+    connection.execute(sealed_table("definitions", "log_id", kinds))
+
+
 STEPS: dict[int, Callable[[sqlite3.Connection], None]] = {
     # format: what makes the next one of it
     1: _record_libraries,
     2: _number_verdicts,
     3: _remember_deleted,
     4: _number_changes,
+    5: _keep_definitions,
 }
 
 OLDEST = min(STEPS)

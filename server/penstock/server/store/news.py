@@ -84,16 +84,16 @@ class News:
                 self._listener.halted(log_id, halt)
         followed = dict(self._groups)
         found = await self._store.latest(list(followed)) if followed else []
-        for place, latest in zip(followed, found, strict=True):
-            if self._groups.get(place) != followed[place]:
+        for group, latest in zip(followed, found, strict=True):
+            if self._groups.get(group) != followed[group]:
                 continue  # it was left, or followed anew, while the store was asked
             if latest is None:
-                del self._groups[place]
-            elif latest.generation != followed[place]:
-                self._groups[place] = latest.generation
+                del self._groups[group]
+            elif latest.generation != followed[group]:
+                self._groups[group] = latest.generation
             else:
                 continue
-            self._listener.moved_on(*place, latest)
+            self._listener.moved_on(*group, latest)
 
     def start(self) -> None:
         """Look at intervals, until `close`."""

@@ -36,7 +36,7 @@ class SqliteStore(RuledStore):
         return self._database.path
 
     @property
-    def place(self) -> str:  # noqa: D102 - the contract says it
+    def where(self) -> str:  # noqa: D102 - the contract says it
         return str(self.path)
 
     @property

@@ -29,6 +29,7 @@ from penstock.server.store.rows import (
     BodyRow,
     CheckpointRow,
     CursorRow,
+    DefinitionRow,
     GenerationRow,
     GroupRow,
     HaltRow,
@@ -59,6 +60,13 @@ async def register_job(tables: Tables, job: JobRecord) -> None:
         known = await tables.all(JobRow, job.name)
         await tables.write(plans.register(job, known, tables.now()))
         await _forget_plans(tables, job.name)
+    await tables.write(plans.define(job, await tables.get(DefinitionRow, job.log_id)))
+
+
+async def definition(tables: Tables, log_id: bytes) -> bytes | None:
+    """Return what the job of a log is built from, as `Store.definition` says."""
+    row = await tables.get(DefinitionRow, log_id)
+    return None if row is None else row.definition
 
 
 async def _forget_plans(tables: Tables, name: str) -> None:
@@ -86,7 +94,7 @@ async def _known(tables: Tables, job: str, name: str) -> GroupRow:
     """Return a group.
 
     Raises:
-        InvalidRequest: The name is no text.
+        InvalidRequest: The name is not text.
         UnknownGroup: There is none; lists those there are.
     """
     check_text("job", job)
@@ -154,7 +162,7 @@ async def delete_group(
     standing, _ = await _standing(tables, group)
     record = await _record(tables, standing)
     logs = {row.log_id for row in await tables.all(TimelineRow, group.id)}
-    logs.update(one.log_id for one in record.checkpoints)
+    logs.update(checkpoint.log_id for checkpoint in record.checkpoints)
     await tables.write(groups.delete(standing, generation, await _deleted(tables)))
     for log_id in sorted(logs):
         await crowded.collect(tables, log_id)
@@ -549,6 +557,7 @@ __all__ = [
     "check_token",
     "checkpoint",
     "commit",
+    "definition",
     "delete_group",
     "drop_snapshot",
     "lane_ends",

@@ -27,11 +27,13 @@ class SequentialPackingBatcher(PackingBatcher):
     With `max_samples_per_batch` rows are finished by count, and sizes are not looked at.
 
     Args:
-        max_sequence_length: What a row stays *below* (`<`, strictly: as in the original).
+        max_sequence_length: The number of tokens that a row stays below: it has at least one less,
+            as in the original.
         max_samples_per_batch: How many samples a row has. Give this or `max_sequence_length`.
-        lookahead_limit: How many samples may be set aside before a row is finished; with 0 every
-            sample is a row of its own.
-        rows: How many rows a batch has, consecutive ones. The last batch of a lane may have fewer.
+        lookahead_limit: How many samples that do not fit may be set aside before a row is finished.
+            More leave less padding, and change the order of the draws more; with 0 every sample is
+            a row of its own.
+        rows: How many consecutive rows a batch has. The last batch of a lane may have fewer.
         length_key: The value of a sample whose length is its size.
 
     Raises:
@@ -69,7 +71,7 @@ class SequentialPackingBatcher(PackingBatcher):
         self.rows = check_whole("rows", rows, 1, "the rows of a batch")
         self._row: Row = []
         self._total = 0
-        # None stands where a sample was that no row can hold: it is gone, its place still counts.
+        # None is a sample that no row can hold: it is gone, and still counts towards the limit.
         self._skipped: list[SampleRef | None] = []
         self._finished: list[Row] = []
 

@@ -18,8 +18,8 @@ class SimpleBatcher(SampleBatcher):
 
     Args:
         batch_size: How many samples a batch has.
-        drop_last: Leave the samples out that do not fill a last batch; they are dropped as
-            `tail`. False makes a shorter last batch of them.
+        drop_last: Drop the samples of a last batch that is not full; they are counted as `tail`.
+            False makes a shorter last batch of them.
 
     Raises:
         InvalidJob: The batch size is below 1.

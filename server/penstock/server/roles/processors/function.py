@@ -28,8 +28,9 @@ class FunctionProcessor(FunctionRole, RawItemProcessor):
 
     Args:
         function: A callable, `package.module:name` or `/path/to/file.py:name`.
-        one_to_one: A promise that the function returns exactly one sample for every item, so that
-            batches can be planned without calling it.
+        one_to_one: A promise that the function returns exactly one sample for every item: batches
+            of `batch_size` are then planned without calling it, and every position is reached at
+            once.
 
     Raises:
         InvalidJob: `function` is neither text nor callable.

@@ -45,13 +45,14 @@ class TokenizeProcessor(RawItemProcessor):
 
     Args:
         tokenizer: Path of a `tokenizer.json`, as `tokenizers` and `transformers` save it. Its
-            bytes, not its place, are part of the job's identity.
+            bytes, not its path, are part of the job's identity.
         column: The column that holds the text; items that are plain strings need none.
-        append: A token of the vocabulary after every document, such as `<eos>`.
-        prepend: A token of the vocabulary before every document, such as `<bos>`.
-        max_length: Longer documents are cut on the right so that all ids, `append` and `prepend`
-            among them, are at most this many. None = never cut.
-        add_special_tokens: Let the tokenizer's own template add what it adds.
+        append: A token of the vocabulary that is put after every document, such as `<eos>`.
+        prepend: A token of the vocabulary that is put before every document, such as `<bos>`.
+        max_length: The most tokens of a document, `append` and `prepend` included; longer ones are
+            cut on the right, and what is cut is never trained on. None = never cut, and the batcher
+            decides about long ones.
+        add_special_tokens: Let the tokenizer add the special tokens of its own template.
 
     Raises:
         InvalidJob: A parameter has a value that cannot be.
@@ -148,7 +149,7 @@ class TokenizeProcessor(RawItemProcessor):
         return ["input_ids"] if self.keeps(TokenizeProcessor, "process") else None
 
     def process(self, raw: RawItem, context: ProcessContext) -> Sample | None:
-        """Return `{"input_ids": int32 (t,)}`, or None where there is no text.
+        """Return `{"input_ids": int32 (t,)}`, or None if there is no text.
 
         Raises:
             InvalidJob: The item has no such column, or the tokenizer is not fit (see `setup`).

@@ -76,7 +76,7 @@ def check_name(what: str, name: str, limit: int = MAX_NAME) -> None:
 
 
 def check_text(what: str, text: str, limit: int = MAX_NAME) -> None:
-    """Refuse a text that is too long, or holds what no terminal, log or metric should be given.
+    """Refuse a text that is too long, or holds what no terminal, message or metric should be given.
 
     Raises:
         InvalidRequest: With its start, and the first character that cannot be.
@@ -94,7 +94,7 @@ def check_text(what: str, text: str, limit: int = MAX_NAME) -> None:
 
 def printable(text: str, limit: int = MAX_NAME) -> str:
     """Return a text for people, such as an owner: cut, and `?` for what cannot be printed."""
-    return "".join(one if one.isprintable() else "?" for one in text[:limit])
+    return "".join(character if character.isprintable() else "?" for character in text[:limit])
 
 
 def clean(text: str) -> str:

@@ -1,7 +1,7 @@
 """Verdicts: made above what readers were given, or refused.
 
 A lane is a pure function of its log and its verdicts, so a verdict is a part of the log. What a
-reader was given must not depend on when it was made: it holds from a place on that nobody has seen.
+reader was given must not depend on when it was made: it holds from an offset that nobody has seen.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Run(NamedTuple):
 
     def gave(self, position: int) -> bool:
         """Tell whether the rank that reads a position has committed its step."""
-        step, place = divmod(position, self.batches_per_step)
-        return self.start_step <= step < self.rows.get(place % self.world_size, 0)
+        step, number = divmod(position, self.batches_per_step)
+        return self.start_step <= step < self.rows.get(number % self.world_size, 0)
 
     @property
     def end(self) -> int:
@@ -101,12 +101,12 @@ def runs(
         # Who resumes from a state was given what is below it, committed or not.
         Run(
             group.batches_per_step,
-            one.world_size,
-            0 if one.made_by == "state" else one.start_step,
-            by_generation[one.generation],
+            begun.world_size,
+            0 if begun.made_by == "state" else begun.start_step,
+            by_generation[begun.generation],
         )
-        for one in generations
-        if one.generation in by_generation
+        for begun in generations
+        if begun.generation in by_generation
     ]
 
 
@@ -114,7 +114,7 @@ def runs(
 
 
 def standing(verdict: Verdict, about: Iterable[VerdictRow]) -> Verdict | None:
-    """Return the verdict that holds already for the item at its place.
+    """Return the verdict that holds already for the item at its stage.
 
     Args:
         verdict: What is to be added.
@@ -142,7 +142,7 @@ def add(
 
     Args:
         log_id: The log.
-        verdict: None holds for its item at its place, see `standing`.
+        verdict: None holds for its item at its stage, see `standing`.
         seen: What was planned and given in the caller's process.
         given: What readers were given.
         out: The verdicts that are not released; looked at where there is a limit.
@@ -288,8 +288,8 @@ def _refuse_too_many(verdict: Verdict, out: Iterable[VerdictRow], limit: int) ->
         (row.stage, row.source, row.item, -1 if row.every_epoch else row.epoch) for row in out
     }
     source, index, epoch = verdict.item
-    place = verdict.stage, source, index, -1 if verdict.every_epoch else epoch
-    if len(counted) >= limit and place not in counted:
+    key = verdict.stage, source, index, -1 if verdict.every_epoch else epoch
+    if len(counted) >= limit and key not in counted:
         raise budget_spent(limit, verdict)
 
 
