@@ -338,8 +338,8 @@ class Loader:
         """Go to where `state_dict` was taken; with a group that is a new generation.
 
         Raises:
-            BadState: It is no state, of another job or step size, or from within a step at another
-                world size.
+            BadState: It is not a state, or is of another job or step size, or from within a step at
+                another world size.
             JobChanged: The job is another log now.
             OtherStore: It comes from another store than the server's, and start= names no step.
         """

@@ -16,7 +16,7 @@ from penstock.wire.transport import Transport
 MAX_BODY_BYTES = 4 << 30
 
 PREFETCH_BYTES = 512 << 20
-"""Four batches of 128 MB; who asks for thousands of small ones gets them up to here."""
+"""Four batches of 128 MB; a larger `prefetch` of small batches stays below this, too."""
 
 
 def _check_count(name: str, value: Any) -> None:

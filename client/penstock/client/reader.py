@@ -1,4 +1,4 @@
-"""What a Loader reads with: where it stands, where a pass begins and ends, what is given next."""
+"""What a Loader reads with: its position, where a pass begins and ends, and the next batch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Reader:
         self._decoder: Decoder | None = None
         self._waits = Waits()
         self._pool = BufferPool(options.prefetch + 2, options.limits.prefetch_bytes)
-        self._holds_ahead: str | None = None  # what to say of a framework that never marks
+        self._holds_ahead: str | None = None  # the warning about a framework that never marks
         # At interpreter exit `resources` closes what is open.
         self._finalizer = weakref.finalize(self, resources.close, waits=False)
         self._finalizer.atexit = False
@@ -63,7 +63,8 @@ class Reader:
         """Refuse to be used after `close`, and in another process.
 
         Raises:
-            ForkedLoader, InvalidRequest: As said.
+            ForkedLoader: This is another process.
+            InvalidRequest: It was closed.
         """
         self._resources.guard.check()
         if self._closed:
@@ -79,7 +80,7 @@ class Reader:
     # --- where it stands ---
 
     def started(self) -> Session:
-        """Return the session; settle rank, step size and position if that is still to be done.
+        """Return the session; find out rank, step size and position first if necessary.
 
         Raises:
             NotStarted: start="state", and no state was loaded.
@@ -115,9 +116,9 @@ class Reader:
         return at.next if at.marked is None else share.nth_after(at.marked, 1)
 
     def restart(self, start: Start) -> None:
-        """Forget where reading stood: the next batch begins at `start`."""
+        """Forget the position: the next batch is that of `start`."""
         at = self.at
-        # A call that was broken off and is made again is the same move, to the same position.
+        # A call that was interrupted and is made again is the same move, to the same position.
         moves = at.moves + (at.session is not None or (at.is_opening and at.start != start))
         self.at = self._parted(at)._replace(
             start=start, moves=moves, session=None, is_opening=False
@@ -125,7 +126,7 @@ class Reader:
         self._resources.close_feeds()
 
     def go_back(self, before: Standing) -> None:
-        """Stand again where it stood before `restart`: the move was refused."""
+        """Return to the position before `restart`: the move was refused."""
         self.at = self._parted(before)
 
     def _parted(self, at: Standing) -> Standing:
@@ -145,7 +146,7 @@ class Reader:
     # --- a pass ---
 
     def begin_pass(self) -> None:
-        """Settle where a new iteration begins.
+        """Decide where a new iteration begins.
 
         Raises:
             InvalidRequest: A pass of `mode="eval"` would be endless.
@@ -160,7 +161,7 @@ class Reader:
                 )
             self._rewind()
         elif (counted := self.counted) != self.at.next:
-            # A framework has dropped what it held ahead, untrained: it is read again.
+            # A framework has dropped a batch that it fetched ahead: it is read again.
             at = self.at
             self.at = self._parted(at)._replace(next=counted, marked=at.marked)
             self._resources.close_feeds()
@@ -204,14 +205,14 @@ class Reader:
     def _feed(self) -> Feed:
         options = self._options
         if self._decoder is None:
-            # A mistake is told before anything is asked.
+            # A mistake is reported before the node is called.
             needs_torch(options.device, options.as_numpy)
         feed = self.at.feed
         if feed is None:
             feed = self._open_feed()
         if self._decoder is None:
-            # The first batches come while torch is imported. Aside, since an import that is broken
-            # off can leave locks behind, too.
+            # The first batches come while torch is imported. In `aside`, since an interrupted
+            # import can leave locks locked, too.
             feed.start()
             self._decoder = aside(lambda _: make_decoder(options.device, options.as_numpy))
         return feed
@@ -232,7 +233,7 @@ class Reader:
         )
         self._resources.feeds.add(feed)
         self.at = at._replace(feed=feed)
-        self._resources.close_feeds(but=feed)  # those of calls that were broken off
+        self._resources.close_feeds(but=feed)  # those of calls that were interrupted
         return feed
 
     def _take(self, position: int) -> Delivery | None:
@@ -377,7 +378,7 @@ class Reader:
     # --- looking ---
 
     def notice_ahead(self) -> None:
-        """Say once that a state counts a batch which a framework holds and has not trained on."""
+        """Warn once that a state counts a batch which a framework holds and has not trained on."""
         sentence = self._holds_ahead
         if sentence is not None and self.at.marked is None:
             self._holds_ahead = None

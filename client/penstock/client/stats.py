@@ -1,4 +1,4 @@
-"""What a Loader did, in numbers: the share of time that training waited for data above all."""
+"""What a Loader did, in numbers: above all the share of time that training waited for data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Tally(NamedTuple):
     Attributes:
         batches: How many batches were given.
         padding_batches: How many of them were padding.
-        skipped_batches: How many the training loop left untaken in steps.
+        skipped_batches: How many batches of steps the training loop did not take.
         bytes: The bytes of their bodies.
         tokens: The sum of their counts `tokens`.
         reconnects: How often a stream that is over now was opened again.

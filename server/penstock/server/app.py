@@ -67,7 +67,7 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
     async with contextlib.AsyncExitStack() as stack:
         users: TextIO | None = None
         if exit_when_unused is not None:
-            # Opened first, so closed last: whoever waits for this lock finds the store free.
+            # Opened first, so closed last: a process that waits for this lock finds the store free.
             users = stack.enter_context(open(exit_when_unused, "w"))  # noqa: ASYNC230, SIM115
         await store.open()
         stack.push_async_callback(ending.stage, "store", store.close)

@@ -310,7 +310,7 @@ class Job:
 
     @property
     def lane_ends(self) -> tuple[int, ...] | None:
-        """Return the counted batches of every lane; None where they were not counted."""
+        """Return the counted batches of every lane; None if they were not counted."""
         return self._lane_ends
 
     def set_lane_ends(self, ends: Sequence[int]) -> None:

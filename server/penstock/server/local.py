@@ -185,7 +185,7 @@ def pack_frame(kind: bytes, data: bytes = b"") -> bytes:
 
 
 def read_frame(file: BinaryIO) -> tuple[bytes, bytes] | None:
-    """Return the kind and the data of the next frame; None where the other side has gone."""
+    """Return the kind and the data of the next frame; None if the other side has gone."""
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size:
         return None

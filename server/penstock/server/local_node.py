@@ -82,7 +82,7 @@ class Turns:
         return future.result()
 
     def end(self) -> None:
-        """Let `run` return when what it is at is done."""
+        """Let `run` return when the current call is done."""
         self._ending = True
         self._asked.put(None)
 

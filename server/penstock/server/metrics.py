@@ -81,7 +81,8 @@ class Metrics(Observer):
         info = Info("penstock_build", "Versions of this node.", registry=registry)
         info.info({"version": version, "python": platform.python_version()})
         job = (JOB,)
-        # What every batch counts costs an addition: prometheus_client's own locks are dear there.
+        # What every batch counts costs an addition: prometheus_client's own locks cost too much
+        # there.
         self._batches = Tally(
             "penstock_batches_produced",
             "Batches made, those that were made again included.",
@@ -249,7 +250,7 @@ class Metrics(Observer):
         return reason
 
     def _of(self, metric: Any, *labels: str) -> Any:
-        """Return a metric's child, found by its labels once: for every batch that is dear.
+        """Return a metric's child, found by its labels once: for every batch that would be slow.
 
         Labels may be a user's words; one that is not Unicode would cost the whole scrape.
         """

@@ -1,12 +1,12 @@
 """`spawn:FILE?workers=16`: a node on a Unix socket, started by the first reader on this machine.
 
-All processes of a user that name the same file and settings share one node: whoever comes first
-starts it, under a lock. Every Loader holds a shared lock on the node's `users` file while it is
-open; the node ends when it gets that lock for itself: the kernel releases what a killed trainer
+All processes of a user that name the same file and settings share one node: the process that comes
+first starts it, under a lock. Every Loader holds a shared lock on the node's `users` file while it
+is open; the node ends when it gets that lock for itself: the kernel releases what a killed trainer
 held.
 
-A node that is killed is started again, on the same socket, by whoever has it open: each process
-watches it in a thread. Readers see an address that is away for a moment, and go on.
+A node that is killed is started again, on the same socket, by the processes that have it open: each
+process watches it in a thread. Readers see an address that is away for a moment, and go on.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def open_transport(rest: str) -> Endpoint:
     node = _Node(target, settings, base)
     address, users = node.address, open(node.users, "w")  # noqa: SIM115
     try:
-        # A node that is about to end holds this lock: whoever comes now waits until it is gone.
+        # A node that is about to end holds this lock: a process that comes now waits until it is
+        # gone.
         node.ensure(lambda: fcntl.flock(users, fcntl.LOCK_SH))
     except BaseException:
         users.close()
@@ -99,7 +100,7 @@ def open_transport(rest: str) -> Endpoint:
 
 
 _started: list[subprocess.Popen[bytes]] = []
-"""Nodes that this process has started: whoever starts a process must ask how it ended."""
+"""Nodes that this process has started: the process that starts another must ask how it ended."""
 
 
 def _leave_running() -> None:
@@ -119,7 +120,7 @@ class _Node:
         self._lock, self._output = base.with_suffix(".lock"), base.with_suffix(".log")
 
     def reap(self) -> None:
-        """Ask how it ended, if this process has started it: it has let go of all that it held."""
+        """Ask how it ended, if this process has started it: it has released all that it held."""
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_DEADLINE_S)
@@ -203,7 +204,7 @@ class _Watch:
 def _process_of(address: Path) -> int | None:
     """Return a file descriptor that is readable when the process that listens there has ended.
 
-    None where the system does not tell: no pidfd, or a process of another namespace.
+    None if the system does not tell: no pidfd, or a process of another namespace.
     """
     with socket.socket(socket.AF_UNIX) as probe:
         try:
@@ -277,7 +278,7 @@ def _not_started(target: str, why: str, output_path: Path) -> PenstockError:
 
 
 def _wait_for_end(address: Path, users: Path) -> None:
-    """Wait until the node has ended, so that its store is free for whoever comes next."""
+    """Wait until the node has ended, so that its store is free for the next one."""
     deadline = time.monotonic() + END_DEADLINE_S
     with open(users, "w") as file:
         # It takes the lock, then closes its port, and holds the lock until it is gone.

@@ -80,7 +80,7 @@ class Child:
         return self.process.pid
 
     def tell(self) -> None:
-        """Send an empty line; a child that has gone meanwhile is no error here: its end is told."""
+        """Send an empty line; a child that has ended is not an error here: its end is reported."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(b"\n")

@@ -72,7 +72,7 @@ def read(options: argparse.Namespace) -> int:
                 )
             if options.lockstep:
                 say("done", step=step.index)
-                if not sys.stdin.readline():  # whoever started this rank has gone
+                if not sys.stdin.readline():  # the process that started this rank has gone
                     return 1
             if options.group is not None:
                 say("finished", step=step.index, cursor=loader.commit())

@@ -122,7 +122,7 @@ def judge(folder: Path) -> Verdict:
         folder: The files of a run.
 
     Raises:
-        BadState: It is no folder of a run.
+        BadState: It is not the folder of a run.
     """
     plan = Plan.load(folder)
     verdict = Verdict(wanted=plan.until_step * plan.batches_per_step)

@@ -244,7 +244,7 @@ class Route:
         )
         self.has_ended = False
         self.stream = stream
-        self._slots.wake()  # who waits beyond the horizon may move it now
+        self._slots.wake()  # a consumer that waits beyond the horizon may move it now
         try:
             if not self._closed.is_set():
                 self._take_all(call, stream, may_borrow=may_borrow)

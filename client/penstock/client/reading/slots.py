@@ -38,7 +38,7 @@ class Slots:
     The consumer may be broken off between any two bytecodes, by a signal handler that raises: so it
     takes no lock. Batches lie in a dict by position, where they stay until the consumer says that
     it is past them; and what it does is right also when it is done twice. It is woken by a lock
-    that is a semaphore: whoever changes something lets it go, and the consumer looks again.
+    that is a semaphore: a thread that changes something releases it, and the consumer looks again.
 
     Args:
         job: The job's name, for messages.

@@ -29,7 +29,7 @@ CHECKED_SHARE = 8
 
 @dataclass
 class _Assembly:
-    """A batch whose chunks are arriving; `lease` is None where it is a copy of a known one."""
+    """A batch whose chunks are arriving; `lease` is None if it is a copy of a known batch."""
 
     header: feed_pb2.BatchHeader
     lease: Lease | None

@@ -73,7 +73,7 @@ def widen_labels(values: dict[str, Any], widen: Callable[[Any], Any]) -> dict[st
 def _widened(value: Any, widen: Callable[[Any], Any]) -> Any:
     if isinstance(value, list):
         return [_widened(inner, widen) for inner in value]
-    # "int32" of NumPy, "torch.int32" of torch; what is no tensor has no dtype.
+    # "int32" of NumPy, "torch.int32" of torch; what is not a tensor has no dtype.
     dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
     return widen(value) if dtype in NARROW else value
 

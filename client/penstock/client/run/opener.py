@@ -21,7 +21,7 @@ logger = logging.getLogger("penstock")
 
 
 class Opener:
-    """Settles, as late as possible and once, what a session needs.
+    """Finds out what a session needs, as late as possible and only once.
 
     Args:
         resources: Where the connection is kept.
@@ -38,7 +38,7 @@ class Opener:
 
     @property
     def world_rank(self) -> WorldRank:
-        """Which data-parallel rank this is; found and logged at the first look."""
+        """Which data-parallel rank this is; found and logged at first use."""
         if self._world_rank is None:
             self._world_rank = discover(self._options.ranks)
             log_world_rank(self._world_rank, self._options.job)
@@ -46,7 +46,7 @@ class Opener:
 
     @property
     def control(self) -> Control:
-        """The short calls; connects at the first look."""
+        """The short calls; connects at first use."""
         if self._control is None:
             transport = self._resources.connect(self._options.target)
             self._control = Control(
@@ -66,8 +66,8 @@ class Opener:
 
         Args:
             start: Where.
-            moves: How often this reader has gone elsewhere: each is an attempt of its own, which
-                all ranks name alike.
+            moves: How many times this reader was moved, by `seek` or a state: each move is an
+                attempt of its own, with the same name on all ranks.
 
         Raises:
             PenstockError: See `Control.describe` and `Control.begin`.
@@ -75,7 +75,7 @@ class Opener:
             PastEnd: The job ends before the step that is asked for.
         """
         world_rank, info, state, options = self.world_rank, self.info, start.state, self._options
-        # A state from seek names no step size: the group's stays.
+        # A state from `seek` has no step size: the group keeps its own.
         wanted = options.batches_per_step or (state.batches_per_step if state else 0) or None
         token, generation, store = "", 0, info.store
         if options.group is None:
@@ -84,13 +84,12 @@ class Opener:
         else:
             attempt = self._attempt_token(world_rank)
             begun = self._begin(options.group, moved(attempt, moves), wanted, start)
-            # A rank that was started again alone is told how often its attempt has moved.
+            # A rank that was restarted alone is told how many times its attempt has moved.
             token = begun.token
             moves = moves_between(attempt, token) or 0
             generation, step_size = int(begun.generation), int(begun.batches_per_step)
             store = begun.store
-            # A joining rank's row may be ahead of the state, but the trainer's checkpoint is the
-            # truth.
+            # A joining rank's row may be ahead of the state, but the trainer's checkpoint decides.
             first_step = state.step if state else int(begun.start_step)
         share = Share(step_size, world_rank.rank, world_rank.world_size)
         first = first_step * step_size + world_rank.rank
@@ -133,7 +132,7 @@ class Opener:
     def _begin(
         self, group: str, token: str, batches_per_step: int | None, start: Start
     ) -> cursors_pb2.BeginReply:
-        # Whoever names the step may load a state of another store.
+        # With an explicit step, a state of another store may be loaded.
         names_step = isinstance(self._options.start, int)
         begun = self.control.begin(
             group,
@@ -191,7 +190,7 @@ def resuming(job: str, group: str, begun: cursors_pb2.BeginReply, start: Start) 
         committed = f"committed {at} by generation {begun.committed_by}"
     if start.state is not None:
         return f"{who}: going to step {start.state.step:,} as told; {committed}; {attempt}"
-    # Every rank but the first joins, so to join tells nothing: at a fresh start all rows are 0.
+    # Every rank but the first joins, so joining means nothing: at a fresh start all rows are 0.
     verb = "resuming" if begun.start_step else "starting"
     return f"{who}: {verb} at step {begun.start_step:,}, {committed}; {attempt}"
 

@@ -1,4 +1,4 @@
-"""Which data-parallel rank this process is, and of how many: said once, with where it was found.
+"""Which data-parallel rank this process is, and of how many: logged once, with where it was found.
 
 Tensor-, context- and pipeline-parallel peers must read the same batches: they are replicas of one
 data-parallel rank. With a mesh that follows from its dimensions; without one it cannot be known, so
@@ -50,8 +50,7 @@ class WorldRank:
 class Ranks:
     """Which data-parallel rank a Loader reads as, where that takes more than `rank=` or `mesh=`.
 
-    What is left out is looked for: in the mesh, torch.distributed, RANK, SLURM_PROCID, in this
-    order.
+    What is left out is taken from the mesh, torch.distributed, RANK or SLURM_PROCID, in this order.
 
     Args:
         rank: The data-parallel rank; given together with `world_size`.
@@ -64,8 +63,8 @@ class Ranks:
         pp: The names of its pipeline-parallel dimensions; they are checked against the mesh.
 
     Raises:
-        InvalidRequest: Half of a pair is given, a number is not an integer, or dimensions are named
-            without a mesh.
+        InvalidRequest: Only one of `rank` and `world_size` is given, a number is not an integer, or
+            dimensions are named without a mesh.
     """
 
     rank: int | None = None
@@ -93,7 +92,7 @@ class Ranks:
 
     @property
     def is_given(self) -> bool:
-        """Whether anything was said."""
+        """Whether anything was given."""
         return self.rank is not None or self.mesh is not None
 
     @property
@@ -110,7 +109,7 @@ def discover(ranks: Ranks, environ: Mapping[str, str] | None = None) -> WorldRan
     """Return which rank this is: from arguments, mesh, torch.distributed, variables, or alone.
 
     Args:
-        ranks: What the caller said of it.
+        ranks: What the caller has given.
         environ: The environment; default: the process's.
 
     Raises:
@@ -127,7 +126,7 @@ def discover(ranks: Ranks, environ: Mapping[str, str] | None = None) -> WorldRan
 
 
 def log_world_rank(world_rank: WorldRank, job: str) -> None:
-    """Say once which rank was chosen and why."""
+    """Log which rank was chosen and why."""
     hint = ""
     if world_rank.source == "torch.distributed" and world_rank.world_size > 1:
         hint = (
@@ -222,7 +221,8 @@ def torch_distributed() -> Any:
 def _from_launcher(environ: Mapping[str, str]) -> WorldRank | None:
     for rank_name, size_name in _LAUNCHERS:
         if rank_name not in environ:
-            # Slurm sets its size for whoever holds an allocation, also where no task was started.
+            # Slurm sets its size for every process in an allocation, even where no task was
+            # started.
             if size_name == "WORLD_SIZE" and environ.get(size_name, "1") != "1":
                 raise InvalidRequest(
                     f"{size_name} is set to {environ[size_name]!r} and {rank_name} is not: each "

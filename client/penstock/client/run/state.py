@@ -1,4 +1,4 @@
-"""What a training checkpoint holds of a Loader: a few integers and who they belong to.
+"""What a training checkpoint holds about a Loader: a few integers, and what they belong to.
 
 At a step's boundary the state is the same on every rank and loads at any world size. Within a step
 it also says how much of the step each rank has consumed, and loads only at the same world size.
@@ -60,7 +60,7 @@ class State:
         """Return the state that `to_dict` wrote.
 
         Raises:
-            BadState: It is not one, or of a newer format.
+            BadState: It is not a state, or has a newer format.
         """
         if not isinstance(state, Mapping) or "format" not in state:
             raise BadState(
@@ -94,7 +94,7 @@ class State:
         return found
 
     def _impossible(self) -> str:
-        """Return what no Loader writes, in words; empty = nothing."""
+        """Return, in words, what in the state no Loader writes; empty = nothing."""
         size, world = self.batches_per_step, self.world_size
         if size < 1 or not 0 <= self.step <= MAX_POSITION // size:
             return f"step {self.step} of {size} batches each"
@@ -112,12 +112,12 @@ class State:
 
         Args:
             job: The job that is read.
-            batches_per_step: What the reader was given; None = nothing.
+            batches_per_step: As the Loader was given it; None = it was not.
             world_size: How many ranks read.
 
         Raises:
             BadState: Another job or step size; or it was taken within a step at another world size:
-                then the nearest steps are named, which load at any.
+                the error then names the nearest steps, which load at any.
         """
         if self.job != job:
             raise BadState(
@@ -161,7 +161,7 @@ class State:
         """Refuse a state of another store, unless the caller named a step to start at.
 
         Raises:
-            OtherStore: An empty store must not be taken for a fresh start.
+            OtherStore: It is another store: an empty one must not look like a fresh start.
         """
         if self.store != store and not start_is_given:
             raise OtherStore(

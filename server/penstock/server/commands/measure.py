@@ -72,8 +72,8 @@ class Measured:
         log_id: Hex.
         items: Raw items in all sources; None = not known before they are read.
         lanes: Lanes.
-        batches: Batches in the log; None where it is endless, or not counted yet.
-        epochs: None where it is endless.
+        batches: Batches in the log; None if it is endless, or not counted yet.
+        epochs: As in the job; None if it is endless.
         items_run: Items that were processed.
         batches_run: Batches that were made.
         ms: Milliseconds by stage: fetch, process and batch per item, collate and encode per batch.
@@ -85,11 +85,11 @@ class Measured:
             collator counts none.
         paced_batches: Batches past the lane's start, from which efficiency and rates are; 0 where
             the lane ends before, and the efficiency is that of its first batches.
-        pool_filled: The pool had been filled before these; None where the batcher has none.
+        pool_filled: The pool had been filled before these; None if the batcher has none.
         per_second: Samples and, where they are counted, tokens per second of one process alone.
         workers: Processes that the node would have here.
         together: As many processes at the same time, as far as there is work for each.
-        reading: How a window of storage blocks is read, or None where there are none.
+        reading: How a window of storage blocks is read, or None if there are none.
         memory: What the node takes while it serves this job.
         warnings: Sentences; nothing is wrong, but something may surprise.
         sample: The first sample as text.

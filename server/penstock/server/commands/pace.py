@@ -36,7 +36,7 @@ class Pace:
     """What was found out about lanes past their start.
 
     Attributes:
-        past: The pools had been filled before; None where the batcher has none.
+        past: The pools had been filled before; None if the batcher has none.
         batches: Batches that were made.
         seconds: What they took, from the source's bytes to the body, in one process.
         counts: Sums of their counts, padding batches of quarantine included.
@@ -49,7 +49,7 @@ class Pace:
 
     @property
     def efficiency(self) -> float | None:
-        """Return tokens / (tokens + padding tokens); None where the collator counts none."""
+        """Return tokens / (tokens + padding tokens); None if the collator counts none."""
         tokens, padding = self.counts["tokens"], self.counts["padding_tokens"]
         if "padding_tokens" not in self.counts or tokens + padding == 0:
             return None

@@ -67,7 +67,7 @@ def contained(call: Callable[[], T]) -> T:
 def as_exception(raised: BaseException) -> Exception:
     """Return the `Exception` that something stands for which code of a user raised.
 
-    For whoever calls such code often and has a `try` of their own, in place of `contained`.
+    For callers that call such code often and have a `try` of their own, in place of `contained`.
 
     Raises:
         KeyboardInterrupt: Somebody pressed Ctrl-C, where that is not ignored.

@@ -2,7 +2,7 @@
 
 They are not part of the log id, since most of them change no byte. Those that do (float32 in
 another NumPy, another decoder) would be noticed by nobody, so they are recorded beside the log id,
-and whoever computes with others says so.
+and a process that computes with others says so.
 """
 
 from __future__ import annotations

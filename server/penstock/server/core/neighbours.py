@@ -151,7 +151,7 @@ def _imports(source: bytes, package: str) -> tuple[str, ...]:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return ()  # whoever imports it meets this; its text counts all the same
+        return ()  # importing it will raise this; its text counts all the same
     return tuple(dict.fromkeys(_spelled_out(tree, package)))
 
 

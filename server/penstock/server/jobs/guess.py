@@ -290,7 +290,7 @@ def _columns(found: Guess, looked: Sequence[RawItem], asked: str | None) -> None
     """Find out which column to read, or what the one that was asked for holds.
 
     Raises:
-        InvalidRequest: There is no such column, or it holds what no role turns into tokens.
+        InvalidRequest: There is no such column, or it holds values that no role turns into tokens.
     """
     if not looked or not all(isinstance(item, Mapping) for item in looked):
         if asked is not None:
@@ -389,7 +389,7 @@ def _take_tokenizer(found: Guess, path: Path, base: Path, *, asked: bool) -> Non
 
     Raises:
         InvalidRequest: It was asked for, and has no chat template for conversations.
-        InvalidJob: It is no tokenizer.
+        InvalidJob: It is not a tokenizer.
     """
     if found.chat_column is None:
         found.tokenizer, found.end_token = _named(path, base), _end_token(path)

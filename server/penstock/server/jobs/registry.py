@@ -91,7 +91,7 @@ def resolve(kind: Kind, name: str, location: Location) -> type[Role]:
         location: Where the role stands in the job file.
 
     Raises:
-        InvalidJob: Nothing has that name, its import fails, or the class is no such role.
+        InvalidJob: Nothing has that name, its import fails, or the class is not such a role.
     """
     at = location.at("type")
     if name in kind.builtins:

@@ -26,7 +26,7 @@ MIN_READY_BYTES, MAX_READY_BYTES = 64 << 20, 16 << 30
 
 
 def parse_bytes(value: Any) -> Any:
-    """Return `"1.5 GiB"` as a number of bytes; what is no such text is returned as it is."""
+    """Return `"1.5 GiB"` as a number of bytes; any other value is returned unchanged."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value)

@@ -79,7 +79,7 @@ def read(path: Path, shown: str) -> tuple[Any, Location]:
     base = path.absolute().parent
     location = Location(shown, base)
     try:
-        # Opening a named pipe would wait for somebody who writes, so this does not wait.
+        # Opening a named pipe would wait for a writer, so this does not wait.
         with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise location.error(

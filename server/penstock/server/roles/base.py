@@ -286,7 +286,7 @@ class StreamSource(Source):
         return [self.rows.take(*shard_row(index)) for index in indices]
 
     def is_empty(self) -> bool:
-        """Tell whether there is no shard; whether all of them are empty is seen in reading."""
+        """Tell whether there are no shards; only reading shows whether all of them are empty."""
         return len(self.shards()) == 0
 
     def spread(self, count: int) -> Iterator[int]:
@@ -663,7 +663,7 @@ class KeySpec:
     Attributes:
         name: Its name.
         kind: tensor, list, int, float, bool, str, bytes or json.
-        dtype: NumPy's name of the dtype, or bfloat16; empty where it is no tensor.
+        dtype: NumPy's name of the dtype, or bfloat16; empty if it is not a tensor.
         shape: -1 = differs between batches.
         optional: Some batches lack it.
         place: `device`, or `host` for what the trainer reads in Python.

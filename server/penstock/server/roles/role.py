@@ -1,6 +1,6 @@
 """What sources and roles have in common: recorded arguments, an identity, a name in errors.
 
-Nobody who writes a role of their own needs to read this: `base` says what to write.
+You need not read this to write a role of your own: `base` says what to write.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class ShardRows:
         """Return the item of a row, and keep it no longer.
 
         Raises:
-            SourceUnavailable, SourceChanged, BadBatch: As `look`; also where there is no such row.
+            SourceUnavailable, SourceChanged, BadBatch: As `look`; also if there is no such row.
         """
         with self._lock:
             kept = self._kept.get((shard, row))

@@ -38,19 +38,19 @@ class BlockCache(Generic[Value]):
         return kept[0]
 
     def bound(self, max_blocks: int) -> None:
-        """Set the bound in blocks, and let go of the oldest ones above it; 0 = of all."""
+        """Set the bound in blocks, and release the oldest ones above it; 0 = all."""
         self.max_blocks = max_blocks
         self._shrink(max_blocks)
         if max_blocks == 0:
             self.clear()
 
     def make_room(self) -> None:
-        """Let go of the oldest block if there is no room for one more: before that is read."""
+        """Release the oldest block if there is no room for another: before that is read."""
         if self.max_blocks is not None:
             self._shrink(self.max_blocks - 1)
 
     def put(self, block: int, value: Value, nbytes: int) -> None:
-        """Keep a block that was just read, and let go of the oldest ones above the bounds."""
+        """Keep a block that was just read, and release the oldest ones above the bounds."""
         self.make_room()
         while self._blocks and self.bytes + nbytes > self.max_bytes:
             self._let_go()

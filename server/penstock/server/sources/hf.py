@@ -260,7 +260,7 @@ def json_decoder(kind: Any) -> Callable[[Any], Any] | None:
         kind: The type of a column.
 
     Returns:
-        None where nothing of the type is JSON.
+        The decoder; None if the type has no JSON in it.
     """
     import pyarrow as pa
 
@@ -285,7 +285,7 @@ def json_decoder(kind: Any) -> Callable[[Any], Any] | None:
 
 
 def _builder_name(path: str, data_files: DataFiles | None) -> str | None:
-    """Return the builder that `path` names, or None where it is a folder.
+    """Return the builder that `path` names, or None if it is a folder.
 
     A job file's relative paths arrive absolute, so `json` may arrive as `/jobs/json`: the last part
     is a builder's name unless there is such a folder and no data files.
@@ -314,7 +314,7 @@ def _is_saved(path: str) -> bool:
 
 
 def _saved_split(datasets: Any, path: str, saved: Any, split: str | None) -> tuple[Any, Any]:
-    """Return the name of a saved split, None where there are none, and its dataset."""
+    """Return the name of a saved split, None if it has none, and its dataset."""
     if not isinstance(saved, datasets.DatasetDict):
         if split is not None:
             raise InvalidJob(

@@ -23,7 +23,7 @@ class ItemsSource(IndexedSource):
             and dicts of these.
 
     Raises:
-        InvalidJob: `items` is no list.
+        InvalidJob: `items` is not a list.
     """
 
     type_name: ClassVar[str] = "items"

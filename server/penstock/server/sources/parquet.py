@@ -129,7 +129,7 @@ class ParquetSource(IndexedSource):
         self._heads: BlockCache[ArrowRows] = BlockCache(HEAD_BYTES)
         self._head_columns: list[str] = []
         self._read_bytes = 0
-        # Of its own: who asks what was read must not wait for what is being read.
+        # A lock of its own: asking what was read must not wait for what is being read.
         self._counting = threading.Lock()
 
     def __len__(self) -> int:
@@ -276,7 +276,7 @@ class ParquetSource(IndexedSource):
         return count
 
     def close(self) -> None:
-        """Close all files and let go of decoded row groups."""
+        """Close all files and release decoded row groups."""
         with self._lock:
             self._cache.clear()
             self._heads.clear()

@@ -267,7 +267,7 @@ class Store(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Finish what runs and let go; idempotent."""
+        """Finish running calls and close; idempotent."""
 
     # --- jobs and groups ---
 
@@ -342,7 +342,7 @@ class Store(ABC):
     async def restore(self, job: str, group: str, name: str, request_id: str, owner: str) -> Moved:
         """Go to a checkpoint: a new generation, in the same transaction.
 
-        It has no rows, and a token that no rank can present: whoever read before is fenced. A
+        It has no rows, and a token that no rank can present: all readers so far are fenced. A
         repeated `request_id` gets the first answer and moves nothing; an empty one always moves.
 
         Raises:
@@ -500,7 +500,7 @@ class Store(ABC):
     async def add_halt(self, log_id: bytes, halt: Halt) -> Halt:
         """Record that a lane has stopped at a node; return it with its number.
 
-        It stops no lane elsewhere by itself: whoever reads the same log may be told, see `news`.
+        It stops no lane elsewhere by itself: nodes that read the same log can be told, see `news`.
         """
 
     @abstractmethod

@@ -39,7 +39,8 @@ _PASSING = {
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 BUSY_TIMEOUT_S = 5.0
-"""How long a transaction waits for another program, say an operator's `sqlite3`, to let go."""
+"""How long a transaction waits for a lock that another program holds, say an operator's
+`sqlite3`."""
 
 
 class _Task(NamedTuple):

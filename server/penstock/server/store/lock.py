@@ -1,4 +1,4 @@
-"""An exclusive lock on a file, let go by the kernel when its holder dies, however it dies."""
+"""An exclusive lock on a file, which the kernel releases when its holder dies, however it dies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.wire.errors import StoreLocked, StoreUnavailable
 class FileLock:
     """Holds `<path>.lock` by `flock`, with the holder's pid in it for people.
 
-    The file stays behind when the lock is let go: removing it would let two processes hold two
+    The file stays when the lock is released: removing it would let two processes hold two
     files of one name.
     """
 

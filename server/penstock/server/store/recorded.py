@@ -68,11 +68,11 @@ class Recorded:
         return dict(self._rows(query, (log_id,), any_format=True))
 
     def _rows(self, query: str, values: tuple[Any, ...], *, any_format: bool = False) -> list[Any]:
-        """Return the rows of a query; none where there is no store, or another format's."""
+        """Return the rows of a query; none if there is no store, or it has another format."""
         self.problem = ""
         if self.path is None:
             return []
-        # Where there is no journal nobody has it open, and SQLite would make files to read it.
+        # Without a journal no process has it open, and SQLite would create files to read it.
         journal = self.path.with_name(self.path.name + "-wal")
         mode = "mode=ro" if journal.exists() else "mode=ro&immutable=1"
         try:

@@ -86,7 +86,7 @@ async def _known(tables: Tables, job: str, name: str) -> GroupRow:
     """Return a group.
 
     Raises:
-        InvalidRequest: The name is no text.
+        InvalidRequest: The name is not text.
         UnknownGroup: There is none; lists those there are.
     """
     check_text("job", job)

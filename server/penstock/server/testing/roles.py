@@ -167,7 +167,7 @@ def _item_context(number: int) -> ProcessContext:
 def check_batcher(batcher: SampleBatcher, samples: Sequence[tuple[int, Sample]]) -> None:
     """Hold a batcher to its contract, with samples of your sizes.
 
-    Nothing is lost or comes twice: after every sample each one is in a group, pending or counted as
+    Nothing is lost or repeated: after every sample each one is in a group, pending or counted as
     dropped. A batcher restored from its state at any point goes on as if nothing had been, also one
     that was restored from a restored one. Equal histories give equal groups and states.
 

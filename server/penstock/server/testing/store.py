@@ -90,7 +90,7 @@ class StoreContract(ABC):
     async def test_the_first_versions_of_a_log_are_the_recorded_ones(
         self, store: Store, tmp_path: Path
     ) -> None:
-        """Each name is recorded once per log, whoever comes with another version later."""
+        """Each name is recorded once per log, even if another version comes later."""
         first = await store.note_libraries(LOG, {"numpy": "2.1.0", "Python": "3.11.2"})
         later = await store.note_libraries(LOG, {"numpy": "1.26.4", "torch": "2.9.0"})
         other = await store.note_libraries(b"\1" * 32, {"numpy": "1.26.4"})

@@ -77,12 +77,12 @@ class PoolPackingBatcher(PackingBatcher):
         """Take one sample; return a batch when this one fills the pool.
 
         Raises:
-            InvalidJob: There is no sample to see the modality by.
+            InvalidJob: The sample is missing, so its modality is not known.
         """
         if sample is None:
             raise InvalidJob(
                 f"the pool batcher was given {ref.item} without its content: it tells modalities "
-                "apart by it, so whoever adds samples passes them along",
+                "apart by it, so add() must be given them",
                 key="type",
             )
         if ref.size == 0:

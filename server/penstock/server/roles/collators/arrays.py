@@ -24,7 +24,7 @@ def as_array(value: Any) -> Array | None:
 
     Returns:
         Bool, integer, float or complex, of any shape; bfloat16 tensors as `ml_dtypes.bfloat16`. A
-        view where possible: not to be written to. None where `value` is something else, such as
+        view where possible: not to be written to. None if `value` is something else, such as
         text, None, a dict, or a list that is ragged.
     """
     if isinstance(value, np.ma.MaskedArray):

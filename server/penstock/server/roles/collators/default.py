@@ -64,7 +64,7 @@ def stack_samples(
                 raise bad_batch(
                     context,
                     f"sample {number} of {len(samples)} has {name!r}, which the first has not; "
-                    "give every sample the same keys, None where there is no value",
+                    "give every sample the same keys, with None for a value that it lacks",
                 )
     return {name: _stack(name, named(samples, name, context), context) for name in names}
 

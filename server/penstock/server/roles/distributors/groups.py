@@ -55,7 +55,7 @@ class Groups:
         return cls(number, held if is_whole else window, lanes, held, block_bytes)
 
     def reading(self, together: Together, shuffle: str) -> Reading | None:
-        """Return how the sources' blocks are read; None where they have none.
+        """Return how the sources' blocks are read; None if they have none.
 
         Args:
             together: The sources.

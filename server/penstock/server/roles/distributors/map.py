@@ -18,7 +18,9 @@ from penstock.wire.errors import InvalidJob
 
 SHUFFLES = ("full", "blocks", "none")
 
-_EPOCHS = 4  # orders kept at hand: around a seam, lanes and their look-ahead draw from two
+_EPOCHS = (
+    4  # orders kept in memory: at the end of an epoch, lanes and their look-ahead draw from two
+)
 
 
 class _Order(Protocol):
@@ -115,7 +117,7 @@ class MapDistributor(DataDistributor):
         self._order = lru_cache(_EPOCHS)(self._make_order)
 
     def reading(self) -> Reading | None:
-        """Return how the sources' blocks are read; None where they have none."""
+        """Return how the sources' blocks are read; None if they have none."""
         assert self._settled is not None
         assert self._groups is not None
         return self._groups.reading(self._together, self._settled)

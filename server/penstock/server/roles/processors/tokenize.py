@@ -149,7 +149,7 @@ class TokenizeProcessor(RawItemProcessor):
         return ["input_ids"] if self.keeps(TokenizeProcessor, "process") else None
 
     def process(self, raw: RawItem, context: ProcessContext) -> Sample | None:
-        """Return `{"input_ids": int32 (t,)}`, or None where there is no text.
+        """Return `{"input_ids": int32 (t,)}`, or None if there is no text.
 
         Raises:
             InvalidJob: The item has no such column, or the tokenizer is not fit (see `setup`).

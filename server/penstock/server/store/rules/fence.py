@@ -27,7 +27,7 @@ def unknown(job: str, name: str, names: Sequence[str]) -> UnknownGroup:
 
 
 def gone(job: str, name: str, names: Sequence[str], generation: int) -> UnknownGroup:
-    """Return the error for a group that is not there any more, to one who has begun it."""
+    """Return the error for an attempt whose group is not there any more."""
     return replace(
         unknown(job, name, names),
         message=f"group {name!r} of job {job!r}, of which this attempt is generation {generation}, "
