@@ -18,7 +18,7 @@ from penstock.server.node.process import Ticket, WorkerProcess
 from penstock.server.node.shelf import Shelf
 from penstock.server.pipeline.line import MAX_EMPTIED, only_padding
 from penstock.server.store.base import SnapshotRecord
-from penstock.wire.errors import ERRORS, Internal, LogDiverged, PenstockError
+from penstock.wire.errors import ERRORS, Internal, LogDiverged, PastEnd, PenstockError
 
 log = structlog.get_logger("penstock.node")
 
@@ -66,6 +66,7 @@ class Answers:
         self._observer.produced(job.name, nbytes, message.counts)
         self._audit.made(worker, ticket, message.header, plan or b"")
         self._put_snapshots(ticket, message.snapshots)
+        self._reached(ticket, ticket.offset + 1)
         if message.emptied and ticket.lane.note_emptied(ticket.offset, MAX_EMPTIED):
             error = only_padding(job, ticket.lane.lane, ticket.offset)
             self._dispatch.stop(ticket.log, ticket.lane, error)
@@ -88,6 +89,14 @@ class Answers:
         for ahead, plan in enumerate(message.plans):
             ticket.log.remember_plan(ticket.lane, ticket.offset + ahead, plan)
         self._put_snapshots(ticket, message.snapshots)
+        self._reached(ticket, ticket.offset + len(message.plans))
+
+    def _reached(self, ticket: Ticket, batches: int) -> None:
+        """Note that a lane holds so many batches at least."""
+        try:
+            ticket.log.reached(ticket.lane.lane, batches)
+        except LogDiverged as error:
+            self._dispatch.diverged(ticket.log.job.log_id, ticket.lane.lane, error)
 
     def _put_snapshots(self, ticket: Ticket, snapshots: tuple[Snapshot, ...]) -> None:
         if ticket.lane.error is not None:
@@ -108,7 +117,7 @@ class Answers:
             self._dispatch.close_line(lane, ticket.line)
         if ticket.plans:
             lane.planning = False
-        if ticket.stale:
+        if ticket.stale or (isinstance(error, PastEnd) and one.has_ended(lane, ticket.offset)):
             one.back(ticket.entry)
             return
         if isinstance(error, LogDiverged):

@@ -12,6 +12,7 @@ from penstock.server.node.audit import Audit
 from penstock.server.node.channel import Misspoken
 from penstock.server.node.crew import Crew
 from penstock.server.node.dispatch import Dispatch
+from penstock.server.node.ends import Ends
 from penstock.server.node.life import Life
 from penstock.server.node.messages import (
     Cost,
@@ -20,6 +21,7 @@ from penstock.server.node.messages import (
     FromWorker,
     JobFailed,
     Judge,
+    LaneEnds,
     Libraries,
     LineFailed,
     NewArena,
@@ -55,6 +57,7 @@ class Hearing:
         shelf: Where the snapshots go of a worker that is drained.
         audit: Told of batches that were made twice.
         quarantine: Asked for verdicts.
+        ends: Told where lanes end.
         life: The node's.
         observer: Told what batches cost.
 
@@ -71,13 +74,14 @@ class Hearing:
         shelf: Shelf,
         audit: Audit,
         quarantine: Quarantine,
+        ends: Ends,
         life: Life,
         observer: Observer,
     ) -> None:
         self._dispatch, self._crew, self._answers = dispatch, crew, answers
         self._shelf = shelf
         self._audit, self._quarantine, self._life = audit, quarantine, life
-        self._observer = observer
+        self._ends, self._observer = ends, observer
         self.drained: Callable[[WorkerProcess], None]
         self.is_draining: Callable[[WorkerProcess], bool]
 
@@ -102,6 +106,8 @@ class Hearing:
                 self._cost(message)
             case Counted():
                 self._counted(message)
+            case LaneEnds():
+                self._lane_ends(message)
             case TicketFailed():
                 self._answers.failed(worker, message)
             case LineFailed():
@@ -141,6 +147,12 @@ class Hearing:
         if counted.lane >= self._dispatch.logs[counted.job].job.lanes:
             raise Misspoken(f"counts of lane {counted.lane}, which there is not")
         self._observer.counted(counted.job, counted.lane, counted.counters, counted.before)
+
+    def _lane_ends(self, message: LaneEnds) -> None:
+        books = self._dispatch.logs[message.job]
+        if message.lane >= books.job.lanes or books.job.epochs is None:
+            raise Misspoken(f"an end of lane {message.lane}, which there is not")
+        self._ends.found(books, message.lane, message.batches)
 
     def _ready(self, worker: WorkerProcess) -> None:
         self._crew.ready(worker)
