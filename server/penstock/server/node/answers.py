@@ -55,7 +55,7 @@ class Answers:
             return
         plan = message.plan
         if plan is not None:
-            ticket.log.remember_plan(ticket.lane, ticket.offset, plan)
+            ticket.lane.remember_plan(ticket.offset, plan)
         elif ticket.line is not None:  # it can be planned again by arithmetic
             ticket.lane.note_planned(ticket.offset)
         else:  # it was made from this very plan
@@ -87,7 +87,7 @@ class Answers:
         if message.broken:  # the next plan failed: the line's state cannot be trusted
             self._dispatch.close_line(ticket.lane, ticket.line)
         for ahead, plan in enumerate(message.plans):
-            ticket.log.remember_plan(ticket.lane, ticket.offset + ahead, plan)
+            ticket.lane.remember_plan(ticket.offset + ahead, plan)
         self._put_snapshots(ticket, message.snapshots)
         self._reached(ticket, ticket.offset + len(message.plans))
 
@@ -117,7 +117,7 @@ class Answers:
             self._dispatch.close_line(lane, ticket.line)
         if ticket.plans:
             lane.planning = False
-        if ticket.stale or (isinstance(error, PastEnd) and one.has_ended(lane, ticket.offset)):
+        if ticket.stale or (isinstance(error, PastEnd) and lane.has_ended(ticket.offset)):
             one.back(ticket.entry)
             return
         if isinstance(error, LogDiverged):

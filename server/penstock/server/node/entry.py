@@ -66,6 +66,12 @@ class Entry:
         """Return its body."""
         return b"" if self.span is None else self.span.view
 
+    def fail(self, error: PenstockError) -> None:
+        """Note that it cannot be planned or made, and tell those who wait for it."""
+        self.state, self.error = State.FAILED, error
+        for reader in self.readers:
+            reader.settled(self)
+
     def free(self) -> None:
         """Let the bytes go as soon as no stream writes them, and no process has them lent."""
         self.evicted = True

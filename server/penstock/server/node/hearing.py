@@ -140,7 +140,7 @@ class Hearing:
                 assert_never(other)
 
     def _cost(self, cost: Cost) -> None:
-        self._dispatch.logs[cost.job].note_read(cost.read_bytes)
+        self._dispatch.logs[cost.job].homes.note_read(cost.read_bytes)
         self._observer.worked(cost.job, cost.batches, cost.stages_s, cost.read_bytes, cost.drawn)
 
     def _counted(self, counted: Counted) -> None:

@@ -308,7 +308,7 @@ class Node:
             # It depends on a batch of which it is not known whether it exists.
             lane = reader.log.lanes[frontier.lane]
             key = key._replace(lane=frontier.lane, offset=frontier.offset)
-            if reader.log.has_ended(lane, frontier.offset):
+            if lane.has_ended(frontier.offset):
                 return key.lane, key.offset, "store", ""
         name = reader.log.job.name
         if entry.state is State.MAKING or lane.planning:
