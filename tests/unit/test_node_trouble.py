@@ -175,7 +175,7 @@ class UnwillingNode(InlineNode):
     """A node of such workers."""
 
     def _new_worker(self, number: int, hear: Hear, lose: Lose) -> InlineWorker:
-        return Unwilling(number, "", hear, lose)
+        return Unwilling(number, hear, lose)
 
 
 class Through(IdentityProcessor):

@@ -52,8 +52,7 @@ class Node:
     """One loader node.
 
     Args:
-        target: The job file: workers load it themselves.
-        jobs: The jobs that it holds.
+        jobs: The jobs that it holds: workers build them from their definitions.
         store: Where snapshots and verdicts go; open.
         workers: How many worker processes.
         bound_bytes: How many bytes of batches may be ready or being made.
@@ -63,7 +62,6 @@ class Node:
 
     def __init__(
         self,
-        target: str,
         jobs: Mapping[str, Job],
         store: Store,
         *,
@@ -73,7 +71,7 @@ class Node:
         item_deadline_s: float = ITEM_DEADLINE_S,
         observer: Observer | None = None,
     ) -> None:
-        self.target, self.jobs, self.store = target, dict(jobs), store
+        self.jobs, self.store = dict(jobs), store
         self.bound_bytes, self._snapshot_seconds = bound_bytes, snapshot_seconds
         self.observer = observer = observer or Observer()
         self.incarnation = uuid.uuid4().hex[:12]
@@ -104,7 +102,7 @@ class Node:
 
     def _new_worker(self, number: int, hear: Hear, lose: Lose) -> WorkerProcess:
         return WorkerProcess(
-            number, self.target, hear, lose, files_fd=self._files_fd, workers=self._worker_count
+            number, hear, lose, files_fd=self._files_fd, workers=self._worker_count
         )
 
     @property
@@ -132,7 +130,7 @@ class Node:
                 job.set_lane_ends([ends.get(lane) for lane in range(job.lanes)])
             self.dispatch.hold(job)
             self._say_how_it_reads(job)
-            await self.store.register_job(JobRecord(name, job.log_id, job.plan))
+            await self.store.register_job(JobRecord(name, job.log_id, job.plan, job.definition))
             self.verdicts[name] = VerdictBook(await self.store.verdicts(job.log_id))
             self.observer.quarantined(name, self.verdicts[name].left_out)
         self._files_fd = pack_catalogs(
@@ -178,9 +176,7 @@ class Node:
 
     async def _count(self, job: Job) -> None:
         """Find out where a job's lanes end, beside its readers: its length is known sooner."""
-        count = Count(
-            self.target, job, len(self.crew), self.crew.item_deadline_s, files_fd=self._files_fd
-        )
+        count = Count(job, len(self.crew), self.crew.item_deadline_s, files_fd=self._files_fd)
         try:
             ends = await count.run()
         except PenstockError as error:
