@@ -1,4 +1,4 @@
-"""What no reader wants, and positions depend on: it is planned, to learn where a lane ends."""
+"""What is planned although no reader wants it: positions of others depend on whether it exists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from penstock.wire.numbering import Numbering
 
 
 class Asks:
-    """The batches of one log that are asked for, one of a lane at most.
+    """Asks for lanes of a log to be planned, as far as the batches that are owed depend on them.
+
+    A rank waits for no other rank: what that one would have had made is planned for this one.
 
     Args:
         numbering: What is known of the log's order.
@@ -20,13 +22,13 @@ class Asks:
 
     def __init__(self, numbering: Numbering, lanes: Sequence[LaneState]) -> None:
         self._numbering, self._lanes = numbering, lanes
-        self._entries: dict[int, Entry] = {}  # by lane
+        self._entries: dict[int, Entry] = {}  # by lane, the batch that is to be planned
 
     def holds(self, entry: Entry) -> bool:
         """Tell whether an entry is still asked for."""
         return self._entries.get(entry.key.lane) is entry
 
-    def look(self, readers: Iterable[Reader]) -> Iterator[Entry]:
+    def wanted(self, readers: Iterable[Reader]) -> Iterator[Entry]:
         """Yield what is to be planned for readers who wait to know their positions.
 
         Not of a lane of which a line is at work: its answer may say it.
@@ -40,15 +42,22 @@ class Asks:
                 lane = self._lanes[number]
                 if lane.is_planned or lane.has_ended(offset):
                     continue
-                entry = self._entries.get(number) or before.get(number)
-                if entry is None or entry.key.offset != offset or entry.state is State.FAILED:
-                    at = self._numbering.order.position(number, offset)
-                    entry = Entry(Key(at, number, offset, False), is_asked=True)
-                self._entries[number] = entry
+                entry = self._entries.get(number)
+                if entry is None or entry.key.offset != offset:
+                    entry = self._entry(before.get(number), number, offset)
+                    self._entries[number] = entry
                 entry.readers.add(reader)
                 if lane.error is not None:
                     entry.fail(lane.error)
         yield from [entry for entry in self._entries.values() if entry.state is State.WANTED]
+
+    def _entry(self, before: Entry | None, lane: int, offset: int) -> Entry:
+        """Return what stands for a batch: the same as before, as long as it is looked for."""
+        if before is not None and before.key.offset == offset and before.state is State.WANTED:
+            before.readers.clear()
+            return before
+        at = self._numbering.order.position(lane, offset)
+        return Entry(Key(at, lane, offset, False), is_asked=True)
 
 
 __all__ = ["Asks"]

@@ -64,7 +64,7 @@ def candidates(log: Log) -> Iterator[Candidate]:
         if not lane.has_ended(entry.key.offset):
             seen.add(entry)
             yield Candidate(0, entry.key.position, log, entry, lane)
-    for entry in log.asks.look(log.readers):
+    for entry in log.asks.wanted(log.readers):
         # As urgent as what is owed: it takes no room, and must not wait for what finds none.
         yield Candidate(0, entry.key.position, log, entry, log.lanes[entry.key.lane])
 

@@ -42,8 +42,7 @@ class Entry:
         pins: Streams that are writing it to the network right now, and loans of it.
         span: Its body, in shared memory; None = it has none, or gave its memory back.
         nbytes: The lengths of its header and its body.
-        is_asked: No reader wants it; it is planned, as positions of others depend on its being
-            there.
+        is_asked: No reader wants it. It is planned, as positions of others depend on its existing.
         evicted: Nobody takes it any more; its memory goes with its last pin.
         gone: Called when an evicted entry has given its memory back.
     """
