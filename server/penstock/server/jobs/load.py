@@ -28,7 +28,7 @@ from penstock.server.sources.catalog import keep_in
 from penstock.wire.errors import InvalidJob, PenstockError
 
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-"""Names of jobs: they stand in commands, metrics and stores, so they need no quoting."""
+"""Names of jobs: they are used in commands, metrics and stores, so they must need no quoting."""
 
 
 class Jobs(Mapping[str, Job]):
@@ -42,7 +42,7 @@ class Jobs(Mapping[str, Job]):
         """Return a job, built.
 
         Raises:
-            KeyError: There is none of that name.
+            KeyError: There is no job of that name.
             InvalidJob: It does not hold together.
         """
         if name not in self._built:
@@ -82,7 +82,7 @@ class Config:
         """Return a job, built.
 
         Raises:
-            UnknownJob: There is none of that name.
+            UnknownJob: There is no job of that name.
             InvalidJob: It does not hold together.
         """
         return find_job(self.jobs, name)
@@ -101,12 +101,12 @@ def load(
 
     Args:
         target: A job file, or `jobs.py:name`.
-        overrides: Server settings that win over file and environment; None values are left out.
+        overrides: Server settings that override file and environment; None values are left out.
         environ: The environment; default `os.environ`.
 
     Raises:
         InvalidJob: The file cannot be read or is wrong; names file, line and key.
-        InvalidRequest: An override or a PENSTOCK_* variable has a value that cannot be.
+        InvalidRequest: An override or a PENSTOCK_* variable has an invalid value.
     """
     environ = os.environ if environ is None else environ
     path, colon, name = target.rpartition(":")
@@ -188,7 +188,7 @@ def _check_sources(settings: JobSettings, location: Location) -> None:
 
 
 def build_job(name: str, settings: JobSettings, location: Location) -> Job:
-    """Build the sources and the roles of one job, and the job of them.
+    """Build the sources and the roles of a job, and the job from them.
 
     Args:
         name: Its name.
@@ -294,7 +294,7 @@ def _python_builder(target: str, name: str, value: Any) -> Callable[[], Job]:
 
 
 def _called(target: str, function: Callable[[], Any]) -> Any:
-    """Call a function of the user's that makes jobs."""
+    """Call a user's function that makes jobs."""
     try:
         return contained(function)
     except PenstockError:
