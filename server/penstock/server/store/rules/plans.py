@@ -19,14 +19,15 @@ from penstock.server.store.rules.checks import check_name
 from penstock.wire.errors import InvalidRequest
 
 KEPT_PLANS = 16
-"""So many latest plans of a name stay, beside those that a group or a checkpoint refers to."""
+"""This many latest plans of a name are kept, beside those that a group or a checkpoint refers
+to."""
 
 
 def check_job(job: JobRecord) -> None:
-    """Refuse a job that cannot be remembered.
+    """Refuse a job that cannot be stored.
 
     Raises:
-        InvalidRequest: Its name or its log id cannot be.
+        InvalidRequest: Its name or its log id is invalid.
     """
     check_name("job", job.name)
     if len(job.log_id) != 32:
@@ -63,7 +64,7 @@ def forgotten(name: str, plans: Sequence[JobRow], referred: Collection[bytes]) -
 
 
 def forget(old: JobRow, plans: Sequence[JobRow], snapshots: Iterable[SnapshotRow]) -> list[Change]:
-    """Drop an old plan, with the snapshots of its log where that has no other plan.
+    """Drop an old plan, with the snapshots of its log if that has no other plan.
 
     Verdicts and ends stay: they are facts, small, and a log that comes back must meet them.
 
@@ -80,7 +81,7 @@ def forget(old: JobRow, plans: Sequence[JobRow], snapshots: Iterable[SnapshotRow
 
 
 def lanes_of(plan: JobRow | None) -> int | None:
-    """Return how many lanes a log has, where its plan says so."""
+    """Return how many lanes a log has, if its plan says so."""
     found = None if plan is None else json.loads(plan.plan)
     lanes = found.get("lanes") if isinstance(found, dict) else None
     return lanes if isinstance(lanes, int) and lanes > 0 else None
