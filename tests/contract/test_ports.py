@@ -17,8 +17,9 @@ import pytest
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
-from penstock.server.node.arena import ArenaWriter, Descriptor
+from penstock.server.node.arena import ArenaWriter
 from penstock.server.node.channel import FROM_SERVER, FROM_WORKER, Misspoken
+from penstock.server.node.memory import Descriptor
 from penstock.server.node.messages import (
     Body,
     CloseLine,

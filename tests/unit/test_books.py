@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from penstock.server.job import Job
-from penstock.server.node.arena import ArenaReader, Span, sealed_memory
 from penstock.server.node.books import KEPT_BATCHES, KEPT_PLANS, KEPT_SHARE, Log
 from penstock.server.node.entry import Entry, State
+from penstock.server.node.memory import sealed_memory
 from penstock.server.node.reader import MAX_PENDING, Reader
+from penstock.server.node.spans import ArenaReader, Span
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import BadItem
-from penstock.wire.order import Share, Tail
+from penstock.wire.order import Cut, Share
 
 SIZE = 100
 ARENA = ArenaReader(sealed_memory("books", 4096), 4096)
@@ -359,9 +360,9 @@ def test_wanted_lanes_alone_are_taken_to_the_end_of_a_finite_log() -> None:
     """A reader of some lanes is finished when the log is, however few are its own."""
     job = make_job(lanes=3, epochs=2)
     log = Log(job, bound_bytes=10**9)
-    tail = Tail(job.order.batches or 0, 1)
+    cut = Cut(1)
     woken: list[int] = []
-    reader = log.open(Share(1, 0, 1), tail, 0, frozenset({2}), lambda: woken.append(1))
+    reader = log.open(Share(1, 0, 1), cut, 0, frozenset({2}), lambda: woken.append(1))
     reader.extend(2**62)
 
     positions = []
@@ -375,7 +376,7 @@ def test_wanted_lanes_alone_are_taken_to_the_end_of_a_finite_log() -> None:
             reader.sent(taken)
 
     assert reader.finished
-    assert positions == [p for p in range(60) if job.order.address(p).lane == 2]
+    assert positions == [p for p in range(60) if job.locate(p).lane == 2]
 
 
 def test_plans_are_remembered_in_a_ring() -> None:
@@ -468,7 +469,7 @@ class _Model:
         for positions in self.taken.values():
             by_lane: dict[int, list[int]] = {}
             for position in positions:
-                by_lane.setdefault(log.order.address(position).lane, []).append(position)
+                by_lane.setdefault(log.numbering.assume(position).lane, []).append(position)
             assert all(one == sorted(one) for one in by_lane.values())
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from penstock.server.job import Job
-from penstock.server.node.arena import ArenaWriter, sealed_memory
+from penstock.server.node.arena import ArenaWriter
 from penstock.server.node.channel import (
     FROM_SERVER,
     FROM_WORKER,
@@ -25,6 +25,7 @@ from penstock.server.node.channel import (
     send_with_fd,
 )
 from penstock.server.node.crew import Hear, Lose
+from penstock.server.node.memory import sealed_memory
 from penstock.server.node.messages import (
     Done,
     FromServer,

@@ -26,7 +26,7 @@ from penstock.server.store import SqliteStore
 from penstock.server.store.base import SnapshotRecord
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import Internal, LogDiverged, PenstockError
-from penstock.wire.order import Share, Tail
+from penstock.wire.order import Cut, Share
 from penstock.wire.v1 import feed_pb2
 from unit.inline_workers import InlineNode, InlineWorker
 
@@ -134,9 +134,9 @@ async def test_a_reader_of_some_lanes_gets_what_comes_late(store: SqliteStore) -
     assert job.order.batches == 6923
     node = make_node(job, store)
     await node.start()
-    tail = Tail(6923, 3)
+    cut = Cut(3)
     woken = asyncio.Event()
-    reader = node.open("job", Share(3, 2, 3), tail, 0, [1], woken.set)
+    reader = node.open("job", Share(3, 2, 3), cut, 0, [1], woken.set)
     got: list[int] = []
     try:
         node.extend(reader, 6924)

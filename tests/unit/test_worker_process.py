@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.node.arena import sealed_memory
 from penstock.server.node.channel import FROM_WORKER, encode
+from penstock.server.node.memory import sealed_memory
 from penstock.server.node.messages import FromWorker, Ready
 from penstock.server.node.node import Node
 from penstock.server.node.page import PAGE_BYTES, Page

@@ -155,18 +155,17 @@ class Loader:
         return self._reader.at.last
 
     def __len__(self) -> int:
-        """Return how many batches this rank reads of the whole job; asks the server once.
+        """Return how many batches this rank reads of the whole job; asks the server until it knows.
 
         Raises:
             TypeError: The job is endless, or it is not known yet where it ends.
         """
         self._reader.check()
-        info = self._opener.info
-        if not info.HasField("batches") and self._options.max_steps is None:
-            why = "has a length that is not known yet" if info.finite else "is endless"
+        steps = self._reader.count_steps()
+        if steps is None:
+            is_finite = self._opener.info.finite
+            why = "has a length that is not known yet" if is_finite else "is endless"
             raise TypeError(f"job {self.job!r} {why}, so its Loader has no len()")
-        steps = self._reader.steps
-        assert steps is not None
         return steps * self._reader.started().share.batches_per_rank
 
     @property

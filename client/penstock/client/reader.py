@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from penstock.client.aside import aside, tell
@@ -103,8 +104,18 @@ class Reader:
 
     @property
     def steps(self) -> int | None:
-        """How many steps a whole pass has; None = endless."""
-        steps, most = self.started().steps, self._options.max_steps
+        """How many steps a whole pass has; None = endless, or not known as reading began."""
+        return self._cut(self.started())
+
+    def count_steps(self) -> int | None:
+        """Return how many steps a whole pass has; None = endless, or the node does not know yet."""
+        session = self.started()
+        if session.batches is None and self._options.max_steps is None:
+            session = replace(session, batches=self.opener.batches())
+        return self._cut(session)
+
+    def _cut(self, session: Session) -> int | None:
+        steps, most = session.steps, self._options.max_steps
         if steps is None or most is None:
             return most if steps is None else steps
         return min(steps, most)

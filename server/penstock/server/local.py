@@ -57,7 +57,7 @@ from penstock.wire.frame import Reply, parse_replies
 if TYPE_CHECKING:
     from penstock.server.job import Job
     from penstock.server.node.page import Note
-    from penstock.server.rpc.opening import OpenedRead
+    from penstock.wire.order import Cut
 
 logger = logging.getLogger("penstock")
 
@@ -131,21 +131,19 @@ class LocalLoader:
         self._lines: dict[int, Line] = {}
         self._marks = marks or Marks()
 
-    def batch(self, position: int, opening: OpenedRead | None = None) -> Computed:
+    def batch(self, position: int, cut: Cut | None = None) -> Computed:
         """Return the batch at a position; going upwards is cheap, going back starts a lane again.
 
         Raises:
             PastEnd, PositionFar: There is no such position, or it is too far.
         """
-        tail = opening.tail if opening is not None else None
-        source = tail.blanked(position) if tail is not None else None
-        lane, offset = self.job.order.address(position if source is None else source)
+        lane, offset, _ = self.job.locate(position, cut)
         # Taken out: a lane whose batch fails is started again, its state may be half changed.
         line = self._lines.pop(lane, None)
         line = nearest_line(self.job, lane, offset, self._items, line, self._nearest)
         self._tell(line, offset)
         self._marks.asked = max(self._marks.asked, offset + 1)
-        computed = compute(self.job, position, tail, line)
+        computed = compute(self.job, position, cut, line)
         self._marks.made.add(lane, offset)
         self._marks.planned[lane] = max(self._marks.planned.get(lane, 0), offset + 1)
         self._lines[lane] = line

@@ -173,13 +173,13 @@ class LocalNode:
 
     def compute(self, loader: LocalLoader, opening: OpenedRead, position: int) -> Computed:
         """Compute a batch when it is its turn."""
-        lane, lane_offset = opening.address(position)
+        lane, lane_offset, _ = opening.job.locate(position, opening.cut)
 
         def batch() -> Computed:
             self._lane = lane
             self._page.note("plan", loader.job.name, lane)
             try:
-                computed = loader.batch(position, opening)
+                computed = loader.batch(position, opening.cut)
                 name = loader.job.name
                 self._computed[name] = max(self._computed.get(name, 0), lane_offset + 1)
                 self._compare_versions(loader.job)

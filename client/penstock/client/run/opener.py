@@ -61,6 +61,15 @@ class Opener:
             self._info = self.control.describe()
         return self._info
 
+    def batches(self) -> int | None:
+        """Return how many batches the log holds; None = endless, or the node does not know it yet.
+
+        As long as that is so it is asked again.
+        """
+        if self.info.finite and not self.info.HasField("batches"):
+            self._info = self.control.describe()
+        return self.info.batches if self.info.HasField("batches") else None
+
     def open(self, start: Start, moves: int) -> Session:
         """Begin: with a group this starts or joins a generation.
 
@@ -102,7 +111,7 @@ class Opener:
             job=options.job,
             log_id=info.log_id,
             store=store,
-            batches=info.batches if info.HasField("batches") else None,
+            batches=self.batches(),
             share=share,
             finite=info.finite,
             first=first,

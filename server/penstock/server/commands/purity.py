@@ -272,12 +272,12 @@ def first_lane(job: Job) -> int:
 
 
 def order_of(job: Job) -> Order:
-    """Return a job's numbering; without counting, where that takes a pass over all its items.
+    """Return a job's order; without counting, where that takes a pass over all its items.
 
-    Then it is the one of an endless job, which differs only after the shortest lane's end.
+    Then its lanes count as endless ones, which differs only after the shortest lane's end.
     """
-    if job.needs_counting and job.lane_ends is None:
-        return Order(job.lanes)
+    if job.needs_counting:
+        return job.numbering().order
     return job.order
 
 

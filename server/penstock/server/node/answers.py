@@ -11,6 +11,7 @@ from penstock.server.node.audit import Audit
 from penstock.server.node.channel import Misspoken
 from penstock.server.node.crew import Crew
 from penstock.server.node.dispatch import Dispatch
+from penstock.server.node.ends import Ends
 from penstock.server.node.life import Life
 from penstock.server.node.messages import (
     Cost,
@@ -20,6 +21,7 @@ from penstock.server.node.messages import (
     FromWorker,
     JobFailed,
     Judge,
+    LaneEnds,
     Libraries,
     LineFailed,
     NewArena,
@@ -40,7 +42,7 @@ from penstock.server.node.quarantine import Quarantine
 from penstock.server.node.shelf import Shelf
 from penstock.server.pipeline.line import MAX_EMPTIED, only_padding
 from penstock.server.store.base import SnapshotRecord
-from penstock.wire.errors import ERRORS, Internal, LogDiverged, PenstockError
+from penstock.wire.errors import ERRORS, Internal, LogDiverged, PastEnd, PenstockError
 
 log = structlog.get_logger("penstock.node")
 
@@ -57,6 +59,7 @@ class Answers:
         shelf: Where the snapshots go that come with answers.
         audit: Told of every batch.
         quarantine: Asked for verdicts.
+        ends: Told where lanes end.
         life: The node's.
         observer: Told what is made and what it costs.
 
@@ -72,12 +75,13 @@ class Answers:
         shelf: Shelf,
         audit: Audit,
         quarantine: Quarantine,
+        ends: Ends,
         life: Life,
         observer: Observer,
     ) -> None:
         self._dispatch, self._crew, self._shelf = dispatch, crew, shelf
         self._audit, self._quarantine, self._life = audit, quarantine, life
-        self._observer = observer
+        self._ends, self._observer = ends, observer
         self.drained: Callable[[WorkerProcess], None]
         self.is_draining: Callable[[WorkerProcess], bool]
 
@@ -102,6 +106,8 @@ class Answers:
                 self._cost(message)
             case Counted():
                 self._counted(message)
+            case LaneEnds():
+                self._lane_ends(message)
             case TicketFailed():
                 self._ticket_failed(worker, message)
             case LineFailed():
@@ -142,6 +148,19 @@ class Answers:
             raise Misspoken(f"counts of lane {counted.lane}, which there is not")
         self._observer.counted(counted.job, counted.lane, counted.counters, counted.before)
 
+    def _lane_ends(self, message: LaneEnds) -> None:
+        books = self._dispatch.logs[message.job]
+        if message.lane >= books.job.lanes or books.job.epochs is None:
+            raise Misspoken(f"an end of lane {message.lane}, which there is not")
+        self._ends.found(books, message.lane, message.batches)
+
+    def _reached(self, ticket: Ticket, batches: int) -> None:
+        """Note that a lane holds so many batches at least."""
+        try:
+            ticket.log.reached(ticket.lane.lane, batches)
+        except LogDiverged as error:
+            self._dispatch.diverged(ticket.log.job.log_id, ticket.lane.lane, error)
+
     def _ready(self, worker: WorkerProcess) -> None:
         self._crew.ready(worker)
         if all(one.ready for one in self._crew):
@@ -176,6 +195,7 @@ class Answers:
         self._observer.produced(job.name, nbytes, message.counts)
         self._audit.made(worker, ticket, message.header, plan or b"")
         self._put_snapshots(ticket, message.snapshots)
+        self._reached(ticket, ticket.offset + 1)
         if message.emptied and ticket.lane.note_emptied(ticket.offset, MAX_EMPTIED):
             error = only_padding(job, ticket.lane.lane, ticket.offset)
             self._dispatch.stop(ticket.log, ticket.lane, error)
@@ -197,6 +217,7 @@ class Answers:
         for ahead, plan in enumerate(message.plans):
             ticket.log.remember_plan(ticket.lane, ticket.offset + ahead, plan)
         self._put_snapshots(ticket, message.snapshots)
+        self._reached(ticket, ticket.offset + len(message.plans))
 
     def _put_snapshots(self, ticket: Ticket, snapshots: tuple[Snapshot, ...]) -> None:
         if ticket.lane.error is not None:
@@ -216,7 +237,7 @@ class Answers:
             self._dispatch.close_line(lane, ticket.line)
         if ticket.plans:
             lane.planning = False
-        if ticket.stale:
+        if ticket.stale or (isinstance(error, PastEnd) and one.has_ended(lane, ticket.offset)):
             one.back(ticket.entry)
             return
         if isinstance(error, LogDiverged):

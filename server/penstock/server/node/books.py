@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.server.job import Job
-from penstock.server.node.arena import Span
 from penstock.server.node.entry import Entry, Key, State
 from penstock.server.node.homes import Homes
 from penstock.server.node.made import MadeOffsets
 from penstock.server.node.reader import Reader
+from penstock.server.node.spans import Span
 from penstock.wire.errors import PenstockError
-from penstock.wire.order import Share, Tail
+from penstock.wire.numbering import two_ends
+from penstock.wire.order import Cut, Share
 
 KEPT_PLANS = 64
 """Plans of past batches kept per lane: an evicted batch costs itself again, not a replay."""
@@ -125,6 +126,7 @@ class LaneState:
     emptied: set[int] = field(default_factory=set)  # latest offsets whose every item was left out
     # What was being done when a worker died, by the offset that it was working for.
     deaths: dict[int, list[str]] = field(default_factory=dict)
+    end: int | None = None  # how many batches it holds; recorded, or about to be
     gives_way: bool = False  # for a while after a death other lanes' batches go first
 
     def note_planned(self, offset: int) -> None:
@@ -148,18 +150,27 @@ class LaneState:
 class Log:
     """Everything that this node does for one job's log.
 
+    Where a finite job ends may become known only as its lanes are planned. Until then batches are
+    wanted, and made, at the positions that they have if no further lane ends before them; none is
+    given to a reader before its position is known, and as a lane ends those after it move up. What
+    nobody wants, but a position depends on, is asked for: it is planned, and not made.
+
     Args:
         job: The job.
         bound_bytes: The node's bound on bytes that are ready or being made; shared by its logs.
         ahead: How many positions beyond its horizon a reader's batches are made.
         ahead_bytes: As long as these take no more than this, up to `FAR_AHEAD` times as many are.
+
+    Attributes:
+        numbering: What is known of the log's order.
     """
 
     def __init__(self, job: Job, bound_bytes: int, ahead: int = 0, ahead_bytes: int = 0) -> None:
         self.job, self.bound_bytes = job, bound_bytes
         self._ahead, self._ahead_bytes = ahead, ahead_bytes
-        self.order = job.order
-        self.lanes = [LaneState(lane) for lane in range(job.lanes)]
+        self.numbering = job.numbering()
+        self.lanes = [LaneState(n, end=self.numbering.end_of(n)) for n in range(job.lanes)]
+        self.asks: dict[int, Entry] = {}  # by lane
         self.active: set[int] = set()  # lanes with something wanted
         self.entries: dict[Key, Entry] = {}
         self.kept: OrderedDict[Key, Entry] = OrderedDict()
@@ -189,21 +200,19 @@ class Log:
     def open(
         self,
         share: Share,
-        tail: Tail | None,
+        cut: Cut | None,
         start: int,
         lanes: frozenset[int] | None,
         wake: Callable[[], None],
     ) -> Reader:
         """Return a new reader."""
-        reader = Reader(self, share, tail, start, lanes, wake)
+        reader = Reader(self, share, cut, start, lanes, wake)
         self.readers.add(reader)
         return reader
 
-    def key(self, position: int, tail: Tail | None) -> Key:
-        """Return what stands at a position, for a reader with this tail."""
-        source = tail.blanked(position) if tail is not None else None
-        lane, offset = self.order.address(position if source is None else source)
-        return Key(position, lane, offset, source is not None)
+    def key(self, position: int, cut: Cut | None) -> Key:
+        """Return what stands at a position, for a reader, if no further lane ends before it."""
+        return Key(position, *self.numbering.assume(position, cut))
 
     def want(self, key: Key, reader: Reader) -> Entry:
         """Return the entry of a batch, wanted by this reader from now on."""
@@ -271,7 +280,7 @@ class Log:
         while lane.wanted:
             entry = self.entries.get(lane.wanted[0][2])
             if entry is not None and entry.state is State.WANTED:
-                return entry
+                return None if self.has_ended(lane, entry.key.offset) else entry
             heapq.heappop(lane.wanted)
         self.active.discard(lane.lane)
         return None
@@ -287,9 +296,15 @@ class Log:
         for reader in self.readers:
             # What a reader is owed next never waits behind what another wants of the same lane.
             entry = reader.owed
-            if entry is not None and entry.state is State.WANTED and entry not in seen:
+            if entry is None or entry.state is not State.WANTED or entry in seen:
+                continue
+            lane = self.lanes[entry.key.lane]
+            if not self.has_ended(lane, entry.key.offset):
                 seen.add(entry)
-                yield Candidate(0, entry.key.position, self, entry, self.lanes[entry.key.lane])
+                yield Candidate(0, entry.key.position, self, entry, lane)
+        for entry in self._asked():
+            # As urgent as what is owed: it takes no room, and must not wait for what finds none.
+            yield Candidate(0, entry.key.position, self, entry, self.lanes[entry.key.lane])
 
     def most_urgent(self) -> Candidate | None:
         """Return the wanted batch that somebody needs soonest."""
@@ -311,7 +326,7 @@ class Log:
             entry: The batch.
             busy_bytes: Bytes that are ready or reserved on the whole node.
         """
-        if any(reader.owed is entry for reader in entry.readers):
+        if entry.is_asked or any(reader.owed is entry for reader in entry.readers):
             return True
         return busy_bytes + self.largest_bytes <= self.bound_bytes
 
@@ -389,6 +404,95 @@ class Log:
         for reader in entry.readers:
             reader.settled(entry)
 
+    # --- where lanes end ---
+
+    def counted_ends(self) -> list[tuple[int, int]]:
+        """Return the lanes whose ends were found out, where no arithmetic says them."""
+        if not self.job.needs_counting:
+            return []
+        ends = ((lane, self.numbering.end_of(lane)) for lane in range(self.job.lanes))
+        return [(lane, end) for lane, end in ends if end is not None]
+
+    def has_ended(self, lane: LaneState, offset: int) -> bool:
+        """Tell whether a lane ends at or before an offset, be that recorded yet or not."""
+        return lane.end is not None and offset >= lane.end
+
+    def reached(self, lane: int, batches: int) -> None:
+        """Note that a lane holds at least so many batches: that may say where others stand.
+
+        Raises:
+            LogDiverged: It was known to hold fewer.
+        """
+        if self.numbering.is_complete and not self.numbering.is_finite:
+            return
+        self.numbering.reach(lane, batches)
+        for reader in self.readers:
+            reader.learned()
+
+    def ends_at(self, lane: int, batches: int) -> None:
+        """Note where a lane ends: nothing after that is made. No position depends on it yet.
+
+        Raises:
+            LogDiverged: It was found to end elsewhere, or holds more.
+        """
+        known = self.lanes[lane].end
+        if known is None:
+            self.numbering.check_end(lane, batches)
+            self.lanes[lane].end = batches
+        elif known != batches:
+            raise two_ends(lane, known, batches)
+
+    def ended(self, lane: int, batches: int) -> None:
+        """Note that the end of a lane is recorded: what comes after it moves up."""
+        first = self.numbering.known()
+        self.numbering.end(lane, batches)
+        for books in (self.entries, self.kept):
+            for entry in [each for each in books.values() if each.key.position >= first]:
+                del books[entry.key]
+                self._move(entry, books)
+        for reader in list(self.readers):
+            reader.renumber(first)
+
+    def _move(self, entry: Entry, books: dict[Key, Entry]) -> None:
+        """Put an entry to where it stands now, unless it turned out that it stands nowhere."""
+        _, lane, offset, _ = entry.key
+        if self.has_ended(self.lanes[lane], offset):
+            return
+        entry.key = entry.key._replace(position=self.numbering.order.position(lane, offset))
+        books[entry.key] = entry
+        if entry.state is State.WANTED:
+            self._queue(entry)
+
+    def _asked(self) -> Iterator[Entry]:
+        """Yield what is to be planned for readers who wait to know their positions.
+
+        Not of a lane of which a line is at work: its answer may say it.
+        """
+        if self.numbering.is_complete:
+            return
+        before, self.asks = self.asks, {}
+        for reader in self.readers:
+            position = reader.lacks
+            for number, offset in () if position is None else self.numbering.missing(position):
+                lane = self.lanes[number]
+                if self.is_planned(lane) or self.has_ended(lane, offset):
+                    continue
+                entry = self.asks.get(number) or before.get(number)
+                if entry is None or entry.key.offset != offset or entry.state is State.FAILED:
+                    at = self.numbering.order.position(number, offset)
+                    entry = Entry(Key(at, number, offset, False), is_asked=True)
+                self.asks[number] = entry
+                entry.readers.add(reader)
+                if lane.error is not None:
+                    self.failed(entry, lane.error)
+        yield from [entry for entry in self.asks.values() if entry.state is State.WANTED]
+
+    def is_planned(self, lane: LaneState) -> bool:
+        """Tell whether a worker plans batches of a lane now."""
+        return lane.planning or any(line.busy for line in lane.lines)
+
+    # --- what comes back ---
+
     def back(self, entry: Entry) -> None:
         """The worker that made this entry is gone: somebody else shall make it."""
         if entry.state is not State.MAKING:  # its lane was stopped meanwhile
@@ -401,7 +505,8 @@ class Log:
 
     def wants(self, entry: Entry) -> bool:
         """Tell whether somebody still waits for this entry to be made."""
-        return entry.state is State.WANTED and self.entries.get(entry.key) is entry
+        known = self.asks.get(entry.key.lane) if entry.is_asked else self.entries.get(entry.key)
+        return entry.state is State.WANTED and known is entry
 
     def stop_lane(self, lane: LaneState, error: PenstockError) -> None:
         """Stop a lane by name: nothing of it is made until the node starts again."""

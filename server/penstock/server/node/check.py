@@ -19,6 +19,7 @@ from penstock.server.node.messages import (
     FromWorker,
     JobFailed,
     Judge,
+    LaneEnds,
     Libraries,
     LineFailed,
     NewArena,
@@ -85,6 +86,10 @@ def check(
             _count(message.lane, "lane")
             _counters(message.counters)
             _counters(message.before)
+        case LaneEnds():
+            _known(message.job, jobs)
+            _count(message.lane, "lane")
+            _count(message.batches, "number of batches")
         case TicketFailed():
             _need(message.ticket in tickets, "ticket", message.ticket)
         case LineFailed() | JobFailed() | VerifyFailed() | Libraries() | Judge():

@@ -73,7 +73,7 @@ def ensure_counted(job: Job) -> None:
     Raises:
         PenstockError: As `count_lanes`.
     """
-    if job.needs_counting and job.lane_ends is None:
+    if not job.numbering().is_complete:
         job.check_end()
         ends = count_lanes(job, range(job.lanes), Items(job), lambda drawn: None)
         job.set_lane_ends([ends[lane] for lane in range(job.lanes)])

@@ -16,7 +16,7 @@ from penstock.server.environment import worker_environment
 from penstock.server.job import Job
 from penstock.server.node.count import expected_draws
 from penstock.server.node.page import PAGE_BYTES, Note, Page
-from penstock.wire.errors import ERRORS, Counting, Internal, PenstockError, WorkerCrashed
+from penstock.wire.errors import ERRORS, Internal, PenstockError, WorkerCrashed
 
 log = structlog.get_logger("penstock.node")
 
@@ -30,7 +30,7 @@ class Count:
 
     Args:
         target: The job file, which they load themselves.
-        job: The job; who asks for its order meanwhile is told how far it is.
+        job: The job.
         processes: How many.
         item_deadline_s: How long they may be at one item.
         files_fd: What the node knows of its sources' files (`pack_catalogs`); -1 = nothing.
@@ -70,9 +70,6 @@ class Count:
                 if error.status != "UNAVAILABLE":
                     raise
                 log.warning("counting waits", job=self.job.name, error=error.message)
-                self.job.uncounted = Counting(
-                    f"{self._progress()}; it waits: {error.message}", job=self.job.name
-                )
             else:
                 return [found[lane] for lane in range(self.job.lanes)]
             await asyncio.sleep(wait_s)
@@ -180,25 +177,14 @@ class Count:
         finally:
             reading.cancel()
 
-    def _progress(self) -> str:
-        return (
-            f"the batches of job {self.job.name!r} are being counted, once: "
-            f"{sum(self._drawn):,} of {self._items:,} items were processed"
-        )
-
     def _note(self, note: Note) -> None:
-        """Say how far it is, to whoever asks and now and then to the log."""
-        at = f" (now: {note.stage} of item {note.item})" if note.item else ""
-        self.job.uncounted = Counting(
-            self._progress() + at,
-            job=self.job.name,
-            items_done=sum(self._drawn),
-            items=self._items,
-        )
+        """Say how far it is, now and then."""
         now = asyncio.get_running_loop().time()
         if now - self._logged_s >= LOG_EVERY_S:
             self._logged_s = now
-            log.info("counting", job=self.job.name, items_done=sum(self._drawn), items=self._items)
+            at = f"{note.stage} of item {note.item}" if note.item else note.stage
+            done = sum(self._drawn)
+            log.info("counting", job=self.job.name, items_done=done, items=self._items, now=at)
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:

@@ -77,7 +77,7 @@ class Dispatch:
         bound_bytes: How many bytes of batches may be ready or being made.
 
     Attributes:
-        logs: By job, the books of its log; only of jobs whose order is known.
+        logs: By job, the books of its log.
         numbers: Numbers of tickets, lines and checks, unique in this process.
     """
 
@@ -100,7 +100,7 @@ class Dispatch:
         self._scheduled = False
 
     def hold(self, job: Job) -> None:
-        """Take a job whose order is known into the books."""
+        """Take a job into the books."""
         workers = len(self._crew)
         ahead = AHEAD_PER_WORKER * workers, AHEAD_BYTES * workers
         self.logs[job.name] = Log(job, self._bound_bytes, *ahead)
@@ -181,6 +181,8 @@ class Dispatch:
         at_home = home in (None, worker.number)
         if entry.state is not State.WANTED:
             return False  # it was wanted twice, and is given out
+        if entry.is_asked and one.is_planned(lane):
+            return False  # another batch of the lane was given out
         if offset in lane.plans:
             if home is not None:
                 return at_home
@@ -233,9 +235,10 @@ class Dispatch:
         line = line or self._open(one, lane, worker, lane.starts.pop(offset))
         line.used, line.busy = number, line.busy + 1
         head = (number, job.name, lane.lane, offset, careful, line.number)
-        if not self._goes_whole(one):
+        if entry.is_asked or not self._goes_whole(one):
             lane.planning = True
-            count = 1 if careful else PLANS_AHEAD
+            # Where planning needs the items, whoever makes the batch needs them once more.
+            count = PLANS_AHEAD if one.job.makes_anywhere and not careful else 1
             ticket = Ticket(number, one, lane, entry, line, offset, plans=True, suspect=careful)
             worker.give(ticket, Plan(*head, count))
             line.next = offset + count
@@ -259,7 +262,8 @@ class Dispatch:
         """Have a worker know a job, and set its roles up at once where that is asked for."""
         if job.name not in worker.jobs:
             worker.jobs.add(job.name)
-            worker.send_job(job, self._verdicts[job.name], set_up=set_up)
+            ends = self.logs[job.name].counted_ends()
+            worker.send_job(job, self._verdicts[job.name], ends, set_up=set_up)
 
     # --- ahead of readers ---
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.wire.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.server.node.arena import Span
     from penstock.server.node.reader import Reader
+    from penstock.server.node.spans import Span
 
 
 class State(Enum):
@@ -37,11 +37,13 @@ class Entry:
     """One batch that somebody wants, or that is kept for late readers.
 
     Attributes:
-        key: Its address.
+        key: Its position and its address; the position may change as long as it is not known.
         readers: Who wants it.
         pins: Streams that are writing it to the network right now, and loans of it.
         span: Its body, in shared memory; None = it has none, or gave its memory back.
         nbytes: The lengths of its header and its body.
+        is_asked: No reader wants it; it is planned, as positions of others depend on its being
+            there.
         evicted: Nobody takes it any more; its memory goes with its last pin.
         gone: Called when an evicted entry has given its memory back.
     """
@@ -55,6 +57,7 @@ class Entry:
     nbytes: int = 0
     tokens: int = 0
     error: PenstockError | None = None
+    is_asked: bool = False
     evicted: bool = False
     gone: Callable[[Entry], None] | None = None
 

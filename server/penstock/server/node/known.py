@@ -87,8 +87,9 @@ class KnownJobs:
                 job=name,
                 differences=["log id"],
             )
-        if message.lane_ends is not None:
-            job.set_lane_ends(list(message.lane_ends))
+        if message.lane_ends:
+            ends = dict(message.lane_ends)
+            job.set_lane_ends([ends.get(lane) for lane in range(job.lanes)])
         items = self._new_items(job, message)
         reading = job.distributor.reading()
         return Known(job, items, Maker(job, items), reading and Places(reading))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from penstock.server.core.verdict import Verdict
-from penstock.server.node.arena import Descriptor
+from penstock.server.node.memory import Descriptor
 
 
 class Snapshot(NamedTuple):
@@ -48,7 +48,7 @@ class KnowJob:
     Attributes:
         job: Its name in the job file, which the worker loads itself.
         log_id: Its log id, hex: what the worker has built must be the same.
-        lane_ends: How many batches each lane holds, where that was counted; else None.
+        lane_ends: Lanes with how many batches they hold, of those where that was found out.
         workers: How many workers the node has: they share the memory for what is kept.
         verdicts: All that hold, or those that are new or changed.
         set_up: Set up the roles at once, for the readers to come; answered by `SetUp`.
@@ -56,7 +56,7 @@ class KnowJob:
 
     job: str
     log_id: str
-    lane_ends: tuple[int, ...] | None
+    lane_ends: tuple[tuple[int, int], ...]
     workers: int
     verdicts: tuple[Verdict, ...]
     set_up: bool
@@ -388,6 +388,19 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneEnds:
+    """Said once for each line of a finite job, before an answer: its planner has met the end.
+
+    Attributes:
+        batches: How many batches the lane holds.
+    """
+
+    job: str
+    lane: int
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
 class Libraries:
     """Said before a job's first batch, which has imported what it needs: versions by library."""
 
@@ -400,6 +413,7 @@ FromWorker = (
     | Planned
     | Cost
     | Counted
+    | LaneEnds
     | TicketFailed
     | LineFailed
     | JobFailed
@@ -434,6 +448,7 @@ __all__ = [
     "Judge",
     "Judged",
     "KnowJob",
+    "LaneEnds",
     "Libraries",
     "LineFailed",
     "LineSnapshot",

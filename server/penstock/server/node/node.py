@@ -25,6 +25,7 @@ from penstock.server.node.books import Log
 from penstock.server.node.counting import Count
 from penstock.server.node.crew import ITEM_DEADLINE_S, Crew, Hear, Lose
 from penstock.server.node.dispatch import Dispatch
+from penstock.server.node.ends import Ends
 from penstock.server.node.entry import Entry, State
 from penstock.server.node.life import Life
 from penstock.server.node.messages import TakeSnapshots
@@ -33,12 +34,13 @@ from penstock.server.node.page import Note
 from penstock.server.node.process import WorkerProcess
 from penstock.server.node.quarantine import Quarantine
 from penstock.server.node.reader import Reader
-from penstock.server.node.shelf import STORE_RETRY_S, Shelf
+from penstock.server.node.shelf import Shelf
 from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.sources.catalog import pack_catalogs
 from penstock.server.store.base import JobRecord, Store
-from penstock.wire.errors import PenstockError, StoreUnavailable
-from penstock.wire.order import Share, Tail
+from penstock.wire.errors import PenstockError
+from penstock.wire.numbering import Numbering
+from penstock.wire.order import Cut, Share
 
 log = structlog.get_logger("penstock.node")
 
@@ -89,7 +91,8 @@ class Node:
         self._quarantine = Quarantine(
             self.jobs, self.verdicts, dispatch, crew, store, life, observer
         )
-        answers = Answers(dispatch, crew, self.shelf, audit, self._quarantine, life, observer)
+        self._ends = ends = Ends(dispatch, store, life)
+        answers = Answers(dispatch, crew, self.shelf, audit, self._quarantine, ends, life, observer)
         self.shelf.on_diverged = dispatch.diverged
         crew.dispatch, crew.hear = dispatch, answers.hear
         crew.on_lost = answers.drained = self._has_drained
@@ -122,10 +125,9 @@ class Node:
         for name, job in self.jobs.items():
             if job.needs_counting:
                 ends = await self.store.lane_ends(job.log_id)
-                if len(ends) == job.lanes:
-                    job.set_lane_ends([ends[lane] for lane in range(job.lanes)])
-            if not job.needs_counting or job.lane_ends is not None:
-                self._hold(job)
+                job.set_lane_ends([ends.get(lane) for lane in range(job.lanes)])
+            self.dispatch.hold(job)
+            self._say_how_it_reads(job)
             await self.store.register_job(JobRecord(name, job.log_id, job.plan))
             self.verdicts[name] = VerdictBook(await self.store.verdicts(job.log_id))
             self.observer.quarantined(name, self.verdicts[name].left_out)
@@ -140,13 +142,8 @@ class Node:
         await self.crew.start()
         self.life.spawn(self.shelf.keep_saving(self._snapshot_seconds))
         for name, job in self.jobs.items():
-            if name not in self.logs:
+            if not self.logs[name].numbering.is_complete:
                 self.life.spawn(self._count(job))
-
-    def _hold(self, job: Job) -> None:
-        """Take a job whose order is known into the books; say how it reads."""
-        self.dispatch.hold(job)
-        self._say_how_it_reads(job)
 
     def _say_how_it_reads(self, job: Job) -> None:
         """Log a job's reading groups, and if there are more workers than suit it."""
@@ -176,33 +173,18 @@ class Node:
             )
 
     async def _count(self, job: Job) -> None:
-        """Find out where a job's lanes end, once for all nodes; until then nobody can open it."""
+        """Find out where a job's lanes end, beside its readers: its length is known sooner."""
         count = Count(
             self.target, job, len(self.crew), self.crew.item_deadline_s, files_fd=self._files_fd
         )
         try:
             ends = await count.run()
-            for lane, batches in enumerate(ends):
-                await self._keep_end(job, lane, batches)
-            job.set_lane_ends(ends)
-            _ = job.order
         except PenstockError as error:
+            # Its readers meet the same, and are told at the place where it holds them up.
             log.error("a job cannot be counted", job=job.name, error=error.message)
-            job.uncounted = error
-            job.forget_lane_ends()
             return
-        self._hold(job)
-        self.dispatch.set_up_ahead()
-        log.info("counted", job=job.name, batches=sum(ends))
-
-    async def _keep_end(self, job: Job, lane: int, batches: int) -> None:
-        while True:
-            try:
-                await self.store.add_lane_end(job.log_id, lane, batches)
-                return
-            except StoreUnavailable as error:  # the store's own watch tells of it, once
-                log.debug("the store does not answer; waiting", error=str(error))
-                await asyncio.sleep(STORE_RETRY_S)
+        for lane, batches in enumerate(ends):
+            self._ends.found(self.logs[job.name], lane, batches)
 
     async def drain(self, grace_s: float) -> None:
         """Give out no more tickets, let workers finish theirs, and save where lines stand."""
@@ -247,18 +229,22 @@ class Node:
         """
         return find_job(self.logs, job)
 
+    def numbering(self, job: Job) -> Numbering:
+        """Return what is known of the order of a job's log; it learns as lanes are planned."""
+        return self.log(job.name).numbering
+
     def open(
         self,
         job: str,
         share: Share,
-        tail: Tail | None,
+        cut: Cut | None,
         start: int,
         lanes: Iterable[int] | None,
         wake: Callable[[], None],
     ) -> Reader:
         """Return a new reader; the caller closes it."""
         return self.log(job).open(
-            share, tail, start, frozenset(lanes) if lanes is not None else None, wake
+            share, cut, start, frozenset(lanes) if lanes is not None else None, wake
         )
 
     def note_given(self, job: str, offsets: Mapping[int, int]) -> None:
@@ -313,6 +299,13 @@ class Node:
             return 0, 0, "horizon", ""
         key = entry.key
         lane = reader.log.lanes[key.lane]
+        frontier = reader.log.numbering.frontier
+        if reader.lacks is not None and frontier is not None:
+            # It depends on a batch of which it is not known whether it exists.
+            lane = reader.log.lanes[frontier.lane]
+            key = key._replace(lane=frontier.lane, offset=frontier.offset)
+            if reader.log.has_ended(lane, frontier.offset):
+                return key.lane, key.offset, "store", ""
         name = reader.log.job.name
         if entry.state is State.MAKING or lane.planning:
             for worker in self.crew:

@@ -14,7 +14,6 @@ import structlog
 from penstock.server.core.frames import error_line
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
-from penstock.server.node.arena import ArenaReader, Span
 from penstock.server.node.books import LaneState, LineState, Log
 from penstock.server.node.check import check
 from penstock.server.node.entry import Entry
@@ -29,6 +28,7 @@ from penstock.server.node.messages import (
 )
 from penstock.server.node.page import Note
 from penstock.server.node.program import Started, start_program, status_words
+from penstock.server.node.spans import ArenaReader, Span
 
 log = structlog.get_logger("penstock.worker")
 
@@ -139,11 +139,24 @@ class WorkerProcess:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
-    def send_job(self, job: Job, verdicts: Iterable[Verdict], *, set_up: bool = False) -> None:
-        """Have it know a job, or more verdicts of one that it knows; or set its roles up, too."""
-        ends = None if job.lane_ends is None else tuple(job.lane_ends)
-        log_id = job.log_id.hex()
-        self.send(KnowJob(job.name, log_id, ends, self.workers, tuple(verdicts), set_up))
+    def send_job(
+        self,
+        job: Job,
+        verdicts: Iterable[Verdict],
+        ends: Iterable[tuple[int, int]] = (),
+        *,
+        set_up: bool = False,
+    ) -> None:
+        """Have it know a job, or more verdicts of one that it knows; or set its roles up, too.
+
+        Args:
+            job: The job.
+            verdicts: All that hold, or what is new of them.
+            ends: Lanes with how many batches they were found to hold.
+            set_up: Whether its roles are set up at once.
+        """
+        ends, told = tuple(ends), tuple(verdicts)
+        self.send(KnowJob(job.name, job.log_id.hex(), ends, self.workers, told, set_up))
 
     @property
     def takes_part(self) -> bool:

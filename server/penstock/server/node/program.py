@@ -10,8 +10,8 @@ import sys
 from typing import NamedTuple
 
 from penstock.server.environment import worker_environment
-from penstock.server.node.arena import sealed_memory
 from penstock.server.node.channel import FROM_WORKER
+from penstock.server.node.memory import sealed_memory
 from penstock.server.node.messages import FromServer, FromWorker
 from penstock.server.node.page import PAGE_BYTES, Page
 from penstock.server.node.port import Port, SocketPort

@@ -145,7 +145,7 @@ class Quarantine:
         for each in logs:
             each.deciding += 1
         try:
-            yield Seen(one.order, asked=self.planned_below(one.job))
+            yield Seen(one.numbering.order, asked=self.planned_below(one.job))
         finally:
             for each in logs:
                 each.deciding -= 1

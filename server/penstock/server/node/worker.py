@@ -22,10 +22,11 @@ from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.jobs.load import load
-from penstock.server.node.arena import Arenas, ArenaWriter, Descriptor
+from penstock.server.node.arena import Arenas, ArenaWriter
 from penstock.server.node.channel import FROM_SERVER
 from penstock.server.node.child import MARK, MAX_MESSAGE, die_with_parent, is_forked, told
 from penstock.server.node.known import Known, KnownJobs
+from penstock.server.node.memory import Descriptor
 from penstock.server.node.messages import (
     Body,
     CloseLine,
@@ -40,6 +41,7 @@ from penstock.server.node.messages import (
     Judge,
     Judged,
     KnowJob,
+    LaneEnds,
     Libraries,
     LineFailed,
     LineSnapshot,
@@ -71,7 +73,7 @@ from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Made
 from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.sources.catalog import take_catalogs
-from penstock.wire.errors import ERRORS, Internal, PenstockError, clean_text
+from penstock.wire.errors import ERRORS, Internal, PastEnd, PenstockError, clean_text
 from penstock.wire.malloc import keep_memory
 
 _TICKETED = (Produce, Plan, Make)
@@ -260,8 +262,9 @@ class Worker:
             plans.append(_plan_bytes(plan))
             snapshots += _snapshot_if_due(line)
         self.jobs[message.job].drawn += line.planner.counters["drawn"] - before
+        line.planner.forget()  # whoever makes them fetches what they are made of
         answer = Planned(message.ticket, tuple(plans), broken, tuple(snapshots))
-        self._say(*self._cost(), *_counted(line), answer)
+        self._say(*self._cost(), *_counted(line), *_ended(line), answer)
 
     def _verify(self, message: Verify) -> None:
         """Make a batch once more and answer its header: it holds the checksum of the body."""
@@ -316,6 +319,8 @@ class Worker:
         except Exception as error:
             del self.lines[number]
             self.broken[number] = error
+            if isinstance(error, PastEnd):
+                self._say(*_ended(line))
             raise
 
     def _skip(self, line: Line, offset: int) -> list[Snapshot]:
@@ -348,7 +353,7 @@ class Worker:
         else:
             header = made.write(memoryview(bytearray()))
         answer = Done(ticket, span, header, plan, made.counts, made.emptied, tuple(snapshots))
-        before = [] if line is None else _counted(line)
+        before = [] if line is None else [*_counted(line), *_ended(line)]
         assert self.job is not None
         known = self.jobs[self.job]
         if not known.libraries_told:
@@ -512,6 +517,18 @@ def _counted(line: Line) -> list[FromWorker]:
         return []
     line.told_mark = mark
     return [Counted(line.job.name, line.lane, line.counters(), line.counters_before)]
+
+
+def _ended(line: Line) -> list[FromWorker]:
+    """Return where a finite lane ends, if its planner has just found it out.
+
+    Where arithmetic leads to any offset it says where the lane ends, too.
+    """
+    end = line.planner.end
+    if end is None or line.told_end or line.job.epochs is None or line.planner.can_seek():
+        return []
+    line.told_end = True
+    return [LaneEnds(line.job.name, line.lane, end)]
 
 
 def _plan_bytes(plan: BatchPlan) -> bytes:

@@ -96,6 +96,11 @@ class Planner:
         """Return the highest number of a verdict that removed a draw of this lane; 0 = none."""
         return self._verdicts
 
+    @property
+    def end(self) -> int | None:
+        """Return how many batches the lane holds; None before its last item was drawn."""
+        return self.offset + len(self.ready) if self.ended else None
+
     def _take_batcher(self, batcher: SampleBatcher) -> None:
         """Go on with a batcher: a fresh one, or one that was restored."""
         self.batcher = batcher
@@ -112,7 +117,7 @@ class Planner:
             LaneStarved: As many draws as several epochs have gave no sample.
             LogDiverged: The lane ends elsewhere than where it was counted to end.
         """
-        end = None if self.job.lane_ends is None else self.job.lane_ends[self.lane]
+        end = self.job.lane_end(self.lane)
         last = self.offset + 1 == end
         # Nothing must come after the last batch that was counted, so that is looked for, too.
         self._fill(2 if last else 1)

@@ -92,6 +92,7 @@ class Sender:
                 await self._write(entry)
                 continue
             if reader.finished:
+                self._opening.check_start()
                 assert self._opening.tail is not None
                 await call.write(ended(self._opening.tail).SerializeToString())
                 return "the log's end"

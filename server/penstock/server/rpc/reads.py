@@ -64,7 +64,7 @@ class Reads:
         if first is EOF:
             return
         request = parse_open(first)
-        opening = open_read(self.node.jobs, request)
+        opening = open_read(self.node.jobs, request, self.node.numbering)
         if self.draining.is_set():
             # A client that was sent away reconnects at once: accepting it would keep the node up.
             await call.write(draining().SerializeToString())
@@ -75,7 +75,7 @@ class Reads:
         wake = asyncio.Event()
         self.node.note_given(request.job, opening.given())
         reader = self.node.open(
-            request.job, opening.share, opening.tail, opening.start, opening.lanes, wake.set
+            request.job, opening.share, opening.cut, opening.start, opening.lanes, wake.set
         )
         stream = Stream(request, reader, wake, peer, self.lending.find(request.borrower))
         number = self.streams.add(stream)

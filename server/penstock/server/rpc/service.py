@@ -83,7 +83,13 @@ class Service:
         self.node, self.store, self.metrics = node, store, metrics
         self.streams = Streams(store, metrics)
         self.cursors = Cursors(
-            node.jobs, store, self.streams, node.release, computes_here=False, asked=node.asked
+            node.jobs,
+            store,
+            self.streams,
+            node.release,
+            computes_here=False,
+            asked=node.asked,
+            numbered=node.numbering,
         )
         self.health = HealthServicer()
         self.draining = asyncio.Event()
@@ -220,6 +226,7 @@ class Service:
             node_id=self.node_id,
             store=self.store.uuid,
             max_body_bytes=one.largest_body_bytes if one is not None else 0,
+            numbered=self.node.numbering,
         )
         return reply.SerializeToString()
 

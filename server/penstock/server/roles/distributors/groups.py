@@ -48,13 +48,7 @@ class Groups:
         known = blocks.nbytes
         block_bytes = float(UNKNOWN_BYTES if known is None else max(1, sum(known)) / held)
         if number is not None and lanes % number:
-            near = sorted((abs(n - number), n) for n in divisors(lanes))[:2]
-            raise InvalidJob(
-                f"reading_groups is {number}, and {lanes} lanes cannot be dealt to so many groups "
-                f"alike: give a number that divides the lanes, such as "
-                f"{' or '.join(map(str, sorted(n for _, n in near)))}",
-                key="distributor.reading_groups",
-            )
+            raise _uneven(number, lanes)
         number = number or default_groups(lanes, held, block_bytes, window)
         window = window or default_window(number, held, block_bytes)
         is_whole = number == 1 and window >= held
@@ -77,13 +71,23 @@ class Groups:
         if shuffle == "full":
             return Reading(together.blocked, None, None, *means)
         if shuffle == "none":
-            # All lanes are at the same block, and go on together: there is no window.
+            # All lanes are at one place, and go on from it together: there is no window.
             needed = blocks_needed(1, self.lanes, block_items)
             return Reading(together.blocked, None, min(needed, self.held), *means)
         if self.number == 1 and self.window >= self.held:
             return Reading(together.blocked, None, self.held, *means)
         needed = blocks_needed(self.window, self.lanes // self.number, block_items)
         return Reading(together.blocked, self.number, min(needed, self.held), *means)
+
+
+def _uneven(groups: int, lanes: int) -> InvalidJob:
+    near = sorted(divisors(lanes), key=lambda n: (abs(n - groups), n))[:2]
+    return InvalidJob(
+        f"reading_groups is {groups}, and {lanes} lanes cannot be dealt to so many groups "
+        f"alike: give a number that divides the lanes, such as "
+        f"{' or '.join(map(str, sorted(near)))}",
+        key="distributor.reading_groups",
+    )
 
 
 __all__ = ["Groups"]

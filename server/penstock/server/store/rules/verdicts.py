@@ -186,10 +186,12 @@ def release(
     found: list[Verdict] = []
     changes: list[Change] = []
     above, ends = given.above(seen), seen.order.ends
+    # Where a lane's end is not known yet there may be a batch above.
+    last = max((MAX_POSITION if end is None else end for end in ends or ()), default=0)
     for verdict in map(verdict_of, about):
         if verdict.released is None:
-            if ends is not None and (above >= max(ends) or verdict.stage == "draw"):
-                raise _too_late(verdict, above, max(ends))
+            if ends is not None and (above >= last or verdict.stage == "draw"):
+                raise _too_late(verdict, above, last)
             # Where it was to hold from a later offset on in other lanes, it never will.
             verdict = verdict._replace(released=max(above, verdict.offset + 1))
             changes.append(Put(_row(log_id, verdict, last_change + len(changes) + 1)))
@@ -305,7 +307,8 @@ def _below(order: Order, end: int, lane: int) -> int:
         return 0
     last = order.address(min(end, MAX_POSITION if order.batches is None else order.batches) - 1)
     held = rows if lane <= last.lane else rows - 1
-    return held if order.ends is None else min(held, order.ends[lane])
+    lane_end = None if order.ends is None else order.ends[lane]
+    return held if lane_end is None else min(held, lane_end)
 
 
 __all__ = ["Given", "Run", "add", "release", "runs", "standing", "verdict_of"]
