@@ -27,7 +27,7 @@ SERVER_MIB, WORKER_MIB = 57, 33
 """The server process, and a worker, with what penstock itself imports."""
 
 PACKAGES_MIB = {"pyarrow": 8, "tokenizers": 4, "torch": 130}
-"""What each of these adds to every process, where a source or a role imports it."""
+"""What each of these packages adds to every process, if a source or a role imports it."""
 
 TOKENIZING_MIB, READING_MIB = 30, 6
 """What a worker takes besides while it tokenizes: what malloc keeps after texts of up to 250,000
@@ -44,7 +44,7 @@ BATCHES_SPREAD = 1.5
 hold most at the same moment."""
 
 PREFETCH = 4
-"""Batches that a Loader fetches ahead, where nobody says otherwise."""
+"""Batches that a Loader fetches ahead by default."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,12 @@ class NodeMemory:
 
     @property
     def keeping_up(self) -> float:
-        """Return what it takes while readers take what is made, without `reader`."""
+        """Return what it takes while readers keep up, without `reader`."""
         return self.processes + self.blocks + self.samples + self.kept
 
     @property
     def stalled(self) -> float:
-        """Return what it takes when they do not."""
+        """Return what it takes when they do not keep up."""
         return self.processes + self.blocks + self.samples + self.ready
 
     def to_json(self) -> dict[str, Any]:
