@@ -51,9 +51,9 @@ class Loader:
         device: Where tensors go, in one copy per batch; None = they stay on the host.
         attempt: A token that all ranks of this start of the run share and no other start has;
             default: drawn and shared by torch.distributed, or made of the launcher's variables.
-        prefetch: How many batches may be ready beyond the one in use. 4 are enough for batches that
-            take long to train on; thousands of small ones in a second want 64. It costs memory:
-            that many batches, up to `Limits.prefetch_bytes`.
+        prefetch: How many batches may be ready beyond the one in use. Default: 4, and of small ones
+            as many as 8 MiB hold, up to 64. More helps where batches take unlike times to make; it
+            costs memory, that many batches, up to `Limits.prefetch_bytes`. 1 holds the least.
         limits: How much memory batches may take, see `Limits`; the default suits most runs.
         deadline_s: How long to wait for a batch, or for a server, before an error says why.
         tail: The last step of a finite job: `"pad"` fills it with blanked batches, `"drop"` leaves
@@ -81,7 +81,7 @@ class Loader:
         mode: Literal["stream", "eval"] = "stream",
         device: Any = None,
         attempt: str | None = None,
-        prefetch: int = 4,
+        prefetch: int | None = None,
         limits: Limits = LIMITS,
         deadline_s: float = DEADLINE_S,
         tail: Literal["pad", "drop"] = "pad",

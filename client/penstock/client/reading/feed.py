@@ -15,6 +15,7 @@ from penstock.client.reading.route import Node, Route, cancel_all
 from penstock.client.reading.slots import PAUSE_S, TELL_S, Delivery, Slots
 from penstock.client.run.session import Session
 from penstock.wire.errors import PenstockError, Unreachable
+from penstock.wire.prefetch import AHEAD_BYTES, LEAST_AHEAD
 
 
 class Feed:
@@ -29,7 +30,8 @@ class Feed:
         session: What streams open with, and which positions are the rank's own.
         start: The first position that is wanted.
         stop: No position from here on is wanted; None = until the log ends.
-        prefetch: How many own positions may be ready beyond the next to be taken.
+        prefetch: How many own positions may be ready beyond the next to be taken; None = as many as
+            the size of batches allows, see `Slots`.
         prefetch_bytes: How many bytes of them; the next one comes whatever its size. Every node has
             an equal share of it.
         max_body_bytes: A batch that announces more is refused before anything is allocated.
@@ -46,7 +48,7 @@ class Feed:
         start: int,
         *,
         stop: int | None,
-        prefetch: int,
+        prefetch: int | None,
         prefetch_bytes: int,
         max_body_bytes: int,
         pool: Allocator,
@@ -54,9 +56,7 @@ class Feed:
         share = session.share
         self._slots = Slots(session.job, share, start, stop, prefetch)
         self._world_size = share.world_size
-        # A message for every batch may cost more than the batch: half of the room at once.
-        self._often = max(1, prefetch // 2)
-        self._room_bytes = max(1, prefetch_bytes // len(nodes))
+        self._prefetch, self._prefetch_bytes = prefetch, prefetch_bytes
         self._routes = [
             Route(number, node, session, self._slots, pool, self, max_body_bytes)
             for number, node in enumerate(nodes)
@@ -95,7 +95,8 @@ class Feed:
             return None
         if self._slots.given(position):
             self._untold_bytes += delivery.lease.nbytes
-        self._extend(self._often)
+        # A message for every batch may cost more than the batch: half of the room at once.
+        self._extend(max(1, self._slots.prefetch // 2))
         return delivery
 
     def release(self, position: int) -> None:
@@ -184,7 +185,7 @@ class Feed:
         Or if half of the room for bytes is free again.
         """
         slots, horizon = self._slots, self._slots.horizon
-        has_room = self._untold_bytes > self._room_bytes // 2
+        has_room = self._untold_bytes > self._room_bytes() // 2
         for route in self._routes:
             stream = route.stream
             if stream is None:
@@ -213,7 +214,18 @@ class Feed:
         held = sum(
             found.lease.nbytes for found in self._slots.ready(position) if found.route == route
         )
-        return position, max(1, received_bytes + self._room_bytes - held)
+        return position, max(1, received_bytes + self._room_bytes() - held)
+
+    def _room_bytes(self) -> int:
+        """Return what each route's share of the bound is.
+
+        Where nobody has said how many batches lie ahead, small ones may be followed by large ones
+        that were accepted with them: no more come than as if all had been large.
+        """
+        most = self._prefetch_bytes
+        if self._prefetch is None:
+            most = min(most, max(AHEAD_BYTES, LEAST_AHEAD * self._slots.largest_bytes))
+        return max(1, most // len(self._routes))
 
     # --- what routes say, on their threads ---
 

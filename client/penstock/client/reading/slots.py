@@ -17,6 +17,7 @@ from penstock.client.aside import tell
 from penstock.client.reading.buffers import Lease
 from penstock.wire.errors import DataTimeout, PenstockError
 from penstock.wire.order import Share
+from penstock.wire.prefetch import fitting_ahead
 from penstock.wire.v1 import feed_pb2
 
 logger = logging.getLogger("penstock")
@@ -80,17 +81,21 @@ class Slots:
         share: Which positions are the rank's own.
         start: The first position that is wanted.
         stop: No position from here on is wanted; None = until the log ends.
-        prefetch: How many own positions may be ready beyond the next to be taken.
+        prefetch: How many own positions may be ready beyond the next to be taken; None = as many as
+            `fitting_ahead` says of the largest that has come.
 
     Attributes:
         next: The first position that the consumer has not been given.
         wait_s: How long it has waited in all.
         missing: The first position that has not come.
+        largest_bytes: What the largest batch takes that has come, header included.
         end: The first position that will not come; None = not known.
     """
 
-    def __init__(self, job: str, share: Share, start: int, stop: int | None, prefetch: int) -> None:
-        self._job, self._share, self.prefetch = job, share, prefetch
+    def __init__(
+        self, job: str, share: Share, start: int, stop: int | None, prefetch: int | None
+    ) -> None:
+        self._job, self._share, self._prefetch = job, share, prefetch
         first = share.at_or_after(start)
         # All threads put in and take out; one call of a dict is whole or has not happened.
         self._ready: dict[int, Delivery] = {}
@@ -102,6 +107,7 @@ class Slots:
         # Set by the threads of the streams, one at a time.
         self._landing = threading.Lock()
         self.missing = first
+        self.largest_bytes = 0
         self._landed: set[int] = set()  # those above it that have come
         self.end = stop
         self._error: BaseException | None = None
@@ -141,6 +147,12 @@ class Slots:
     def ready(self, due: int) -> list[Delivery]:
         """Return what has come from position `due` on."""
         return [found for at, found in list(self._ready.items()) if at >= due]
+
+    @property
+    def prefetch(self) -> int:
+        """How many own positions may be ready beyond the next to be taken; any thread asks."""
+        given = self._prefetch
+        return fitting_ahead(self.largest_bytes) if given is None else given
 
     @property
     def horizon(self) -> int:
@@ -202,8 +214,10 @@ class Slots:
     def put(self, delivery: Delivery) -> None:
         """Put a batch into its slot; the consumer looks when it is woken."""
         position = delivery.header.position
+        nbytes = delivery.lease.nbytes + delivery.header.ByteSize()  # texts lie in the header
         self._ready[position] = delivery
         with self._landing:
+            self.largest_bytes = max(self.largest_bytes, nbytes)
             self._landed.add(position)
             while self.missing in self._landed:
                 self._landed.remove(self.missing)

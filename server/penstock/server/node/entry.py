@@ -63,6 +63,11 @@ class Entry:
         """Return its body."""
         return b"" if self.span is None else self.span.view
 
+    @property
+    def body_bytes(self) -> int:
+        """Return how long its body is, also when its memory was given back."""
+        return self.nbytes - len(self.header)
+
     def free(self) -> None:
         """Let the bytes go as soon as no stream writes them, and no process has them lent."""
         self.evicted = True
