@@ -190,7 +190,8 @@ class Feed:
             stream = route.stream
             if stream is None:
                 continue  # the next one opens with it
-            moved = horizon - stream.sent
+            # A large batch takes the horizon back: what was accepted with it stays accepted.
+            moved = max(0, horizon - stream.sent)
             # At the end the horizon stops short: its last move may be less than one own position.
             is_far = moved >= at_least * self._world_size or (moved > 0 and horizon == slots.end)
             if is_far or has_room:
