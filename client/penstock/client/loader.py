@@ -295,7 +295,8 @@ class Loader:
             start = Start(position=position)
         else:
             assert step is not None
-            start = Start(step, State(self.job, info.log_id.hex(), info.store, self.group, 0, step))
+            timeline = ((0, info.log_id.hex()),)
+            start = Start(step, State(self.job, timeline, info.store, self.group, 0, step))
         before = self._reader.at
         self._reader.restart(start)
         try:
@@ -323,7 +324,7 @@ class Loader:
         consumed = (counted - share.positions(step).start) // share.world_size
         return State(
             job=self.job,
-            log_id=session.log_id.hex(),
+            timeline=tuple((step, log_id.hex()) for step, log_id in session.timeline),
             store=session.store,
             group=self.group,
             batches_per_step=share.batches_per_step,
