@@ -146,7 +146,10 @@ def test_a_verdict_has_one_form() -> None:
 
     assert list(VERDICT.encode()) == form
     assert Verdict.decode(form) == VERDICT
-    for message in (Judge("job", None, VERDICT), KnowJob("job", "", None, 1, (VERDICT,), False)):
+    for message in (
+        Judge("job", None, VERDICT),
+        KnowJob("job", b"", b"", None, 1, (VERDICT,), False),
+    ):
         assert json.dumps(form, separators=(",", ":")).encode() in encode([message])[0]
     row = verdicts._row(b"log", VERDICT, 9)
     assert list(row[1:-1]) == form

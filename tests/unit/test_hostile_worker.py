@@ -127,7 +127,7 @@ class WildNode(Node):
     """A node of such workers."""
 
     def _new_worker(self, number: int, hear: Hear, lose: Lose) -> Wild:
-        return Wild(number, "", hear, lose)
+        return Wild(number, hear, lose)
 
 
 class Through(IdentityProcessor):
@@ -147,7 +147,7 @@ async def node(tmp_path: Path) -> AsyncIterator[WildNode]:
     }
     store = SqliteStore(tmp_path / "store.db")
     await store.open()
-    one = WildNode("", jobs, store, workers=2, bound_bytes=1 << 24, observer=Deaths())
+    one = WildNode(jobs, store, workers=2, bound_bytes=1 << 24, observer=Deaths())
     await one.start()
     yield one
     await one.close()

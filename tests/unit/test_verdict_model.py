@@ -100,7 +100,7 @@ class ThreadNode(InlineNode):
     """A node of such workers."""
 
     def _new_worker(self, number: int, hear: Hear, lose: Lose) -> InlineWorker:
-        return ThreadWorker(number, "", hear, lose)
+        return ThreadWorker(number, hear, lose)
 
 
 class World:

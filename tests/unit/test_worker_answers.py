@@ -64,14 +64,15 @@ class Talk:
         fd = os.memfd_create("page")
         os.ftruncate(fd, PAGE_BYTES)
         jobs = load(str(file)).jobs
-        worker = Worker(theirs, Page(fd, write=True), jobs)
+        worker = Worker(theirs, Page(fd, write=True))
         os.close(fd)
         self._theirs, self._thread = theirs, threading.Thread(target=worker.run, daemon=True)
         self._thread.start()
         self._found, self._number = list[FromWorker](), 0
         for line, name in ((1, "a"), (2, "b"), (3, "a")):
-            log_id = jobs[name].log_id.hex()
-            self.send(KnowJob(name, log_id, None, 1, (), False), OpenLine(line, name, 0, None))
+            job = jobs[name]
+            known = KnowJob(name, job.log_id, job.definition, None, 1, (), False)
+            self.send(known, OpenLine(line, name, 0, None))
         for offset in range(CHEAP):
             ticket = self.ask("a", offset, 1)
             self.send(ticket)

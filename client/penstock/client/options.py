@@ -44,6 +44,10 @@ class Limits:
         max_body_bytes: The most bytes of one batch; a node that announces a larger one is refused
             before memory is taken for it. It guards against a wrong node; raise it only for larger
             batches.
+        device_batches: How many batches may lie on a CUDA device beyond the one in use: they are
+            copied there while the loop works. Each costs its bytes of the device's memory. 1 hides
+            the copy where batches come in time; the second bridges one that comes late. Take 1
+            where the device has no memory to spare.
 
     Raises:
         InvalidRequest: A value is not a whole number of at least 1.
@@ -51,9 +55,10 @@ class Limits:
 
     prefetch_bytes: int = PREFETCH_BYTES
     max_body_bytes: int = MAX_BODY_BYTES
+    device_batches: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("prefetch_bytes", "max_body_bytes"):
+        for name in ("prefetch_bytes", "max_body_bytes", "device_batches"):
             _check_count(name, getattr(self, name))
 
 

@@ -225,7 +225,12 @@ class Reader:
             # The first batches come while torch is imported. In `aside`, since an interrupted
             # import can leave locks locked, too.
             feed.start()
-            self._decoder = aside(lambda _: make_decoder(options.device, options.as_numpy))
+            decoder = aside(lambda _: make_decoder(options.device, options.as_numpy))
+            decoder.settle()
+            self._pool.use(decoder.memory)
+            self._decoder = decoder
+        if feed.ahead is None and self._decoder.is_ahead:
+            feed.decode_ahead(self._decoder, options.limits.device_batches)
         return feed
 
     def _open_feed(self) -> Feed:
@@ -254,8 +259,24 @@ class Reader:
         waited = feed.wait_s
         delivery = feed.take(position, self._options.deadline_s)
         if feed.wait_s > waited:
-            self._waits.add(feed.wait_s - waited)
+            self._note_wait(feed.wait_s - waited)
         return delivery
+
+    def _decode(self, delivery: Delivery) -> dict[str, Any]:
+        """Return the values of a batch, which may have been decoded ahead."""
+        feed, decoder = self.at.feed, self._decoder
+        assert feed is not None
+        assert decoder is not None
+        if feed.ahead is None:
+            return decoder.finish(decoder.begin(delivery.header, delivery.lease))
+        waited = feed.wait_s
+        values = feed.ahead.take(delivery, self._options.deadline_s)
+        if feed.wait_s > waited:
+            self._note_wait(feed.wait_s - waited)
+        return values
+
+    def _note_wait(self, seconds: float) -> None:
+        self._waits.add(seconds, is_first=not self.at.tally.batches)
 
     def _peek(self) -> Delivery | None:
         """Return the batch that is given next, None past the end."""
@@ -279,12 +300,11 @@ class Reader:
         delivery = self._peek()
         if delivery is None:
             return None
-        assert self._decoder is not None
         at = self.at
-        values = self._decoder(delivery.header, delivery.lease)
-        self._pool.use(self._decoder.memory)  # after a first copy: see `PinnedMemory`
+        values = self._decode(delivery)
         info = self._describe(delivery)
         if self._options.meta:
+            assert self._decoder is not None
             values["penstock_position"] = self._decoder.position(info.position)
         self._counts_of(info.step)[info.position] = info.counts
         assert at.session is not None

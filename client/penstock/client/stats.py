@@ -48,13 +48,13 @@ class Waits:
     """How long the training loop waited. The time before its first batch is not part of it."""
 
     def __init__(self) -> None:
-        self.first_batch_s: float | None = None
+        self.first_batch_s = 0.0
         self.wait_s = 0.0
 
-    def add(self, seconds: float) -> None:
-        """Count time that the training loop spent waiting."""
-        if self.first_batch_s is None:
-            self.first_batch_s = seconds
+    def add(self, seconds: float, *, is_first: bool) -> None:
+        """Count time that the training loop spent waiting, for its first batch or a later one."""
+        if is_first:
+            self.first_batch_s += seconds
         else:
             self.wait_s += seconds
 
@@ -74,7 +74,7 @@ def report(tally: Tally, waits: Waits) -> dict[str, Any]:
         "bytes": tally.bytes,
         "tokens": tally.tokens,
         "reconnects": tally.reconnects,
-        "first_batch_s": waits.first_batch_s or 0.0,
+        "first_batch_s": waits.first_batch_s,
         "wait_s": waits.wait_s,
         "wait_share": min(1.0, rate(waits.wait_s)),
         "batches_per_s": rate(later),

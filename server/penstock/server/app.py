@@ -78,7 +78,6 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
                 "created an empty store: no run has a cursor in it yet", store=store.created
             )
         node = Node(
-            config.target,
             jobs,
             store,
             workers=settings.worker_count,

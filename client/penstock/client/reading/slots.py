@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.client.reading.buffers import Lease
@@ -49,9 +50,12 @@ class Slots:
 
     Attributes:
         next: The first position that the consumer has not been given.
+        kept: The first position that it may ask for, or ask for once more.
         wait_s: How long it has waited in all.
         missing: The first position that has not come.
         end: The first position that will not come; None = not known.
+        is_closed: Nothing more is to come.
+        on_change: Called when something has changed, beside waking the consumer, on any thread.
     """
 
     def __init__(self, job: str, share: Share, start: int, stop: int | None, prefetch: int) -> None:
@@ -62,7 +66,7 @@ class Slots:
         self._changed = threading.Lock()  # a semaphore: free = something has changed
         # Set by the consumer.
         self.next = first
-        self._kept = first  # the first position that it may ask for once more
+        self.kept = first
         self.wait_s = 0.0
         # Set by the threads of the streams, one at a time.
         self._landing = threading.Lock()
@@ -70,7 +74,8 @@ class Slots:
         self._landed: set[int] = set()  # those above it that have come
         self.end = stop
         self._error: BaseException | None = None
-        self._is_closed = False
+        self.is_closed = False
+        self.on_change: Callable[[], None] | None = None
 
     # --- the consumer ---
 
@@ -99,13 +104,30 @@ class Slots:
 
     def release(self, position: int) -> None:
         """Release the own positions below `position`: they will not be asked for again."""
-        while self._kept < position:
-            self._ready.pop(self._kept, None)
-            self._kept = self._share.nth_after(self._kept, 1)
+        while self.kept < position:
+            self._ready.pop(self.kept, None)
+            self.kept = self._share.nth_after(self.kept, 1)
 
     def ready(self, due: int) -> list[Delivery]:
         """Return what has come from position `due` on."""
         return [found for at, found in list(self._ready.items()) if at >= due]
+
+    def get(self, position: int) -> Delivery | None:
+        """Return the batch at a position, if it has come and is kept; any thread may ask."""
+        return self._ready.get(position)
+
+    def check_open(self) -> None:
+        """Raise where no more will come.
+
+        Raises:
+            PenstockError: The Loader was closed.
+        """
+        if self.is_closed:
+            raise PenstockError("the Loader was closed while a batch was waited for")
+
+    def pause(self, timeout_s: float) -> None:
+        """Wait until the consumer is woken, on its thread."""
+        self._changed.acquire(timeout=max(0.0, timeout_s))
 
     @property
     def horizon(self) -> int:
@@ -120,14 +142,13 @@ class Slots:
                 if self.end is not None and position >= self.end:
                     return None
                 # After the look for the batch: those before an error have come.
-                error, ended = self._error, self._is_closed
+                error = self._error
                 if position in self._ready:
                     continue
                 if error is not None:
                     raise _again(error)
-                if ended:
-                    raise PenstockError("the Loader was closed while a batch was waited for")
-                self._changed.acquire(timeout=waiting.next_pause_s())
+                self.check_open()
+                self.pause(waiting.next_pause_s())
             return delivery
         finally:
             self.wait_s += waiting.so_far_s()
@@ -167,10 +188,16 @@ class Slots:
 
     def close(self) -> None:
         """Have a waiting consumer give up."""
-        self._is_closed = True
+        self.is_closed = True
         self.wake()
 
     def wake(self) -> None:
+        """Have the consumer look again, and whatever else listens."""
+        self.wake_consumer()
+        if self.on_change is not None:
+            self.on_change()
+
+    def wake_consumer(self) -> None:
         """Have the consumer look again, now or when it comes to wait."""
         with contextlib.suppress(RuntimeError):  # it was told, and has not looked yet
             self._changed.release()

@@ -13,19 +13,32 @@ from penstock.wire.v1 import feed_pb2
 
 
 class Decoder(Protocol):
-    """Makes the values of batches. Used by one thread, the consumer's or another.
+    """Makes the values of batches, in two parts.
+
+    `begin` is called by one thread: the feed's, ahead of the loop, where `is_ahead`; else the
+    loop's. `settle` and `finish` are called by the loop's.
 
     Attributes:
         memory: The kind of memory that bodies should land in for it; it decodes others, too.
+        is_ahead: `begin` starts a copy that goes on by itself: call it before the batch is wanted.
     """
 
     memory: Memory
+    is_ahead: bool
 
-    def __call__(self, header: feed_pb2.BatchHeader, lease: Lease) -> dict[str, Any]:
-        """Return the values of one batch: views of the lease, or copies on a device.
+    def settle(self) -> None:
+        """Find out what depends on the loop's thread; once, before anything else."""
+        ...
+
+    def begin(self, header: feed_pb2.BatchHeader, lease: Lease) -> Any:
+        """Return what `finish` takes: values that view the lease, or that a device is copying.
 
         Where a device still copies from the lease on return, the copy's event is among its events.
         """
+        ...
+
+    def finish(self, begun: Any) -> dict[str, Any]:
+        """Return the values of one batch, once for each `begin`."""
         ...
 
     def position(self, position: int) -> Any:
@@ -37,11 +50,18 @@ class NumpyDecoder:
     """Makes arrays, views of the body but for labels that are widened."""
 
     memory: Memory = PLAIN
+    is_ahead = False
 
-    def __call__(self, header: feed_pb2.BatchHeader, lease: Lease) -> dict[str, Any]:
+    def settle(self) -> None:
+        """Do nothing: arrays know no devices."""
+
+    def begin(self, header: feed_pb2.BatchHeader, lease: Lease) -> dict[str, Any]:
+        """Return the values of one batch as they came."""
+        return frame.decode_values(header, lease.array)
+
+    def finish(self, begun: dict[str, Any]) -> dict[str, Any]:
         """Return the values of one batch."""
-        values = frame.decode_values(header, lease.array)
-        return widen_labels(values, lambda array: array.astype(np.int64))
+        return widen_labels(begun, lambda array: array.astype(np.int64))
 
     def position(self, position: int) -> Any:
         """Return `position` as an int64 array of no dimensions."""

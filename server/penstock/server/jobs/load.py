@@ -8,27 +8,22 @@ file.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock.server.core.contained import contained
-from penstock.server.core.frames import error_line, user_line, user_traceback
-from penstock.server.core.imports import load_attribute
 from penstock.server.job import MAX_SOURCE_NAME, SOURCE_NAME, Job, find_job
 from penstock.server.jobs import yaml_file
+from penstock.server.jobs.definition import Definition
 from penstock.server.jobs.location import Location
 from penstock.server.jobs.override import override
-from penstock.server.jobs.registry import KINDS, build
+from penstock.server.jobs.python_file import JOB_NAME, jobs_in
 from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings
 from penstock.server.jobs.validate import shown, validate
 from penstock.server.sources.catalog import keep_in
-from penstock.wire.errors import InvalidJob, PenstockError
-
-JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-"""Names of jobs: they are used in commands, metrics and stores, so they must need no quoting."""
+from penstock.wire.errors import InvalidJob
 
 
 class Jobs(Mapping[str, Job]):
@@ -142,18 +137,12 @@ def _load_file(
         _check_sources(settings, location.at("jobs", name))
     server = override(file.server, overrides, environ)
     keep_in(server.hash_cache, location.base)
-    jobs = Jobs(
-        {
-            name: lambda name=name, job=job: build_job(name, job, location.at("jobs", name))  # type: ignore[misc]
-            for name, job in file.jobs.items()
-        }
-    )
-    return Config(
-        target=str(path.absolute()),
-        server=server,
-        jobs=jobs,
-        base=location.base,
-    )
+    said, base = str(path.absolute()), str(location.base)
+    builders: dict[str, Callable[[], Job]] = {}
+    for name, settings in file.jobs.items():
+        definition = Definition(name, said, base, settings.model_dump(exclude_unset=True))
+        builders[name] = partial(definition.build, location.at("jobs", name))
+    return Config(target=said, server=server, jobs=Jobs(builders), base=location.base)
 
 
 def _check_job_names(jobs: Any, location: Location) -> None:
@@ -187,56 +176,6 @@ def _check_sources(settings: JobSettings, location: Location) -> None:
             )
 
 
-def build_job(name: str, settings: JobSettings, location: Location) -> Job:
-    """Build the sources and the roles of a job, and the job from them.
-
-    Args:
-        name: Its name.
-        settings: Its section of the file, checked.
-        location: Where the section stands.
-
-    Raises:
-        InvalidJob: Something in it does not hold together; names the key.
-        PenstockError: The data cannot be opened; the message begins with the key.
-    """
-    values = settings.model_dump(exclude_unset=True)
-    function = values.pop("function", None)
-    if function is not None:
-        if values.get("processor") is not None:
-            at = location.at("function")
-            raise at.error(
-                f"{at.key} and {location.at('processor').key} are both given: remove one of them"
-            )
-        values["processor"] = {"function": function}
-    roles: dict[str, Any] = {}
-    several = values.pop("sources", None)
-    if several is not None:
-        roles["source"] = {
-            key: build(KINDS["source"], spec, location.at("sources", key))
-            for key, spec in several.items()
-        }
-    for role, kind in KINDS.items():
-        spec = values.pop(role, None)
-        if spec is not None:
-            at = location if role == "processor" and function is not None else location.at(role)
-            roles[role] = build(kind, spec, at)
-    try:
-        job = Job(**roles, **values, name=name)
-        job.check_end()  # whether lanes end, and where, is part of what the file says
-        if not job.needs_counting:
-            _ = job.order
-        return job
-    except PenstockError as error:
-        key = str(error.fields.get("key") or "")
-        keys = key.split(".")
-        if several is not None and keys[0] == "source":
-            keys = ["sources"]
-        at = location.at(*keys) if keys[0] in JobSettings.model_fields else location
-        if not isinstance(error, InvalidJob):
-            raise error.reworded(f"{location.key}: {error.message}") from error
-        raise at.error(f"{location.key}: {error.message}") from error
-
-
 def _load_python(
     target: str,
     path: Path,
@@ -244,68 +183,16 @@ def _load_python(
     overrides: Mapping[str, Any] | None,
     environ: Mapping[str, str],
 ) -> Config:
-    spec = f"{path.expanduser().absolute()}:{name}"
+    path = path.expanduser().absolute()
+    spec, base = f"{path}:{name}", path.parent
     server = override(ServerSettings(), overrides, environ)
     # Before the file runs: it may open sources as it is imported.
-    keep_in(server.hash_cache, path.expanduser().absolute().parent)
-    found = load_attribute(spec)
-    if callable(found) and not isinstance(found, Job):
-        found = _called(target, found)
-    if isinstance(found, Job):
-        found = {found.name: found}
-    if not isinstance(found, Mapping) or not found:
-        raise InvalidJob(
-            f"{target} is {shown(found)}: it must be a dict of names and Jobs, a Job, or a "
-            "function that returns one of these",
-            key=name,
-            file=str(path),
-        )
-    builders: dict[str, Callable[[], Job]] = {}
-    for key, value in found.items():
-        if not isinstance(key, str) or not JOB_NAME.fullmatch(key):
-            raise InvalidJob(
-                f"{target}: {key!r} is not a name for a job: use letters, digits, dots, dashes and "
-                "underscores",
-                key=str(key),
-                file=str(path),
-            )
-        builders[key] = _python_builder(target, key, value)
-    return Config(
-        target=spec,
-        server=server,
-        jobs=Jobs(builders),
-        base=path.expanduser().absolute().parent,
-    )
+    keep_in(server.hash_cache, base)
+    builders = {
+        key: partial(Definition(key, spec, str(base), None).build, make=make)
+        for key, make in jobs_in(spec, target).items()
+    }
+    return Config(target=spec, server=server, jobs=Jobs(builders), base=base)
 
 
-def _python_builder(target: str, name: str, value: Any) -> Callable[[], Job]:
-    def make() -> Job:
-        job = value if isinstance(value, Job) or not callable(value) else _called(target, value)
-        if not isinstance(job, Job):
-            raise InvalidJob(
-                f"{target}: the job {name!r} is {shown(job)} and no Job: give "
-                "penstock.server.job.Job(source=..., ...) or a function that returns one",
-                key=name,
-            )
-        job.name = name
-        return job
-
-    return make
-
-
-def _called(target: str, function: Callable[[], Any]) -> Any:
-    """Call a user's function that makes jobs."""
-    try:
-        return contained(function)
-    except PenstockError:
-        raise
-    except Exception as error:
-        line = user_line(error)
-        raise InvalidJob(
-            f"{target}: {getattr(function, '__name__', 'the function')} raises {error_line(error)}"
-            + (f" ({line})" if line else ""),
-            traceback=user_traceback(error),
-        ) from error
-
-
-__all__ = ["Config", "Jobs", "build_job", "load"]
+__all__ = ["Config", "Jobs", "load"]

@@ -85,7 +85,7 @@ def read(path: Path, shown: str) -> tuple[Any, Location]:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise location.error(
                     f"the job file {shown} is not a regular file but a pipe or a device: every "
-                    "process of a node reads it, so write it to a file"
+                    "start of a node reads it again, so write it to a file"
                 )
             data = file.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:

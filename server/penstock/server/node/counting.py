@@ -16,6 +16,7 @@ from penstock.server.environment import worker_environment
 from penstock.server.job import Job
 from penstock.server.node.count import expected_draws
 from penstock.server.node.page import PAGE_BYTES, Note, Page
+from penstock.server.sources.catalog import cache_variable
 from penstock.wire.errors import ERRORS, Internal, PenstockError, WorkerCrashed
 
 log = structlog.get_logger("penstock.node")
@@ -29,8 +30,7 @@ class Count:
     """Counts the batches of one job, by as many processes as the node has workers.
 
     Args:
-        target: The job file, which they load themselves.
-        job: The job.
+        job: The job, which they build from its definition.
         processes: How many.
         item_deadline_s: How long they may be at one item.
         files_fd: What the node knows of its sources' files (`pack_catalogs`); -1 = nothing.
@@ -38,14 +38,13 @@ class Count:
 
     def __init__(
         self,
-        target: str,
         job: Job,
         processes: int,
         item_deadline_s: float,
         *,
         files_fd: int = -1,
     ) -> None:
-        self.target, self.job, self.files_fd = target, job, files_fd
+        self.job, self.files_fd = job, files_fd
         self.parts = min(processes, job.lanes)
         self.item_deadline_s = item_deadline_s
         self._items = expected_draws(job)
@@ -128,16 +127,18 @@ class Count:
         page_fd = os.memfd_create("penstock-page", os.MFD_CLOEXEC)
         try:
             os.ftruncate(page_fd, PAGE_BYTES)
-            job = self.job
             fds = [theirs, page_fd, self.files_fd]
-            arguments = [*fds, os.getpid(), self.target, job.name, job.log_id.hex()]
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "penstock.server.node.count"]
-                + [str(one) for one in (*arguments, part, self.parts, int(careful))],
-                env=worker_environment(os.environ),
-                pass_fds=[fd for fd in fds if fd >= 0],
-                stdin=subprocess.DEVNULL,
-            )
+            arguments = [*fds, os.getpid(), self.job.log_id.hex(), part, self.parts, int(careful)]
+            with open(os.memfd_create("penstock-job", os.MFD_CLOEXEC), "w+b") as definition:
+                definition.write(self.job.definition)
+                definition.seek(0)
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "penstock.server.node.count"]
+                    + [str(one) for one in arguments],
+                    env=worker_environment({**os.environ, **cache_variable()}),
+                    pass_fds=[fd for fd in fds if fd >= 0],
+                    stdin=definition,
+                )
             return process, Page(page_fd), ours
         except BaseException:
             os.close(ours)

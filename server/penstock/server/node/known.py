@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
-from penstock.server.node.messages import KnowJob
+from penstock.server.jobs.definition import rebuild
+from penstock.server.node.messages import KnowJob, Learn
 from penstock.server.node.places import Places
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.maker import Maker
-from penstock.wire.errors import JobChanged
+
+Build = Callable[[bytes, bytes], Job]
+"""(definition, log id) -> the job; see `rebuild`."""
 
 
 @dataclass(eq=False)
@@ -35,19 +39,20 @@ class KnownJobs:
     """Jobs by name.
 
     Args:
-        jobs: Those of the job file; to look one up builds it.
         new_items: Makes what fetches and processes for a job.
         note_setup: Called before a job is built: a role's constructor may end or hold up a process.
+        build: Builds a job from its definition.
     """
 
     def __init__(
         self,
-        jobs: Mapping[str, Job],
         new_items: Callable[[Job, KnowJob], Items],
         note_setup: Callable[[], None],
+        build: Build = rebuild,
     ) -> None:
-        self._jobs, self._new_items, self._note_setup = jobs, new_items, note_setup
-        self._announced: dict[str, list[KnowJob]] = {}  # by job, what is not yet done about it
+        self._new_items, self._note_setup, self._build = new_items, note_setup, build
+        self._told: dict[str, KnowJob] = {}
+        self._news: dict[str, list[Verdict]] = {}  # by job, what it has not learnt yet
         self._known: dict[str, Known] = {}
 
     def __iter__(self) -> Iterator[Known]:
@@ -64,29 +69,22 @@ class KnownJobs:
             JobChanged: It is another job than the server process has.
             PenstockError: It cannot be built.
         """
-        if waiting := self._announced[name]:
-            if name not in self._known:
-                self._known[name] = self._built(waiting[0])
-            for message in waiting:
-                self._known[name].items.verdicts.learn(message.verdicts)
-            waiting.clear()
-        return self._known[name]
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = self._built(self._told[name])
+        if name in self._news:
+            known.items.verdicts.learn(self._news.pop(name))
+        return known
 
-    def announce(self, message: KnowJob) -> None:
+    def hear(self, message: KnowJob | Learn) -> None:
         """Note what the server process says of a job."""
-        self._announced.setdefault(message.job, []).append(message)
+        if isinstance(message, KnowJob):
+            self._told[message.job] = message
+        self._news.setdefault(message.job, []).extend(message.verdicts)
 
     def _built(self, message: KnowJob) -> Known:
         self._note_setup()
-        name = message.job
-        job = self._jobs[name]
-        if job.log_id.hex() != message.log_id:
-            raise JobChanged(
-                f"job {name!r} is not what it was when the server started: its files changed; "
-                "restart the server, and put the old files back if its cursors shall go on",
-                job=name,
-                differences=["log id"],
-            )
+        job = self._build(message.definition, message.log_id)
         if message.lane_ends:
             ends = dict(message.lane_ends)
             job.set_lane_ends([ends.get(lane) for lane in range(job.lanes)])

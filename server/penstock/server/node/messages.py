@@ -43,23 +43,33 @@ class Body(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KnowJob:
-    """Sent before anything else about a job, and again with every news about its verdicts.
+    """Sent before anything else about a job.
 
     Attributes:
-        job: Its name in the job file, which the worker loads itself.
-        log_id: Its log id, hex: what the worker has built must be the same.
+        job: Its name.
+        log_id: Its log id: what the worker builds must be the same.
+        definition: What it is built from, as `penstock.server.jobs.definition` writes it.
         lane_ends: Lanes with how many batches they hold, of those where that was found out.
         workers: How many workers the node has: they share the memory for what is kept.
-        verdicts: All that hold, or those that are new or changed.
+        verdicts: All that hold.
         set_up: Set up the roles at once, for the readers to come; answered by `SetUp`.
     """
 
     job: str
-    log_id: str
+    log_id: bytes
+    definition: bytes
     lane_ends: tuple[tuple[int, int], ...]
     workers: int
     verdicts: tuple[Verdict, ...]
     set_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Learn:
+    """Sent with every news about the verdicts of a job that the worker knows."""
+
+    job: str
+    verdicts: tuple[Verdict, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +192,7 @@ class Refused:
 
 FromServer = (
     KnowJob
+    | Learn
     | OpenLine
     | CloseLine
     | Produce
@@ -205,7 +216,7 @@ Ticketed = Produce | Plan | Make
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Said once, when the worker has loaded its job file."""
+    """Said once, when the worker has started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,6 +460,7 @@ __all__ = [
     "Judged",
     "KnowJob",
     "LaneEnds",
+    "Learn",
     "Libraries",
     "LineFailed",
     "LineSnapshot",

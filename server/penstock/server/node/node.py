@@ -2,9 +2,9 @@
 
 Everything here runs in one event loop. Nothing here knows gRPC: `penstock.server.rpc` opens the
 readers, whose demand it is. This is the face that the edge sees, and the order in which the parts
-start and end: `books` and `reader` say what is wanted, `dispatch` gives it to workers, `answers`
-hears them, `crew` keeps them alive; `shelf`, `audit` and `quarantine` see to snapshots, purity and
-verdicts.
+start and end: `books` and `reader` say what is wanted, `dispatch` gives it to workers as tickets,
+`hearing` hears them, `answers` takes what tickets bring, `crew` keeps the workers alive; `shelf`,
+`audit` and `quarantine` see to snapshots, purity and verdicts.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from penstock.server.node.crew import ITEM_DEADLINE_S, Crew, Hear, Lose
 from penstock.server.node.dispatch import Dispatch
 from penstock.server.node.ends import Ends
 from penstock.server.node.entry import Entry, State
+from penstock.server.node.hearing import Hearing
 from penstock.server.node.life import Life
 from penstock.server.node.messages import TakeSnapshots
 from penstock.server.node.observer import Observer
@@ -51,8 +52,7 @@ class Node:
     """One loader node.
 
     Args:
-        target: The job file: workers load it themselves.
-        jobs: The jobs that it holds.
+        jobs: The jobs that it holds: workers build them from their definitions.
         store: Where snapshots and verdicts go; open.
         workers: How many worker processes.
         bound_bytes: How many bytes of batches may be ready or being made.
@@ -62,7 +62,6 @@ class Node:
 
     def __init__(
         self,
-        target: str,
         jobs: Mapping[str, Job],
         store: Store,
         *,
@@ -72,7 +71,7 @@ class Node:
         item_deadline_s: float = ITEM_DEADLINE_S,
         observer: Observer | None = None,
     ) -> None:
-        self.target, self.jobs, self.store = target, dict(jobs), store
+        self.jobs, self.store = dict(jobs), store
         self.bound_bytes, self._snapshot_seconds = bound_bytes, snapshot_seconds
         self.observer = observer = observer or Observer()
         self.incarnation = uuid.uuid4().hex[:12]
@@ -92,15 +91,18 @@ class Node:
             self.jobs, self.verdicts, dispatch, crew, store, life, observer
         )
         self._ends = ends = Ends(dispatch, store, life)
-        answers = Answers(dispatch, crew, self.shelf, audit, self._quarantine, ends, life, observer)
+        answers = Answers(dispatch, self.shelf, audit, observer)
+        hearing = Hearing(
+            dispatch, crew, answers, self.shelf, audit, self._quarantine, ends, life, observer
+        )
         self.shelf.on_diverged = dispatch.diverged
-        crew.dispatch, crew.hear = dispatch, answers.hear
-        crew.on_lost = answers.drained = self._has_drained
-        answers.is_draining = lambda worker: worker.number in self._drained
+        crew.dispatch, crew.hear = dispatch, hearing.hear
+        crew.on_lost = hearing.drained = self._has_drained
+        hearing.is_draining = lambda worker: worker.number in self._drained
 
     def _new_worker(self, number: int, hear: Hear, lose: Lose) -> WorkerProcess:
         return WorkerProcess(
-            number, self.target, hear, lose, files_fd=self._files_fd, workers=self._worker_count
+            number, hear, lose, files_fd=self._files_fd, workers=self._worker_count
         )
 
     @property
@@ -128,7 +130,7 @@ class Node:
                 job.set_lane_ends([ends.get(lane) for lane in range(job.lanes)])
             self.dispatch.hold(job)
             self._say_how_it_reads(job)
-            await self.store.register_job(JobRecord(name, job.log_id, job.plan))
+            await self.store.register_job(JobRecord(name, job.log_id, job.plan, job.definition))
             self.verdicts[name] = VerdictBook(await self.store.verdicts(job.log_id))
             self.observer.quarantined(name, self.verdicts[name].left_out)
         self._files_fd = pack_catalogs(
@@ -174,9 +176,7 @@ class Node:
 
     async def _count(self, job: Job) -> None:
         """Find out where a job's lanes end, beside its readers: its length is known sooner."""
-        count = Count(
-            self.target, job, len(self.crew), self.crew.item_deadline_s, files_fd=self._files_fd
-        )
+        count = Count(job, len(self.crew), self.crew.item_deadline_s, files_fd=self._files_fd)
         try:
             ends = await count.run()
         except PenstockError as error:
@@ -304,7 +304,7 @@ class Node:
             # It depends on a batch of which it is not known whether it exists.
             lane = reader.log.lanes[frontier.lane]
             key = key._replace(lane=frontier.lane, offset=frontier.offset)
-            if reader.log.has_ended(lane, frontier.offset):
+            if lane.has_ended(frontier.offset):
                 return key.lane, key.offset, "store", ""
         name = reader.log.job.name
         if entry.state is State.MAKING or lane.planning:

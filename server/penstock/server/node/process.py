@@ -14,9 +14,10 @@ import structlog
 from penstock.server.core.frames import error_line
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
-from penstock.server.node.books import LaneState, LineState, Log
+from penstock.server.node.books import Log
 from penstock.server.node.check import check
 from penstock.server.node.entry import Entry
+from penstock.server.node.lanes import LaneState, LineState
 from penstock.server.node.messages import (
     Body,
     Free,
@@ -70,7 +71,6 @@ class WorkerProcess:
 
     Args:
         number: Its slot on this node.
-        target: The job file that it loads.
         on_message: Called in the event loop for each message.
         on_death: Called once in the event loop, when its socket has closed.
         files_fd: What the node knows of its sources' files (`pack_catalogs`); -1 = nothing.
@@ -88,7 +88,6 @@ class WorkerProcess:
     """
 
     number: int
-    target: str
     on_message: Callable[[WorkerProcess, FromWorker], None]
     on_death: Callable[[WorkerProcess], None]
     files_fd: int = -1
@@ -123,7 +122,7 @@ class WorkerProcess:
         self.started = True
 
     def _launch(self) -> Started:
-        return start_program(self.target, self.files_fd)
+        return start_program(self.files_fd)
 
     @property
     def pid(self) -> int:
@@ -147,16 +146,16 @@ class WorkerProcess:
         *,
         set_up: bool = False,
     ) -> None:
-        """Have it know a job, or more verdicts of one that it knows; or set its roles up, too.
+        """Have it know a job, and set its roles up where that is asked for.
 
         Args:
             job: The job.
-            verdicts: All that hold, or what is new of them.
+            verdicts: All that hold.
             ends: Lanes with how many batches they were found to hold.
             set_up: Whether its roles are set up at once.
         """
-        ends, told = tuple(ends), tuple(verdicts)
-        self.send(KnowJob(job.name, job.log_id.hex(), ends, self.workers, told, set_up))
+        told = (job.name, job.log_id, job.definition, tuple(ends), self.workers, tuple(verdicts))
+        self.send(KnowJob(*told, set_up))
 
     @property
     def takes_part(self) -> bool:

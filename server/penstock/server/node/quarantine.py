@@ -20,7 +20,7 @@ from penstock.server.node.channel import Misspoken
 from penstock.server.node.crew import Crew
 from penstock.server.node.dispatch import Dispatch
 from penstock.server.node.life import Life
-from penstock.server.node.messages import Judge, Judged, Refused
+from penstock.server.node.messages import Judge, Judged, Learn, Refused
 from penstock.server.node.observer import Observer
 from penstock.server.node.process import WorkerProcess
 from penstock.server.node.shelf import STORE_DEADLINE_S, STORE_RETRY_S
@@ -178,7 +178,7 @@ class Quarantine:
             self._observer.quarantined(name, book.left_out)
             for worker in self._crew:
                 if name in worker.jobs and not worker.dead:
-                    worker.send_job(job, changed)
+                    worker.send(Learn(name, tuple(changed)))
             for verdict in changed:
                 _tell(name, verdict)
 

@@ -47,7 +47,7 @@ class Reader:
         wake: Callable[[], None],
     ) -> None:
         self.log, self.share, self.cut, self.lanes, self.wake = log, share, cut, lanes, wake
-        tail = log.numbering.tail(cut)
+        tail = None if cut is None else log.numbering.tail(cut)
         self.end = None if tail is None else tail.end
         self.pending: dict[int, Entry] = {}
         self._ahead: dict[int, Entry] = {}  # own positions from the horizon on

@@ -1,8 +1,8 @@
 """A worker process: it holds lines, makes the batches it is told to, and never picks the next.
 
-It is started as `python -m penstock.server.node.worker FD PAGE_FD FILES_FD PARENT TARGET`, with
-a fixed environment (`penstock.server.environment`), before or after gRPC runs in the parent: it is
-a fresh program, never a fork.
+It is started as `python -m penstock.server.node.worker FD PAGE_FD FILES_FD PARENT`, with a fixed
+environment (`penstock.server.environment`), before or after gRPC runs in the parent: it is a fresh
+program, never a fork. It reads no job file: the server process sends what it needs to build a job.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import socket
 import sys
 import traceback
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from penstock.server.core import libraries
 from penstock.server.core.frames import error_line
 from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
-from penstock.server.jobs.load import load
+from penstock.server.jobs.definition import rebuild
 from penstock.server.node.arena import Arenas, ArenaWriter
 from penstock.server.node.channel import FROM_SERVER
 from penstock.server.node.child import MARK, MAX_MESSAGE, die_with_parent, is_forked, told
-from penstock.server.node.known import Known, KnownJobs
+from penstock.server.node.known import Build, Known, KnownJobs
 from penstock.server.node.memory import Descriptor
 from penstock.server.node.messages import (
     Body,
@@ -42,6 +42,7 @@ from penstock.server.node.messages import (
     Judged,
     KnowJob,
     LaneEnds,
+    Learn,
     Libraries,
     LineFailed,
     LineSnapshot,
@@ -89,7 +90,7 @@ class Worker:
     Args:
         port: To the server process.
         page: Where it notes what it does.
-        jobs: The jobs of the job file; to look one up builds it.
+        build: Builds a job from its definition.
         hold_s: How long the answer of a cheap ticket may wait for the next; 0 = none waits.
 
     Attributes:
@@ -101,14 +102,14 @@ class Worker:
         self,
         port: Port[FromWorker, FromServer],
         page: Page,
-        jobs: Mapping[str, Job],
         *,
+        build: Build = rebuild,
         hold_s: float = HOLD_S,
     ) -> None:
         self.port, self.page, self.pid = port, page, os.getpid()
         self.inbox: deque[FromServer] = deque()
         self.arenas = Arenas(self._announce)
-        self.jobs = KnownJobs(jobs, self._new_items, lambda: self._progress("setup", None))
+        self.jobs = KnownJobs(self._new_items, lambda: self._progress("setup", None), build)
         self.lines: dict[int, Line] = {}
         self.broken: dict[int, Exception] = {}  # lines whose planner failed, until they are closed
         self._outbox = Outbox(port, hold_s)
@@ -154,7 +155,7 @@ class Worker:
             case Plan(job=job, lane=lane, line=line):
                 self._begin(job, lane, line, careful=message.careful)
                 self._plan(message)
-            case KnowJob():
+            case KnowJob() | Learn():
                 self._begin(message.job)
                 self._know(message)
             case OpenLine(job=job, lane=lane, line=line):
@@ -190,11 +191,11 @@ class Worker:
 
     # --- jobs and lines ---
 
-    def _know(self, message: KnowJob) -> None:
+    def _know(self, message: KnowJob | Learn) -> None:
         """Build a job, and learn its verdicts; set its roles up, where that is asked for."""
-        self.jobs.announce(message)
+        self.jobs.hear(message)
         known = self.jobs[message.job]
-        if message.set_up:
+        if isinstance(message, KnowJob) and message.set_up:
             known.items.set_up()
             self._say(SetUp())
 
@@ -395,7 +396,7 @@ class Worker:
                 answer = TicketFailed(message.ticket, **said)
             case OpenLine():
                 answer = LineFailed(message.line, message.job, **said)
-            case KnowJob():
+            case KnowJob() | Learn():
                 answer = JobFailed(message.job, **said)
             case Verify():
                 answer = VerifyFailed(message.job, **said)
@@ -541,7 +542,7 @@ def _plan_of(data: bytes) -> BatchPlan:
 
 def main(argv: list[str]) -> None:
     """Run a worker over the inherited socket."""
-    fd, page_fd, files_fd, parent, target = *map(int, argv[:4]), argv[4]
+    fd, page_fd, files_fd, parent = map(int, argv)
     die_with_parent()
     if os.getppid() != parent:
         return  # the parent died before prctl took effect
@@ -554,7 +555,7 @@ def main(argv: list[str]) -> None:
         take_catalogs(files_fd)
     port = SocketPort(socket.socket(fileno=fd), FROM_SERVER)
     try:
-        Worker(port, Page(page_fd, write=True), load(target).jobs).run()
+        Worker(port, Page(page_fd, write=True)).run()
     except (BrokenPipeError, ConnectionResetError, ServerGone):
         return  # the server process is gone
 

@@ -321,6 +321,11 @@ def cache_folder() -> Path | None:
     return _kept[0] if _kept else _folder(os.environ.get(VARIABLE, AUTO), Path.cwd())
 
 
+def cache_variable() -> dict[str, str]:
+    """Return the environment variable by which processes that this one starts keep them there."""
+    return {VARIABLE: str(cache_folder() or OFF)}
+
+
 def _folder(setting: str, base: Path) -> Path | None:
     if setting == OFF:
         return None
@@ -385,6 +390,7 @@ __all__ = [
     "Catalog",
     "Stamp",
     "cache_folder",
+    "cache_variable",
     "catalog_key",
     "keep_in",
     "local_stamp",

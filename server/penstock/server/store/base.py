@@ -25,11 +25,13 @@ class JobRecord:
         name: Its name in the job file.
         log_id: 32 bytes.
         plan: The canonical plan, JSON-able: what the log id is the hash of.
+        definition: What it is built from, see `penstock.server.jobs.definition`; empty = not known.
     """
 
     name: str
     log_id: bytes
     plan: Any
+    definition: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -273,7 +275,15 @@ class Store(ABC):
 
     @abstractmethod
     async def register_job(self, job: JobRecord) -> None:
-        """Remember a job's plan under (name, log id); a name may have had other logs before."""
+        """Remember a job's plan under (name, log id); a name may have had other logs before.
+
+        Its definition, where there is one, is kept under the log id, in place of an older one: the
+        same log may be read from another path.
+        """
+
+    @abstractmethod
+    async def definition(self, log_id: bytes) -> bytes | None:
+        """Return what the job of a log is built from; None = it is not known."""
 
     @abstractmethod
     async def begin(self, request: BeginRequest) -> Begun:

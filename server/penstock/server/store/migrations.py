@@ -81,12 +81,19 @@ def _number_changes(connection: sqlite3.Connection) -> None:
     connection.execute(sealed_table("halts", "log_id, change", halts))
 
 
+def _keep_definitions(connection: sqlite3.Connection) -> None:
+    """Format 6: what the job of a log is built from."""
+    kinds = {"log_id": "BLOB", "definition": "BLOB"}
+    connection.execute(sealed_table("definitions", "log_id", kinds))
+
+
 STEPS: dict[int, Callable[[sqlite3.Connection], None]] = {
     # format -> what turns it into the next one
     1: _record_libraries,
     2: _number_verdicts,
     3: _remember_deleted,
     4: _number_changes,
+    5: _keep_definitions,
 }
 
 OLDEST = min(STEPS)

@@ -36,6 +36,13 @@ class JobRow(NamedTuple):
     first_seen: str
 
 
+class DefinitionRow(NamedTuple):
+    """What the job of a log was built from last; its form is known outside of the store alone."""
+
+    log_id: bytes
+    definition: bytes
+
+
 class GroupRow(NamedTuple):
     """A group.
 
@@ -199,6 +206,7 @@ class Table(NamedTuple):
 TABLES: dict[type[Row], Table] = {
     MetaRow: Table("meta", 1),
     JobRow: Table("jobs", 2),
+    DefinitionRow: Table("definitions", 1),
     GroupRow: Table("groups", 2),
     TimelineRow: Table("timelines", 2),
     GenerationRow: Table("generations", 2),
@@ -255,6 +263,7 @@ __all__ = [
     "Change",
     "CheckpointRow",
     "CursorRow",
+    "DefinitionRow",
     "Drop",
     "GenerationRow",
     "GroupRow",

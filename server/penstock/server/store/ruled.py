@@ -49,6 +49,9 @@ class RuledStore(Store):
     async def register_job(self, job: JobRecord) -> None:  # noqa: D102 - the contract says it
         await self.transact(lambda tables: transactions.register_job(tables, job))
 
+    async def definition(self, log_id: bytes) -> bytes | None:  # noqa: D102
+        return await self.transact(lambda tables: transactions.definition(tables, log_id))
+
     async def begin(self, request: BeginRequest) -> Begun:  # noqa: D102 - so for all below
         if request.store not in ("", self.uuid):
             raise OtherStore(

@@ -28,6 +28,7 @@ from penstock.server.store.rows import (
     BodyRow,
     CheckpointRow,
     CursorRow,
+    DefinitionRow,
     GenerationRow,
     GroupRow,
     HaltRow,
@@ -58,6 +59,13 @@ async def register_job(tables: Tables, job: JobRecord) -> None:
         known = await tables.all(JobRow, job.name)
         await tables.write(plans.register(job, known, tables.now()))
         await _forget_plans(tables, job.name)
+    await tables.write(plans.define(job, await tables.get(DefinitionRow, job.log_id)))
+
+
+async def definition(tables: Tables, log_id: bytes) -> bytes | None:
+    """Return what the job of a log is built from, as `Store.definition` says."""
+    row = await tables.get(DefinitionRow, log_id)
+    return None if row is None else row.definition
 
 
 async def _forget_plans(tables: Tables, name: str) -> None:
@@ -548,6 +556,7 @@ __all__ = [
     "check_token",
     "checkpoint",
     "commit",
+    "definition",
     "delete_group",
     "drop_snapshot",
     "lane_ends",

@@ -460,6 +460,15 @@ class StoreContract(ABC):
 
     # --- checkpoints, restore, seek ---
 
+    async def test_a_log_has_the_definition_that_was_registered_last(self, store: Store) -> None:
+        """Of whatever name; who registers it without one takes none away."""
+        assert await store.definition(JOB.log_id) is None
+        for name, definition in (("code", b"first"), ("twin", b"\x00last"), ("code", b"")):
+            await store.register_job(replace(JOB, name=name, definition=definition))
+
+        assert await store.definition(JOB.log_id) == b"\x00last"
+        assert await store.definition(bytes(32)) is None
+
     async def test_a_checkpoint_never_changes(self, store: Store) -> None:
         """Its name and step again is a success; another step is an error that names both."""
         await store.begin(ask())
