@@ -158,7 +158,7 @@ def one_rank(rank: int | None, world_size: int | None, mesh: Any, ranks: Ranks |
         return Ranks(**given)
     twice = [f"{name}=" for name, value in given.items() if value is not None]
     if twice:
-        _refuse(f"{', '.join(twice)} beside ranks=: say it in Ranks(...) alone")
+        _refuse(f"{', '.join(twice)} beside ranks=: pass it in Ranks(...) instead")
     return ranks
 
 
