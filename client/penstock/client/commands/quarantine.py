@@ -29,9 +29,9 @@ def add_parser(subparsers: Any) -> None:
         subparsers,
         "quarantine",
         help_text="which items a job leaves out, and why; release them",
-        description="With `on_item_error: quarantine` an item that fails twice in the same way is left "
-        "out, by a verdict that every node obeys. A verdict holds from an offset that no reader has "
-        "been given yet; so does a release. Without an action the verdicts are listed.",
+        description="With `on_item_error: quarantine` an item that fails twice in the same way is "
+        "left out, by a verdict that every node obeys. A verdict holds from an offset that no "
+        "reader has been given yet; so does a release. Without an action the verdicts are listed.",
     )
     actions.add("list", "what is left out, and why", _list)
     release = actions.add(
