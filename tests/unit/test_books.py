@@ -49,13 +49,26 @@ def span_of(nbytes: int, give_back: Callable[[], None]) -> Span:
     return Span(ARENA, 0, memoryview(bytes(nbytes)), give_back)
 
 
-def finish(log: Log, entry: Entry, nbytes: int = SIZE) -> list[Entry]:
+def finish(log: Log, entry: Entry, nbytes: int = SIZE, header: bytes = b"") -> list[Entry]:
     """Make an entry; return a list that holds it once its bytes were let go."""
     let_go: list[Entry] = []
     if entry.state is State.WANTED:
         log.started(entry)
-    log.ready(entry, b"", nbytes, span_of(nbytes, lambda: let_go.append(entry)))
+    log.ready(entry, header, nbytes, span_of(nbytes, lambda: let_go.append(entry)))
     return let_go
+
+
+def test_headers_take_nothing_of_the_room_for_bodies() -> None:
+    """A consumer counts bodies: counted otherwise here, its room would shrink with every batch."""
+    log = Log(make_job(), bound_bytes=10**9)
+    reader = whole(log, 100)
+
+    for position in range(100):
+        reader.grant(0, (position + 1) * SIZE)  # what has come, and one more
+        finish(log, next(log.candidates()).entry, SIZE, b"h" * SIZE)
+        taken = reader.take()
+        assert taken is not None
+        reader.sent(taken)
 
 
 def test_a_few_batches_are_made_beyond_the_horizon_and_not_sent() -> None:

@@ -74,7 +74,7 @@ def add_parser(subparsers: Any) -> None:
     length = what.add_mutually_exclusive_group()
     length.add_argument("--steps", type=natural, metavar="N", help="end after N steps")
     length.add_argument("--count", type=natural, metavar="N", help="end after N batches")
-    what.add_argument("--prefetch", type=positive, default=4, metavar="N", help=argparse.SUPPRESS)
+    what.add_argument("--prefetch", type=positive, metavar="N", help=argparse.SUPPRESS)
     cursor = parser.add_argument_group("the cursor")
     cursor.add_argument(
         "--commit",

@@ -20,6 +20,7 @@ from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
 from penstock.server.pipeline.planner import AHEAD_BYTES, LOOK_AHEAD
 from penstock.server.sources.cache import FREE_BYTES
 from penstock.server.sources.parquet import CACHE_BYTES
+from penstock.wire.prefetch import fitting_ahead
 
 MIB = 1 << 20
 
@@ -42,9 +43,6 @@ SAMPLES_SPREAD = 2
 BATCHES_SPREAD = 1.5
 """Shared memory that several workers have touched, by what is in use at a time: not all of them
 hold most at the same moment."""
-
-PREFETCH = 4
-"""Batches that a Loader fetches ahead by default."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ def node_memory(
     spread = BATCHES_SPREAD if workers > 1 else 1.0
     kept = min(KEPT_BATCHES * batch_bytes, ready_bytes / KEPT_SHARE)
     beyond = workers * made_ahead(dispatch.AHEAD_PER_WORKER, dispatch.AHEAD_BYTES, batch_bytes)
-    ahead = min(ready_bytes, (PREFETCH + beyond) * batch_bytes)
+    ahead = min(ready_bytes, (fitting_ahead(batch_bytes) + beyond) * batch_bytes)
     return NodeMemory(
         workers=workers,
         processes=SERVER_MIB + packages + workers * worker,

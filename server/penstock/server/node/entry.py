@@ -65,6 +65,11 @@ class Entry:
         """Return its body."""
         return b"" if self.span is None else self.span.view
 
+    @property
+    def body_bytes(self) -> int:
+        """Return how long its body is, also when its memory was given back."""
+        return self.nbytes - len(self.header)
+
     def fail(self, error: PenstockError) -> None:
         """Note that it cannot be planned or made, and tell those who wait for it."""
         self.state, self.error = State.FAILED, error

@@ -77,7 +77,7 @@ def forgotten(name: str, plans: Sequence[JobRow], referred: Collection[bytes]) -
 
 
 def forget(old: JobRow, plans: Sequence[JobRow], snapshots: Iterable[SnapshotRow]) -> list[Change]:
-    """Drop an old plan, with what is kept of its log if that has no other plan.
+    """Drop an old plan, with its log's snapshots and definition if that has no other plan.
 
     Verdicts and ends stay: they are facts, small, and a log that comes back must meet them.
 
