@@ -52,8 +52,8 @@ class Loader:
         mode: `"stream"`: `iter()` again goes on where the last one stood; after the end of a finite
             job it reads the job again from step 0 or, with a group, raises `PastEnd`. `"eval"`:
             every `iter()` is one whole pass from step 0, and nothing is stored.
-        device: Where tensors go, in one copy per batch through pinned memory: `"cuda"`, or a
-            device. `None` leaves them on the host.
+        device: Where tensors go, in one copy per batch: `"cuda"`, or a device; to CUDA through
+            pinned memory, while the loop works on the batch before. `None` leaves them on the host.
         attempt: A token that all ranks of one start of the run share, and no other start has.
             `None` makes it from torch.distributed or the launcher's variables.
         prefetch: How many batches may be ready beyond the one in use. A larger number bridges

@@ -44,10 +44,10 @@ class Limits:
         max_body_bytes: The most bytes of one batch; a node that announces a larger one is refused
             before memory is taken for it. It guards against a wrong node; raise it only for larger
             batches.
-        device_batches: How many batches may lie on a CUDA device beyond the one in use: they are
-            copied there while the loop works. Each costs its bytes of the device's memory. 1 hides
-            the copy where batches come in time; the second bridges one that comes late. Take 1
-            where the device has no memory to spare.
+        device_batches: How many batches may be on a CUDA device beyond the one in use; they are
+            copied there while the loop works. Each takes its bytes of the device's memory. 1 hides
+            the copy if batches come in time; the second bridges one that comes late. Take 1 if the
+            device has no memory to spare.
 
     Raises:
         InvalidRequest: A value is not a whole number of at least 1.
