@@ -268,7 +268,7 @@ def resumed_batches(job: Job, count: int) -> list[Computed]:
 
 def first_lane(job: Job) -> int:
     """Return the lane of position 0: in a small finite job lane 0 may be empty."""
-    return order_of(job).address(0).lane
+    return order_of(job).lane_offset(0).lane
 
 
 def order_of(job: Job) -> Order:
