@@ -136,7 +136,10 @@ def check_conservation(job: Job, lane: int, batches: int) -> Mapping[str, int]:
         delivered += _refs(plan.rows)
         line.planner.forget()
     planner = line.planner
-    held = [*planner.batcher.pending, *(ref for group in planner.ready for ref in _refs(group))]
+    held = [
+        *planner.batching.batcher.pending,
+        *(ref for group in planner.ready for ref in _refs(group)),
+    ]
     counters = Counter(planner.counts())
 
     pieces: dict[Any, list[SampleRef]] = {}

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from penstock.server.job import Job
-from penstock.server.node import books
+from penstock.server.node import kept, lanes
 from penstock.server.node.crew import Hear, Lose
 from penstock.server.node.reader import Reader
 from penstock.server.roles import (
@@ -194,8 +194,8 @@ async def test_what_was_given_at_an_address_is_given_there_for_ever(
     tmp_path: Path, planned: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Thousands of random turns; replays are frequent, for next to nothing is kept."""
-    monkeypatch.setattr(books, "KEPT_PLANS", books.PLANS_AHEAD + 1)
-    monkeypatch.setattr(books, "KEPT_BATCHES", 1)
+    monkeypatch.setattr(lanes, "KEPT_PLANS", lanes.PLANS_AHEAD + 1)
+    monkeypatch.setattr(kept, "KEPT_BATCHES", 1)
     given = again = verdicts = 0
     for seed in range(SEEDS):
         Fickle.bad = set()

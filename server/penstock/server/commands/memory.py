@@ -17,7 +17,7 @@ from penstock.server.job import Job
 from penstock.server.node import dispatch
 from penstock.server.node.books import made_ahead
 from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
-from penstock.server.pipeline.planner import AHEAD_BYTES, LOOK_AHEAD
+from penstock.server.pipeline.ahead import AHEAD_BYTES, LOOK_AHEAD
 from penstock.server.sources.cache import FREE_BYTES
 from penstock.server.sources.parquet import CACHE_BYTES
 from penstock.wire.prefetch import fitting_ahead

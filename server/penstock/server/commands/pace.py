@@ -145,7 +145,7 @@ def pass_start(
     deadline = clock() + MAX_PASSING_S
     filled: bool | None = None
     for line in lines:
-        pool = line.planner.batcher.chooses_from()
+        pool = line.planner.batching.batcher.chooses_from()
         if pool is None:
             return None
         filled = True

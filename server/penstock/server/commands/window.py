@@ -11,8 +11,8 @@ from typing import Any
 from penstock.server.commands.progress import Say
 from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
+from penstock.server.pipeline.ahead import LOOK_AHEAD
 from penstock.server.pipeline.items import Items
-from penstock.server.pipeline.planner import LOOK_AHEAD
 from penstock.server.roles.reading import Reading
 from penstock.wire.errors import BadItem
 

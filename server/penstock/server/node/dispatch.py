@@ -23,6 +23,7 @@ from penstock.server.node.entry import Entry, State
 from penstock.server.node.lanes import (
     MAX_LINES_PER_LANE,
     MAX_STARTS,
+    PLANS_AHEAD,
     LaneState,
     LineState,
     Start,
@@ -41,9 +42,6 @@ from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.wire.errors import PenstockError
 
 log = structlog.get_logger("penstock.node")
-
-PLANS_AHEAD = 8
-"""Plans asked for at once where planning needs no processing."""
 
 MAX_DEATHS = 3
 """An item that kills its worker so often, while its lane gets no further, stops the lane."""

@@ -140,10 +140,10 @@ class Hearing:
                 assert_never(other)
 
     def _cost(self, cost: Cost) -> None:
-        one = self._dispatch.logs[cost.log_id]
-        one.homes.note_read(cost.read_bytes)
+        books = self._dispatch.logs[cost.log_id]
+        books.homes.note_read(cost.read_bytes)
         told = (cost.batches, cost.stages_s, cost.read_bytes, cost.drawn)
-        self._observer.worked(one.job.name, *told)
+        self._observer.worked(books.job.name, *told)
 
     def _counted(self, counted: Counted) -> None:
         job = self._dispatch.logs[counted.log_id].job

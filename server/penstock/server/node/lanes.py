@@ -12,6 +12,9 @@ from penstock.wire.errors import PenstockError
 KEPT_PLANS = 64
 """Plans of past batches kept per lane: an evicted batch costs itself again, not a replay."""
 
+PLANS_AHEAD = 8
+"""Plans asked for at once where planning needs no processing."""
+
 MAX_LINES_PER_LANE = 4
 """A lane has several lines when readers stand far apart; the least recently used one is closed."""
 
@@ -114,4 +117,12 @@ class LaneState:
         return self.end is not None and offset >= self.end
 
 
-__all__ = ["KEPT_PLANS", "MAX_LINES_PER_LANE", "MAX_STARTS", "LaneState", "LineState", "Start"]
+__all__ = [
+    "KEPT_PLANS",
+    "MAX_LINES_PER_LANE",
+    "MAX_STARTS",
+    "PLANS_AHEAD",
+    "LaneState",
+    "LineState",
+    "Start",
+]

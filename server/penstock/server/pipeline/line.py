@@ -94,8 +94,8 @@ class Line:
     def make(self, plan: BatchPlan, *, blank: bool = False) -> Made:
         """Return the batch of a plan, from the samples at hand where they are."""
         coming = self.planner.coming(plan)
-        made = self.maker.make(plan, self.planner.samples, coming, blank=blank)
-        if self.planner.samples:
+        made = self.maker.make(plan, self.planner.batching.samples, coming, blank=blank)
+        if self.planner.batching.samples:
             self.planner.forget()
         return made
 

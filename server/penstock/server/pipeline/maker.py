@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.job import Job
 from penstock.server.pipeline.collating import Collating
+from penstock.server.pipeline.fitting import Fitting
 from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.pipeline.standin import StandIns
 from penstock.server.pipeline.verdicts import Bad
 from penstock.server.roles.base import Sample
 from penstock.wire import frame
-from penstock.wire.errors import BadItem, PenstockError
 
 
 class Made:
@@ -68,7 +68,8 @@ class Maker:
 
     def __init__(self, job: Job, items: Items) -> None:
         self.job, self.items = job, items
-        self._stand_ins, self._collating = StandIns(items), Collating(items)
+        self._fitting, self._collating = Fitting(items), Collating(items)
+        self._stand_ins = StandIns(items)
         self._host = [spec.name for spec in job.collator.specs() if spec.place == "host"]
 
     def make(
@@ -102,7 +103,9 @@ class Maker:
             kept = BatchPlan(plan.lane, plan.offset, left)
         rows = [
             [
-                found[ref[:2]] if ref.span is None else self._piece(ref, found[ref[:2]], plan)
+                found[ref[:2]]
+                if ref.span is None
+                else self._fitting.piece(ref, found[ref[:2]], plan)
                 for ref in row
             ]
             for row in kept.rows
@@ -154,63 +157,9 @@ class Maker:
             for ref in refs:
                 if ref.part < len(samples) and not self.job.batcher.needs_sizes:
                     found[ref[:2]] = samples[ref.part]
-                else:
-                    self._take(ref, samples, found, plan)
+                elif (sample := self._fitting.sample(ref, samples, plan)) is not None:
+                    found[ref[:2]] = sample
         return found
-
-    def _take(
-        self,
-        ref: SampleRef,
-        samples: list[Sample],
-        found: dict[tuple[ItemRef, int], Sample],
-        plan: BatchPlan,
-    ) -> None:
-        """Put one processed sample in its place, if it has the size that the plan counted on."""
-        if ref.part < len(samples):
-            sample = samples[ref.part]
-            size = self._size_of(ref, sample, plan)
-            planned = ref.size if ref.span is None else ref.span.stop
-            # Whole, it may be smaller: size() is a bound. Cut, it must reach to the piece's end.
-            if size <= planned if ref.span is None else size >= planned:
-                found[ref.item, ref.part] = sample
-                return
-            reason = f"its size is {size}, and it was planned with {planned}"
-        else:
-            reason = f"it gave {len(samples)} samples, and sample {ref.part} was planned"
-        error = BadItem(
-            f"item {ref.item} of job {self.job.name!r} is not what it was when its batch was "
-            f"planned: {reason}; size() must not be below what process() gives, and process() must "
-            "be pure",
-            item=list(ref.item),
-            stage="size",
-            reason=f"SIZE_MISMATCH: {reason}",
-        )
-        # The verdict tells people. It is never looked up: another piece of the same item may fit,
-        # and whether this one does is found alike by whoever makes this batch.
-        self.items.refuse("size", ref.item, error, plan.lane, plan.offset)
-
-    def _piece(self, ref: SampleRef, sample: Sample, plan: BatchPlan) -> Sample:
-        span, processor = ref.span, self.job.processor
-        assert span is not None
-        size = self._size_of(ref, sample, plan)
-        try:
-            return processor.cut(sample, span.start, span.stop, size)
-        except PenstockError:
-            raise
-        except Exception as error:
-            place = f"lane {plan.lane}, offset {plan.offset}"
-            what = f"{processor.code_of()} fails on cut() of item {ref.item}, at {place},"
-            raise self.items.failure(error, what, plan.lane, plan.offset) from error
-
-    def _size_of(self, ref: SampleRef, sample: Sample, plan: BatchPlan) -> int:
-        try:
-            return self.job.batcher.size_of(sample)
-        except PenstockError:
-            raise
-        except Exception as error:
-            what = f"{self.job.batcher.code_of()} finds no size of item {ref.item}, at lane "
-            what += f"{plan.lane}, offset {plan.offset},"
-            raise self.items.failure(error, what, plan.lane, plan.offset) from error
 
 
 __all__ = ["Made", "Maker"]
