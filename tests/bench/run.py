@@ -8,8 +8,9 @@ noisy. How to read them:
 * A figure is the median of its rounds, and the range beside it goes from the worst to the best.
   `1.20x of` another way is the median of the ratios of both within one round. Where ranges
   overlap, two medians say little.
-* Everything is started as its users start it: `prefetch` is 4, no allocator is tuned, a DataLoader
-  has its own depth. A row or a title that changes such a setting says so, for all ways alike.
+* Everything is started as its users start it: no allocator is tuned, and each has the depth of
+  prefetching that it has by itself. A row or a title that changes such a setting says so, for all
+  ways alike.
 * `trainer` is the CPU time of the process that trains: it is taken from the training loop.
   `others` is the CPU time of all that serves it: the server and its workers, or a DataLoader's
   workers. One GB is 10^9 bytes.

@@ -10,6 +10,7 @@ import pytest
 from harness import Server, serving, write_job_file
 from invariants import eventually
 from penstock.client import Limits, Loader
+from penstock.wire.prefetch import AHEAD_BYTES, fitting_ahead
 
 DATA = """
 import numpy
@@ -67,6 +68,29 @@ def ranks(target: str, world_size: int) -> list[Loader]:
         )
         for rank in range(world_size)
     ]
+
+
+def test_small_batches_are_fetched_many_ahead_by_themselves(server: Server) -> None:
+    """By what has come; a large one among those that were asked for does not go above the bound."""
+    with Loader(server.address, "job", rank=0, world_size=1, as_numpy=True) as loader:
+        batches = iter(loader)
+        first = next(batches)
+
+        # At least as many as if all were as large as the second one.
+        least = fitting_ahead(301_000)
+        eventually(lambda: loader.stats()["buffered_batches"] >= least, 30, "many lie ready")
+        assert loader.stats()["buffer_bytes"] <= AHEAD_BYTES
+        rest = list(batches)
+
+    assert [one.position for one in (first, *rest)] == list(range(96))
+
+
+@pytest.mark.parametrize(
+    ("batch_bytes", "ahead"),
+    [(0, 4), (1, 64), (AHEAD_BYTES // 64, 64), (AHEAD_BYTES // 5, 5), (3 << 20, 4), (1 << 32, 4)],
+)
+def test_a_small_number_lies_ahead_whatever_the_size(batch_bytes: int, ahead: int) -> None:
+    assert fitting_ahead(batch_bytes) == ahead
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

@@ -340,7 +340,7 @@ def test_a_process_without_files_is_sent_its_batches(runtime: Path) -> None:
 
     serving = threading.Thread(target=serve)
     serving.start()
-    borrower = Borrower(path, 4)
+    borrower = Borrower(path)
     serving.join()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

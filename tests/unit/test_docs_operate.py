@@ -8,12 +8,15 @@ from pathlib import Path
 from penstock.server.commands import memory
 from penstock.server.node import dispatch
 from penstock.server.node.arena import IDLE_BYTES, IDLE_TAKES
-from penstock.server.node.books import FAR_AHEAD, KEPT_BATCHES, KEPT_SHARE, MAX_LINES_PER_LANE
+from penstock.server.node.books import FAR_AHEAD
 from penstock.server.node.dispatch import AHEAD_PER_WORKER
+from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
+from penstock.server.node.lanes import MAX_LINES_PER_LANE
 from penstock.server.pipeline.kept import KEPT_BYTES, NODE_KEPT_BYTES
 from penstock.server.pipeline.planner import AHEAD_BYTES, LOOK_AHEAD
 from penstock.server.sources.cache import FREE_BYTES
 from penstock.server.store.transactions import CROWDED
+from penstock.wire import prefetch
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operate.md").read_text()
@@ -33,7 +36,11 @@ def test_memory_is_stated_with_the_figures_that_check_reckons_with() -> None:
     kept = f"{KEPT_BATCHES} batches, at most a quarter of `ready_bytes`, and for each reader"
     far = f"up to {FAR_AHEAD * AHEAD_PER_WORKER}"
     far_bytes = f"take {dispatch.AHEAD_BYTES >> 20} MiB"
-    ahead = f"{memory.PREFETCH} batches, and for each worker {AHEAD_PER_WORKER} more, or {far} that"
+    fetched = (
+        f"{prefetch.LEAST_AHEAD} batches, or up to {prefetch.MOST_AHEAD} that take "
+        f"{prefetch.AHEAD_BYTES >> 20} MiB"
+    )
+    ahead = f"{fetched}, and for each worker {AHEAD_PER_WORKER} more, or {far} that"
     assert f"| {memory.BATCHES_SPREAD} x ({kept} {ahead} {far_bytes})" in PAGE
     beyond = f"a node makes {AHEAD_PER_WORKER} positions of a job for each worker, and {far} as"
     assert f"{beyond} long as they {far_bytes}, so that" in PAGE

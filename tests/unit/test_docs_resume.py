@@ -108,8 +108,8 @@ def test_numbers_are_those_of_the_code() -> None:
     page = PAGE.read_text()
 
     assert f"`deadline_s` ({DEADLINE_S:.0f} seconds)" in page
-    assert f"after {waiting.LOG_EVERY_S:.0f} seconds the log says" in page
-    assert "the node reads again for a minute" in page
+    assert f"after {waiting.LOG_EVERY_S:.0f} seconds the training process logs" in page
+    assert "the node retries for a minute" in page
     assert RETRY_DEADLINE_S == 60
     state = State("numbers", "", "", "run-2", 6, 2).to_dict()
     kept = {key: state[key] for key in state if key not in ("log_id", "store")}

@@ -118,10 +118,10 @@ class _Play:
             self.node.leave(reader)
         while self.answer():
             await self.node.settle()
-        one.shed()
+        one.kept.shed()
         for worker in self.node.workers:
             assert all(reader.spans == 0 for reader in worker.arenas.values())
-        assert (one.ready_bytes, one.kept_bytes, one.making) == (0, 0, 0)
+        assert (one.ready_bytes, one.kept.nbytes, one.making) == (0, 0, 0)
         assert all(len(lane.lines) <= 8 for lane in one.lanes)
 
     async def finish(self) -> None:
@@ -187,7 +187,7 @@ async def test_the_books_do_not_grow_with_the_run(
                 lines = [line for hand in node.hands for line in hand.side.lines.values()]
                 sizes[position] = {
                     "entries": len(one.entries),
-                    "kept": len(one.kept),
+                    "kept": len(one.kept.batches),
                     "plans": max(len(lane.plans) for lane in one.lanes),
                     "wanted": max(len(lane.wanted) for lane in one.lanes),
                     "starts": max(len(lane.starts) + len(lane.deaths) for lane in one.lanes),

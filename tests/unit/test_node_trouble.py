@@ -404,11 +404,11 @@ async def test_a_cancelled_stream_lets_its_batch_go(store: SqliteStore) -> None:
                 await node.settle()
 
         one = node.log("job")
-        one.shed()
+        one.kept.shed()
         assert not one.readers
         assert not service.streams
         assert not one.entries
-        assert (one.ready_bytes, one.kept_bytes, one.making) == (0, 0, 0)
+        assert (one.ready_bytes, one.kept.nbytes, one.making) == (0, 0, 0)
         assert all(arena.spans == 0 for hand in node.hands for arena in hand.arenas.values())
     finally:
         await node.close()

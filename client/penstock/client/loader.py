@@ -58,9 +58,8 @@ class Loader:
             `None` makes it from torch.distributed or the launcher's variables.
         prefetch: How many batches may be ready beyond the one in use. A larger number bridges
             longer pauses of the node, and takes memory for that many batches, here and in the node,
-            up to `Limits.prefetch_bytes`. 4 are enough for batches that take long to train on;
-            take 64 where thousands of small ones are read in a second, so that each is asked for
-            early enough.
+            up to `Limits.prefetch_bytes`. `None`: 4, and of small ones as many as 8 MiB hold, up to
+            64. 1 holds the least.
         limits: How much memory batches may take, a `Limits`; the default suits most runs.
         deadline_s: Seconds to wait for a batch, or for a node, before an error says why. More sit
             out a longer absence of the node. Stay below the timeout of your collectives (600 for
@@ -91,7 +90,7 @@ class Loader:
         mode: Literal["stream", "eval"] = "stream",
         device: Any = None,
         attempt: str | None = None,
-        prefetch: int = 4,
+        prefetch: int | None = None,
         limits: Limits = LIMITS,
         deadline_s: float = DEADLINE_S,
         tail: Literal["pad", "drop"] = "pad",

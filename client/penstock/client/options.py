@@ -83,7 +83,7 @@ class Options:
     mode: str
     device: Any
     attempt: str | None
-    prefetch: int
+    prefetch: int | None
     limits: Limits
     deadline_s: float
     tail: str

@@ -26,6 +26,7 @@ from penstock.client.standing import Standing
 from penstock.client.stats import Waits, report
 from penstock.client.steps import Batch, BatchInfo, Step
 from penstock.wire.errors import InvalidRequest, NotStarted, PastEnd
+from penstock.wire.prefetch import LEAST_AHEAD
 from penstock.wire.v1 import feed_pb2
 
 logger = logging.getLogger("penstock")
@@ -54,7 +55,9 @@ class Reader:
         self._given: tuple[int, dict[int, Mapping[str, int]]] = (-1, {})
         self._decoder: Decoder | None = None
         self._waits = Waits()
-        self._pool = BufferPool(options.prefetch + 2, options.limits.prefetch_bytes)
+        self._pool = BufferPool(
+            (options.prefetch or LEAST_AHEAD) + 2, options.limits.prefetch_bytes
+        )
         self._holds_ahead: str | None = None  # the warning about a framework that never marks
         # At interpreter exit `resources` closes what is open.
         self._finalizer = weakref.finalize(self, resources.close, waits=False)

@@ -7,6 +7,7 @@ processes can use it.
 * `penstock.wire.frame`: the only room that knows how a batch lies in bytes.
 * `penstock.wire.values`: what a batch may hold; `penstock.wire.digest`: one hash of all of it.
 * `penstock.wire.order`: lane, offset, position, step: the arithmetic that both halves must share.
+* `penstock.wire.prefetch`: how many batches are fetched ahead.
 * `penstock.wire.parse`: bytes of the other side as a message.
 * `penstock.wire.errors`: every error, its stable code and its gRPC status.
 * `penstock.wire.attempts`: what an attempt is called after a seek.

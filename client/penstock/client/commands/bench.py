@@ -51,9 +51,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--prefetch",
         type=positive,
-        default=16,
         metavar="N",
-        help="batches that may be ready ahead (default: 16)",
+        help="batches that may be ready ahead (default: as a Loader, by their size)",
     )
     parser.add_argument(
         "--rank", type=natural, default=0, metavar="R", help="which rank to be (default: 0)"

@@ -74,7 +74,7 @@ def add_parser(subparsers: Any) -> None:
     length = what.add_mutually_exclusive_group()
     length.add_argument("--steps", type=natural, metavar="N", help="end after N steps")
     length.add_argument("--count", type=natural, metavar="N", help="end after N batches")
-    what.add_argument("--prefetch", type=positive, default=4, metavar="N", help=argparse.SUPPRESS)
+    what.add_argument("--prefetch", type=positive, metavar="N", help=argparse.SUPPRESS)
     cursor = parser.add_argument_group("the cursor")
     cursor.add_argument(
         "--commit",
@@ -101,7 +101,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print batches until the asked number, or the job's end, is reached."""
+    """Print batches until the requested number, or the job's end, is reached."""
     _check(args)
     show = _printer(args)
     with _loader(args) as loader:
@@ -165,7 +165,7 @@ def _loader(args: argparse.Namespace) -> Loader:
             **options,
         )
     if args.group is not None:
-        # To look is to read as nobody: a group's own readers are never disturbed.
+        # Without a group: reading does not affect the group's own readers.
         with connected(args.target, args.job, args.timeout) as control:
             (group,) = control.groups(args.group)
             log_id = control.describe().log_id

@@ -1,4 +1,4 @@
-"""`penstock cursors`: where the groups of a job stand, moving them, and deleting them."""
+"""`penstock cursors`: show, move and delete the groups of a job."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _delete(control: Control, args: argparse.Namespace) -> int:
         return 1
     try:
         gone = control.delete(group.name, group.generation, fence=args.fence)
-    except GroupInUse as error:  # somebody came meanwhile
+    except GroupInUse as error:  # a reader has come in the meantime
         raise _in_use(group) from error
     if args.json:
         print_json(
@@ -185,7 +185,7 @@ def _confirmed(group: cursors_pb2.Group, fence: bool) -> bool:
     """Ask on a terminal whether a group is to be deleted.
 
     Raises:
-        InvalidRequest: There is nobody to ask.
+        InvalidRequest: There is no terminal to ask on.
     """
     if not sys.stdin.isatty():
         raise InvalidRequest(
@@ -208,7 +208,7 @@ def _group(args: argparse.Namespace) -> str:
     """Return the group that an action is about.
 
     Raises:
-        InvalidRequest: None is named.
+        InvalidRequest: No group is named.
     """
     if args.group is None:
         how = "name it" if args.action == "delete" else "add --group G"

@@ -134,7 +134,7 @@ def _next_steps(source: Input) -> None:
 
 
 def _command(name: str) -> str:
-    """Return how this installation's command is called from here."""
+    """Return the command line that runs this installation's command from here."""
     path = Path(sys.executable).with_name(name)
     if not path.exists() or shutil.which(name) == str(path):
         return name
@@ -142,7 +142,7 @@ def _command(name: str) -> str:
 
 
 def _short(path: Path) -> str:
-    """Return a path as one would type it."""
+    """Return a path as a user would type it."""
     for base, prefix in ((Path.cwd(), ""), (Path.home(), "~/")):
         if path.is_relative_to(base):
             return prefix + str(path.relative_to(base))

@@ -1,4 +1,4 @@
-"""Tables that fit a terminal: cells are measured as it shows them, the least needed go first."""
+"""Tables that fit a terminal: the least important columns are left out first."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
-        name: What stands above it.
+        name: Its heading.
         cells: Its cells, from the first row to the last.
         right: Its cells are flush right.
-        keep: What is least is left out first where the table is too wide; 0 = it stays, always.
-        least: It may be cut to so many cells of the terminal; None = it is never cut.
+        keep: The column with the lowest number is left out first if the table is too wide; 0 = it
+            always stays.
+        least: How many cells of the terminal it keeps at least when it is cut; None = it is never
+            cut.
     """
 
     name: str
@@ -69,7 +71,7 @@ def cut(text: str, width: int) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """Return a name of at most `width` cells, cut in its middle: many differ at the end alone."""
+    """Return a name of at most `width` cells, cut in its middle: names often differ at the end."""
     if width_of(text) <= width or width < 8:
         return cut(text, width)
     tail = ""
@@ -83,12 +85,12 @@ def shortened(text: str, width: int) -> str:
 def fitted(columns: Sequence[Column], width: int | None) -> list[str]:
     """Return the lines of a table, its head first, none wider than `width` cells.
 
-    First columns are left out, the least needed first; then those that may be cut are cut, the
+    First columns are left out, the least important first; then columns that may be cut are cut, the
     widest first; then lines end with `…`.
 
     Args:
         columns: As many cells in each.
-        width: None = as wide as it is: for files and pipes.
+        width: None = no limit, for files and pipes.
     """
     shown = [(column, [plain(cell) for cell in (column.name, *column.cells)]) for column in columns]
     widths = [max(map(width_of, cells)) for _, cells in shown]
@@ -119,7 +121,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _shrink(widths: list[int], least: Sequence[int], width: int) -> None:
-    """Take from the widest column that has something to give, until it fits or nothing is left."""
+    """Cut the widest column again and again, until the table fits or no column can be cut."""
     while _total(widths) > width:
         able = [index for index, size in enumerate(widths) if size > least[index]]
         if not able:

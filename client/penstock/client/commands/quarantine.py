@@ -1,4 +1,4 @@
-"""`penstock quarantine`: which items a job leaves out, and letting them in again."""
+"""`penstock quarantine`: which items a job leaves out, and how to release them."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _export(control: Control, args: argparse.Namespace) -> int:
         for verdict in held
     }
     for line in lines:
-        print(line, flush=True)  # whole as it is: its tabs are for scripts
+        print(line, flush=True)  # not shortened, with tabs: for scripts
     return 0
 
 

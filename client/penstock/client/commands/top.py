@@ -51,13 +51,13 @@ CLEAR, HOME, REST_OF_LINE, REST_OF_SCREEN = "\x1b[2J", "\x1b[H", "\x1b[K", "\x1b
 DIM, NORMAL = "\x1b[2m", "\x1b[0m"
 
 NAME_SHARE = 4
-"""A group's name may be cut to this part of the line (a quarter); then columns are left out."""
+"""A group's name may be cut to a quarter of the line before columns are left out."""
 
 SLOWEST = 8
 """How many readers of a group are shown, at most, where there is no room for all of them."""
 
 GONE_AFTER_S = 2.0
-"""A node that does not answer for so long is shown as gone, and asked again and again."""
+"""A node that does not answer for this long is shown as gone, and polled further."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -117,7 +117,7 @@ def _print_objects(args: argparse.Namespace) -> int:
 
 
 def _watch(args: argparse.Namespace) -> int:
-    """Draw the table over itself; what a node said last stays, dimmed, while it is gone."""
+    """Redraw the table in place; a node's last status stays, dimmed, while it is gone."""
     print(f"waiting for {plain(args.target)} ...", flush=True)
     with connected(args.target, "", args.timeout) as control:
         samples = Samples(control.status())
@@ -135,7 +135,7 @@ def _watch(args: argparse.Namespace) -> int:
 
 
 def _draw(target: str, samples: Samples, gone: str) -> None:
-    """Draw one picture of at most the terminal's size, without a moment of an empty screen."""
+    """Draw at most a screenful, without clearing the screen first."""
     width, height = screen() or (80, 24)
     head: list[str] = []
     if gone:
@@ -154,10 +154,10 @@ def _draw(target: str, samples: Samples, gone: str) -> None:
 
 
 class Samples:
-    """The last two things that a node has said: what rates are made of.
+    """The last two statuses of a node, from which rates are computed.
 
     Args:
-        status: The first one.
+        status: The first status.
     """
 
     def __init__(self, status: Mapping[str, Any], at: float | None = None) -> None:
@@ -166,7 +166,7 @@ class Samples:
         self._elapsed_s = 0.0
 
     def add(self, status: Mapping[str, Any], at: float | None = None) -> None:
-        """Take the next one; a node that was started again begins to count anew."""
+        """Take the next status; a node that was restarted counts from 0 again."""
         now = time.monotonic() if at is None else at
         same = status.get("node") == self.status.get("node")
         self._before = _readers(self.status) if same else {}
@@ -185,14 +185,15 @@ class Samples:
 def render(
     target: str, samples: Samples, width: int | None = None, height: int | None = None
 ) -> str:
-    """Return the table of what a node has said, safe for a terminal.
+    """Return the table of a node's status, safe for a terminal.
 
     Args:
         target: Where the node is.
-        samples: What it said, and what before.
-        width: Cells of a line at most; None = as it comes.
-        height: Lines that there are for it; where that is too few for all readers, a group has one
-            line and its slowest readers, so that no group hides another. It may still be longer.
+        samples: Its last two statuses.
+        width: Cells of a line at most; None = no limit.
+        height: How many lines there are; if they are too few for all readers, a group gets one line
+            and lines for its slowest readers, so that no group hides another. The table may still
+            be longer.
     """
     lines = _table(target, samples, width, None)
     slowest = SLOWEST
@@ -220,24 +221,24 @@ def _table(target: str, samples: Samples, width: int | None, slowest: int | None
 
 
 def _workers(workers: Sequence[Mapping[str, Any]]) -> str:
-    """Return how many workers have work, and how many of them are at what."""
+    """Return how many workers have work, and how many of them are at each stage."""
     busy = [str(worker.get("stage", "")) for worker in workers if worker.get("busy")]
     stages = ", ".join(f"{count} {stage}" for stage, count in Counter(busy).most_common() if stage)
     return f"{len(busy)} of {len(workers)} workers busy" + (f": {stages}" if stages else "")
 
 
 class Row(NamedTuple):
-    """What one line says of a reader, or of all readers of a group.
+    """A line about a reader, or about all readers of a group.
 
     Attributes:
         group: The name of the group.
-        rank: Which rank of how many, or how many.
-        reader: The reader; of a group the one that is furthest behind.
+        rank: The rank and the world size, or the number of ranks.
+        reader: The reader; for a group the slowest one.
         tokens: In a second; None = not known yet.
         batches: In a second.
         nbytes: In a second.
         sent: How many batches.
-        waited_s: Of a group the longest.
+        waited_s: Seconds of waiting; for a group the longest.
     """
 
     group: str
@@ -316,7 +317,7 @@ def _group(
         job: The job's name.
         readers: Of the group, by rank.
         samples: For the rates.
-        slowest: How many readers have a row where they have one in common; None = all have one.
+        slowest: How many readers get a row of their own beside the group's; None = all of them.
     """
 
     def row(reader: Mapping[str, Any], group: str) -> Row:
@@ -372,7 +373,7 @@ def _cursor(cursors: Mapping[str, Any], reader: Mapping[str, Any]) -> str:
 
 
 def _duration(seconds: float, nothing: str = "0 s") -> str:
-    """Return a time for people; `nothing` for none at all."""
+    """Return a duration for people; `nothing` for 0."""
     if not seconds:
         return nothing
     if seconds < 120:

@@ -177,7 +177,6 @@ class Borrower:
 
     Args:
         path: Where the socket lies.
-        most: How many loans are left with consumers; beyond them the oldest are kept.
 
     Attributes:
         token: For `Open.borrower`.
@@ -187,9 +186,8 @@ class Borrower:
             what keeping takes.
     """
 
-    def __init__(self, path: str, most: int) -> None:
+    def __init__(self, path: str) -> None:
         _require_keeping()
-        self._most = most
         self._arenas: dict[int, _Arena] = {}
         # By the id of the reference to its array.
         self._leases: dict[int, _Lease] = {}
@@ -284,12 +282,16 @@ class Borrower:
         """Give back what nobody reads there."""
         self._due.append(lent.loan)
 
-    def settle(self) -> None:
-        """Give back what has ended, and keep what has been out for long."""
+    def settle(self, most: int) -> None:
+        """Give back what has ended, and keep what has been out for long.
+
+        Args:
+            most: How many loans are left with consumers; beyond them the oldest are kept.
+        """
         for other in list(_living.values()):
             other.sort_out()
         with self._guard:
-            for lease in list(self._out.values())[: max(0, len(self._out) - self._most)]:
+            for lease in list(self._out.values())[: max(0, len(self._out) - most)]:
                 if not self._keep(lease):
                     break
         self._give_back()

@@ -18,6 +18,7 @@ from penstock.client.reading.values import Decoder
 from penstock.client.reading.waiting import PAUSE_S, TELL_S
 from penstock.client.run.session import Session
 from penstock.wire.errors import PenstockError, Unreachable
+from penstock.wire.prefetch import AHEAD_BYTES, LEAST_AHEAD
 
 
 class Feed:
@@ -32,7 +33,8 @@ class Feed:
         session: What streams open with, and which positions are the rank's own.
         start: The first position that is wanted.
         stop: No position from here on is wanted; None = until the log ends.
-        prefetch: How many own positions may be ready beyond the next to be taken.
+        prefetch: How many own positions may be ready beyond the next to be taken; None = as many as
+            the size of batches allows, see `Slots`.
         prefetch_bytes: How many bytes of them; the next one comes whatever its size. Every node has
             an equal share of it.
         max_body_bytes: A batch that announces more is refused before anything is allocated.
@@ -50,7 +52,7 @@ class Feed:
         start: int,
         *,
         stop: int | None,
-        prefetch: int,
+        prefetch: int | None,
         prefetch_bytes: int,
         max_body_bytes: int,
         pool: Allocator,
@@ -58,9 +60,7 @@ class Feed:
         share = session.share
         self._slots = Slots(session.job, share, start, stop, prefetch)
         self._share = share
-        # A message for every batch may cost more than the batch: half of the room at once.
-        self._often = max(1, prefetch // 2)
-        self._room_bytes = max(1, prefetch_bytes // len(nodes))
+        self._prefetch, self._prefetch_bytes = prefetch, prefetch_bytes
         self._routes = [
             Route(number, node, session, self._slots, pool, self, max_body_bytes)
             for number, node in enumerate(nodes)
@@ -100,7 +100,8 @@ class Feed:
             return None
         if self._slots.given(position):
             self._untold_bytes += delivery.lease.nbytes
-        self._extend(self._often)
+        # A message for every batch may cost more than the batch: half of the room at once.
+        self._extend(max(1, self._slots.prefetch // 2))
         return delivery
 
     def release(self, position: int) -> None:
@@ -198,12 +199,13 @@ class Feed:
         Or if half of the room for bytes is free again.
         """
         slots, horizon = self._slots, self._slots.horizon
-        has_room = self._untold_bytes > self._room_bytes // 2
+        has_room = self._untold_bytes > self._room_bytes() // 2
         for route in self._routes:
             stream = route.stream
             if stream is None:
                 continue  # the next one opens with it
-            moved = horizon - stream.sent
+            # A large batch takes the horizon back: what was accepted with it stays accepted.
+            moved = max(0, horizon - stream.sent)
             # At the end the horizon stops short: its last move may be less than one own position.
             is_far = moved >= at_least * self._share.world_size or (
                 moved > 0 and horizon == slots.end
@@ -229,7 +231,18 @@ class Feed:
         held = sum(
             found.lease.nbytes for found in self._slots.ready(position) if found.route == route
         )
-        return position, max(1, received_bytes + self._room_bytes - held)
+        return position, max(1, received_bytes + self._room_bytes() - held)
+
+    def _room_bytes(self) -> int:
+        """Return what each route's share of the bound is.
+
+        Where nobody has said how many batches lie ahead, small ones may be followed by large ones
+        that were accepted with them: no more come than as if all had been large.
+        """
+        most = self._prefetch_bytes
+        if self._prefetch is None:
+            most = min(most, max(AHEAD_BYTES, LEAST_AHEAD * self._slots.largest_bytes))
+        return max(1, most // len(self._routes))
 
     # --- what routes say, on their threads ---
 

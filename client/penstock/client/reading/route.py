@@ -27,10 +27,6 @@ from penstock.wire.v1 import feed_pb2
 
 logger = logging.getLogger("penstock")
 
-HELD_BATCHES = 4
-"""Lent batches that a consumer may hold beside those that wait for it: what it holds longer becomes
-its own memory."""
-
 
 class _BorrowsNow(Exception):
     """A stream gives way to one whose bodies are lent: the node was away when it was opened."""
@@ -286,7 +282,7 @@ class Route:
         if path is None or self._cannot_map:
             return None
         try:
-            return Borrower(path, self._slots.prefetch + HELD_BATCHES)
+            return Borrower(path)
         except NotLent as error:
             if not (isinstance(error, Absent) and self.stream is None):
                 self._note_sent(str(error))

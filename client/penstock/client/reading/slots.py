@@ -16,6 +16,7 @@ from penstock.client.reading.buffers import Lease
 from penstock.client.reading.waiting import Supply, Waiting
 from penstock.wire.errors import PenstockError
 from penstock.wire.order import Share
+from penstock.wire.prefetch import fitting_ahead
 from penstock.wire.v1 import feed_pb2
 
 
@@ -46,20 +47,24 @@ class Slots:
         share: Which positions are the rank's own.
         start: The first position that is wanted.
         stop: No position from here on is wanted; None = until the log ends.
-        prefetch: How many own positions may be ready beyond the next to be taken.
+        prefetch: How many own positions may be ready beyond the next to be taken; None = as many as
+            `fitting_ahead` says of the largest that has come.
 
     Attributes:
         next: The first position that the consumer has not been given.
         kept: The first position that it may ask for, or ask for once more.
         wait_s: How long it has waited in all.
         missing: The first position that has not come.
+        largest_bytes: What the largest batch takes that has come, header included.
         end: The first position that will not come; None = not known.
         is_closed: Nothing more is to come.
         on_change: Called when something has changed, beside waking the consumer, on any thread.
     """
 
-    def __init__(self, job: str, share: Share, start: int, stop: int | None, prefetch: int) -> None:
-        self._job, self._share, self.prefetch = job, share, prefetch
+    def __init__(
+        self, job: str, share: Share, start: int, stop: int | None, prefetch: int | None
+    ) -> None:
+        self._job, self._share, self._prefetch = job, share, prefetch
         first = share.at_or_after(start)
         # All threads put in and take out; one call of a dict is whole or has not happened.
         self._ready: dict[int, Delivery] = {}
@@ -71,6 +76,7 @@ class Slots:
         # Set by the threads of the streams, one at a time.
         self._landing = threading.Lock()
         self.missing = first
+        self.largest_bytes = 0
         self._landed: set[int] = set()  # those above it that have come
         self.end = stop
         self._error: BaseException | None = None
@@ -130,6 +136,12 @@ class Slots:
         self._changed.acquire(timeout=max(0.0, timeout_s))
 
     @property
+    def prefetch(self) -> int:
+        """How many own positions may be ready beyond the next to be taken; any thread asks."""
+        given = self._prefetch
+        return fitting_ahead(self.largest_bytes) if given is None else given
+
+    @property
     def horizon(self) -> int:
         """The first own position that is not accepted yet."""
         horizon = self._share.nth_after(self.next, self.prefetch)
@@ -162,8 +174,10 @@ class Slots:
     def put(self, delivery: Delivery) -> None:
         """Put a batch into its slot; the consumer looks when it is woken."""
         position = delivery.header.position
+        nbytes = delivery.lease.nbytes + delivery.header.ByteSize()  # texts lie in the header
         self._ready[position] = delivery
         with self._landing:
+            self.largest_bytes = max(self.largest_bytes, nbytes)
             self._landed.add(position)
             while self.missing in self._landed:
                 self._landed.remove(self.missing)

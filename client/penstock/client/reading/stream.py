@@ -23,6 +23,10 @@ from penstock.wire.v1 import feed_pb2
 
 logger = logging.getLogger("penstock")
 
+HELD_BATCHES = 4
+"""Lent batches that a consumer may hold beside those that wait for it: what it holds longer becomes
+its own memory."""
+
 CHECKED_SHARE = 8
 """Of lent bodies, which no network carries, one of so many is checked against its checksum."""
 
@@ -226,7 +230,7 @@ class Stream:
     def settle(self) -> None:
         """Give back what was lent and is not read any more."""
         if self._borrower is not None:
-            self._borrower.settle()
+            self._borrower.settle(self._slots.prefetch + HELD_BATCHES)
 
     def _finish(self, assembly: _Assembly) -> bool:
         header, lease = assembly.header, assembly.lease

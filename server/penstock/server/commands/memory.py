@@ -15,10 +15,12 @@ from typing import Any
 
 from penstock.server.job import Job
 from penstock.server.node import dispatch
-from penstock.server.node.books import KEPT_BATCHES, KEPT_SHARE, made_ahead
+from penstock.server.node.books import made_ahead
+from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
 from penstock.server.pipeline.planner import AHEAD_BYTES, LOOK_AHEAD
 from penstock.server.sources.cache import FREE_BYTES
 from penstock.server.sources.parquet import CACHE_BYTES
+from penstock.wire.prefetch import fitting_ahead
 
 MIB = 1 << 20
 
@@ -26,7 +28,7 @@ SERVER_MIB, WORKER_MIB = 57, 33
 """The server process, and a worker, with what penstock itself imports."""
 
 PACKAGES_MIB = {"pyarrow": 8, "tokenizers": 4, "torch": 130}
-"""What each of these adds to every process, where a source or a role imports it."""
+"""What each of these packages adds to every process, if a source or a role imports it."""
 
 TOKENIZING_MIB, READING_MIB = 30, 6
 """What a worker takes besides while it tokenizes: what malloc keeps after texts of up to 250,000
@@ -41,9 +43,6 @@ SAMPLES_SPREAD = 2
 BATCHES_SPREAD = 1.5
 """Shared memory that several workers have touched, by what is in use at a time: not all of them
 hold most at the same moment."""
-
-PREFETCH = 4
-"""Batches that a Loader fetches ahead, where nobody says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +71,12 @@ class NodeMemory:
 
     @property
     def keeping_up(self) -> float:
-        """Return what it takes while readers take what is made, without `reader`."""
+        """Return what it takes while readers keep up, without `reader`."""
         return self.processes + self.blocks + self.samples + self.kept
 
     @property
     def stalled(self) -> float:
-        """Return what it takes when they do not."""
+        """Return what it takes when they do not keep up."""
         return self.processes + self.blocks + self.samples + self.ready
 
     def to_json(self) -> dict[str, Any]:
@@ -110,7 +109,7 @@ def node_memory(
     spread = BATCHES_SPREAD if workers > 1 else 1.0
     kept = min(KEPT_BATCHES * batch_bytes, ready_bytes / KEPT_SHARE)
     beyond = workers * made_ahead(dispatch.AHEAD_PER_WORKER, dispatch.AHEAD_BYTES, batch_bytes)
-    ahead = min(ready_bytes, (PREFETCH + beyond) * batch_bytes)
+    ahead = min(ready_bytes, (fitting_ahead(batch_bytes) + beyond) * batch_bytes)
     return NodeMemory(
         workers=workers,
         processes=SERVER_MIB + packages + workers * worker,

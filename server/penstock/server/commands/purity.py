@@ -2,8 +2,8 @@
 
 The batches a third time, from a snapshot after each: can the job be resumed?
 
-In the other process everything differs that a role could depend on unseen: the order, the hash
-seed, the time zone, the locale, the number of threads, the working folder. Only where something
+In the other process everything differs that a role could depend on by accident: the order, the hash
+seed, the time zone, the locale, the number of threads, the working folder. Only if something
 differs, further processes find out which of them matters.
 
 What is compared are digests of every value, so the first one that differs can be named. Run as a
@@ -53,7 +53,7 @@ Facts = dict[str, str]
 """Name of a value -> its digest."""
 
 HASH_SEEDS = ("4711", "4712")
-"""PYTHONHASHSEED of the other process, not ours: what depends on a set's order shows."""
+"""PYTHONHASHSEED of the other process, not ours: so a dependence on a set's order shows."""
 
 OTHER_LOCALES = ("de_DE.UTF-8", "en_US.UTF-8")
 """Locales to compare with, the first one that this machine has; `C` is everywhere."""
@@ -68,7 +68,7 @@ class Surroundings:
 
     Attributes:
         name: What differs, for people.
-        variables: What is other in its environment.
+        variables: What differs in its environment.
         folder: It runs in another working folder.
     """
 
@@ -109,7 +109,7 @@ def all_at_once() -> Surroundings:
 
 
 def first_items(job: Job, count: int) -> list[ItemRef]:
-    """Return the first `count` draws of a job, lanes in turn; fewer where it ends before."""
+    """Return the first `count` draws of a job, lanes in turn; fewer if it ends before."""
     found: dict[ItemRef, None] = {}
     going = {lane: asked(job.distributor, "open", lane, job.lanes) for lane in range(job.lanes)}
     epoch = job.distributor.epoch_draws(job.lanes)
@@ -167,7 +167,7 @@ def raw_facts(items: Items, refs: Sequence[ItemRef], outcomes: Sequence[Outcome]
 def check_promises(job: Job, items: Items, refs: Sequence[ItemRef], line: Line) -> None:
     """Refuse a role that says `uses_global_rng = False` and draws from these generators.
 
-    Call it when all of it has run once: libraries may draw as they are imported.
+    Call it when all roles have run once: libraries may draw as they are imported.
 
     Args:
         job: The job.
@@ -224,7 +224,7 @@ def batch_facts(computed: Computed) -> Facts:
 
 
 def first_batches(line: Line, count: int) -> list[Computed]:
-    """Return the next `count` batches of a line; fewer where the lane ends before."""
+    """Return the next `count` batches of a line; fewer if the lane ends before."""
     found: list[Computed] = []
     order = order_of(line.job)
     while len(found) < count:

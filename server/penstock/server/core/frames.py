@@ -1,4 +1,4 @@
-"""Errors of users' code as text: their own frames alone, and no more than people can read."""
+"""Errors of users' code as text: only the users' frames, and no more than people can read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def user_traceback(error: BaseException) -> str:
     """Return the traceback of an error with the user's frames alone, error line last.
 
     Frames of libraries are counted and not shown: a deep one would hide the user's line, which is
-    where the remedy is. Where there are none but those (a role that is installed) they are shown.
+    where the remedy is. If there are no others (a role that is installed) they are shown.
     An error that was raised by penstock's own code has no frame: then the line of the error is all
     there is.
     """
@@ -37,7 +37,7 @@ def user_traceback(error: BaseException) -> str:
 
 
 def _last_lines(error: BaseException) -> str:
-    """Return what stands below the frames: type and text, and where a file is not Python."""
+    """Return what is below the frames: type and text, and where a file is not Python."""
     if isinstance(error, SyntaxError):
         return clean_text("".join(traceback.format_exception_only(error)).rstrip("\n"), MAX_TEXT)
     text = error_text(error)

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 from penstock.wire.errors import InvalidJob
 
-_OURS = "penstock"  # its own versions and the order format stand for its source
+_OURS = "penstock"  # its own versions and the order format identify its source
 
 _SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)  # in Python's order
 
@@ -46,7 +46,7 @@ class Neighbour(NamedTuple):
     Attributes:
         name: As it is imported.
         path: Its file.
-        source: Its bytes, those that this process runs.
+        source: Its bytes, as this process runs them.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Neighbour(NamedTuple):
 
 
 def add_folder(folder: Path) -> None:
-    """Let role files of a folder import their neighbours, behind everything that is installed."""
+    """Let role files of a folder import their neighbours, after everything that is installed."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     if folder not in _folders:
@@ -69,7 +69,7 @@ def add_folder(folder: Path) -> None:
 def neighbours(source: bytes, name: str, package: str, root: Path) -> list[Neighbour]:
     """Return what a module may import from below `root`, directly or not, ordered by name.
 
-    Found are the imports that its text spells out, wherever they stand, and `import_module` and
+    These are the import statements of its text, at any place in it, and `import_module` and
     `__import__` of a literal name. A name that something installed has, too, is not a neighbour's:
     Python would import the installed one.
 
@@ -99,7 +99,7 @@ def neighbours(source: bytes, name: str, package: str, root: Path) -> list[Neigh
 
 
 def source_of(path: str) -> bytes:
-    """Return a neighbour's bytes: those of the first look, which are also those that are run.
+    """Return a neighbour's bytes as they were first read; the same bytes are run.
 
     Raises:
         InvalidJob: It cannot be read.
@@ -203,7 +203,7 @@ class _ModuleFiles(NamedTuple):
 
 
 def _chain(name: str, root: Path, seen: set[str]) -> Iterator[_ModuleFiles]:
-    """Yield the modules `a`, `a.b`, `a.b.c` that lie below `root` and were not seen before."""
+    """Yield the modules among `a`, `a.b`, `a.b.c` that are below `root` and not yet seen."""
     first, *rest = name.split(".")
     module = None if first == _OURS else _top(first, root)
     while module is not None and _is_below(module, root):

@@ -1,4 +1,4 @@
-"""A verdict: what it says, where it holds, and the one form in which it is stored and sent."""
+"""A verdict: what it says, where it holds, and the form in which it is stored and sent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_NAMED = 3
 
 
 class Verdict(NamedTuple):
-    """A quarantine entry: this item is left out, for this reason, by every node alike.
+    """An entry of the quarantine: this item is left out, for this reason, by every node.
 
     It holds from an offset on, never below: what was given before it was made stays what it was.
     That offset is above all that was given or planned by then in any lane; and the batch that

@@ -37,7 +37,7 @@ class Jobs(Mapping[str, Job]):
         """Return a job, built.
 
         Raises:
-            KeyError: There is none of that name.
+            KeyError: There is no job of that name.
             InvalidJob: It does not hold together.
         """
         if name not in self._built:
@@ -77,7 +77,7 @@ class Config:
         """Return a job, built.
 
         Raises:
-            UnknownJob: There is none of that name.
+            UnknownJob: There is no job of that name.
             InvalidJob: It does not hold together.
         """
         return find_job(self.jobs, name)
@@ -96,12 +96,12 @@ def load(
 
     Args:
         target: A job file, or `jobs.py:name`.
-        overrides: Server settings that win over file and environment; None values are left out.
+        overrides: Server settings that override file and environment; None values are left out.
         environ: The environment; default `os.environ`.
 
     Raises:
         InvalidJob: The file cannot be read or is wrong; names file, line and key.
-        InvalidRequest: An override or a PENSTOCK_* variable has a value that cannot be.
+        InvalidRequest: An override or a PENSTOCK_* variable has an invalid value.
     """
     environ = os.environ if environ is None else environ
     path, colon, name = target.rpartition(":")

@@ -1,4 +1,4 @@
-"""Where in a job file something stands: file, line and key path of every complaint about it."""
+"""Where a key is in a job file: file, line and key path, for error messages about it."""
 
 from __future__ import annotations
 

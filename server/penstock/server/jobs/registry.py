@@ -179,8 +179,8 @@ def build(kind: Kind, spec: Mapping[str, Any], location: Location) -> Any:
             parameters[path_param] = absolute(parameters[path_param], location.base)
     try:
         role = contained(lambda: cls(**parameters))
-        # A tokenizer that is none, a function that is missing: found here, where the key is
-        # known. A source's identity reads data, and is left to the log id.
+        # A file that is not a tokenizer, a function that is missing: found here, where the key is
+        # known. A source's identity reads data, and is checked with the log id.
         contained(role.check_identity)
     except PenstockError as error:
         key = str(error.fields.get("key") or "").removeprefix(f"{kind.name}.")
@@ -208,7 +208,7 @@ def build(kind: Kind, spec: Mapping[str, Any], location: Location) -> Any:
 
 def constructor_parameters(cls: type[Role]) -> dict[str, inspect.Parameter]:
     """Return the parameters of a class's constructor by name, `self` left out."""
-    if cls.__init__ is object.__init__:  # its signature would promise to take anything
+    if cls.__init__ is object.__init__:  # its signature says that it takes anything
         return {}
     return dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
 
@@ -250,7 +250,7 @@ _ADAPTER = ConfigDict(strict=True, arbitrary_types_allowed=True)
 def _check_types(cls: type[Role], parameters: Mapping[str, Any], location: Location) -> None:
     """Check values against the annotations of a built-in's constructor.
 
-    A user's class is asked by calling it: its annotations may promise less than it accepts.
+    A user's class is only called: its annotations may be stricter than what it accepts.
     """
     if not cls.__module__.startswith("penstock."):
         return
@@ -267,7 +267,7 @@ def _check_types(cls: type[Role], parameters: Mapping[str, Any], location: Locat
             at = location.at(name)
             raise at.error(f"{at.key} is {shown(value)}: give {describe_type(wanted)}") from None
         except (PydanticUserError, TypeError):
-            continue  # no schema for this annotation: the constructor has the word
+            continue  # no schema for this annotation: the constructor decides
 
 
 _WORDS = {
@@ -310,8 +310,8 @@ _MODULE_ATTRIBUTE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 def resolve_path(value: str, base: Path) -> str:
     """Return a path of a job file as an absolute one, relative to the folder `base`.
 
-    `scheme://...` and `package.module:name` are no paths and stay as they are; the `:name` behind a
-    `.py` file stays where it is.
+    `scheme://...` and `package.module:name` are not paths and stay unchanged, as does the `:name`
+    after a `.py` file.
     """
     path, colon, name = value.rpartition(":")
     if "://" in value or (_MODULE_ATTRIBUTE.fullmatch(value) and not is_file_spec(path)):

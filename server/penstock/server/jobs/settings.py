@@ -22,7 +22,7 @@ for _power, _letter in enumerate("KMGT", start=1):
     _UNITS[f"{_letter}B"] = 1000**_power
 
 MIN_READY_BYTES, MAX_READY_BYTES = 64 << 20, 16 << 30
-"""Bounds of `ready_bytes: auto`: a quarter of the memory, but neither absurdly little nor much."""
+"""Bounds of `ready_bytes: auto`, which is a quarter of the memory between these."""
 
 
 def parse_bytes(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""From pydantic's findings to one sentence: what stands where, and what belongs there."""
+"""From pydantic's errors to a sentence: which value is where, and what is expected there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOWN_CHARS = 80
 
 
 def shown(value: Any) -> str:
-    """Return a value as an error message shows it: as in the file, cut where it is long."""
+    """Return a value as an error message shows it: as in the file, shortened if it is long."""
     text = {None: "null", True: "true", False: "false"}.get(value) if _is_constant(value) else None
     text = text or repr(value)
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 4] + " ..."
@@ -35,7 +35,8 @@ def validate(model: type[Model], data: Any, location: Location, *, strict: bool 
         model: What it should be.
         data: What the file holds.
         location: Where it stands.
-        strict: Refuse `"7"` where 7 belongs; False for environment variables, which are all text.
+        strict: Refuse `"7"` where 7 is expected; False for environment variables, which are all
+            text.
 
     Raises:
         InvalidJob: The first thing in the file that is wrong: an unknown key with the nearest known

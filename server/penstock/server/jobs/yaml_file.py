@@ -1,7 +1,7 @@
 """YAML as job files use it: YAML 1.2's core schema, no repeated keys, and the line of each key.
 
 PyYAML speaks YAML 1.1, where `no` is false, `1e-4` is a string, `12:30` is 750 and `2024-01-01` is
-a date: each would decide bytes behind the user's back. Here plain scalars are what JSON has.
+a date: each would change bytes without the user noticing. Here plain scalars are those of JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.server.jobs.location import KeyPath, Location
 from penstock.wire.errors import InvalidJob
 
 MAX_FILE_BYTES = 1 << 20
-"""A job file is written by people; PyYAML reads about 1 MiB in some seconds. Data has files."""
+"""A job file is written by people; PyYAML takes seconds for 1 MiB. Data belongs in other files."""
 
 MAX_DEPTH, MAX_VALUES, MAX_DIGITS = 64, 100_000, 64
 """Nesting, values with every alias written out, and digits of a number: a few lines of aliases can
@@ -69,13 +69,14 @@ def read(path: Path, shown: str) -> tuple[Any, Location]:
     """Return the values of a YAML or JSON file, and the location of its top.
 
     Args:
-        path: The file; JSON is read as YAML, of which it is a part.
+        path: The file; JSON is read as YAML, of which it is a subset.
         shown: The file as the user named it, for messages.
 
     Raises:
-        InvalidJob: The file cannot be read, is no YAML, or repeats a key; names the line.
+        InvalidJob: The file cannot be read, is not YAML, or repeats a key; names the line.
     """
-    # Not resolve(): a mounted ConfigMap is a link, and its store must not land behind it.
+    # Not resolve(): a mounted ConfigMap is a link, and the store belongs beside the link, not
+    # beside the file that it points to.
     base = path.absolute().parent
     location = Location(shown, base)
     try:
@@ -148,7 +149,7 @@ def _syntax(error: yaml.MarkedYAMLError, location: Location) -> InvalidJob:
 
 
 def _refuse_bombs(top: yaml.Node, location: Location) -> None:
-    """Refuse what a short file makes large: aliases of aliases, and numbers of endless digits.
+    """Refuse short files with large content: aliases of aliases, and numbers with very many digits.
 
     Each node is looked at once, however many aliases name it, so this takes no longer than the file
     is long.

@@ -62,7 +62,7 @@ class Audit:
         if not is_due or not (plan or self._dispatch.seekable(one.job.name)):
             return
         others = [worker for worker in self._crew.sharing() if worker is not maker]
-        if not one.may_read_elsewhere():
+        if not one.homes.may_read_elsewhere():
             others = []
         worker = others[ticket.number % len(others)] if others else maker
         while len(self._checks) >= MAX_CHECKS:  # their workers died

@@ -13,6 +13,7 @@ from typing import Protocol
 import structlog
 
 from penstock.server.node.books import Log
+from penstock.server.node.candidates import most_urgent
 from penstock.server.node.entry import Entry
 from penstock.server.node.life import Life
 from penstock.server.node.messages import FromWorker, Hurry
@@ -309,7 +310,7 @@ class Crew:
         waiting = {
             name: first.entry
             for name, one in self.dispatch.logs.items()
-            if (first := one.most_urgent()) is not None
+            if (first := most_urgent(one)) is not None
         }
         before, self._waiting = self._waiting, waiting
         return {name for name, entry in waiting.items() if before.get(name) is entry}

@@ -15,19 +15,18 @@ import structlog
 
 from penstock.server.job import Job
 from penstock.server.node.blame import blamed, sentence
-from penstock.server.node.books import (
-    MAX_LINES_PER_LANE,
-    MAX_STARTS,
-    PLANS_AHEAD,
-    Candidate,
-    LaneState,
-    LineState,
-    Log,
-    Start,
-)
+from penstock.server.node.books import Log
+from penstock.server.node.candidates import Candidate, candidate_of, candidates
 from penstock.server.node.channel import Misspoken
 from penstock.server.node.crew import Crew
 from penstock.server.node.entry import Entry, State
+from penstock.server.node.lanes import (
+    MAX_LINES_PER_LANE,
+    MAX_STARTS,
+    LaneState,
+    LineState,
+    Start,
+)
 from penstock.server.node.life import Life
 from penstock.server.node.messages import CloseLine, Make, OpenLine, Plan, Produce
 from penstock.server.node.observer import Observer
@@ -42,6 +41,9 @@ from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.wire.errors import PenstockError
 
 log = structlog.get_logger("penstock.node")
+
+PLANS_AHEAD = 8
+"""Plans asked for at once where planning needs no processing."""
 
 MAX_DEATHS = 3
 """An item that kills its worker so often, while its lane gets no further, stops the lane."""
@@ -137,9 +139,9 @@ class Dispatch:
         sharing = [worker.number for worker in self._crew.sharing()]
         for one in logs:
             # Not before somebody reads: as workers start one by one, groups would move about.
-            if one.homes is not None and one.readers:
+            if one.readers:
                 one.homes.settle(sharing)
-        wanted = sorted((one for log in logs for one in log.candidates()), key=_RANK)
+        wanted = sorted((one for log in logs for one in candidates(log)), key=_RANK)
         progress = True
         while progress and not self._life.draining:
             progress = False
@@ -162,13 +164,13 @@ class Dispatch:
         if busy + one.largest_bytes > self._bound_bytes:
             # Also for what is always admitted: it goes above the bound, what is only kept does not.
             for other in self.logs.values():
-                other.shed()
+                other.kept.shed()
             busy = sum(other.busy_bytes for other in self.logs.values())
         if not one.admits(entry, busy):
             return False
         self._assign(one, entry, lane, worker)
         del wanted[index]
-        following = None if lane.planning else one.candidate(lane)
+        following = None if lane.planning else candidate_of(one, lane)
         if following is not None:
             bisect.insort(wanted, following, key=_RANK)
         return True
@@ -177,11 +179,11 @@ class Dispatch:
         """Tell whether this worker can go on with a batch; start looking where nobody can."""
         _, _, one, entry, lane = candidate
         offset = entry.key.offset
-        home = one.home(lane.lane)
+        home = one.homes.of(lane.lane)
         at_home = home in (None, worker.number)
         if entry.state is not State.WANTED:
             return False  # it was wanted twice, and is given out
-        if entry.is_asked and one.is_planned(lane):
+        if entry.is_asked and lane.is_planned:
             return False  # another batch of the lane was given out
         if offset in lane.plans:
             if home is not None:
@@ -311,7 +313,7 @@ class Dispatch:
     def _line(self, one: Log, lane: LaneState, offset: int) -> LineState | None:
         if self._seekable[one.job.name]:
             return lane.lines[0] if lane.lines else None
-        return one.find_line(lane, offset, one.job.snapshot_every)
+        return lane.find_line(offset, one.job.snapshot_every)
 
     async def _look(self, one: Log, lane: LaneState, entry: Entry) -> None:
         """Find out where a line for this entry can start best: a line, a snapshot, or offset 0."""
@@ -321,8 +323,8 @@ class Dispatch:
             if not seekable and offset >= job.snapshot_every:
                 snapshot = await self._shelf.nearest(job.log_id, lane.lane, offset)
             base = snapshot.offset if snapshot is not None else 0
-            line = one.find_line(lane, offset, offset + 1)
-            if line is not None and one.home(lane.lane) not in (None, line.worker):
+            line = lane.find_line(offset, offset + 1)
+            if line is not None and one.homes.of(lane.lane) not in (None, line.worker):
                 line = None  # its group was handed on
             if line is not None and line.next >= base:
                 base = line.next

@@ -42,8 +42,7 @@ class Entry:
         pins: Streams that are writing it to the network right now, and loans of it.
         span: Its body, in shared memory; None = it has none, or gave its memory back.
         nbytes: The lengths of its header and its body.
-        is_asked: No reader wants it; it is planned, as positions of others depend on its being
-            there.
+        is_asked: No reader wants it. It is planned, as positions of others depend on its existing.
         evicted: Nobody takes it any more; its memory goes with its last pin.
         gone: Called when an evicted entry has given its memory back.
     """
@@ -65,6 +64,17 @@ class Entry:
     def body(self) -> memoryview | bytes:
         """Return its body."""
         return b"" if self.span is None else self.span.view
+
+    @property
+    def body_bytes(self) -> int:
+        """Return how long its body is, also when its memory was given back."""
+        return self.nbytes - len(self.header)
+
+    def fail(self, error: PenstockError) -> None:
+        """Note that it cannot be planned or made, and tell those who wait for it."""
+        self.state, self.error = State.FAILED, error
+        for reader in self.readers:
+            reader.settled(self)
 
     def free(self) -> None:
         """Let the bytes go as soon as no stream writes them, and no process has them lent."""

@@ -2,9 +2,9 @@
 
 Everything here runs in one event loop. Nothing here knows gRPC: `penstock.server.rpc` opens the
 readers, whose demand it is. This is the face that the edge sees, and the order in which the parts
-start and end: `books` and `reader` say what is wanted, `dispatch` gives it to workers, `answers`
-hears them, `crew` keeps them alive; `shelf`, `audit` and `quarantine` see to snapshots, purity and
-verdicts.
+start and end: `books` and `reader` say what is wanted, `dispatch` gives it to workers as tickets,
+`hearing` hears them, `answers` takes what tickets bring, `crew` keeps the workers alive; `shelf`,
+`audit` and `quarantine` see to snapshots, purity and verdicts.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from penstock.server.node.crew import ITEM_DEADLINE_S, Crew, Hear, Lose
 from penstock.server.node.dispatch import Dispatch
 from penstock.server.node.ends import Ends
 from penstock.server.node.entry import Entry, State
+from penstock.server.node.hearing import Hearing
 from penstock.server.node.life import Life
 from penstock.server.node.messages import TakeSnapshots
 from penstock.server.node.observer import Observer
@@ -90,11 +91,14 @@ class Node:
             self.jobs, self.verdicts, dispatch, crew, store, life, observer
         )
         self._ends = ends = Ends(dispatch, store, life)
-        answers = Answers(dispatch, crew, self.shelf, audit, self._quarantine, ends, life, observer)
+        answers = Answers(dispatch, self.shelf, audit, observer)
+        hearing = Hearing(
+            dispatch, crew, answers, self.shelf, audit, self._quarantine, ends, life, observer
+        )
         self.shelf.on_diverged = dispatch.diverged
-        crew.dispatch, crew.hear = dispatch, answers.hear
-        crew.on_lost = answers.drained = self._has_drained
-        answers.is_draining = lambda worker: worker.number in self._drained
+        crew.dispatch, crew.hear = dispatch, hearing.hear
+        crew.on_lost = hearing.drained = self._has_drained
+        hearing.is_draining = lambda worker: worker.number in self._drained
 
     def _new_worker(self, number: int, hear: Hear, lose: Lose) -> WorkerProcess:
         return WorkerProcess(
@@ -300,7 +304,7 @@ class Node:
             # It depends on a batch of which it is not known whether it exists.
             lane = reader.log.lanes[frontier.lane]
             key = key._replace(lane=frontier.lane, offset=frontier.offset)
-            if reader.log.has_ended(lane, frontier.offset):
+            if lane.has_ended(frontier.offset):
                 return key.lane, key.offset, "store", ""
         name = reader.log.job.name
         if entry.state is State.MAKING or lane.planning:

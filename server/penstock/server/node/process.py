@@ -14,9 +14,10 @@ import structlog
 from penstock.server.core.frames import error_line
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
-from penstock.server.node.books import LaneState, LineState, Log
+from penstock.server.node.books import Log
 from penstock.server.node.check import check
 from penstock.server.node.entry import Entry
+from penstock.server.node.lanes import LaneState, LineState
 from penstock.server.node.messages import (
     Body,
     Free,

@@ -32,8 +32,8 @@ class Reader:
 
     Attributes:
         next: The position that its consumer needs next; it is given in any case.
-        bytes_limit: What all that it is given may have in sum; 0 = no such limit.
-        taken_bytes: What it was given.
+        bytes_limit: What the bodies that it is given may have in sum; 0 = no such limit.
+        taken_bytes: What it was given of these: its consumer counts no headers either.
         is_full: What is ready for it would go beyond the limit: it waits for its consumer.
     """
 
@@ -227,13 +227,13 @@ class Reader:
             if entry.state is State.READY and entry.key.lane not in blocked:
                 if room_bytes is not None and entry.nbytes > room_bytes:
                     return None
-                if not self._has_room(position, entry.nbytes):
+                if not self._has_room(position, entry.body_bytes):
                     # Nor what is smaller and comes later: it would take this one's room.
                     self.is_full = True
                     return None
                 del self.pending[position]
                 entry.pins += 1
-                self.taken_bytes += entry.nbytes
+                self.taken_bytes += entry.body_bytes
                 return entry
             if entry.state is State.FAILED and not blocked and room_bytes is None:
                 assert entry.error is not None

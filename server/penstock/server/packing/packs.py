@@ -1,4 +1,4 @@
-"""What a packing function returns: the indices of each pack, cut out when somebody looks."""
+"""What a packing function returns: the indices of each pack, cut out on access."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def status(node: Node, streams: Streams, *, lent_bytes: int, draining: bool) -> 
                 "lanes": one.job.lanes,
                 "ready_batches": sum(1 for e in one.entries.values() if e.span is not None),
                 "ready_bytes": one.ready_bytes,
-                "kept_bytes": one.kept_bytes,
+                "kept_bytes": one.kept.nbytes,
                 "produced": one.produced,
                 "recomputed": one.recomputed,
                 "cache_hits": one.cache_hits,

@@ -1,4 +1,4 @@
-"""Decoded blocks, least recently used first out, bounded in number and in bytes."""
+"""Decoded blocks: the least recently used are dropped first, above bounds in number and bytes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Value = TypeVar("Value")
 
 
 FREE_BYTES = 16 << 20
-"""Blocks are kept up to here whatever their number: small ones are read in less order than large
-ones, since a batch then draws from many."""
+"""Blocks are kept up to this size whatever their number: small ones are read
+in less order than large ones, since a batch then draws from many."""
 
 
 class BlockCache(Generic[Value]):
@@ -30,7 +30,7 @@ class BlockCache(Generic[Value]):
         self._blocks: OrderedDict[int, tuple[Value, int]] = OrderedDict()
 
     def get(self, block: int) -> Value | None:
-        """Return a block and count it as used; None = it is not here."""
+        """Return a block and count it as used; None = it is not in the cache."""
         kept = self._blocks.get(block)
         if kept is None:
             return None
@@ -66,7 +66,7 @@ class BlockCache(Generic[Value]):
         self.bytes -= freed
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Drop everything."""
         self._blocks.clear()
         self.bytes = 0
 

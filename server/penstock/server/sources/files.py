@@ -53,7 +53,8 @@ class FileSet:
 
     Attributes:
         files: The files, in order.
-        catalog: What is known of them: in a worker what its node found, which lists them, too.
+        catalog: What is known of them; in a worker it comes from the node, with the list of the
+            files.
 
     Raises:
         InvalidJob: A pattern matches nothing, or the patterns lie on two filesystems.
@@ -146,7 +147,7 @@ class FileSet:
         """Return the open file, a binary reader that seeks."""
         if self.is_local:
             return open(file.path, "rb")
-        # Readers ask for exact ranges: a read-ahead would fetch megabytes that nobody asked for.
+        # Readers ask for exact ranges: a read-ahead would fetch megabytes that are not needed.
         return self.fs.open(file.path, "rb", cache_type="none")
 
     def watch(self, file: DataFile) -> None:
@@ -176,9 +177,9 @@ class FileSet:
             raise self._changed(file, stamp)
 
     def check_all(self) -> None:
-        """Refuse files that are gone, or others than `watch` saw, where they lie on this machine.
+        """Refuse local files that are gone, or are not those that `watch` saw.
 
-        What else hinders a look may be over when they are read.
+        Other errors may be gone when the files are read.
 
         Raises:
             SourceChanged: Names the first one.
@@ -207,8 +208,8 @@ class FileSet:
         """Keep what is noted for the next start.
 
         Args:
-            read: The files that were read. One that is another now was maybe read in between, so
-                that nothing of it is kept.
+            read: The files that were read. For a file that has changed since, nothing is kept: it
+                may have changed before it was read.
         """
 
         def has_changed(file: DataFile) -> bool:
@@ -226,7 +227,7 @@ class FileSet:
 
     def map(self, look: Callable[[DataFile], T], files: Sequence[DataFile]) -> list[T]:
         """Return what a look at each file gives; many at once where a look takes a round trip."""
-        if self.is_local:  # it takes far less than to ask a thread for it
+        if self.is_local:  # it takes far less than handing it to a thread
             return [look(file) for file in files]
         with ThreadPoolExecutor(LOOKERS) as pool:
             return list(pool.map(look, files))
@@ -279,7 +280,7 @@ class FileSet:
         return root, {
             path: info
             for path, info in matches.items()
-            # Hidden files are what tools leave behind: ._part.parquet, .part.parquet.crc
+            # Hidden files are leftovers of tools: ._part.parquet, .part.parquet.crc
             if info["type"] == "file" and not posixpath.basename(path).startswith(".")
         }
 

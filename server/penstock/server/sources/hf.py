@@ -1,4 +1,4 @@
-"""Everything else that `datasets` opens from local files, memory-mapped, read at random."""
+"""What else `datasets` opens from local files: memory-mapped, with random access."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class HfSource(IndexedSource):
             for item in items:
                 self._settle(item)
         except OSError as error:
-            if not is_transient(error):  # of Arrow: the map was there, and holds something else
+            if not is_transient(error):  # raised by Arrow: what it has read makes no sense
                 raise BadItem(
                     f"the prepared rows {indices[0]} ... cannot be decoded: {error_line(error)}",
                     reason=error_line(error),
@@ -220,7 +220,7 @@ class HfSource(IndexedSource):
         return count
 
     def close(self) -> None:
-        """Forget the expected files; the maps go when the last reader does."""
+        """Forget the expected files; the maps are freed with their last reader."""
         self._mapped.clear()
 
     def _check_mapped(self) -> None:
@@ -386,7 +386,7 @@ def _quietly(
     except PenstockError:
         raise
     except Exception as error:
-        # The reason lies at the bottom: the library wraps a parser's error in its own.
+        # The reason is the innermost error: the library wraps a parser's error in its own.
         deep: BaseException = error
         while deep.__cause__ is not None:
             deep = deep.__cause__

@@ -50,13 +50,13 @@ class ItemsSource(IndexedSource):
         return [own_copy(self._items[index]) for index in indices]
 
     def columns_of_items(self) -> dict[str, str] | None:
-        """Return the keys of all items, where all are dicts."""
+        """Return the keys of all items, if all are dicts."""
         if not all(isinstance(item, Mapping) for item in self._items):
             return None
         return {str(key): "" for item in self._items for key in item}
 
     def parameters(self) -> dict[str, Any]:
-        """Return nothing: the fingerprint stands for the items."""
+        """Return nothing: the fingerprint identifies the items."""
         return {}
 
     def fingerprint(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Parquet files as they lie, on local disks or behind any fsspec URL: without conversion."""
+"""Parquet files without conversion, on local disks or at any fsspec URL."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from penstock.wire.errors import BadItem, InvalidJob, SourceChanged, SourceUnava
 logger = logging.getLogger("penstock")
 
 CACHE_BYTES = 512 << 20
-"""Decoded row groups kept by one process where nobody says how many are needed."""
+"""Decoded row groups that a process keeps if `keep_blocks` was not called."""
 
 HEAD_BYTES = 64 << 20
 """The same of the few columns that sizes are known from."""
@@ -65,7 +65,7 @@ class ParquetSource(IndexedSource):
 
     A row group is a block: it is read and decoded once for all rows that a fetch wants of it, and
     as many decoded groups are kept as the job's reading groups draw from at a time. Items are dicts
-    as `ArrowRows` gives them. `fetch` may be called from several threads, one at a time goes on.
+    as `ArrowRows` gives them. `fetch` may be called from several threads; calls run one at a time.
 
     Args:
         files: Paths, globs, folders or URLs (`s3://...`, `memory://...`); one or a list.
@@ -125,7 +125,7 @@ class ParquetSource(IndexedSource):
             CACHE_BYTES if cache_bytes is None else cache_bytes
         )
         self._open: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
-        self._damaged: dict[int, BadItem] = {}  # by block: it is read for one item and not for each
+        self._damaged: dict[int, BadItem] = {}  # by block: it is read once, and not for each item
         self._heads: BlockCache[ArrowRows] = BlockCache(HEAD_BYTES)
         self._head_columns: list[str] = []
         self._read_bytes = 0
@@ -289,7 +289,7 @@ class ParquetSource(IndexedSource):
         number, group = self._groups[block]
         file, footer = self._set.files[number], self._footers[number]
         table = None
-        # Before and not after: else a worker would hold one block more than it may.
+        # Before reading and not after: else a worker would hold one block more than it may.
         self._cache.make_room()
         try:
             self._set.check(file)
@@ -305,13 +305,13 @@ class ParquetSource(IndexedSource):
         except (SourceChanged, BadItem, MemoryError):
             raise
         except Exception as error:
-            if number in self._open:  # a broken connection must not be met again by the retry
+            if number in self._open:  # the retry must not use a broken connection again
                 self._open.move_to_end(number, last=False)
                 self._close_one()
             if is_transient(error):
                 raise _unavailable(file, error, index) from error
         if table is None:
-            # Reading and decoding were one call, and fail alike: now one after the other.
+            # Reading and decoding were one call, with the same errors: now one after the other.
             table = self._decoded(block, self._read_pieces(number, group, index))
         self._count_read(block, self.columns)
         rows = ArrowRows(table.select(self.columns))
@@ -319,7 +319,7 @@ class ParquetSource(IndexedSource):
         return rows
 
     def _head_block(self, block: int, index: int) -> ArrowRows:
-        """Return a row group with the columns of heads; the whole one where they cannot be read."""
+        """Return a row group with the columns of heads; all columns if these cannot be read."""
         if (kept := self._heads.get(block)) is not None:
             return kept
         number, group = self._groups[block]
@@ -332,7 +332,7 @@ class ParquetSource(IndexedSource):
             if table.num_rows != rows:
                 raise ValueError(f"{table.num_rows} rows where the footer says {rows}")
         except Exception as error:
-            # What is wrong with it is found, and said, where whole rows are read.
+            # What is wrong with it is found and reported where whole rows are read.
             logger.debug("%s: no heads of row group %d: %s", file.path, group, error_line(error))
             return self._block(block, index)
         self._count_read(block, self._head_columns)
@@ -346,7 +346,7 @@ class ParquetSource(IndexedSource):
             self._read_bytes += sum(nbytes for name, nbytes in stored if name in columns)
 
     def _read_pieces(self, number: int, group: int, index: int) -> Pieces:
-        """Return one row group's columns as they lie, read whole into memory.
+        """Return a row group's columns, read whole into memory and not decoded.
 
         Raises:
             SourceUnavailable: They cannot be read at the moment.
@@ -530,7 +530,7 @@ class ParquetSource(IndexedSource):
             raise InvalidJob(f"{file.path} is {kind}: it does not end in PAR1", key="source.files")
         try:
             metadata = self._pq.read_metadata(pa.BufferReader(tail))
-        except (OSError, pa.ArrowException) as error:  # the bytes are here: they make no sense
+        except (OSError, pa.ArrowException) as error:  # the bytes were read, and are not valid
             raise InvalidJob(
                 f"{file.path} has no readable Parquet footer: {error}", key="source.files"
             ) from None

@@ -1,4 +1,4 @@
-"""Parts of a file in memory, at their offsets: what decodes them cannot meet a failing disk."""
+"""Parts of a file in memory, at their offsets: decoding them cannot fail because of the disk."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Pieces:
         self._pieces.append((start, data))
 
     def reader(self) -> Any:
-        """Return a file as Arrow reads it, from its start on."""
+        """Return a file for Arrow to read, at its start."""
         return require("pyarrow").PythonFile(_Reader(self), mode="r")
 
     def read(self, start: int, count: int) -> bytes:
         """Return bytes of the file.
 
         Raises:
-            ValueError: They are not all here.
+            ValueError: Some of them were not read.
         """
         for first, data in self._pieces:
             if first <= start and start + count <= first + len(data):
@@ -40,7 +40,7 @@ class Pieces:
 
 
 class _Reader:
-    """What Arrow asks of a file of Python's."""
+    """The interface that Arrow needs of a Python file."""
 
     closed = False
 

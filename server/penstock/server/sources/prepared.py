@@ -1,7 +1,7 @@
 """Rows that `datasets` prepares from files, kept in a folder that is named by the files' content.
 
-`datasets` itself keys what it prepares by path and time of change: an edited file whose time was
-kept would give its old rows, under a log id that names the new content. Here the content is the
+`datasets` itself keys what it prepares by path and time of change: an edited file with an unchanged
+time would give its old rows, under a log id that names the new content. Here the content is the
 key, as it is of the log id.
 """
 
@@ -22,14 +22,14 @@ from penstock.server.sources.files import LOOKERS
 from penstock.wire.errors import SourceChanged, SourceUnavailable
 
 FOLDER = "penstock"
-"""Below the cache folder of `datasets`. Whatever lies in it may be removed while no job reads."""
+"""In the cache folder of `datasets`. Its content may be removed while no job reads."""
 
 
 class HashedFile(NamedTuple):
     """A data file as it was when it was hashed.
 
     Attributes:
-        path: Where it lies.
+        path: Its path.
         size: Bytes.
         digest: SHA-256, hex: whole up to 64 MiB, above it head, tail and 16 blocks.
         stamp: What changes when the file does, even where its time of change is set back.
@@ -46,7 +46,7 @@ def hash_files(paths: Sequence[Path], catalog: Catalog) -> list[HashedFile]:
 
     Args:
         paths: The files.
-        catalog: What is known of them; what is not is read, and noted.
+        catalog: What is known of them; files that are not known are read, and noted.
 
     Raises:
         SourceUnavailable: A file cannot be read at the moment.
@@ -84,9 +84,9 @@ def _digest(path: Path, size: int) -> str:
 def prepare(datasets: Any, builder: Any, files: Mapping[str, Sequence[HashedFile]]) -> None:
     """Let a builder prepare its rows, or find them prepared; `as_dataset` then reads them.
 
-    Processes that prepare the same rows at once wait for the first. A folder counts once the
-    builder has finished and the files still are those that were hashed; one without that mark is
-    what a killed process left, and is made anew.
+    Processes that prepare the same rows at once wait for the first. A folder is complete once the
+    builder has finished and the files are still those that were hashed; a folder without that mark
+    was left by a killed process, and is made again.
 
     Args:
         datasets: The package.
@@ -105,7 +105,7 @@ def prepare(datasets: Any, builder: Any, files: Mapping[str, Sequence[HashedFile
             folder.mkdir()
         builder.download_and_prepare(
             output_dir=str(rows),
-            # Archives are unpacked there, too: elsewhere they would be known by their path alone.
+            # Archives are unpacked there, too: elsewhere only their path would identify them.
             download_config=datasets.DownloadConfig(
                 cache_dir=str(folder / "unpacked"), use_etag=False
             ),
@@ -155,7 +155,7 @@ def _key(datasets: Any, builder: Any, files: Mapping[str, Sequence[HashedFile]])
 
 
 def _stamp(found: os.stat_result) -> tuple[int, ...]:
-    # The time of the last change of the inode cannot be set back by anybody.
+    # The time of the last change of the inode cannot be set back.
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 

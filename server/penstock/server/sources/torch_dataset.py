@@ -1,4 +1,4 @@
-"""A researcher's own map-style Dataset as a source, unedited. Torch itself is not needed."""
+"""A map-style Dataset of the user as a source, without changes. Torch itself is not needed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from penstock.wire.errors import InvalidJob, PenstockError
 class TorchDatasetSource(IndexedSource):
     """The items of any object with `__len__` and `__getitem__`.
 
-    What identifies it is its length, the source of the module that defines it, the factory's name
-    and arguments, and, where the dataset has a method `fingerprint()`, what that returns
-    (JSON-able: give one where the data behind the dataset can change).
+    It is identified by its length, the source of the module that defines it, the factory's name and
+    arguments, and, if the dataset has a method `fingerprint()`, what that returns (JSON-able: give
+    one where the data behind the dataset can change).
 
     `__getitem__` is called with the global generators of random, numpy and torch seeded from (seed,
-    epoch, item), so augmentation in it is reproducible as it is, and new in every epoch; the
-    factory is called with them seeded alike on every node. What it returns is copied before a
+    epoch, item), so augmentation in it is reproducible without changes, and differs in every epoch;
+    the factory is called with them seeded alike on every node. What it returns is copied before a
     processor sees it, so a Dataset may return rows that it keeps.
 
     Args:
@@ -100,7 +100,7 @@ class TorchDatasetSource(IndexedSource):
         name = getattr(self._maker, "__qualname__", type(self._maker).__qualname__)
         path, _, attribute = (self._factory or "").rpartition(":")
         if path:
-            # A file is its content, wherever it lies; a package's module has a name of its own.
+            # A file is identified by its content, wherever it is; a package's module by its name.
             name = attribute if is_file_spec(path) else self._factory or name
         thing = self._maker if hasattr(self._maker, "__module__") else type(self._maker)
         return {"factory": f"{name}:{module_hash(thing)}"}

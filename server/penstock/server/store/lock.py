@@ -23,10 +23,10 @@ class FileLock:
         self._fd = -1
 
     def acquire(self) -> None:
-        """Take the lock, at once or not at all.
+        """Take the lock without waiting.
 
         Raises:
-            StoreLocked: Another holder has it; names its pid where the file tells it.
+            StoreLocked: Another holder has it; names its pid if the file has it.
             StoreUnavailable: The lock file cannot be made, or the file system knows no locks.
         """
         try:
@@ -60,7 +60,7 @@ class FileLock:
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)
 
     def release(self) -> None:
-        """Let go; idempotent."""
+        """Release the lock; idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

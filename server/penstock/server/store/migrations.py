@@ -1,6 +1,6 @@
 """How a SQLite store of an older format becomes one of this: a list of steps, in one transaction.
 
-A step makes format n + 1 of format n, and knows these two alone: it names tables and columns as
+A step turns format n into format n + 1, and knows only these two: it names tables and columns as
 they were then, never by `rows`, which are those of today. Each format has a kept file that is
 opened in a test, see `tests/data/stores`.
 """
@@ -88,7 +88,7 @@ def _keep_definitions(connection: sqlite3.Connection) -> None:
 
 
 STEPS: dict[int, Callable[[sqlite3.Connection], None]] = {
-    # format: what makes the next one of it
+    # format -> what turns it into the next one
     1: _record_libraries,
     2: _number_verdicts,
     3: _remember_deleted,
@@ -103,7 +103,7 @@ OLDEST = min(STEPS)
 def upgrade(connection: sqlite3.Connection, version: int) -> None:
     """Bring a store of an older format, at least `OLDEST`, up to this one.
 
-    In the caller's transaction: a store is of one format or of the other, whenever it is killed.
+    In the caller's transaction: a kill at any moment leaves a store of one format or the other.
     """
     for step in range(version, FORMAT):
         STEPS[step](connection)

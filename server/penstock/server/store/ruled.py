@@ -1,4 +1,4 @@
-"""The contract over transactions: a kind of store adds only where its rows are."""
+"""The contract over transactions: a kind of store adds only access to its rows."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class RuledStore(Store):
 
     @abstractmethod
     async def transact(self, transaction: Transaction[T]) -> T:
-        """Return what a transaction gives: all of it is written durably, or nothing is.
+        """Return what a transaction returns: all of its changes are written durably, or none.
 
         Raises:
-            PenstockError: What it raised; `StoreUnavailable` where the store is not open.
+            PenstockError: What it raised; `StoreUnavailable` if the store is not open.
         """
 
     async def register_job(self, job: JobRecord) -> None:  # noqa: D102 - the contract says it

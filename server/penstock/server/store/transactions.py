@@ -1,7 +1,6 @@
 """The body of each transaction: load the rows that a rule needs, ask it, write its changes.
 
-Written once, for every kind of store. What is decided stands in `rules`; how rows are reached is
-said by `Tables`.
+Written once, for every kind of store. Decisions are in `rules`; access to rows is in `Tables`.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ CROWDED = 512
 
 
 async def register_job(tables: Tables, job: JobRecord) -> None:
-    """Remember a plan, as `Store.register_job` says; forget plans that nobody refers to."""
+    """Remember a plan, as `Store.register_job` says; forget plans that nothing refers to."""
     plans.check_job(job)
     if await tables.get(JobRow, job.name, job.log_id) is None:
         known = await tables.all(JobRow, job.name)
@@ -241,7 +240,7 @@ async def commit(
 async def _fenced(
     tables: Tables, job: str, name: str, token: str, generation: int
 ) -> tuple[GroupRow, GenerationRow]:
-    """Return a group to its latest attempt, and to nobody else.
+    """Return a group to its latest attempt, and refuse all others.
 
     Raises:
         UnknownGroup: It is not there any more.
@@ -263,7 +262,7 @@ async def _fenced(
 async def checkpoint(
     tables: Tables, job: str, group_name: str, name: str, step: int | None
 ) -> CheckpointRecord:
-    """Name a step for good, as `Store.checkpoint` says."""
+    """Give a step a permanent name, as `Store.checkpoint` says."""
     check_name("checkpoint", name)
     if step is not None:
         check_step("a checkpoint", step)
@@ -345,7 +344,7 @@ class Crowded:
             await self._thin(tables, log_id, found)
 
     async def collect(self, tables: Tables, log_id: bytes) -> None:
-        """Remove at once what is not worth keeping: somebody it was kept for is gone."""
+        """Remove at once what is not worth keeping, after a reader that it was kept for is gone."""
         counts = await tables.counts(SnapshotRow, log_id)
         await self._thin(tables, log_id, [lane for lane, n in counts.items() if n > ARCHIVE])
 
@@ -387,7 +386,7 @@ async def nearest_snapshot(
         data = None if body is None else body.data
         if isinstance(data, bytes) and hashlib.sha256(data).digest() == row.checksum:
             return SnapshotRecord(log_id, lane, row.offset, data)
-        # A snapshot only accelerates: an older one gives the same batches, later.
+        # A snapshot only saves time: an older one gives the same batches, later.
         _warn_of_damage(log_id, lane, row.offset)
         await tables.write(lanes.drop(row))
 

@@ -13,12 +13,13 @@ from penstock.wire.errors import PenstockError, StoreCorrupt, StoreUnavailable
 logger = structlog.get_logger("penstock.store")
 
 PROBE_S, QUIET_S = 1.0, 3.0
-"""How often a store that fails is tried, and for how long no call may fail before it is back: on a
-full disk small writes pass between large ones that fail, and looking always works."""
+"""Seconds between two tries of a failing store, and for how long no call may fail before it counts
+as back: on a full disk small writes succeed between large ones that fail, and reading always
+works."""
 
 
 class StoreWatch:
-    """Tells once that the store fails, and once that it is back, with how long it was away.
+    """Logs once that the store fails, and once that it is back, and how long it was away.
 
     Every call that fails is retried or answered by name; the node's output needs neither each of
     them nor a line for each try.
@@ -36,9 +37,9 @@ class StoreWatch:
         self._probing: asyncio.Task[None] | None = None
 
     def failed(self, error: PenstockError) -> None:
-        """A call has ended with an error; in the event loop."""
+        """Take the error of a call; in the event loop."""
         if isinstance(error, StoreCorrupt):
-            if not self._damaged:  # it will not be back by itself
+            if not self._damaged:  # it will not recover by itself
                 self._damaged = True
                 logger.error("the store is damaged", store=self._store.where, error=error.message)
             return

@@ -30,7 +30,7 @@ class BestFitPackingBatcher(PackingBatcher):
     The pool of a lane grows: it begins with 8 samples, as soon as these fill a row, and after every
     4 rows that it made it holds one more, up to `pool_size`. So the first rows come after a few
     samples, and are packed a little less tightly: of source code tokens fill 0.98 of a lane's first
-    20 rows, 0.99 of the next 80, and 0.998 once the pool is whole, after 224.
+    20 rows, 0.99 of the next 80, and 0.998 once the pool is full-grown, after 224.
 
     What has `max_tokens` or more never enters the pool: its full rows are finished at once.
 
@@ -213,7 +213,7 @@ def _piece(ref: SampleRef, start: int, stop: int) -> SampleRef:
 
 
 def _sample_key(ref: SampleRef) -> tuple[str, int, int]:
-    """What a sample is, whichever its epoch and its piece."""
+    """What identifies a sample, whatever its epoch and its piece."""
     return ref.item.source, ref.item.index, ref.part
 
 

@@ -21,7 +21,7 @@ class PoolPackingBatcher(PackingBatcher):
     waits for more than `pool_size` batches; it is never left out, however long it is: alone, it may
     exceed `max_tokens`. A sample of size 0 is dropped as `empty`.
 
-    The modality of a sample is seen by its values: `pixel_values_videos`, else `pixel_values`,
+    The modality of a sample follows from its values: `pixel_values_videos`, else `pixel_values`,
     else text.
 
     Args:

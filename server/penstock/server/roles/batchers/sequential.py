@@ -19,10 +19,10 @@ class SequentialPackingBatcher(PackingBatcher):
     The algorithm is that of cosmos-framework's `SequentialPackingBatcher`, fed sample by sample. A
     sample that would bring the row to `max_sequence_length` is set aside; the row is finished when
     it holds something and `lookahead_limit` samples are set aside, and these, in their order, are
-    the first that the next row is offered. A sample that alone reaches `max_sequence_length` is
+    the first candidates for the next row. A sample that alone reaches `max_sequence_length` is
     dropped as `overlong` when it comes, but is set aside like others that do not fit and counts
-    towards the limit until it leads: rows are then those of the original. One of size 0 is dropped
-    as `empty`.
+    towards the limit until it would be the first: so rows are those of the original. One of size 0
+    is dropped as `empty`.
 
     With `max_samples_per_batch` rows are finished by count, and sizes are not looked at.
 
@@ -93,7 +93,7 @@ class SequentialPackingBatcher(PackingBatcher):
 
     @property
     def pending(self) -> Sequence[SampleRef]:
-        """Return the row, what was set aside, and finished rows of a batch that lacks some."""
+        """Return the row, the samples set aside, and the finished rows of an incomplete batch."""
         if not self.keeps(SequentialPackingBatcher):  # a subclass may hold more
             return super().pending
         finished = (ref for row in self._finished for ref in row)

@@ -13,8 +13,8 @@ from penstock.server.roles.base import Sample, SampleBatcher
 class SimpleBatcher(SampleBatcher):
     """Forms batches of `batch_size` samples in the order of the draws.
 
-    Sizes are not looked at, and where every draw gives one sample any offset of a lane is found
-    by arithmetic.
+    Sizes are not looked at, and if every draw gives one sample, any offset of a lane is found by
+    arithmetic.
 
     Args:
         batch_size: How many samples a batch has.

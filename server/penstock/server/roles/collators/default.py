@@ -34,7 +34,7 @@ class DefaultBatchCollator(BatchCollator):
     uses_global_rng: ClassVar[bool] = False
 
     def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
-        """Return the stacked values; the samples of all rows, one behind the other.
+        """Return the stacked values; the samples of all rows, one after another.
 
         Raises:
             BadBatch: The samples differ in their keys, or under one key in shape or dtype.

@@ -79,7 +79,7 @@ class BlockOrder:
         self._seed, self._epoch, self._purpose = seed, epoch, purpose
         self._groups = groups
         every = np.asarray(sizes, dtype=np.int64)
-        held = np.flatnonzero(every)  # an empty block is read by nobody
+        held = np.flatnonzero(every)  # no group reads an empty block
         blocks = Permutation(len(held), seed, epoch, f"blocks {purpose}")
         order = held[blocks.take(np.arange(len(held)))]
         self._sizes = every[order]

@@ -85,7 +85,7 @@ class MapDistributor(DataDistributor):
     def bind(
         self, sources: Mapping[str, Source], seed: int, epochs: int | None, lanes: int
     ) -> None:
-        """Take the job's sources and seed, and settle what `shuffle` means for these sources.
+        """Take the job's sources and seed, and decide what `shuffle` means for these sources.
 
         Raises:
             InvalidJob: There is no such source, it gives no items by index, it is empty, its blocks
@@ -143,9 +143,9 @@ class MapDistributor(DataDistributor):
         return -(-self.items // lanes)
 
     def parameters(self) -> dict[str, Any]:
-        """Return the parameters that decide bytes: what was settled, not how it was written."""
+        """Return the parameters that decide bytes, with defaults resolved."""
         parameters = super().parameters()
-        if self.source == "main":  # the name of a source that was given none
+        if self.source == "main":  # the name of a source without one
             del parameters["source"]
         if len(self._names) > 1:
             parameters["sources"] = self._names  # their order decides which item has which index

@@ -16,7 +16,8 @@ from penstock.wire.errors import InvalidJob, LaneStarved
 from penstock.wire.refs import MAX_SHARDS, row_index
 
 EMPTY_SHARDS = 1000
-"""A lane gives up after four epochs of shards without one row, and no fewer shards than these."""
+"""A lane gives up after four epochs of shards without a row, and after at least this many
+shards."""
 
 
 class ShardsDistributor(DataDistributor):
@@ -128,7 +129,7 @@ class ShardDraws(LaneDraws):
         self._distributor, self._lane, self._lanes = distributor, lane, lanes
         self._rows = distributor.stream.rows
         self._at = _Point(0, 0, FIRST)
-        self._ahead: deque[tuple[ItemRef, _Point]] = deque()  # looked at: with the point after it
+        self._ahead: deque[tuple[ItemRef, _Point]] = deque()  # peeked at: with the point after it
 
     def next(self) -> ItemRef | None:
         """Return the next row, or None when the lane is over.

@@ -21,14 +21,15 @@ from penstock.server.store.rules.checks import check_name
 from penstock.wire.errors import InvalidRequest
 
 KEPT_PLANS = 16
-"""So many latest plans of a name stay, beside those that a group or a checkpoint refers to."""
+"""This many latest plans of a name are kept, beside those that a group or a checkpoint refers
+to."""
 
 
 def check_job(job: JobRecord) -> None:
-    """Refuse a job that cannot be remembered.
+    """Refuse a job that cannot be stored.
 
     Raises:
-        InvalidRequest: Its name or its log id cannot be.
+        InvalidRequest: Its name or its log id is invalid.
     """
     check_name("job", job.name)
     if len(job.log_id) != 32:
@@ -76,7 +77,7 @@ def forgotten(name: str, plans: Sequence[JobRow], referred: Collection[bytes]) -
 
 
 def forget(old: JobRow, plans: Sequence[JobRow], snapshots: Iterable[SnapshotRow]) -> list[Change]:
-    """Drop an old plan, with the snapshots and so on of its log where that has no other plan.
+    """Drop an old plan, with its log's snapshots and definition if that has no other plan.
 
     Verdicts and ends stay: they are facts, small, and a log that comes back must meet them.
 
@@ -94,7 +95,7 @@ def forget(old: JobRow, plans: Sequence[JobRow], snapshots: Iterable[SnapshotRow
 
 
 def lanes_of(plan: JobRow | None) -> int | None:
-    """Return how many lanes a log has, where its plan says so."""
+    """Return how many lanes a log has, if its plan says so."""
     found = None if plan is None else json.loads(plan.plan)
     lanes = found.get("lanes") if isinstance(found, dict) else None
     return lanes if isinstance(lanes, int) and lanes > 0 else None

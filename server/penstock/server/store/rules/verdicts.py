@@ -55,7 +55,7 @@ class Run(NamedTuple):
     def reached(self, order: Order, lane: int) -> int:
         """Return the offset of a lane above the last one that was given; 0 = none was.
 
-        A rank that is ahead of others says nothing of their batches.
+        A rank that is ahead of others says nothing about their batches.
         """
         # The ranks of a lane's batches repeat after at most `world_size` of them.
         found = 0
@@ -74,7 +74,7 @@ class Given(NamedTuple):
     Attributes:
         runs: Of every generation that is remembered of every group that reads the log.
         named: The positions of the checkpoints of groups that have committed: all below was given.
-            Elsewhere a checkpoint is a name for a step that nobody has read.
+            In other groups a checkpoint may name a step that no reader has read.
         stored: The highest offset of a snapshot of any lane; 0 = there is none.
         stored_in_lane: The highest offset of a snapshot of the verdict's lane; 0 = there is none.
     """
@@ -98,7 +98,7 @@ def runs(
     for row in rows:
         by_generation.setdefault(row.generation, {})[row.rank] = row.step
     return [
-        # Who resumes from a state was given what is below it, committed or not.
+        # A run that resumes from a state was given everything below it, committed or not.
         Run(
             group.batches_per_step,
             begun.world_size,
@@ -145,7 +145,7 @@ def add(
         verdict: None holds for its item at its stage, see `standing`.
         seen: What was planned and given in the caller's process.
         given: What readers were given.
-        out: The verdicts that are not released; looked at where there is a limit.
+        out: The verdicts that are not released; used if there is a limit.
         limit: How many items may be left out at once; None = any number.
         last_number: The number of the log's last verdict.
         last_change: The number of the log's last change.
@@ -280,7 +280,7 @@ def _too_late(verdict: Verdict, above: int, end: int) -> LogDiverged:
 
 
 def _refuse_too_many(verdict: Verdict, out: Iterable[VerdictRow], limit: int) -> None:
-    """Hold the budget: one for all lanes and stages, counted here since it outlives every node.
+    """Enforce the budget of all lanes and stages; the store counts, since it outlives nodes.
 
     An item counts once, however many lanes and epochs have met it.
     """

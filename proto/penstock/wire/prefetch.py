@@ -1,0 +1,22 @@
+"""How many batches a consumer fetches ahead where nobody says so: both halves reckon with it."""
+
+LEAST_AHEAD, MOST_AHEAD, AHEAD_BYTES = 4, 64, 8 << 20
+"""Batches ahead of the one in use: the first number whatever their size, and as many more as the
+bytes hold, up to the second. A message, a wake-up and a hand-over to another thread cost the same
+for one batch and for many, so small ones must be able to come many at a time. With 4 a reader of
+batches of 1 KB got 0.4 times as many in a second as with 64, of 200 KB on one host half as many
+as with 41 (2 cores); more than 64 gave no more."""
+
+
+def fitting_ahead(batch_bytes: float) -> int:
+    """Return how many batches are fetched ahead.
+
+    Args:
+        batch_bytes: What one of them takes; 0 = not known yet.
+    """
+    if not batch_bytes:
+        return LEAST_AHEAD
+    return max(LEAST_AHEAD, min(MOST_AHEAD, int(AHEAD_BYTES / batch_bytes)))
+
+
+__all__ = ["AHEAD_BYTES", "LEAST_AHEAD", "MOST_AHEAD", "fitting_ahead"]
