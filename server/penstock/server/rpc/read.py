@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -87,6 +89,53 @@ class Call:
             await self._context.write(data)
         except Exception as error:
             raise HungUp(error_line(error)) from error
+
+
+class Parcel:
+    """The batches of one message: bodies of some size in all, and lent ones, which take none.
+
+    Args:
+        first: Goes into it, however large it is.
+        room_bytes: How much it may hold.
+        lend: Lends a batch; None = it must be sent.
+
+    Attributes:
+        content: The batches, each with its loan.
+        room_bytes: How many more bytes it holds.
+        sent_bytes: How many it holds.
+    """
+
+    def __init__(
+        self, first: Entry, room_bytes: int, lend: Callable[[Entry], feed_pb2.Lent | None]
+    ) -> None:
+        self.content: list[tuple[Entry, feed_pb2.Lent | None]] = []
+        self._lend, self.room_bytes, self.sent_bytes = lend, room_bytes, 0
+        self._first_bytes = first.nbytes
+        lent = lend(first)
+        self._put(first, lent)
+        if lent is None and first.nbytes >= CHUNK_BYTES:
+            self.room_bytes = 0  # it goes in chunks, alone
+
+    def add(self, entry: Entry) -> bool:
+        """Add a batch, if there is room for it."""
+        if len(entry.header) > self.room_bytes:
+            return False
+        lent = self._lend(entry)
+        if lent is None and entry.nbytes > self.room_bytes:
+            return False
+        self._put(entry, lent)
+        return True
+
+    def _put(self, entry: Entry, lent: feed_pb2.Lent | None) -> None:
+        self.content.append((entry, lent))
+        nbytes = entry.nbytes if lent is None else len(entry.header)
+        self.room_bytes -= nbytes
+        self.sent_bytes += nbytes
+
+    @property
+    def expects_more(self) -> bool:
+        """Tell whether small batches come, and there is room for one as large as the first."""
+        return self._first_bytes <= self.room_bytes
 
 
 class Reads:
@@ -244,21 +293,25 @@ class Reads:
     async def _write(
         self, stream: Stream, entry: Entry, call: Call, listening: asyncio.Future[None]
     ) -> None:
-        """Send a batch, and with a small one those after it that fit one message."""
-        reader, entries = stream.reader, [entry]
+        """Send a batch, and with it those after it that fit one message."""
+        reader, parcel = (
+            stream.reader,
+            Parcel(entry, stream.bundle_bytes, partial(self._lend, stream)),
+        )
         try:
-            if stream.request.bundles and entry.nbytes < CHUNK_BYTES:
-                await self._gather(stream, entries, listening)
+            if stream.request.bundles:
+                await self._gather(stream, parcel, listening)
             batches = [
                 (
                     frame.with_position(one.header, one.key.position),
                     one.key.lane,
                     one.key.offset,
-                    self._lend(stream, one) or one.body,
+                    lent or one.body,
                 )
-                for one in entries
+                for one, lent in parcel.content
             ]
             if len(batches) > 1:
+                stream.note_bundle(parcel.sent_bytes)
                 await call.write(frame.bundle(batches))
             else:
                 chunk = stream.chunk_bytes(len(batches[0][0]), entry.nbytes)
@@ -266,10 +319,10 @@ class Reads:
                     await call.write(message)
                     del message  # the next one then lies where the cache is warm
         finally:
-            for one in entries:
+            for one, _ in parcel.content:
                 self.node.sent(reader, one)
         stream.wrote_at = time.monotonic()
-        for one in entries:
+        for one, _ in parcel.content:
             self.metrics.sent(reader.log.job.name, one.nbytes)
 
     def _lend(self, stream: Stream, entry: Entry) -> feed_pb2.Lent | None:
@@ -284,7 +337,7 @@ class Reads:
         return lent
 
     async def _gather(
-        self, stream: Stream, entries: list[Entry], listening: asyncio.Future[None]
+        self, stream: Stream, parcel: Parcel, listening: asyncio.Future[None]
     ) -> None:
         """Add what is ready to a bundle, and what soon will be as long as `gathers_until` says.
 
@@ -292,22 +345,17 @@ class Reads:
         or that the consumer has no room for.
         """
         reader, wake = stream.reader, stream.wake
-        room = CHUNK_BYTES - entries[0].nbytes
-        while room > 0:
-            more = self.node.take(reader, room)
-            if more is not None:
-                entries.append(more)
-                room -= more.nbytes
+        while parcel.room_bytes > 0:
+            if self.node.take(reader, parcel.add) is not None:
                 continue
             owed = reader.owed
             if owed is None or owed.state is State.FAILED or reader.is_full:
                 return
             if stream.error is not None or self.draining.is_set() or listening.done():
                 return
-            until = gathers_until(stream.wrote_at, len(entries), len(reader.pending))
+            until = gathers_until(stream.wrote_at, len(parcel.content), len(reader.pending))
             left = until - time.monotonic()
-            # What comes next is about as large as what is here.
-            if left <= 0 or room < entries[0].nbytes:
+            if left <= 0 or not parcel.expects_more:
                 return
             wake.clear()
             timer = asyncio.get_running_loop().call_later(left, wake.set)
