@@ -21,9 +21,8 @@ from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.job import Job
 from penstock.server.local import LocalLoader
 from penstock.server.pipeline.line import Line
-from penstock.server.rpc.opening import OpenedRead
 from penstock.wire.digest import batch_digest
-from penstock.wire.order import Tail
+from penstock.wire.order import Cut
 from penstock.wire.v1 import feed_pb2
 
 
@@ -32,20 +31,19 @@ class Purity:
 
     Args:
         job: The job, as this process computes it.
-        tail: The end of a finite log for the readers; None = endless.
+        cut: How readers cut a finite log into steps; None = endless.
     """
 
-    def __init__(self, job: Job, tail: Tail | None = None) -> None:
+    def __init__(self, job: Job, cut: Cut | None = None) -> None:
         self._job, self._loader = job, LocalLoader(job)
-        self._tail = tail
+        self._cut = cut
         self._truth: dict[int, tuple[feed_pb2.BatchHeader, str, bytes]] = {}
         self.seen = 0
 
     def truth(self, position: int) -> tuple[feed_pb2.BatchHeader, str, bytes]:
         """Return header, digest and body of a position as `local:` has them."""
         if position not in self._truth:
-            opening = OpenedRead(self._job, None, self._tail, 0, None)  # type: ignore[arg-type]
-            computed = self._loader.batch(position, opening)
+            computed = self._loader.batch(position, self._cut)
             header = feed_pb2.BatchHeader.FromString(computed.header)
             body = bytes(computed.body)
             self._truth[position] = header, batch_digest(header, body), body
@@ -138,7 +136,10 @@ def check_conservation(job: Job, lane: int, batches: int) -> Mapping[str, int]:
         delivered += _refs(plan.rows)
         line.planner.forget()
     planner = line.planner
-    held = [*planner.batcher.pending, *(ref for group in planner.ready for ref in _refs(group))]
+    held = [
+        *planner.batching.batcher.pending,
+        *(ref for group in planner.ready for ref in _refs(group)),
+    ]
     counters = Counter(planner.counts())
 
     pieces: dict[Any, list[SampleRef]] = {}

@@ -117,7 +117,7 @@ def _efficiency(data: Path) -> None:
                     for part, offsets in PARTS.items():
                         if row in offsets:
                             filled[part].append(counts["tokens"])
-                dropped += line.planner.batcher.dropped().get("overlong", 0)
+                dropped += line.planner.batching.batcher.dropped().get("overlong", 0)
             wall = time.perf_counter() - start
             shares = (f"{sum(found) / len(found) / CAPACITY:.4f}" for found in filled.values())
             rows.append((name, *shares, dropped, f"{tokens / wall:,.0f}"))

@@ -14,15 +14,16 @@ import pytest
 import torch
 
 from penstock.client.reading.buffers import Allocator, BufferPool, Lease
-from penstock.client.reading.torch_device import landing_memory
+from penstock.client.reading.torch_device import PinnedMemory
 from penstock.wire import ALIGNMENT
+from unit.host_queue import CopiedFrom
 
 ALLOCATORS: dict[str, Callable[[], Allocator]] = {
     "plain": lambda: BufferPool(keep=4),
-    "for the host": lambda: BufferPool(keep=4, memory=landing_memory(torch.device("cpu"))),
+    "copied from": lambda: BufferPool(keep=4, memory=CopiedFrom()),
 }
 if torch.cuda.is_available():
-    ALLOCATORS["pinned"] = lambda: BufferPool(keep=4, memory=landing_memory(torch.device("cuda")))
+    ALLOCATORS["pinned"] = lambda: BufferPool(keep=4, memory=PinnedMemory())
 
 
 @pytest.fixture(params=ALLOCATORS)

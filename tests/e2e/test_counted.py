@@ -1,25 +1,34 @@
-"""A finite job whose items give any number of samples is counted once, and then read to its end."""
+"""A finite job whose items give any number of samples is read to its end, and counted meanwhile."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import ENVIRONMENT, refused, serving, write_job_file
-from invariants import eventually
+from harness import ENVIRONMENT, Delivered, Server, serving, write_job_file
+from invariants import Purity, eventually
 from penstock.client import Loader
+from penstock.server.jobs.load import load
+from penstock.server.node.count import ensure_counted
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import LogDiverged, WorkerCrashed
+from penstock.wire.order import Cut, Share
 from penstock.wire.v1 import feed_pb2
 
 ROLES = '''
 import os
 import pathlib
+import sys
 import time
 
 HERE = pathlib.Path(__file__).parent
@@ -30,6 +39,8 @@ def sometimes(raw):
     number = raw["x"]
     if (HERE / "slow").exists():
         time.sleep(0.2)
+    while (HERE / "held").exists() and sys.argv[0].endswith("count.py"):
+        time.sleep(0.05)  # where it is counted alone
     if number == 5 and (HERE / "deadly").exists():
         os.kill(os.getpid(), 9)
     if (HERE / "fewer").exists() and number == 29:
@@ -57,10 +68,11 @@ def make_jobs(folder: Path, **server: Any) -> Path:
         "function": "./roles.py:sometimes",
         "batch_size": 4,
     }
+    single = {**job, "batch_size": 1, "snapshot_every": 2}
     quarantine = {**job, "function": "./roles.py:bad", "on_item_error": "quarantine"}
     return write_job_file(
         folder / "jobs.yaml",
-        {"val": job, "bad": quarantine, "train": {**job, "epochs": None}},
+        {"val": job, "single": single, "bad": quarantine, "train": {**job, "epochs": None}},
         **server,
     )
 
@@ -84,7 +96,7 @@ def test_every_sample_of_an_epoch_comes_once_and_it_is_counted_once(tmp_path: Pa
     with serving(file) as server:
         first = values(server.address, "val")
         bad = values(server.address, "bad")
-        counted = server.events("counted", at_least=2)
+        counted = server.events("counted", at_least=3)
         server.kill()
         server.start()
         again = values(server.address, "val")
@@ -94,7 +106,7 @@ def test_every_sample_of_an_epoch_comes_once_and_it_is_counted_once(tmp_path: Pa
     assert first[0] == EXPECTED
     assert first == again == values(f"local:{file}", "val")
     assert bad[0] == [number for number in EXPECTED if number % 10 != 3]
-    assert {event["job"] for event in counted} == {"val", "bad"}
+    assert {event["job"] for event in counted} == {"val", "single", "bad"}
     command = [sys.executable, "-m", "penstock.server.cli", "show", str(file), "val"]
     shown = subprocess.run(
         [*command, "--step", "0", "--json"],
@@ -106,18 +118,93 @@ def test_every_sample_of_an_epoch_comes_once_and_it_is_counted_once(tmp_path: Pa
     assert [json.loads(line)["position"] for line in shown.stdout.splitlines()] == [0, 1]
 
 
-def test_a_count_holds_up_no_other_job_and_says_how_far_it_is(tmp_path: Path) -> None:
-    """Readers of the job wait, with the reason; the other one is read meanwhile."""
-    (tmp_path / "slow").touch()
+def test_a_job_is_read_while_it_is_counted(tmp_path: Path) -> None:
+    """Nobody waits for the count; the length is told as soon as it is known, and the same."""
+    (tmp_path / "held").touch()
     with serving(make_jobs(tmp_path)) as server:
+        describe = feed_pb2.DescribeRequest(protocol=PROTOCOL, job="bad")
+        told = server.feed.Describe(describe)
+        assert told.finite
+        assert not told.HasField("batches")
+        with Loader(server.address, "bad", as_numpy=True, rank=0, world_size=2) as loader:
+            next(iter(loader))
+            with pytest.raises(TypeError, match="length that is not known yet"):
+                len(loader)
+            read, steps = values(server.address, "bad")
+            assert read == [number for number in EXPECTED if number % 10 != 3]
+            assert len(loader) == steps, "one rank has read all of it"
+        assert server.feed.Describe(describe).batches in (2 * steps - 1, 2 * steps)
+        assert values(server.address, "val")[0] == EXPECTED
         with Loader(server.address, "train", as_numpy=True, deadline_s=120) as loader:
             assert next(iter(loader))["x"].shape == (4,)
-        told = refused(server.feed.Describe, feed_pb2.DescribeRequest(protocol=PROTOCOL, job="val"))
-        assert told.code == "counting"
-        assert "of 30 items were processed" in told.message
-        (tmp_path / "slow").unlink()
 
-        assert values(server.address, "val")[0] == EXPECTED
+
+@dataclass
+class Rank:
+    """A rank that is started again and again, and what it was given in all."""
+
+    rank: int
+    seen: dict[int, Delivered] = field(default_factory=dict)
+    end: feed_pb2.End | None = None
+
+    def read(self, server: Server, share: Share, count: int) -> Iterator[None]:
+        """Read on from the first position that is missing; yield after each of `count` batches."""
+        start = next(own for own in share.walk(0) if own not in self.seen)
+        reader = server.read(
+            "single",
+            rank=share.rank,
+            world_size=share.world_size,
+            batches_per_step=share.batches_per_step,
+            start=start,
+            given_from=0,
+            horizon=2**40,
+        )
+        for delivered in itertools.islice(reader, count):
+            self.seen[delivered.header.position] = delivered
+            yield
+        self.end = reader.end
+        reader.cancel()
+
+
+def test_ends_that_are_found_late_outlive_worker_and_server(tmp_path: Path) -> None:
+    """Two ranks have their own positions, whoever is killed as the lanes end, and no count helps.
+
+    A node that starts again afterwards knows the length at once.
+    """
+    (tmp_path / "held").touch()
+    file = make_jobs(tmp_path, workers=2)
+    world, size = 2, 6
+    ranks = [Rank(rank) for rank in range(world)]
+    kills = 0
+    with serving(file) as server:
+        for turn in itertools.count():
+            waiting = [one for one in ranks if one.end is None]
+            if not waiting:
+                break
+            rank = waiting[turn % len(waiting)]
+            for given, _ in enumerate(rank.read(server, Share(size, rank.rank, world), 5)):
+                if given == 1 and turn % 2:
+                    os.kill(server.worker_pids()[0], signal.SIGKILL)
+                    kills += 1
+            if turn % 3 == 2:
+                server.kill()
+                server.start()
+        server.kill()
+        server.start()
+        describe = feed_pb2.DescribeRequest(protocol=PROTOCOL, job="single")
+        told = server.feed.Describe(describe).batches
+        assert not server.events("counted")
+
+    assert kills > 1
+    assert [(one.end.batches, one.end.steps) for one in ranks if one.end] == [(told, told // 6)] * 2
+    job = load(str(file)).job("single")
+    ensure_counted(job)
+    assert job.order.batches == told == len(EXPECTED)
+    purity = Purity(job, Cut(size))
+    for one in ranks:
+        assert sorted(one.seen) == list(range(one.rank, told, world))
+        for delivered in one.seen.values():
+            purity.saw(*delivered)
 
 
 def test_an_item_that_ends_the_count_is_named(tmp_path: Path) -> None:
@@ -134,7 +221,7 @@ def test_an_item_that_ends_the_count_is_named(tmp_path: Path) -> None:
 def test_a_lane_that_ends_elsewhere_than_it_was_counted_stops(tmp_path: Path) -> None:
     """A role gives less than when it was counted: no sample is missing in silence."""
     with serving(make_jobs(tmp_path)) as server:
-        eventually(lambda: len(server.events("counted")) == 2, 60, "all is counted")
+        eventually(lambda: len(server.events("counted")) == 3, 60, "all is counted")
         (tmp_path / "fewer").touch()
 
         with pytest.raises(LogDiverged, match="was counted to hold"):

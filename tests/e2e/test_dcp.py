@@ -42,7 +42,7 @@ with Loader(address, "main", group="run", deadline_s=60) as loader:
             loader.commit()
         if step.index + 1 == int(sys.argv[6]) + int(sys.argv[7]):
             break
-    print(json.dumps({"first": first, "seen": seen, "world": loader.place.world_size}))
+    print(json.dumps({"first": first, "seen": seen, "world": loader.world_rank.world_size}))
 dist.barrier()
 dist.destroy_process_group()
 """

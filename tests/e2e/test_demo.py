@@ -59,7 +59,7 @@ def run(corpus: stdlib.Corpus, temporary_folder: None) -> tuple[str, Path]:
     """The output of one run of the demo, and the folder of its files."""
     done = run_demo("--steps", str(STEPS), "--data", corpus.folder, "--keep", "--plain")
     assert done.returncode == 0, done.stdout + done.stderr
-    folder = re.search(r"records, logs and the store of this run: (\S+)", done.stdout)
+    folder = re.search(r"records, output and the store of this run: (\S+)", done.stdout)
     assert folder is not None, done.stdout
     return done.stdout, Path(folder[1])
 

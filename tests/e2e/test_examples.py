@@ -16,7 +16,7 @@ import torch
 import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from harness import ENVIRONMENT, run_command
+from harness import call_command
 from penstock.client import Loader
 from penstock.server.core.imports import load_attribute
 from penstock.server.core.refs import ItemRef
@@ -90,13 +90,13 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("file", "jobs"), [("packed-text.yaml", ["train", "val"]), ("chat/chat.yaml", ["chat"])]
 )
-def test_an_example_passes_check(file: str, jobs: list[str], folder: Path) -> None:
+def test_an_example_passes_check(
+    file: str, jobs: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every role builds, is pure, and gives batches."""
-    done = run_command(
-        ["penstock.server.cli", "check", str(folder / file), "--json", "--items", "32"],
-        120,
-        environment={**ENVIRONMENT, "PENSTOCK_WORKERS": "1"},
-    )
+    monkeypatch.setenv("PENSTOCK_WORKERS", "1")
+
+    done = call_command("penstockd", "check", str(folder / file), "--json", "--items", "32")
 
     assert done.returncode == 0, done.stdout + done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout)["jobs"]
@@ -281,31 +281,28 @@ def test_conversations_that_cannot_be_learned_from_are_told(folder: Path) -> Non
 def test_init_of_conversations_is_the_chat_example(
     turns: list[dict[str, Any]], arguments: list[str], said: str, folder: Path
 ) -> None:
-    """It finds the column, copies the processor, and what it writes passes check."""
+    """It finds the column, copies the processor that passes check above, and gives batches."""
     from transformers import AutoTokenizer
 
     column = "messages" if turns is OPENAI else "conversations"
     lines = [json.dumps({"id": str(n), column: turns[: 2 + n % 3]}) for n in range(60)]
     (folder / "mine.jsonl").write_text("\n".join(lines))
     init = ["init", "mine.jsonl", "--tokenizer", "chat/tokenizer", *arguments]
-    check = ["check", "penstock.yaml", "--json", "--items", "8", "--batches", "2"]
 
-    made = run_command(["penstock.server.cli", *init], folder=folder)
-    checked = run_command(
-        ["penstock.server.cli", *check],
-        120,
-        environment={**ENVIRONMENT, "PENSTOCK_WORKERS": "1"},
-        folder=folder,
+    made = call_command("penstockd", *init, folder=folder)
+    [batch, text] = (
+        call_command("penstockd", "show", str(folder / "penstock.yaml"), "main", *how)
+        for how in (["--position", "0", "--json"], ["--position", "0", "--text"])
     )
 
     assert made.returncode == 0, made.stderr
     assert f"conversations of column {column}" in made.stdout
     assert said in made.stdout
     assert (folder / "chat.py").read_bytes() == (CHAT / "chat.py").read_bytes()
-    assert checked.returncode == 0, checked.stderr
-    [job] = json.loads(checked.stdout)["jobs"]
-    assert 0 < job["counts"]["loss_tokens"] < job["counts"]["tokens"]
-    assert job["sample"].startswith("<|user|>3?<eos><|assistant|>the answer")
+    assert batch.returncode == 0, batch.stderr
+    counts = json.loads(batch.stdout)["counts"]
+    assert 0 < counts["loss_tokens"] < counts["tokens"]
+    assert "<|user|>3?<eos><|assistant|>the answer" in text.stdout
     assert AutoTokenizer.from_pretrained(folder / "chat" / "tokenizer").chat_template == TEMPLATE
 
 
@@ -315,7 +312,7 @@ def test_init_does_not_replace_a_chat_py_that_is_there(folder: Path) -> None:
     (folder / "chat.py").write_text("mine = True\n")
     init = ["init", "mine.jsonl", "--tokenizer", "chat/tokenizer"]
 
-    done = run_command(["penstock.server.cli", *init], folder=folder)
+    done = call_command("penstockd", *init, folder=folder)
 
     assert done.returncode == 2
     assert "chat.py is there already" in done.stderr

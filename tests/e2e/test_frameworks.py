@@ -38,8 +38,9 @@ STEPS, SAVED_EVERY, BATCHES_PER_STEP, VALIDATION_STEPS = 8, 3, 4, 2
 DRIVER = """
 import faulthandler, functools, hashlib, json, os, runpy, signal, sys, threading, traceback
 import accelerate, lightning, torch, torchdata.stateful_dataloader, transformers
-import torch.distributed.checkpoint.state_dict, torch.distributed.fsdp
+import torch.distributed.checkpoint.state_dict, torch.distributed.fsdp, torch.distributed.run
 from transformers import LlamaForCausalLM, Trainer
+import grpc.aio, penstock.client
 
 assert threading.active_count() == 1, "forks of threads"
 torch.set_num_threads(1)
@@ -56,6 +57,10 @@ def rank_main(told, rank):
     os.dup2(said, 1)
     os.dup2(said, 2)
     faulthandler.dump_traceback_later(DEADLINE_S, exit=True)
+    if told["arguments"]:  # torchrun: what it starts are processes of its own
+        sys.argv = [told["script"], *told["arguments"]]
+        runpy.run_module(told["script"], run_name="__main__", alter_sys=True)
+        return
     record = open(told["record"] + str(rank), "w", buffering=1)
     real, count = LlamaForCausalLM.forward, 0
 
@@ -190,11 +195,7 @@ class Ranks:
             "environ": environ,
             "ending": ending,
         }
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(told) + "\n")
-        self._process.stdin.flush()
-        codes = json.loads(self._process.stdout.readline())
+        codes = self._fork(told)
         calls = [whole_lines(folder / f"calls-{rank}") for rank in range(world)]
         validated = VALIDATION_STEPS * BATCHES_PER_STEP // world
         return Run(
@@ -209,6 +210,32 @@ class Ranks:
             ],
             "".join((folder / f"said-{rank}.txt").read_text() for rank in range(world)),
         )
+
+    def torchrun(self, folder: Path, *arguments: str) -> tuple[int, str]:
+        """Run torchrun; return its exit status and what it said.
+
+        Args:
+            folder: Where it runs.
+            arguments: Of its command line.
+        """
+        told = {
+            "script": "torch.distributed.run",
+            "arguments": arguments,
+            "folder": str(folder),
+            "world": 1,
+            "environ": {},
+        }
+        [code] = self._fork(told)
+        return code, (folder / "said-0.txt").read_text()
+
+    def _fork(self, told: Mapping[str, Any]) -> list[int]:
+        """Have something run by forks; return their exit statuses."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"arguments": None, **told}) + "\n")
+        self._process.stdin.flush()
+        codes: list[int] = json.loads(self._process.stdout.readline())
+        return codes
 
     def close(self) -> None:
         """End the process that forks."""
@@ -424,40 +451,26 @@ def make_model():
 """
 
 
-def test_torchrun_goes_on_where_it_was_killed(node: Server, tmp_path: Path) -> None:
+def test_torchrun_goes_on_where_it_was_killed(ranks: Ranks) -> None:
     """The same command twice: rank 1 dies in step 4; the losses since step 3 come again."""
-    for file, text in FILES.items():
-        (tmp_path / file).write_text(text.replace(ADDRESS, node.address))
+    folder = ranks.folder("torchrun")
     evaluate = FILES["model.py"][FILES["model.py"].index("def evaluate") :]
-    (tmp_path / "model.py").write_text(
-        "import torch.distributed as dist\n" + SMALL_MODEL + evaluate
-    )
-    command = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    (folder / "model.py").write_text("import torch.distributed as dist\n" + SMALL_MODEL + evaluate)
+    command = ("--standalone", "--nproc-per-node", "2", "--redirects", "1")
 
     runs = [
-        subprocess.run(
-            [
-                *(*command, "--nproc-per-node", "2", "--redirects", "1"),
-                *("--log-dir", f"logs-{number}", "train_ddp.py"),
-            ],
-            cwd=tmp_path,
-            env={**ENVIRONMENT, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        ranks.torchrun(folder, *command, "--log-dir", f"logs-{number}", "train_ddp.py")
         for number in range(2)
     ]
     # A file for each rank: in one pipe their lines would run into each other.
     printed = [
-        "".join(file.read_text() for file in (tmp_path / f"logs-{number}").rglob("stdout.log"))
+        "".join(file.read_text() for file in (folder / f"logs-{number}").rglob("stdout.log"))
         for number in range(2)
     ]
 
-    assert (tmp_path / "killed").exists(), runs[0].stderr
-    assert runs[0].returncode != 0
-    assert runs[1].returncode == 0, runs[1].stderr
+    assert (folder / "killed").exists(), runs[0][1]
+    assert runs[0][0] != 0
+    assert runs[1][0] == 0, runs[1][1]
     first, second = (
         {(rank, int(step)): loss for rank, step, loss in re.findall(LOSS_LINE, text)}
         for text in printed

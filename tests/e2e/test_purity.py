@@ -16,7 +16,7 @@ from penstock.server.local import open_transport
 from penstock.wire import PROTOCOL
 from penstock.wire.errors import BadFrame, InvalidRequest
 from penstock.wire.frame import Reply
-from penstock.wire.order import Share, Tail
+from penstock.wire.order import Cut, Share, Tail
 from penstock.wire.v1 import feed_pb2
 from resume.plans import LENGTHS
 
@@ -151,7 +151,7 @@ def test_a_finite_log_ends_for_all_ranks_at_the_same_step(
     """With the last step padded or left out: the same steps for everybody, bytes equal `local:`."""
     job = jobs_of(server)["finite"]
     tail = Tail(job.order.batches, 12, tail_pad)
-    purity = Purity(job, tail)
+    purity = Purity(job, Cut(12, tail_pad))
     ends = []
 
     for rank in range(world_size):

@@ -29,7 +29,25 @@ SOURCE = {"type": "items", "items": [{"x": [number] * 9} for number in range(61)
 JOBS = {
     "finite": {"lanes": LANES, "epochs": 3, "source": SOURCE, "batch_size": 2},
     "endless": {"lanes": LANES, "source": SOURCE, "batch_size": 2},
+    # Nobody counts it: each node finds out where lanes end, also those that the other one serves.
+    "late": {
+        "lanes": LANES,
+        "epochs": 2,
+        "source": SOURCE | {"items": [{"x": number} for number in range(61)]},
+        "function": "./roles.py:sometimes",
+        "batch_size": 2,
+    },
 }
+ROLES = """
+import sys
+import time
+
+
+def sometimes(raw):
+    while sys.argv[0].endswith("count.py"):
+        time.sleep(0.1)
+    return [{"x": [raw["x"]] * 9}] * (raw["x"] % 3)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +57,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
         found = []
         for name in ("one", "other"):
             folder = tmp_path_factory.mktemp(name)
+            (folder / "roles.py").write_text(ROLES)
             store = f"sqlite:///{folder}/store.db"
             file = write_job_file(folder / "jobs.yaml", JOBS, store=store)
             found.append(open_nodes.enter_context(serving(file)))
@@ -109,7 +128,7 @@ def digests(feed: Feed, share: Share) -> list[tuple[int, int, str]]:
     raise AssertionError("positions go on without end")
 
 
-@pytest.mark.parametrize(("job", "stop"), [("finite", None), ("endless", 90)])
+@pytest.mark.parametrize(("job", "stop"), [("finite", None), ("endless", 90), ("late", None)])
 def test_two_nodes_give_what_one_gives(nodes: list[Server], job: str, stop: int | None) -> None:
     """Each is asked for its lanes alone, every position comes in order, and not a byte differs."""
     for rank in range(2):
@@ -143,6 +162,7 @@ def test_a_node_that_starts_again_is_waited_for(tmp_path: Path) -> None:
         servers = []
         for name in ("one", "other"):
             (tmp_path / name).mkdir()
+            (tmp_path / name / "roles.py").write_text(ROLES)
             store = f"sqlite:///{tmp_path / name}/store.db"
             file = write_job_file(tmp_path / name / "jobs.yaml", JOBS, store=store)
             servers.append(stack.enter_context(serving(file)))

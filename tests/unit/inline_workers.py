@@ -68,7 +68,7 @@ class InlineWorker(WorkerProcess):
         ours, theirs = memory_ports(self.end)
         self.answered: list[FromServer] = []
         # No answer waits for the next one: the test alone says when an answer comes.
-        self.side = Worker(theirs, page, InlineNode.current_jobs, hold_s=0)
+        self.side = Worker(theirs, page, build=InlineNode.built, hold_s=0)
         self._begin()
         return Started(_Ended(), ours, page)  # type: ignore[arg-type]
 
@@ -100,12 +100,12 @@ class InlineWorker(WorkerProcess):
         self,
         *,
         stage: str = "idle",
-        job: str | None = None,
+        of: str | None = None,
         lane: int | None = None,
         item: ItemRef | None = None,
     ) -> None:
         """End the worker: what is in its inbox is lost, what it answered is not."""
-        self.page.note(stage, job, lane, item)
+        self.page.note(stage, of, lane, item)
         self._end()
 
 
@@ -114,16 +114,21 @@ class InlineNode(Node):
 
     current_jobs: Mapping[str, Job] = {}
 
+    @staticmethod
+    def built(_definition: bytes, log_id: bytes) -> Job:
+        """Return the job of a log, which its workers share with the node."""
+        return next(job for job in InlineNode.current_jobs.values() if job.log_id == log_id)
+
     def __init__(
         self, jobs: Mapping[str, Job], store: Store, *, workers: int, bound_bytes: int
     ) -> None:
         InlineNode.current_jobs = jobs
         super().__init__(
-            "", jobs, store, workers=workers, bound_bytes=bound_bytes, snapshot_seconds=3600.0
+            jobs, store, workers=workers, bound_bytes=bound_bytes, snapshot_seconds=3600.0
         )
 
     def _new_worker(self, number: int, hear: Hear, lose: Lose) -> InlineWorker:
-        return InlineWorker(number, "", hear, lose)
+        return InlineWorker(number, hear, lose)
 
     @property
     def hands(self) -> list[InlineWorker]:

@@ -140,11 +140,15 @@ class Reader:
         address: The node.
         rng: Decides which call comes next.
         holds_positions: Batches hold what those of a `ServedNode` hold.
+        is_ahead: They are copied to a device ahead of it.
     """
 
-    def __init__(self, address: str, rng: random.Random, holds_positions: bool) -> None:
+    def __init__(
+        self, address: str, rng: random.Random, holds_positions: bool, is_ahead: bool
+    ) -> None:
         self._rng, self.due, self.calls = rng, 0, 0
         self._holds_positions = holds_positions
+        self._values: dict[str, Any] = {"device": "cpu"} if is_ahead else {"as_numpy": True}
         self._open(address)
 
     def _open(self, address: str, **options: Any) -> None:
@@ -157,8 +161,8 @@ class Reader:
             rank=0,
             world_size=1,
             batches_per_step=4,
-            as_numpy=True,
             deadline_s=STALL_S,
+            **self._values,
             **options,
         )
         self.batches: Iterator[Any] = iter(self.loader)
@@ -298,12 +302,18 @@ def main() -> int:
     parser.add_argument("--longest-s", type=float, default=1e-3)
     parser.add_argument("--positions-only", action="store_true")
     parser.add_argument("--stride", type=int, default=1)
+    parser.add_argument("--ahead", action="store_true")
     args = parser.parse_args()
+    if args.ahead:
+        from penstock.client.reading.torch_device import QUEUES
+        from unit.host_queue import HostQueue
+
+        QUEUES["cpu"] = HostQueue
     rng = random.Random(args.seed)
     source: Any = (
         Signals(rng, args.longest_s) if args.how == "signals" else Bytecodes(rng, args.stride)
     )
-    reader = Reader(args.address, rng, not args.positions_only)
+    reader = Reader(args.address, rng, not args.positions_only, args.ahead)
     wrong = None
     began = time.monotonic()
     try:

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.server.node.arena import Descriptor
 from penstock.server.node.channel import FROM_SERVER, FROM_WORKER, Decoder, Kinds, encode
+from penstock.server.node.memory import Descriptor
 
 WAIT_S = 60.0
 """How long a test waits at most for what never comes."""

@@ -226,7 +226,7 @@ class ThreadNode(InlineNode):
     """A node whose workers are threads."""
 
     def _new_worker(self, number: int, hear: Hear, lose: Lose) -> ThreadWorker:
-        return ThreadWorker(number, "", hear, lose)
+        return ThreadWorker(number, hear, lose)
 
 
 class ServedNode:

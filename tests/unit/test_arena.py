@@ -7,7 +7,8 @@ import os
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server.node.arena import ARENA_BYTES, ArenaReader, Arenas, ArenaWriter
+from penstock.server.node.arena import ARENA_BYTES, Arenas, ArenaWriter
+from penstock.server.node.spans import ArenaReader
 from penstock.wire import ALIGNMENT
 
 SIZE = 64 * ALIGNMENT

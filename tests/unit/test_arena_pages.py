@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import os
 
-from penstock.server.node.arena import (
-    ARENA_BYTES,
-    IDLE_BYTES,
-    IDLE_TAKES,
-    ArenaReader,
-    Arenas,
-    ArenaWriter,
-)
+from penstock.server.node.arena import ARENA_BYTES, IDLE_BYTES, IDLE_TAKES, Arenas, ArenaWriter
+from penstock.server.node.spans import ArenaReader
 
 
 def held_bytes(arena: ArenaWriter) -> int:

@@ -9,13 +9,17 @@ from dataclasses import dataclass, field
 import pytest
 
 from penstock.server.job import Job
-from penstock.server.node.arena import ArenaReader, Span, sealed_memory
-from penstock.server.node.books import KEPT_BATCHES, KEPT_PLANS, KEPT_SHARE, Log
+from penstock.server.node.books import Log
+from penstock.server.node.candidates import candidates
 from penstock.server.node.entry import Entry, State
+from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
+from penstock.server.node.lanes import KEPT_PLANS
+from penstock.server.node.memory import sealed_memory
 from penstock.server.node.reader import MAX_PENDING, Reader
+from penstock.server.node.spans import ArenaReader, Span
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import BadItem
-from penstock.wire.order import Share, Tail
+from penstock.wire.order import Cut, Share
 
 SIZE = 100
 ARENA = ArenaReader(sealed_memory("books", 4096), 4096)
@@ -34,7 +38,7 @@ def whole(log: Log, horizon: int, start: int = 0, lanes: frozenset[int] | None =
 
 def best(log: Log) -> Entry | None:
     """Return the most urgent entry that may be made, as a node picks it."""
-    for one in sorted(log.candidates(), key=lambda one: one.rank):
+    for one in sorted(candidates(log), key=lambda one: one.rank):
         if log.admits(one.entry, log.busy_bytes):
             return one.entry
     return None
@@ -74,7 +78,7 @@ def test_a_few_batches_are_made_beyond_the_horizon_and_not_sent() -> None:
     reader = log.open(Share(1, 0, 1), None, 0, None, lambda: woken.append(1))
     reader.extend(2)
     assert {key.position for key in log.entries} == {0, 1}, "its size is not known yet"
-    finish(log, next(log.candidates()).entry)
+    finish(log, next(candidates(log)).entry)
     assert reader.take() is not None
     made = {entry.key.position: entry for entry in log.entries.values()}
     assert sorted(made) == [0, 1, 2, 3, 4]
@@ -103,7 +107,7 @@ def test_more_is_made_ahead_where_batches_are_small(ahead_bytes: int, most: int)
     log = Log(make_job(), bound_bytes=10**9, ahead=3, ahead_bytes=ahead_bytes)
     reader = log.open(Share(1, 0, 1), None, 0, None, lambda: None)
     reader.extend(1)
-    finish(log, next(log.candidates()).entry)
+    finish(log, next(candidates(log)).entry)
     reader.extend(2)
     assert reader.take() is not None
 
@@ -115,7 +119,7 @@ def test_nothing_is_made_ahead_above_the_bound() -> None:
     """What lies beyond the horizon is not owed, though it be the next of all."""
     log = Log(make_job(), bound_bytes=SIZE, ahead=3)
     reader = whole(log, 1)
-    finish(log, next(log.candidates()).entry)
+    finish(log, next(candidates(log)).entry)
     assert reader.take() is not None
     assert reader.head == 1
     assert best(log) is None
@@ -129,7 +133,7 @@ def test_the_owed_batch_is_admitted_above_the_bound() -> None:
     """With a bound below one batch every reader still gets its next one, and no other is made."""
     log = Log(make_job(), bound_bytes=SIZE // 2)
     readers = [whole(log, 8), whole(log, 24, start=16)]
-    finish(log, next(log.candidates()).entry)
+    finish(log, next(candidates(log)).entry)
 
     made = []
     while (entry := best(log)) is not None:
@@ -144,7 +148,7 @@ def test_a_head_does_not_wait_behind_another_readers_batches() -> None:
     """In one lane a reader far ahead is served although one behind it takes nothing."""
     log = Log(make_job(lanes=1), bound_bytes=SIZE)
     stalled = whole(log, 50)
-    finish(log, next(log.candidates()).entry)
+    finish(log, next(candidates(log)).entry)
     ahead = whole(log, 60, start=40)
 
     taken = []
@@ -195,7 +199,7 @@ def test_a_batch_is_made_once_for_all_readers_in_its_window() -> None:
     assert second is first
     two.sent(second)
 
-    assert (log.ready_bytes, log.kept_bytes, log.produced) == (0, SIZE, 1)
+    assert (log.ready_bytes, log.kept.nbytes, log.produced) == (0, SIZE, 1)
 
 
 def test_a_late_reader_takes_what_is_kept() -> None:
@@ -210,7 +214,7 @@ def test_a_late_reader_takes_what_is_kept() -> None:
     late = whole(log, 1)
 
     assert late.take() is entry
-    assert (log.produced, log.kept_bytes) == (1, 0)
+    assert (log.produced, log.kept.nbytes) == (1, 0)
 
 
 @pytest.mark.parametrize("bound", [10 * KEPT_SHARE * SIZE, 10**9])
@@ -228,10 +232,10 @@ def test_what_is_kept_is_bounded(bound: int) -> None:
         reader.sent(taken)
 
     limit = min(KEPT_BATCHES, bound // KEPT_SHARE // SIZE)
-    assert len(log.kept) == limit
-    assert log.kept_bytes == limit * SIZE
+    assert len(log.kept.batches) == limit
+    assert log.kept.nbytes == limit * SIZE
     assert [bool(one) for one in let_go] == [True] * (300 - limit) + [False] * limit
-    log.shed()
+    log.kept.shed()
     assert all(let_go)
     assert log.busy_bytes == 0
 
@@ -266,11 +270,11 @@ def test_what_is_lent_counts_until_it_comes_back() -> None:
     reader.sent(entry)
 
     assert entry.evicted
-    assert (log.lent_bytes, log.busy_bytes) == (SIZE, 2 * SIZE)
-    log.shed()
-    assert log.lent_bytes == SIZE
+    assert (log.kept.lent_bytes, log.busy_bytes) == (SIZE, 2 * SIZE)
+    log.kept.shed()
+    assert log.kept.lent_bytes == SIZE
     entry.unpin()
-    assert (log.lent_bytes, log.busy_bytes, entry.span) == (0, SIZE, None)
+    assert (log.kept.lent_bytes, log.busy_bytes, entry.span) == (0, SIZE, None)
 
 
 def test_a_failure_is_told_in_order_and_may_be_tried_again() -> None:
@@ -322,8 +326,8 @@ def test_an_unwanted_batch_is_kept_when_it_is_done() -> None:
     finish(log, making)
 
     assert not log.wants(waiting)
-    assert list(log.kept) == [making.key]
-    assert list(log.candidates()) == []
+    assert list(log.kept.batches) == [making.key]
+    assert list(candidates(log)) == []
     assert (log.entries, log.making) == ({}, 0)
 
 
@@ -372,9 +376,9 @@ def test_wanted_lanes_alone_are_taken_to_the_end_of_a_finite_log() -> None:
     """A reader of some lanes is finished when the log is, however few are its own."""
     job = make_job(lanes=3, epochs=2)
     log = Log(job, bound_bytes=10**9)
-    tail = Tail(job.order.batches or 0, 1)
+    cut = Cut(1)
     woken: list[int] = []
-    reader = log.open(Share(1, 0, 1), tail, 0, frozenset({2}), lambda: woken.append(1))
+    reader = log.open(Share(1, 0, 1), cut, 0, frozenset({2}), lambda: woken.append(1))
     reader.extend(2**62)
 
     positions = []
@@ -388,7 +392,7 @@ def test_wanted_lanes_alone_are_taken_to_the_end_of_a_finite_log() -> None:
             reader.sent(taken)
 
     assert reader.finished
-    assert positions == [p for p in range(60) if job.order.address(p).lane == 2]
+    assert positions == [p for p in range(60) if job.locate(p).lane == 2]
 
 
 def test_plans_are_remembered_in_a_ring() -> None:
@@ -397,7 +401,7 @@ def test_plans_are_remembered_in_a_ring() -> None:
     lane = log.lanes[0]
 
     for offset in range(3 * KEPT_PLANS):
-        log.remember_plan(lane, offset, b"plan")
+        lane.remember_plan(offset, b"plan")
 
     assert list(lane.plans) == list(range(2 * KEPT_PLANS, 3 * KEPT_PLANS))
 
@@ -475,13 +479,13 @@ class _Model:
         log = self.log
         ready = [e for e in log.entries.values() if e.state is State.READY]
         assert log.ready_bytes == sum(entry.nbytes for entry in ready)
-        assert log.kept_bytes == sum(entry.nbytes for entry in log.kept.values())
+        assert log.kept.nbytes == sum(entry.nbytes for entry in log.kept.batches.values())
         assert log.making == len(self.making)
-        assert log.kept_bytes <= log.bound_bytes // KEPT_SHARE
+        assert log.kept.nbytes <= log.bound_bytes // KEPT_SHARE
         for positions in self.taken.values():
             by_lane: dict[int, list[int]] = {}
             for position in positions:
-                by_lane.setdefault(log.order.address(position).lane, []).append(position)
+                by_lane.setdefault(log.numbering.assume(position).lane, []).append(position)
             assert all(one == sorted(one) for one in by_lane.values())
 
 
@@ -525,7 +529,7 @@ def test_whatever_happens_every_reader_gets_its_positions(seed: int) -> None:
     for reader in list(model.readers):
         reader.close()
     assert not any(entry.state is State.READY for entry in model.log.entries.values())
-    model.log.shed()
+    model.log.kept.shed()
     assert model.lives == 0, f"seed {seed}: bytes were never let go"
 
 
@@ -586,7 +590,7 @@ def test_a_bound_in_bytes_never_leaves_anybody_waiting(seed: int) -> None:
         if all(rank.next >= end for rank in ranks):
             break
         log = rng.choice(logs)
-        wanted = [one.entry for one in log.candidates() if one.entry.key.position < end]
+        wanted = [one.entry for one in candidates(log) if one.entry.key.position < end]
         if wanted:
             entry = rng.choice(wanted)
             finish(log, entry, sizes[entry.key.position])

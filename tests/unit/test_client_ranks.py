@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.client.run.attempt import attempt_token
-from penstock.client.run.ranks import Ranks, WorldRank, discover, log_place, mesh_dimensions
+from penstock.client.run.ranks import Ranks, WorldRank, discover, log_world_rank, mesh_dimensions
 from penstock.wire.errors import InvalidRequest, RankOutOfRange
 
 
@@ -130,8 +130,8 @@ def test_dimensions_keep_the_meshs_order() -> None:
 
 def test_the_choice_is_logged_with_its_source(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "penstock"):
-        log_place(WorldRank(1, 4, "RANK/WORLD_SIZE"), "code")
-        log_place(WorldRank(1, 4, "torch.distributed"), "code")
+        log_world_rank(WorldRank(1, 4, "RANK/WORLD_SIZE"), "code")
+        log_world_rank(WorldRank(1, 4, "torch.distributed"), "code")
 
     first, second = (record.message for record in caplog.records)
     assert "rank 1 of 4 (from RANK/WORLD_SIZE)" in first
@@ -199,7 +199,7 @@ def _rank(rank: int, port: int, address: str, results: Any) -> None:
         step = next(loader.steps())
         total = step.total("tokens")
         positions = [batch.position for batch in step]
-        results.put((rank, total, positions, loader.place.source))
+        results.put((rank, total, positions, loader.world_rank.source))
         dist.barrier()
     dist.destroy_process_group()
 

@@ -476,7 +476,7 @@ def test_a_value_that_cannot_be_is_refused_where_it_is_made(
 def test_a_rank_is_said_by_arguments_or_by_one_value(node: ServedNode) -> None:
     ranks = Ranks(rank=1, world_size=3)
     with alone(node, rank=None, world_size=None, ranks=ranks, batches_per_step=3) as loader:
-        assert (loader.place.rank, loader.place.world_size) == (1, 3)
+        assert (loader.world_rank.rank, loader.world_rank.world_size) == (1, 3)
         assert [batch.position for batch in take(loader, 3)] == [1, 4, 7]
 
 

@@ -274,7 +274,7 @@ def test_a_node_that_is_gone_for_good_is_an_error_at_the_deadline() -> None:
 def test_a_long_wait_is_logged_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.client.reading.slots.LOG_EVERY_S", 0.05)
+    monkeypatch.setattr("penstock.client.reading.waiting.LOG_EVERY_S", 0.05)
     with ServedNode() as node, reader(node, deadline_s=1.2) as loader:
         node.gate.held.add(0)
         with caplog.at_level(logging.WARNING, "penstock"), pytest.raises(DataTimeout):

@@ -10,7 +10,7 @@ import pytest
 
 from penstock import client
 from penstock.server.job import DEFAULT_LANES
-from penstock.server.node.books import KEPT_PLANS
+from penstock.server.node.lanes import KEPT_PLANS
 from penstock.server.node.outbox import HOLD_S
 from penstock.server.rpc.read import GATHER_S
 from penstock.wire import CHUNK_BYTES, errors

@@ -8,8 +8,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 WAY = PAGE[PAGE.index("## The way") :]
-STEPS = re.findall(r"^\| \d+ \| `([^`]+)` \| ([\d,]+) \| (.*?) \|$", WAY, re.MULTILINE)
+STEPS = re.findall(r"^\| \d+ \| `([^`]+)` \| ([\d,]+) \| (.*?) \| (.*?) \|$", WAY, re.MULTILINE)
 HALVES = ("server/penstock/server", "client/penstock/client")
+SOURCES = [
+    file.read_text()
+    for folder in (*HALVES, "proto/penstock/wire")
+    for file in sorted((ROOT / folder).rglob("*.py"))
+]
 
 
 def length(path: str) -> int:
@@ -34,7 +39,7 @@ def test_every_room_is_named_and_stands() -> None:
 def test_the_way_of_a_batch_is_as_long_as_the_page_says() -> None:
     """Each file within a tenth, and what is named is defined in it."""
     assert len(STEPS) == 20
-    for path, lines, says in STEPS:
+    for path, lines, says, _ in STEPS:
         said, is_now = int(lines.replace(",", "")), length(path)
         assert abs(said - is_now) <= 0.1 * is_now, f"{path} has {is_now} lines"
         text = (ROOT / path).read_text()
@@ -47,10 +52,30 @@ def test_the_way_of_a_batch_is_as_long_as_the_page_says() -> None:
 def test_the_sum_is_the_sum() -> None:
     said = re.search(r"These are ([\d,]+) lines", WAY)
     assert said is not None
-    assert int(said[1].replace(",", "")) == sum(int(lines) for _, lines, _ in STEPS)
+    assert int(said[1].replace(",", "")) == sum(int(lines) for _, lines, _, _ in STEPS)
+
+
+def test_what_leads_from_one_file_to_the_next_is_there() -> None:
+    """A name is a class, or a method that a class defines in the file where it stands."""
+    names = [name for *_, how in STEPS for name in re.findall(r"`([\w.]+)`", how)]
+    assert len(names) >= 10
+    for name in names:
+        cls, _, method = name.partition(".")
+        assert any(
+            re.search(rf"^class {cls}\b", text, re.MULTILINE)
+            and (not method or re.search(rf"^    (async )?def {method}\b", text, re.MULTILINE))
+            for text in SOURCES
+        ), name
 
 
 def test_what_lies_beside_the_way_is_there() -> None:
-    """Files that the page names in short lie in a room of one half or the other."""
-    for name in re.findall(r"`((?:node|pipeline|rpc|reading)/\w+\.py)`", WAY):
-        assert any((ROOT / half / name).exists() for half in HALVES), name
+    """Files that the page names in short lie in a room, and no two of that name do."""
+    files = [
+        file.as_posix()
+        for folder in (*HALVES, "proto/penstock/wire")
+        for file in (ROOT / folder).rglob("*.py")
+    ]
+    names = re.findall(r"`(\w+/\w+\.py)`", WAY)
+    assert len(names) >= 10
+    for name in names:
+        assert sum(file.endswith(f"/{name}") for file in files) == 1, name

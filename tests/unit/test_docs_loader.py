@@ -10,6 +10,7 @@ import pytest
 
 from penstock.client import Limits, Loader, Ranks
 from penstock.client.steps import _BATCH_ATTRIBUTES, Step
+from penstock.server.core.docstrings import argument_docs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "loader.md").read_text()
 
@@ -47,6 +48,16 @@ def test_the_page_names_every_parameter_with_its_default(title: str, taker: type
     ]
 
 
+@pytest.mark.parametrize(
+    ("title", "taker"), [("Parameters", Loader), ("Ranks", Ranks), ("Limits", Limits)]
+)
+def test_the_page_says_of_a_parameter_what_its_docstring_says(title: str, taker: type) -> None:
+    """One sentence in one place: the docstring is its home, the page a copy."""
+    meanings = argument_docs(inspect.getdoc(taker))
+
+    assert {name.strip("`"): meaning for name, _, meaning in rows(title)} == meanings
+
+
 def test_the_page_names_every_statistic() -> None:
     loader = Loader("127.0.0.1:1", "code", rank=0, world_size=1)
 
@@ -60,7 +71,7 @@ def test_the_page_names_every_attribute_of_a_batch() -> None:
 def test_the_page_names_every_call() -> None:
     """Those that users make; `dataset` only says why there is none."""
     public = {name for name in vars(Loader) if not name.startswith("_")}
-    listed = names("Reading") + names("Where it stands")
+    listed = names("Reading") + names("Position and cursor")
     reading = [re.sub(r"^(iter|len)\(.*", "", name) for name in listed]
     calls = [name for name in reading if name not in ("iter", "len")]
 

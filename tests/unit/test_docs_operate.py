@@ -8,10 +8,12 @@ from pathlib import Path
 from penstock.server.commands import memory
 from penstock.server.node import dispatch
 from penstock.server.node.arena import IDLE_BYTES, IDLE_TAKES
-from penstock.server.node.books import FAR_AHEAD, KEPT_BATCHES, KEPT_SHARE, MAX_LINES_PER_LANE
+from penstock.server.node.books import FAR_AHEAD
 from penstock.server.node.dispatch import AHEAD_PER_WORKER
+from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
+from penstock.server.node.lanes import MAX_LINES_PER_LANE
+from penstock.server.pipeline.ahead import AHEAD_BYTES, LOOK_AHEAD
 from penstock.server.pipeline.kept import KEPT_BYTES, NODE_KEPT_BYTES
-from penstock.server.pipeline.planner import AHEAD_BYTES, LOOK_AHEAD
 from penstock.server.sources.cache import FREE_BYTES
 from penstock.server.store.transactions import CROWDED
 from penstock.wire import prefetch

@@ -14,7 +14,7 @@ import pytest
 
 from harness import Server, serving
 from penstock.client.loader import DEADLINE_S
-from penstock.client.reading import slots as feed
+from penstock.client.reading import waiting
 from penstock.client.run.state import FORMAT, State
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S
 
@@ -108,10 +108,10 @@ def test_numbers_are_those_of_the_code() -> None:
     page = PAGE.read_text()
 
     assert f"`deadline_s` ({DEADLINE_S:.0f} seconds)" in page
-    assert f"after {feed.LOG_EVERY_S:.0f} seconds the log says" in page
-    assert "the node reads again for a minute" in page
+    assert f"after {waiting.LOG_EVERY_S:.0f} seconds the training process logs" in page
+    assert "the node retries for a minute" in page
     assert RETRY_DEADLINE_S == 60
-    state = State("numbers", "", "", "run-2", 6, 2).to_dict()
-    kept = {key: state[key] for key in state if key not in ("log_id", "store")}
+    state = State("numbers", ((0, ""),), "", "run-2", 6, 2).to_dict()
+    kept = {key: state[key] for key in state if key not in ("log_id", "timeline", "store")}
     assert f"\n{kept}\n" in page
     assert kept["format"] == FORMAT

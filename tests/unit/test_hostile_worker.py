@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from penstock.server.job import Job
-from penstock.server.node.arena import ArenaWriter, sealed_memory
+from penstock.server.node.arena import ArenaWriter
 from penstock.server.node.channel import (
     FROM_SERVER,
     FROM_WORKER,
@@ -25,6 +25,7 @@ from penstock.server.node.channel import (
     send_with_fd,
 )
 from penstock.server.node.crew import Hear, Lose
+from penstock.server.node.memory import sealed_memory
 from penstock.server.node.messages import (
     Done,
     FromServer,
@@ -126,7 +127,7 @@ class WildNode(Node):
     """A node of such workers."""
 
     def _new_worker(self, number: int, hear: Hear, lose: Lose) -> Wild:
-        return Wild(number, "", hear, lose)
+        return Wild(number, hear, lose)
 
 
 class Through(IdentityProcessor):
@@ -146,7 +147,7 @@ async def node(tmp_path: Path) -> AsyncIterator[WildNode]:
     }
     store = SqliteStore(tmp_path / "store.db")
     await store.open()
-    one = WildNode("", jobs, store, workers=2, bound_bytes=1 << 24, observer=Deaths())
+    one = WildNode(jobs, store, workers=2, bound_bytes=1 << 24, observer=Deaths())
     await one.start()
     yield one
     await one.close()
@@ -206,7 +207,11 @@ def some_bytes(rng: random.Random, worker: Wild) -> bytes:
     else:
         one = rng.choice(KINDS)
         row = spoilt(rng, [one.name, *one.names], len(one.names))
-        data = frame([row], rng.randbytes(3 * rng.randrange(2)))
+        tail = rng.randbytes(3 * rng.randrange(2))
+        if "log_id" in one.names and worker.logs and rng.random() < 0.8:
+            row[1 + one.names.index("log_id")] = 32
+            tail = rng.choice(sorted(worker.logs)) + tail
+        data = frame([row], tail)
     return data[: rng.randrange(len(data))] if kind > 0.97 else data
 
 
@@ -220,7 +225,8 @@ async def test_whatever_a_worker_says_the_node_goes_on(node: WildNode) -> None:
     rng = random.Random(24)
     readers = {
         name: [
-            node.open(name, Share(64, rank, 64), None, 0, None, lambda: None) for rank in range(64)
+            node.open(node.jobs[name], Share(64, rank, 64), None, 0, None, lambda: None)
+            for rank in range(64)
         ]
         for name in node.jobs
     }
@@ -236,7 +242,7 @@ async def test_whatever_a_worker_says_the_node_goes_on(node: WildNode) -> None:
                 told.append(error)
                 node.leave(reader)
                 readers[name][(turn + number) % 64] = node.open(
-                    name, Share(64, reader.share.rank, 64), None, 0, None, lambda: None
+                    node.jobs[name], Share(64, reader.share.rank, 64), None, 0, None, lambda: None
                 )
         for worker in node.workers:
             assert isinstance(worker, Wild)

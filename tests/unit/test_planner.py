@@ -11,15 +11,11 @@ import pytest
 from invariants import check_conservation
 from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
 from penstock.server.job import Job
+from penstock.server.pipeline.ahead import AHEAD_BYTES, LOOK_AHEAD
+from penstock.server.pipeline.counts import MAX_REASON_CHARACTERS, MAX_REASONS
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
-from penstock.server.pipeline.planner import (
-    AHEAD_BYTES,
-    LOOK_AHEAD,
-    MAX_REASON_CHARACTERS,
-    MAX_REASONS,
-    Planner,
-)
+from penstock.server.pipeline.planner import Planner
 from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.roles import (
     BestFitPackingBatcher,
@@ -289,7 +285,7 @@ def test_no_sample_stays_that_nothing_needs() -> None:
     for _ in range(100):
         line.make(line.advance())
 
-    assert line.planner.samples == {}
+    assert line.planner.batching.samples == {}
 
 
 def test_a_batchers_own_bug_names_the_class_and_the_line() -> None:

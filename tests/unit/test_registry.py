@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from penstock.server import roles
-from penstock.server.jobs.place import Place
+from penstock.server.jobs.location import Location
 from penstock.server.jobs.registry import KINDS, absolute, build, describe_type, resolve_path
 from penstock.server.roles import (
     BestFitPackingBatcher,
@@ -64,18 +64,18 @@ def to_sample(raw):
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def location(tmp_path: Path) -> Location:
     (tmp_path / "my_roles.py").write_text(ROLES_PY)
-    return Place("penstock.yaml", tmp_path, ("jobs", "code"))
+    return Location("penstock.yaml", tmp_path, ("jobs", "code"))
 
 
-def make(kind: str, spec: dict[str, Any], place: Place) -> Any:
-    return build(KINDS[kind], spec, place.at(kind))
+def make(kind: str, spec: dict[str, Any], location: Location) -> Any:
+    return build(KINDS[kind], spec, location.at(kind))
 
 
-def refuse(kind: str, spec: dict[str, Any], place: Place) -> PenstockError:
+def refuse(kind: str, spec: dict[str, Any], location: Location) -> PenstockError:
     with pytest.raises(InvalidJob) as caught:
-        make(kind, spec, place)
+        make(kind, spec, location)
     assert "\n" not in caught.value.message, "one sentence"
     return caught.value
 
@@ -98,7 +98,7 @@ def test_every_builtin_is_named_versioned_and_of_its_kind(
 
 
 def test_the_roles_package_exports_every_role() -> None:
-    """What a job file can name, Python can import from one place."""
+    """What a job file can name, Python can import from one location."""
     for name in roles.__all__:
         assert inspect.isclass(getattr(roles, name)) or name in (
             "Rows",
@@ -116,9 +116,9 @@ def test_the_roles_package_exports_every_role() -> None:
     assert not hasattr(roles, "NoSuchRole")
 
 
-def test_a_builtin_gets_its_parameters(place: Place) -> None:
+def test_a_builtin_gets_its_parameters(location: Location) -> None:
     """What stands beside `type` reaches the constructor by name."""
-    batcher = make("batcher", {"type": "best_fit", "max_tokens": 8, "pool_size": 4}, place)
+    batcher = make("batcher", {"type": "best_fit", "max_tokens": 8, "pool_size": 4}, location)
 
     assert isinstance(batcher, BestFitPackingBatcher)
     assert batcher.arguments == {"max_tokens": 8, "pool_size": 4}
@@ -127,23 +127,23 @@ def test_a_builtin_gets_its_parameters(place: Place) -> None:
 @pytest.mark.parametrize(
     "named", ["./my_roles.py:Doubled", "my_roles.py:Doubled", "{base}/my_roles.py:Doubled"]
 )
-def test_a_class_in_a_file_is_found_beside_the_job_file(place: Place, named: str) -> None:
+def test_a_class_in_a_file_is_found_beside_the_job_file(location: Location, named: str) -> None:
     """Relative to the job file, or absolute; never to the working directory."""
-    role = make("processor", {"type": named.format(base=place.base), "factor": 3}, place)
+    role = make("processor", {"type": named.format(base=location.base), "factor": 3}, location)
 
     assert type(role).__name__ == "Doubled"
     assert role.process({"x": 2}, None) == {"x": 6}
 
 
-def test_a_class_in_a_package_is_found(place: Place) -> None:
+def test_a_class_in_a_package_is_found(location: Location) -> None:
     """`package.module:Class` names what is installed."""
     named = "penstock.server.roles.distributors:MapDistributor"
 
-    assert isinstance(make("distributor", {"type": named}, place), MapDistributor)
+    assert isinstance(make("distributor", {"type": named}, location), MapDistributor)
 
 
 def test_an_entry_point_is_found_and_cannot_replace_a_builtin(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    location: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An installed package adds names; what a job file says does not change by installing one."""
     points = tuple(
@@ -156,21 +156,22 @@ def test_an_entry_point_is_found_and_cannot_replace_a_builtin(
     )
 
     assert (
-        type(make("batcher", {"type": "mine", "batch_size": 2}, place)).__name__ == "SimpleBatcher"
+        type(make("batcher", {"type": "mine", "batch_size": 2}, location)).__name__
+        == "SimpleBatcher"
     )
     assert isinstance(
-        make("batcher", {"type": "best_fit", "max_tokens": 8}, place), BestFitPackingBatcher
+        make("batcher", {"type": "best_fit", "max_tokens": 8}, location), BestFitPackingBatcher
     )
 
 
 def test_an_entry_point_that_fails_to_import_is_told(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    location: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broken plugin is named; it is not our traceback."""
     point = EntryPoint("mine", "no_such_package_at_all:Batcher", "penstock.batchers")
     monkeypatch.setattr("penstock.server.jobs.registry.entry_points", lambda group: (point,))
 
-    error = refuse("batcher", {"type": "mine"}, place)
+    error = refuse("batcher", {"type": "mine"}, location)
 
     assert "'mine' of no_such_package_at_all:Batcher cannot be imported" in error.message
 
@@ -254,18 +255,18 @@ def test_an_entry_point_that_fails_to_import_is_told(
     ],
 )
 def test_a_wrong_role_names_key_and_remedy(
-    place: Place, kind: str, spec: dict[str, Any], key: str, says: str
+    location: Location, kind: str, spec: dict[str, Any], key: str, says: str
 ) -> None:
     """Each mistake is one sentence at its key path."""
-    error = refuse(kind, spec, place)
+    error = refuse(kind, spec, location)
 
     assert error.fields["key"] == f"jobs.code.{key}"
     assert says in error.message
 
 
-def test_a_constructor_that_raises_shows_the_users_frames_only(place: Place) -> None:
+def test_a_constructor_that_raises_shows_the_users_frames_only(location: Location) -> None:
     """The traceback begins in the user's file and holds none of ours."""
-    error = refuse("processor", {"type": "./my_roles.py:Picky", "size": 4}, place)
+    error = refuse("processor", {"type": "./my_roles.py:Picky", "size": 4}, location)
 
     assert "Picky cannot be built: ValueError: size must be 3, not 4" in error.message
     frames = [line for line in error.fields["traceback"].splitlines() if "File " in line]
@@ -273,28 +274,28 @@ def test_a_constructor_that_raises_shows_the_users_frames_only(place: Place) -> 
     assert all("my_roles.py" in frame for frame in frames)
 
 
-def test_a_constructor_may_take_any_parameter(place: Place) -> None:
+def test_a_constructor_may_take_any_parameter(location: Location) -> None:
     """`**options` turns the check of names off."""
-    role = make("processor", {"type": "./my_roles.py:Open", "anything": 1}, place)
+    role = make("processor", {"type": "./my_roles.py:Open", "anything": 1}, location)
 
     assert role.options == {"anything": 1}
 
 
-def test_function_makes_a_processor_of_a_function(place: Place) -> None:
+def test_function_makes_a_processor_of_a_function(location: Location) -> None:
     """No class is needed."""
-    role = make("processor", {"function": "./my_roles.py:to_sample"}, place)
+    role = make("processor", {"function": "./my_roles.py:to_sample"}, location)
 
     assert isinstance(role, FunctionProcessor)
     assert isinstance(
-        make("collator", {"function": "./my_roles.py:to_sample"}, place), FunctionCollator
+        make("collator", {"function": "./my_roles.py:to_sample"}, location), FunctionCollator
     )
 
 
-def test_path_parameters_become_absolute(place: Place) -> None:
+def test_path_parameters_become_absolute(location: Location) -> None:
     """What a class declares as a path is relative to the job file; nothing else is touched."""
-    role = make("processor", {"type": "./my_roles.py:Doubled", "table": "a/b.json"}, place)
+    role = make("processor", {"type": "./my_roles.py:Doubled", "table": "a/b.json"}, location)
 
-    assert role.table == f"{place.base}/a/b.json"
+    assert role.table == f"{location.base}/a/b.json"
     assert "table" not in role.identity().get("parameters", {})
 
 

@@ -185,6 +185,7 @@ async def test_a_store_of_an_older_format_is_brought_up_whole(
             raw.execute("INSERT INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?, ?)", old)
         raw.execute("PRAGMA user_version = 1")
         raw.execute("DROP TABLE halts")
+        raw.execute("DROP TABLE definitions")
         raw.execute("DELETE FROM meta WHERE key != 'uuid'")
         schema.insert(raw, "meta", "format", "1")
     raw.close()

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from penstock.server.job import Job
-from penstock.server.node import books
+from penstock.server.node import kept, lanes
 from penstock.server.node.crew import Hear, Lose
 from penstock.server.node.reader import Reader
 from penstock.server.roles import (
@@ -100,7 +100,7 @@ class ThreadNode(InlineNode):
     """A node of such workers."""
 
     def _new_worker(self, number: int, hear: Hear, lose: Lose) -> InlineWorker:
-        return ThreadWorker(number, "", hear, lose)
+        return ThreadWorker(number, hear, lose)
 
 
 class World:
@@ -123,7 +123,7 @@ class World:
     @property
     def stopped(self) -> bool:
         """Tell whether nothing can be given any more."""
-        return all(lane.error is not None for lane in self.node.logs["job"].lanes)
+        return all(lane.error is not None for lane in self.node.log(self.job).lanes)
 
     async def act(self) -> None:
         """Do one thing, any."""
@@ -137,7 +137,7 @@ class World:
             highest = max((offset for _, offset in self.given), default=0)
             start = dice.choice([0, dice.randint(0, highest + 2)]) * LANES
             lanes = dice.choice([None, [0], [1]])
-            reader = self.node.open("job", Share(1, 0, 1), None, start, lanes, lambda: None)
+            reader = self.node.open(self.job, Share(1, 0, 1), None, start, lanes, lambda: None)
             self.readers.append(reader)
             self.node.extend(reader, start + dice.randint(1, 30))
         elif roll < 0.13 and self.readers:
@@ -194,8 +194,8 @@ async def test_what_was_given_at_an_address_is_given_there_for_ever(
     tmp_path: Path, planned: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Thousands of random turns; replays are frequent, for next to nothing is kept."""
-    monkeypatch.setattr(books, "KEPT_PLANS", books.PLANS_AHEAD + 1)
-    monkeypatch.setattr(books, "KEPT_BATCHES", 1)
+    monkeypatch.setattr(lanes, "KEPT_PLANS", lanes.PLANS_AHEAD + 1)
+    monkeypatch.setattr(kept, "KEPT_BATCHES", 1)
     given = again = verdicts = 0
     for seed in range(SEEDS):
         Fickle.bad = set()

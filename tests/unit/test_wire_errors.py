@@ -139,7 +139,7 @@ def test_an_error_that_cannot_be_read_is_a_bad_frame(data: bytes) -> None:
     found = decode_error(data)
 
     assert type(found) is BadFrame
-    assert "log" in str(found)
+    assert "output" in str(found)
 
 
 def test_fields_that_are_no_object_are_left_out() -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.node.arena import sealed_memory
 from penstock.server.node.channel import FROM_WORKER, encode
+from penstock.server.node.memory import sealed_memory
 from penstock.server.node.messages import FromWorker, Ready
 from penstock.server.node.node import Node
 from penstock.server.node.page import PAGE_BYTES, Page
@@ -67,7 +67,7 @@ async def test_a_worker_that_cannot_be_understood_is_gone(said: bytes) -> None:
         heard.append("gone")
         gone.set()
 
-    worker = Wired(0, "", on_message, on_death)
+    worker = Wired(0, on_message, on_death)
     worker.start(asyncio.get_running_loop())
     try:
         worker.theirs.sendall(encode([Ready()])[0])
@@ -88,7 +88,7 @@ async def test_a_worker_that_cannot_be_understood_is_gone(said: bytes) -> None:
 
 async def test_a_start_that_fails_leaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As often as the system refuses a process: no file descriptor stays open."""
-    worker = WorkerProcess(0, "", lambda *_: None, lambda *_: None)
+    worker = WorkerProcess(0, lambda *_: None, lambda *_: None)
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     before = sorted(os.listdir("/proc/self/fd"))
 
@@ -102,9 +102,9 @@ async def test_a_start_that_fails_leaks_nothing(monkeypatch: pytest.MonkeyPatch)
 async def test_workers_that_do_not_listen_are_ended_together(tmp_path: Path) -> None:
     """All in the middle of something long: the node ends after one moment of grace, not many."""
     store = SqliteStore(tmp_path / "store.db")
-    node = Node("", {}, store, workers=0, bound_bytes=0)
+    node = Node({}, store, workers=0, bound_bytes=0)
     loop = asyncio.get_running_loop()
-    node.crew.workers = [Wired(number, "", lambda *_: None, lambda *_: None) for number in range(8)]
+    node.crew.workers = [Wired(number, lambda *_: None, lambda *_: None) for number in range(8)]
     for worker in node.workers:
         worker.start(loop)
     began = time.monotonic()

@@ -1,13 +1,13 @@
-"""Work that no signal can break off: it runs beside the caller, who waits for it.
+"""Work that no signal can interrupt: it runs on another thread while the caller waits.
 
 Python runs signal handlers on the main thread, between any two bytecodes. One that raises, as
-Ctrl-C does, can leave a lock of Python code locked for ever: `threading.Condition` and
+Ctrl-C does, can leave a lock of Python code locked forever: `threading.Condition` and
 `logging.Handler` take theirs in Python. gRPC uses such locks too, together with its own threads,
 so one Ctrl-C could stop a connection for good.
 
-So the thread that reads batches calls nothing of that kind by itself. It leaves it to a thread of
-ours, on which no handler ever runs, and waits by means that are written in C, which either happen
-or do not.
+So the thread that reads batches calls nothing of that kind itself. It leaves that to a thread of
+ours, on which no handler ever runs, and waits with primitives that are written in C, which either
+complete or do nothing.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ SLICE_S = 0.5
 end it, and its handler runs after it."""
 
 TELL_S = 1.0
-"""How long a line of the log is waited for."""
+"""How long the caller waits until a message is logged."""
 
 
 class Patience(Protocol):
-    """Whether the caller still waits for the work: a lock that is held while he does."""
+    """Whether the caller still waits for the work: a lock that is held as long as it does."""
 
     def acquire(self, blocking: bool = ..., timeout: float = ...) -> bool:
-        """Wait; True = nobody waits for the work any more."""
+        """Wait; True = the caller does not wait for the work any more."""
         ...
 
 
 def aside(work: Callable[[Patience], T], *, patience_s: float = -1) -> T:
     """Return what `work` returns, computed on a thread of its own.
 
-    Where the wait is broken off by an exception the work goes on by itself: it must be such that
-    it can be done once more. What would take long asks its `Patience` now and then.
+    If an exception interrupts the wait, the work goes on: so it must be safe to do it once more.
+    Work that takes long checks its `Patience` now and then.
 
     Args:
         work: What is to be done.
@@ -80,18 +80,18 @@ def aside(work: Callable[[Patience], T], *, patience_s: float = -1) -> T:
     return results.pop()
 
 
-def tell(log: Callable[..., None], message: str, *values: Any) -> None:
-    """Write a line to the log from a thread that cannot be interrupted while it holds its lock.
+def tell(write: Callable[..., None], message: str, *values: Any) -> None:
+    """Log a message from a thread that cannot be interrupted while it holds the logger's lock.
 
     Args:
-        log: `logger.info`, `logger.warning`.
-        message: The line.
+        write: `logger.info`, `logger.warning`.
+        message: The message, with `%` for its values.
         values: What is filled in.
     """
     try:
-        aside(lambda _: log(message, *values), patience_s=TELL_S)
+        aside(lambda _: write(message, *values), patience_s=TELL_S)
     except TimeoutError:
-        return  # somebody else holds the log's lock: the line comes when it is free
+        return  # another thread holds the logger's lock: the message comes when it is free
 
 
 __all__ = ["Patience", "aside", "tell"]

@@ -9,8 +9,8 @@ class Backoff:
     """Waits that double up to a bound, half of each at random.
 
     The first wait is short: most breaks are a server that restarts or a connection that was moved.
-    The jitter keeps thousands of ranks, which all notice the same break, from coming back in one
-    instant.
+    The jitter keeps thousands of ranks, which all notice the same break, from coming back at the
+    same instant.
 
     Args:
         first_s: The bound of the first wait, in seconds.

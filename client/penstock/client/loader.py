@@ -31,36 +31,46 @@ class Loader:
     Nothing is contacted before it is needed: the first batch, `len`, or a call that says so.
 
     Args:
-        target: Where the node is: `host:port`, `dns:///name:port`, `unix:/path`, `local:FILE` (in
-            a process beside this one), `spawn:FILE` (a node of our own); or an open `Transport`.
-        job: The job's name.
-        group: The training run that reads, all its ranks; None = ephemeral: nothing is stored,
-            reading starts at step 0.
-        batches_per_step: G, the global batch in batches; default: the group's, else the job file's,
-            else the world size. The world size must divide it.
-        rank: The data-parallel rank; default: from `mesh`, torch.distributed, RANK, SLURM_PROCID.
-        world_size: How many data-parallel ranks; given together with `rank`.
-        mesh: A torch DeviceMesh; ranks that differ only in other dimensions than the data-parallel
-            ones (those that contain "dp" in their name) read the same.
-        ranks: All that is to be said of the rank, in place of the three above: `Ranks` takes the
-            names of the mesh's dimensions, too.
-        start: `"cursor"` (where the group stands), a step, or `"state"` (wait for load_state_dict).
-        mode: `"stream"`: iter() again goes on where it stood; once the end of a finite job was
-            reached, it reads the job again from step 0, or, with a group, raises `PastEnd`.
-            `"eval"`: every iter() is one whole pass from step 0; ephemeral.
-        device: Where tensors go, in one copy per batch; None = they stay on the host.
-        attempt: A token that all ranks of this start of the run share and no other start has;
-            default: drawn and shared by torch.distributed, or made of the launcher's variables.
-        prefetch: How many batches may be ready beyond the one in use. Default: 4, and of small ones
-            as many as 8 MiB hold, up to 64. More helps where batches take unlike times to make; it
-            costs memory, that many batches, up to `Limits.prefetch_bytes`. 1 holds the least.
-        limits: How much memory batches may take, see `Limits`; the default suits most runs.
-        deadline_s: How long to wait for a batch, or for a server, before an error says why.
-        tail: The last step of a finite job: `"pad"` fills it with blanked batches, `"drop"` leaves
-            a step that is not full out.
-        meta: Put `penstock_position` (int64, no dimensions) among the values.
+        target: Where the node is: `host:port`, `dns:///name:port`, `unix:/path`; `local:FILE`
+            computes in a process beside this one; `spawn:FILE?workers=4` starts a node on this
+            machine, with the settings `workers`, `store` and `metrics` if given, and ends it with
+            its last reader; or an open `Transport`.
+        job: The job's name in the job file.
+        group: The name of the training run, the same on all its ranks: its cursor is kept in the
+            node's store. `None` stores nothing and begins at step 0.
+        batches_per_step: G, the global batch in batches, over all ranks and micro batches; the
+            world size must divide it. `None` takes the group's, else the job file's, else the world
+            size.
+        rank: The data-parallel rank. `None` looks at `mesh`, then torch.distributed, then `RANK`,
+            then SLURM's variables; what was found is logged once.
+        world_size: How many data-parallel ranks there are; given together with `rank`.
+        mesh: A torch `DeviceMesh`: ranks that differ only in other dimensions than the
+            data-parallel ones (those with `dp` in their name) read the same batches.
+        ranks: In place of the three above, a `Ranks`, which also takes the names of the mesh's
+            dimensions.
+        start: `"cursor"` begins where the group stands. A step begins there, as a new generation of
+            the group. `"state"` refuses to read until `load_state_dict` or `seek` says where.
+        mode: `"stream"`: `iter()` again goes on where the last one stood; after the end of a finite
+            job it reads the job again from step 0 or, with a group, raises `PastEnd`. `"eval"`:
+            every `iter()` is one whole pass from step 0, and nothing is stored.
+        device: Where tensors go, in one copy per batch: `"cuda"`, or a device; to CUDA through
+            pinned memory, while the loop works on the batch before. `None` leaves them on the host.
+        attempt: A token that all ranks of one start of the run share, and no other start has.
+            `None` makes it from torch.distributed or the launcher's variables.
+        prefetch: How many batches may be ready beyond the one in use. A larger number bridges
+            longer pauses of the node, and takes memory for that many batches, here and in the node,
+            up to `Limits.prefetch_bytes`. `None`: 4, and of small ones as many as 8 MiB hold, up to
+            64. 1 holds the least.
+        limits: How much memory batches may take, a `Limits`; the default suits most runs.
+        deadline_s: Seconds to wait for a batch, or for a node, before an error says why. More sit
+            out a longer absence of the node. Stay below the timeout of your collectives (600 for
+            NCCL), so that the reason comes before their abort.
+        tail: What becomes of the last step of a finite job where it is not full: `"pad"` fills it
+            with blanked batches whose counts are 0, `"drop"` leaves it out.
+        meta: Put `penstock_position` (int64, no dimensions) among the values, for frameworks that
+            rebuild the dict.
         max_steps: With `mode="eval"`: a pass ends after this many steps.
-        as_numpy: True = NumPy arrays, False = tensors; default: tensors where torch is installed.
+        as_numpy: `True`: NumPy arrays. `False`: tensors. `None`: tensors where torch is installed.
 
     Raises:
         InvalidRequest: Arguments that cannot be, or do not go together.
@@ -113,7 +123,7 @@ class Loader:
         self._reader = Reader(options, resources)
         self._opener = self._reader.opener
         if options.ranks.is_given:
-            _ = self._opener.place  # a mistake in them is best told here
+            _ = self._opener.world_rank  # a mistake in them is best told here
 
     # --- reading ---
 
@@ -145,24 +155,23 @@ class Loader:
         return self._reader.at.last
 
     def __len__(self) -> int:
-        """Return how many batches this rank reads of the whole job; asks the server once.
+        """Return how many batches this rank reads of the whole job; asks the server until it knows.
 
         Raises:
             TypeError: The job is endless, or it is not known yet where it ends.
         """
         self._reader.check()
-        info = self._opener.info
-        if not info.HasField("batches") and self._options.max_steps is None:
-            why = "has a length that is not known yet" if info.finite else "is endless"
+        steps = self._reader.count_steps()
+        if steps is None:
+            is_finite = self._opener.info.finite
+            why = "has a length that is not known yet" if is_finite else "is endless"
             raise TypeError(f"job {self.job!r} {why}, so its Loader has no len()")
-        steps = self._reader.steps
-        assert steps is not None
         return steps * self._reader.started().share.batches_per_rank
 
     @property
-    def place(self) -> WorldRank:
+    def world_rank(self) -> WorldRank:
         """Which data-parallel rank this is, of how many, and from where that is known."""
-        return self._reader.place
+        return self._reader.world_rank
 
     @property
     def batches_per_step(self) -> int:
@@ -287,7 +296,8 @@ class Loader:
             start = Start(position=position)
         else:
             assert step is not None
-            start = Start(step, State(self.job, info.log_id.hex(), info.store, self.group, 0, step))
+            timeline = ((0, info.log_id.hex()),)
+            start = Start(step, State(self.job, timeline, info.store, self.group, 0, step))
         before = self._reader.at
         self._reader.restart(start)
         try:
@@ -315,7 +325,7 @@ class Loader:
         consumed = (counted - share.positions(step).start) // share.world_size
         return State(
             job=self.job,
-            log_id=session.log_id.hex(),
+            timeline=tuple((step, log_id.hex()) for step, log_id in session.timeline),
             store=session.store,
             group=self.group,
             batches_per_step=share.batches_per_step,
@@ -328,15 +338,15 @@ class Loader:
         """Go to where `state_dict` was taken; with a group that is a new generation.
 
         Raises:
-            BadState: It is no state, of another job or step size, or from within a step at another
-                world size.
+            BadState: It is not a state, or is of another job or step size, or from within a step at
+                another world size.
             JobChanged: The job is another log now.
             OtherStore: It comes from another store than the server's, and start= names no step.
         """
         self._reader.check()
         self._refuse_eval("load_state_dict")
         found = State.from_dict(state)
-        found.check_loadable(self.job, self._options.batches_per_step, self.place.world_size)
+        found.check_loadable(self.job, self._options.batches_per_step, self.world_rank.world_size)
         info = self._opener.info
         found.check_log(info.log_id.hex())
         # `local:` opens its store with the first use of a group, and compares it then.

@@ -16,7 +16,7 @@ from penstock.wire.transport import Transport
 MAX_BODY_BYTES = 4 << 30
 
 PREFETCH_BYTES = 512 << 20
-"""Four batches of 128 MB; who asks for thousands of small ones gets them up to here."""
+"""Four batches of 128 MB; a larger `prefetch` of small batches stays below this, too."""
 
 
 def _check_count(name: str, value: Any) -> None:
@@ -37,14 +37,17 @@ class Limits:
     """How much memory a Loader may take for batches.
 
     Args:
-        prefetch_bytes: How many bytes the batches that are ready beyond the one in use may have.
-            The next one comes whatever its size, so the most that lies ready is this and one batch.
-            A larger value costs that much memory of the trainer's host, and lets a run with large
-            batches fetch more of them ahead. Leave it alone unless the training loop waits for data
-            while there is memory to spare.
-        max_body_bytes: A batch that announces more bytes is refused before memory is taken for it.
-            It guards against a node that is not the one that you meant; raise it for larger
+        prefetch_bytes: The most bytes of the batches that are ready beyond the one in use; the next
+            batch comes whatever its size, so at most this and one batch are held. Where batches are
+            large, fewer than `prefetch` are fetched ahead. Raise it if such a run waits for data
+            while the host has memory left.
+        max_body_bytes: The most bytes of one batch; a node that announces a larger one is refused
+            before memory is taken for it. It guards against a wrong node; raise it only for larger
             batches.
+        device_batches: How many batches may be on a CUDA device beyond the one in use; they are
+            copied there while the loop works. Each takes its bytes of the device's memory. 1 hides
+            the copy if batches come in time; the second bridges one that comes late. Take 1 if the
+            device has no memory to spare.
 
     Raises:
         InvalidRequest: A value is not a whole number of at least 1.
@@ -52,9 +55,10 @@ class Limits:
 
     prefetch_bytes: int = PREFETCH_BYTES
     max_body_bytes: int = MAX_BODY_BYTES
+    device_batches: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("prefetch_bytes", "max_body_bytes"):
+        for name in ("prefetch_bytes", "max_body_bytes", "device_batches"):
             _check_count(name, getattr(self, name))
 
 
@@ -154,7 +158,7 @@ def one_rank(rank: int | None, world_size: int | None, mesh: Any, ranks: Ranks |
         return Ranks(**given)
     twice = [f"{name}=" for name, value in given.items() if value is not None]
     if twice:
-        _refuse(f"{', '.join(twice)} beside ranks=: say it in Ranks(...) alone")
+        _refuse(f"{', '.join(twice)} beside ranks=: pass it in Ranks(...) instead")
     return ranks
 
 

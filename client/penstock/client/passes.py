@@ -1,7 +1,7 @@
-"""The iterators of a Loader. They are objects, and no generators.
+"""The iterators of a Loader. They are objects, not generators.
 
-A generator that an exception has left says that it is at its end, which a loop would take for the
-end of the data.
+A generator that has raised an exception is exhausted, which a loop would take for the end of the
+data.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Batches:
-    """Iterates a Loader, or one step of it. It may be asked again after any exception.
+    """Iterates a Loader, or one step of it. It can be used again after any exception.
 
     Attributes:
-        reader: What it reads with.
+        reader: The Loader's reader.
         index: The step; None = all.
     """
 
@@ -58,7 +58,7 @@ class Batches:
 
 
 class Steps:
-    """Iterates a Loader's steps. It may be asked again after any exception."""
+    """Iterates a Loader's steps. It can be used again after any exception."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -75,7 +75,7 @@ class Steps:
         if not self._is_begun:
             reader.begin_pass()
             self._is_begun = True
-        # If the loop's body has moved to another place there is nothing to skip.
+        # If the loop's body has moved the Loader there is nothing to skip.
         if self._given is not None and reader.at.session is self._given[0]:
             reader.skip_rest(self._given[1])
         step = reader.next_step()

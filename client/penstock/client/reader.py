@@ -1,10 +1,11 @@
-"""What a Loader reads with: where it stands, where a pass begins and ends, what is given next."""
+"""What a Loader reads with: its position, where a pass begins and ends, and the next batch."""
 
 from __future__ import annotations
 
 import logging
 import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from penstock.client.aside import aside, tell
@@ -12,10 +13,11 @@ from penstock.client.frameworks.notice import reader_ahead
 from penstock.client.options import Options
 from penstock.client.passes import Batches
 from penstock.client.reading.buffers import BufferPool
+from penstock.client.reading.decoders import make_decoder, needs_torch
 from penstock.client.reading.feed import Feed
 from penstock.client.reading.route import Node
 from penstock.client.reading.slots import Delivery
-from penstock.client.reading.values import Decoder, make_decoder, needs_torch
+from penstock.client.reading.values import Decoder
 from penstock.client.run.opener import Opener
 from penstock.client.run.ranks import WorldRank, mesh_dimensions
 from penstock.client.run.resources import Resources
@@ -56,7 +58,7 @@ class Reader:
         self._pool = BufferPool(
             (options.prefetch or LEAST_AHEAD) + 2, options.limits.prefetch_bytes
         )
-        self._holds_ahead: str | None = None  # what to say of a framework that never marks
+        self._holds_ahead: str | None = None  # the warning about a framework that never marks
         # At interpreter exit `resources` closes what is open.
         self._finalizer = weakref.finalize(self, resources.close, waits=False)
         self._finalizer.atexit = False
@@ -65,7 +67,8 @@ class Reader:
         """Refuse to be used after `close`, and in another process.
 
         Raises:
-            ForkedLoader, InvalidRequest: As said.
+            ForkedLoader: This is another process.
+            InvalidRequest: It was closed.
         """
         self._resources.guard.check()
         if self._closed:
@@ -81,7 +84,7 @@ class Reader:
     # --- where it stands ---
 
     def started(self) -> Session:
-        """Return the session; settle rank, step size and position if that is still to be done.
+        """Return the session; find out rank, step size and position first if necessary.
 
         Raises:
             NotStarted: start="state", and no state was loaded.
@@ -104,8 +107,18 @@ class Reader:
 
     @property
     def steps(self) -> int | None:
-        """How many steps a whole pass has; None = endless."""
-        steps, most = self.started().steps, self._options.max_steps
+        """How many steps a whole pass has; None = endless, or not known as reading began."""
+        return self._cut(self.started())
+
+    def count_steps(self) -> int | None:
+        """Return how many steps a whole pass has; None = endless, or the node does not know yet."""
+        session = self.started()
+        if session.batches is None and self._options.max_steps is None:
+            session = replace(session, batches=self.opener.batches())
+        return self._cut(session)
+
+    def _cut(self, session: Session) -> int | None:
+        steps, most = session.steps, self._options.max_steps
         if steps is None or most is None:
             return most if steps is None else steps
         return min(steps, most)
@@ -117,9 +130,9 @@ class Reader:
         return at.next if at.marked is None else share.nth_after(at.marked, 1)
 
     def restart(self, start: Start) -> None:
-        """Forget where reading stood: the next batch begins at `start`."""
+        """Forget the position: the next batch is that of `start`."""
         at = self.at
-        # A call that was broken off and is made again is the same move, to the same place.
+        # A call that was interrupted and is made again is the same move, to the same position.
         moves = at.moves + (at.session is not None or (at.is_opening and at.start != start))
         self.at = self._parted(at)._replace(
             start=start, moves=moves, session=None, is_opening=False
@@ -127,7 +140,7 @@ class Reader:
         self._resources.close_feeds()
 
     def go_back(self, before: Standing) -> None:
-        """Stand again where it stood before `restart`: the move was refused."""
+        """Return to the position before `restart`: the move was refused."""
         self.at = self._parted(before)
 
     def _parted(self, at: Standing) -> Standing:
@@ -147,7 +160,7 @@ class Reader:
     # --- a pass ---
 
     def begin_pass(self) -> None:
-        """Settle where a new iteration begins.
+        """Decide where a new iteration begins.
 
         Raises:
             InvalidRequest: A pass of `mode="eval"` would be endless.
@@ -162,7 +175,7 @@ class Reader:
                 )
             self._rewind()
         elif (counted := self.counted) != self.at.next:
-            # A framework has dropped what it held ahead, untrained: it is read again.
+            # A framework has dropped a batch that it fetched ahead: it is read again.
             at = self.at
             self.at = self._parted(at)._replace(next=counted, marked=at.marked)
             self._resources.close_feeds()
@@ -206,16 +219,21 @@ class Reader:
     def _feed(self) -> Feed:
         options = self._options
         if self._decoder is None:
-            # A mistake is told before anything is asked.
+            # A mistake is reported before the node is called.
             needs_torch(options.device, options.as_numpy)
         feed = self.at.feed
         if feed is None:
             feed = self._open_feed()
         if self._decoder is None:
-            # The first batches come while torch is imported. Aside, since an import that is broken
-            # off can leave locks behind, too.
+            # The first batches come while torch is imported. In `aside`, since an interrupted
+            # import can leave locks locked, too.
             feed.start()
-            self._decoder = aside(lambda _: make_decoder(options.device, options.as_numpy))
+            decoder = aside(lambda _: make_decoder(options.device, options.as_numpy))
+            decoder.settle()
+            self._pool.use(decoder.memory)
+            self._decoder = decoder
+        if feed.ahead is None and self._decoder.is_ahead:
+            feed.decode_ahead(self._decoder, options.limits.device_batches)
         return feed
 
     def _open_feed(self) -> Feed:
@@ -234,7 +252,7 @@ class Reader:
         )
         self._resources.feeds.add(feed)
         self.at = at._replace(feed=feed)
-        self._resources.close_feeds(but=feed)  # those of calls that were broken off
+        self._resources.close_feeds(but=feed)  # those of calls that were interrupted
         return feed
 
     def _take(self, position: int) -> Delivery | None:
@@ -244,8 +262,24 @@ class Reader:
         waited = feed.wait_s
         delivery = feed.take(position, self._options.deadline_s)
         if feed.wait_s > waited:
-            self._waits.add(feed.wait_s - waited)
+            self._note_wait(feed.wait_s - waited)
         return delivery
+
+    def _decode(self, delivery: Delivery) -> dict[str, Any]:
+        """Return the values of a batch, which may have been decoded ahead."""
+        feed, decoder = self.at.feed, self._decoder
+        assert feed is not None
+        assert decoder is not None
+        if feed.ahead is None:
+            return decoder.finish(decoder.begin(delivery.header, delivery.lease))
+        waited = feed.wait_s
+        values = feed.ahead.take(delivery, self._options.deadline_s)
+        if feed.wait_s > waited:
+            self._note_wait(feed.wait_s - waited)
+        return values
+
+    def _note_wait(self, seconds: float) -> None:
+        self._waits.add(seconds, is_first=not self.at.tally.batches)
 
     def _peek(self) -> Delivery | None:
         """Return the batch that is given next, None past the end."""
@@ -269,12 +303,11 @@ class Reader:
         delivery = self._peek()
         if delivery is None:
             return None
-        assert self._decoder is not None
         at = self.at
-        values = self._decoder(delivery.header, delivery.lease)
-        self._pool.use(self._decoder.memory)  # after a first copy: see `PinnedMemory`
+        values = self._decode(delivery)
         info = self._describe(delivery)
         if self._options.meta:
+            assert self._decoder is not None
             values["penstock_position"] = self._decoder.position(info.position)
         self._counts_of(info.step)[info.position] = info.counts
         assert at.session is not None
@@ -332,17 +365,17 @@ class Reader:
         if skipped := self.at.tally.skipped_batches - before:
             tell(
                 logger.warning,
-                "job %r: the training loop left %d batches of step %d untaken: skipped",
+                "job %r: the training loop did not take %d batches of step %d: skipped",
                 session.job,
                 skipped,
                 index,
             )
 
     @property
-    def place(self) -> WorldRank:
+    def world_rank(self) -> WorldRank:
         """Which data-parallel rank this is, of how many."""
         self.check()
-        return self.opener.place
+        return self.opener.world_rank
 
     def batches_of(self, index: int) -> Iterator[Batch]:
         """Return the batches of step `index` that are still to be given."""
@@ -379,7 +412,7 @@ class Reader:
     # --- looking ---
 
     def notice_ahead(self) -> None:
-        """Say once that a state counts a batch which a framework holds and has not trained on."""
+        """Warn once that a state counts a batch which a framework holds and has not trained on."""
         sentence = self._holds_ahead
         if sentence is not None and self.at.marked is None:
             self._holds_ahead = None

@@ -13,20 +13,20 @@ from penstock.client.steps import BatchInfo
 class Standing(NamedTuple):
     """Where a Loader stands. It is replaced as a whole, by one assignment, never changed.
 
-    So whatever is broken off, by a signal handler that raises, has happened or has not.
+    So a change that a signal handler interrupts has either happened or not.
 
     Attributes:
-        start: Where the session is to begin; None = a state is waited for.
-        moves: How often it went elsewhere.
-        session: What was settled; None = nothing yet.
-        is_opening: It was tried to settle it.
-        feed: What delivers, from a position at or below `next` on; None = not open.
+        start: Where the session is to begin; None = a state must be loaded first.
+        moves: How many times it was moved, by `seek` or a state.
+        session: What is known since reading began; None = it has not begun.
+        is_opening: Opening the session was tried.
+        feed: Delivers batches from a position at or below `next` on; None = not open.
         next: The own position that is given next.
         marked: The own position that `mark` has named last.
         pass_first: The own position that the last iter() began with.
-        is_over: The end was reached, and told.
-        last: What was given last.
-        tally: What was given.
+        is_over: The end was reached, and the caller knows.
+        last: The last batch.
+        tally: Counts of what was given.
     """
 
     start: Start | None

@@ -1,4 +1,4 @@
-"""What a Loader did, in numbers: the share of time that training waited for data above all."""
+"""What a Loader did, in numbers: above all the share of time that training waited for data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Tally(NamedTuple):
     Attributes:
         batches: How many batches were given.
         padding_batches: How many of them were padding.
-        skipped_batches: How many the training loop left untaken in steps.
+        skipped_batches: How many batches of steps the training loop did not take.
         bytes: The bytes of their bodies.
         tokens: The sum of their counts `tokens`.
         reconnects: How often a stream that is over now was opened again.
@@ -48,13 +48,13 @@ class Waits:
     """How long the training loop waited. The time before its first batch is not part of it."""
 
     def __init__(self) -> None:
-        self.first_batch_s: float | None = None
+        self.first_batch_s = 0.0
         self.wait_s = 0.0
 
-    def add(self, seconds: float) -> None:
-        """Count time that the training loop spent waiting."""
-        if self.first_batch_s is None:
-            self.first_batch_s = seconds
+    def add(self, seconds: float, *, is_first: bool) -> None:
+        """Count time that the training loop spent waiting, for its first batch or a later one."""
+        if is_first:
+            self.first_batch_s += seconds
         else:
             self.wait_s += seconds
 
@@ -74,7 +74,7 @@ def report(tally: Tally, waits: Waits) -> dict[str, Any]:
         "bytes": tally.bytes,
         "tokens": tally.tokens,
         "reconnects": tally.reconnects,
-        "first_batch_s": waits.first_batch_s or 0.0,
+        "first_batch_s": waits.first_batch_s,
         "wait_s": waits.wait_s,
         "wait_share": min(1.0, rate(waits.wait_s)),
         "batches_per_s": rate(later),

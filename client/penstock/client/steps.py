@@ -1,4 +1,4 @@
-"""What the training loop gets: batches that know where they stand, steps that know their totals."""
+"""What the training loop gets: batches with their position, steps with their totals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.wire.v1 import feed_pb2
 
 @dataclass(frozen=True)
 class BatchInfo:
-    """Where a batch stands and what it counts.
+    """The position of a batch and its counts.
 
     Attributes:
         position: Its number in the whole job.
@@ -23,14 +23,17 @@ class BatchInfo:
         lane: Its lane.
         offset: How many batches of the lane come before it.
         micro: Which of this rank's micro batches of the step it is, from 0.
-        is_last_of_step: It is this rank's last of the step: time for the optimizer.
-        epoch: How often every item of the job had been drawn when the earliest of this batch was.
-            In an endless job it grows; a finite one of `epochs: n` has 0 to n - 1 in each pass.
+        is_last_of_step: Whether it is this rank's last batch of the step, after which the optimizer
+            steps.
+        epoch: The epoch of its earliest item: how many times every item of the job had been drawn
+            before. It grows in an endless job; a finite job of `epochs: n` has 0 to n - 1 in each
+            pass.
         counts: Integers that travel with it: tokens, loss_tokens, samples, ...
-        is_padding: A blanked copy that fills the last step of a finite pass: weight 0.
+        is_padding: Whether it is padding, which must not train: a blanked copy that fills the last
+            step of a finite pass, or a batch whose items are all in quarantine. All counts are 0.
         nbytes: The length of its body in bytes.
         header: The message that came over the wire.
-        body: uint8 (nbytes,), the bytes that its tensors on the host view.
+        body: uint8 (nbytes,), the bytes that its tensors on the host are views of.
     """
 
     position: int
@@ -48,7 +51,7 @@ class BatchInfo:
 
     @property
     def samples(self) -> list[tuple[str, int, int]]:
-        """Which items it was made of, in order: (source, index, epoch) each."""
+        """The items that it was made of, in order: (source, index, epoch) each."""
         return [(ref.source, ref.index, ref.epoch) for ref in self.header.samples]
 
 
@@ -85,7 +88,7 @@ class StepSource(Protocol):
     """What a Step needs of its Loader."""
 
     @property
-    def place(self) -> WorldRank:
+    def world_rank(self) -> WorldRank:
         """Which data-parallel rank this is, of how many."""
         ...
 
@@ -132,7 +135,7 @@ class Step:
         return f"Step(index={self.index}, batches={self._remaining})"
 
     def __len__(self) -> int:
-        """Return how many micro batches this rank gets of it, from where the Loader stood."""
+        """Return how many of its micro batches this rank gets, from the Loader's position on."""
         return self._remaining
 
     def __iter__(self) -> Iterator[Batch]:
@@ -140,7 +143,7 @@ class Step:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What this rank's micro batches of the step count together; waits until they are here.
+        """The summed counts of this rank's micro batches of the step; waits for them.
 
         Raises:
             BadState: Reading began within this step, so its first batches are not here.
@@ -159,13 +162,14 @@ class Step:
         return sums
 
     def total(self, key: str, process_group: Any = None) -> int:
-        """Return one count over all ranks and micro batches of the step.
+        """Return the sum of a count over all ranks and micro batches of the step.
 
-        A collective where there are several ranks: every rank calls it, in the same order. It waits
-        until this rank's batches of the step are here, so it may stand before the first backward.
+        With several ranks it is a collective: every rank calls it, in the same order. It waits
+        until this rank's batches of the step have arrived, so it can be called before the first
+        backward.
 
         Args:
-            key: A name in `counts`; where no batch has it the total is 0.
+            key: A name in `counts`; if no batch has it the total is 0.
             process_group: The data-parallel ranks; default: the mesh's, else all processes.
 
         Raises:
@@ -177,7 +181,7 @@ class Step:
         return self._totals[key]
 
     def _reduce(self, value: int, process_group: Any) -> int:
-        world_size = self._source.place.world_size
+        world_size = self._source.world_rank.world_size
         if world_size == 1:
             return value
         dist = torch_distributed()

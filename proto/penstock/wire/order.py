@@ -9,7 +9,7 @@ up. A **step** is `batches_per_step` (G) consecutive positions; rank r of W take
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,8 +19,8 @@ from penstock.wire.errors import InvalidRequest, PastEnd, RankOutOfRange, Uneven
 MAX_POSITION = (1 << 63) - 1
 
 
-class Address(NamedTuple):
-    """Where a batch stands in its job's log."""
+class LaneOffset(NamedTuple):
+    """Where a batch is in its job's log."""
 
     lane: int
     offset: int
@@ -32,41 +32,45 @@ class Order:
 
     Args:
         lanes: How many lanes the log has, at least 1.
-        ends: For a finite log, how many batches each lane holds; None = endless.
+        ends: For a finite log, how many batches each lane holds, None where that is not known yet:
+            such a lane counts as one without an end, see `penstock.wire.numbering`. None in place
+            of all of them = endless.
     """
 
     lanes: int
-    ends: tuple[int, ...] | None = None
+    ends: tuple[int | None, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.lanes < 1:
             raise InvalidRequest(
                 f"a log has at least 1 lane, not {self.lanes}", field="lanes", value=self.lanes
             )
-        if self.ends is None:
-            return
-        if len(self.ends) != self.lanes or min(self.ends) < 0:
+        ends = self.ends if self.ends is not None else (None,) * self.lanes
+        lengths = sorted(end for end in ends if end is not None)
+        if len(ends) != self.lanes or (lengths and lengths[0] < 0):
             raise InvalidRequest(
                 f"{self.lanes} lanes need {self.lanes} lengths of at least 0, not {self.ends}",
                 field="lanes",
                 value=self.lanes,
             )
         # Lanes by length: below the k-th distinct length every longer lane has a batch in each row.
-        lengths = sorted(self.ends)
-        rows, below, start, seen = [0], [0], 0, 0
+        rows, below, widths, start, seen = [0], [0], [self.lanes], 0, 0
         for index, length in enumerate(lengths):
             if length > seen:
                 start += (length - seen) * (self.lanes - index)
                 rows.append(length)
                 below.append(start)
+                widths.append(0)
                 seen = length
-        object.__setattr__(self, "_rows", rows)  # first row of each stretch of equal width
-        object.__setattr__(self, "_below", below)  # positions before that row
+            widths[-1] = self.lanes - index - 1
+        stretches = _Stretches(rows, below, widths)
+        object.__setattr__(self, "_stretches", stretches)
+        object.__setattr__(self, "_batches", start if len(lengths) == self.lanes else None)
 
     @property
     def batches(self) -> int | None:
-        """T, the number of batches in the log; None where it is endless."""
-        return None if self.ends is None else sum(self.ends)
+        """T, the number of batches in the log; None where it is endless, or not known yet."""
+        return self._batches  # type: ignore[attr-defined, no-any-return]
 
     def position(self, lane: int, offset: int) -> int:
         """Return the number of the batch at `offset` of `lane`.
@@ -77,22 +81,25 @@ class Order:
         """
         if not 0 <= lane < self.lanes or offset < 0:
             raise InvalidRequest(
-                f"lane {lane}, offset {offset} is not an address in a log of {self.lanes} lanes",
+                f"lane {lane}, offset {offset} is not in a log of {self.lanes} lanes",
                 field="lane, offset",
                 value=[lane, offset],
             )
         if self.ends is None:
             return offset * self.lanes + lane
-        if offset >= self.ends[lane]:
+        end = self.ends[lane]
+        if end is not None and offset >= end:
             raise PastEnd(
-                f"lane {lane} holds {self.ends[lane]} batches, so it has no offset {offset}",
+                f"lane {lane} holds {end} batches, so it has no offset {offset}",
                 lane=lane,
                 offset=offset,
-                batches=self.ends[lane],
+                batches=end,
             )
-        return self._row_start(offset) + sum(1 for other in self.ends[:lane] if other > offset)
+        found = self._stretch(offset)
+        before = found.below + (offset - found.row) * found.width
+        return before + bisect_left(self._lanes_of(found), lane)
 
-    def address(self, position: int) -> Address:
+    def lane_offset(self, position: int) -> LaneOffset:
         """Return the lane and offset of the batch at `position`.
 
         Raises:
@@ -106,31 +113,68 @@ class Order:
                 value=position,
             )
         if self.ends is None:
-            return Address(position % self.lanes, position // self.lanes)
-        total = sum(self.ends)
-        if position >= total:
-            raise PastEnd(
-                f"position {position} lies past the end: the log holds {total} batches"
-                + (f", the last at position {total - 1}" if total else ""),
-                position=position,
-                batches=total,
-            )
-        rows: list[int] = self._rows  # type: ignore[attr-defined]
-        below: list[int] = self._below  # type: ignore[attr-defined]
-        stretch = bisect_right(below, position) - 1
-        width = sum(1 for end in self.ends if end > rows[stretch])
-        row, column = divmod(position - below[stretch], width)
-        offset = rows[stretch] + row
-        lane = [lane for lane, end in enumerate(self.ends) if end > offset][column]
-        return Address(lane, offset)
+            return LaneOffset(position % self.lanes, position // self.lanes)
+        total = self.batches
+        if total is not None and position >= total:
+            raise past_end(position, total)
+        stretches: _Stretches = self._stretches  # type: ignore[attr-defined]
+        found = stretches.at(bisect_right(stretches.below, position) - 1)
+        row, column = divmod(position - found.below, found.width)
+        return LaneOffset(self._lanes_of(found)[column], found.row + row)
 
-    def _row_start(self, offset: int) -> int:
-        rows: list[int] = self._rows  # type: ignore[attr-defined]
-        below: list[int] = self._below  # type: ignore[attr-defined]
-        assert self.ends is not None
-        stretch = bisect_right(rows, offset) - 1
-        width = sum(1 for end in self.ends if end > rows[stretch])
-        return below[stretch] + (offset - rows[stretch]) * width
+    def _stretch(self, offset: int) -> _Stretch:
+        stretches: _Stretches = self._stretches  # type: ignore[attr-defined]
+        return stretches.at(bisect_right(stretches.rows, offset) - 1)
+
+    def _lanes_of(self, stretch: _Stretch) -> Sequence[int]:
+        """Return the lanes that have a batch in each row of a stretch, ascending."""
+        if stretch.width == self.lanes:
+            return range(self.lanes)
+        stretches: _Stretches = self._stretches  # type: ignore[attr-defined]
+        if stretches.last is None or stretches.last[0] != stretch.row:
+            assert self.ends is not None
+            lanes = [n for n, end in enumerate(self.ends) if end is None or end > stretch.row]
+            stretches.last = (stretch.row, lanes)
+        return stretches.last[1]
+
+
+class _Stretch(NamedTuple):
+    """Rows of one width: the first of them, the positions before it, and how many lanes it has."""
+
+    row: int
+    below: int
+    width: int
+
+
+@dataclass
+class _Stretches:
+    """The rows of a log by their width.
+
+    Attributes:
+        rows: The first row of each stretch.
+        below: The positions before it.
+        widths: How many lanes have a batch in each of its rows.
+        last: The first row of the stretch that was looked at last, and its lanes.
+    """
+
+    rows: list[int]
+    below: list[int]
+    widths: list[int]
+    last: tuple[int, list[int]] | None = None
+
+    def at(self, index: int) -> _Stretch:
+        """Return a stretch by its number."""
+        return _Stretch(self.rows[index], self.below[index], self.widths[index])
+
+
+def past_end(position: int, batches: int) -> PastEnd:
+    """Return the error for a position that a log of so many batches does not hold."""
+    return PastEnd(
+        f"position {position} lies past the end: the log holds {batches} batches"
+        + (f", the last at position {batches - 1}" if batches else ""),
+        position=position,
+        batches=batches,
+    )
 
 
 @dataclass(frozen=True)
@@ -230,6 +274,23 @@ def divisors(number: int) -> list[int]:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """How a reader has a finite log cut into steps, wherever that ends.
+
+    Args:
+        batches_per_step: G.
+        pad: Fill the last step with blanked batches; else leave a step that is not full out.
+    """
+
+    batches_per_step: int
+    pad: bool = True
+
+    def tail(self, batches: int) -> Tail:
+        """Return the steps of a log of so many batches."""
+        return Tail(batches, self.batches_per_step, self.pad)
+
+
+@dataclass(frozen=True)
 class Tail:
     """How a finite log of T batches is cut into steps of G.
 
@@ -272,15 +333,15 @@ class Tail:
         return self.batches - 1 - k % min(self.batches, self.batches_per_step)
 
 
-def position_list(order: Order, limit: int) -> Sequence[Address]:
-    """Return the addresses of the first `limit` positions by walking rows: the definition."""
-    found: list[Address] = []
+def position_list(order: Order, limit: int) -> Sequence[LaneOffset]:
+    """Return lane and offset of the first `limit` positions by walking rows: the definition."""
+    found: list[LaneOffset] = []
     offset = 0
     while len(found) < limit:
         row = [
-            Address(lane, offset)
+            LaneOffset(lane, offset)
             for lane in range(order.lanes)
-            if order.ends is None or offset < order.ends[lane]
+            if order.ends is None or (end := order.ends[lane]) is None or offset < end
         ]
         if not row:
             break
@@ -291,11 +352,13 @@ def position_list(order: Order, limit: int) -> Sequence[Address]:
 
 __all__ = [
     "MAX_POSITION",
-    "Address",
+    "Cut",
+    "LaneOffset",
     "Order",
     "Share",
     "Tail",
     "check_divides",
     "divisors",
+    "past_end",
     "position_list",
 ]

@@ -24,7 +24,7 @@ from penstock.server.store.watch import StoreWatch
 from penstock.wire.errors import PenstockError
 from penstock.wire.malloc import keep_memory
 
-log = structlog.get_logger("penstock")
+logger = structlog.get_logger("penstock")
 
 
 def run(config: Config, *, exit_when_unused: str | None = None) -> int:
@@ -67,16 +67,17 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
     async with contextlib.AsyncExitStack() as stack:
         users: TextIO | None = None
         if exit_when_unused is not None:
-            # Opened first, so closed last: whoever waits for this lock finds the store free.
+            # Opened first, so closed last: a process that waits for this lock finds the store free.
             users = stack.enter_context(open(exit_when_unused, "w"))  # noqa: ASYNC230, SIM115
         await store.open()
         stack.push_async_callback(ending.stage, "store", store.close)
         stack.push_async_callback(watch.close)
         if store.created:
             # A mistyped name looks like a fresh start: runs would begin at step 0 again.
-            log.info("created an empty store: no run has a cursor in it yet", store=store.created)
+            logger.info(
+                "created an empty store: no run has a cursor in it yet", store=store.created
+            )
         node = Node(
-            config.target,
             jobs,
             store,
             workers=settings.worker_count,
@@ -98,7 +99,7 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             ending.stage, "workers", lambda: node.close(ending.left_s(WORKERS_END_S, STORE_SHARE))
         )
         if not await _start(node, stop):
-            log.info("stopped before it was ready")
+            logger.info("stopped before it was ready")
             return 1 if failed.is_set() else 0
         service = Service(node, store, metrics)
         metrics.watch(service.status)
@@ -112,17 +113,17 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
             stack.push_async_callback(ending.stage, "metrics", http.stop)
         for name, job in jobs.items():
             for sentence in job.cautions():
-                log.warning(sentence, job=name)
+                logger.warning(sentence, job=name)
         address = await service.start(settings.listen, int(settings.socket_mode, 8))
         stack.push_async_callback(
             ending.stage, "port", lambda: service.stop(ending.left_s(PORT_END_S, WORKERS_SHARE))
         )
         _warn_if_open(address)
-        log.info(
+        logger.info(
             "ready",
             address=address,
             metrics=http_address,
-            store=store.place,
+            store=store.where,
             workers=settings.worker_count,
             jobs={name: job.log_id.hex()[:12] for name, job in jobs.items()},
             version=VERSION,
@@ -134,13 +135,13 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
         grace_s = settings.drain_seconds
         if users is not None and watching.done():
             grace_s = min(grace_s, UNUSED_GRACE_S)
-        log.info("draining", streams=len(service.streams), grace_s=grace_s)
+        logger.info("draining", streams=len(service.streams), grace_s=grace_s)
         metrics.draining.set(1)
         ending.begin(grace_s)
         await ending.stage("drain", lambda: _drain(node, service, ending.left_s(), at_once))
         if at_once.is_set():
             ending.hurry()
-    log.info("stopped", took_s=ending.took_s(), stages_s=ending.stages_s)
+    logger.info("stopped", took_s=ending.took_s(), stages_s=ending.stages_s)
     return 1 if failed.is_set() else 0
 
 
@@ -267,7 +268,7 @@ def _warn_if_open(address: str) -> None:
         if ipaddress.ip_address(host).is_loopback:
             return
     if host != "localhost":
-        log.warning(
+        logger.warning(
             "listening beyond this machine without TLS and without a token: whoever reaches the "
             "port can read every job and move every cursor; keep it inside a trusted network",
             address=address,

@@ -39,7 +39,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from penstock.server.commands.report import report
     from penstock.server.commands.say import say
     from penstock.server.core.contained import escaped
-    from penstock.server.core.frames import error_line, user_place, user_traceback
+    from penstock.server.core.frames import error_line, user_line, user_traceback
     from penstock.wire.errors import InvalidJob, PenstockError
 
     try:
@@ -61,11 +61,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 130
     except SystemExit as error:
         # No command ends so: it is code that a job names, and its status may be 0.
-        place = user_place(error)
+        line = user_line(error)
         report(
             InvalidJob(
                 f"code that a job names raised {error_line(escaped(error))}"
-                + (f" ({place})" if place else ""),
+                + (f" ({line})" if line else ""),
                 traceback=user_traceback(error),
             )
         )

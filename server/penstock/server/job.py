@@ -24,8 +24,9 @@ from penstock.server.roles.batchers import SimpleBatcher
 from penstock.server.roles.collators import DefaultBatchCollator
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.processors import IdentityProcessor
-from penstock.wire.errors import Counting, InvalidJob, PenstockError, UnknownJob
-from penstock.wire.order import Order
+from penstock.wire.errors import Counting, InvalidJob, UnknownJob
+from penstock.wire.numbering import Located, Numbering
+from penstock.wire.order import Cut, Order
 
 ORDER_FORMAT = 1
 """Version of all in penstock that decides bytes beside the roles: draws, planner, layout."""
@@ -65,22 +66,44 @@ class Job:
         source: Where raw items come from; or a mapping of names to several sources, in whose order
             a distributor may draw.
         distributor: Decides the draws; default `MapDistributor()`.
-        processor: Raw item to samples; default `IdentityProcessor()`.
-        batcher: Samples to rows. This or `batch_size`.
-        collator: Rows to values; default `DefaultBatchCollator()`.
-        batch_size: Sugar for `SimpleBatcher(batch_size)`.
-        seed: Decides everything random.
-        lanes: Independent sequences of batches; part of the log's identity.
-        epochs: How often each item is drawn; None = endlessly.
-        batches_per_step: Default for groups; decides no bytes.
-        on_item_error: `stop` or `quarantine`; decides no bytes by itself, verdicts do.
-        max_quarantined: How many items may be left out, over all lanes, stages and restarts.
-        max_replay: Batches that may be planned again to reach a far position.
-        snapshot_every: Offsets between snapshots of a lane.
+        processor: Turns a raw item into samples; default `IdentityProcessor()`.
+        batcher: Puts samples into rows and batches. This or `batch_size` is required.
+        collator: Turns rows into named values; default `DefaultBatchCollator()`.
+        batch_size: How many samples a batch has; stands for a `simple` batcher of this size.
+        seed: Decides everything random: the order of the items, and what roles draw. Another seed
+            is another log.
+        lanes: Into how many independent sequences of batches the job is split. Packed batches of a
+            lane are planned in order by one worker at a time, so have at least as many lanes as
+            workers, over all nodes. More lanes cost memory and a longer start, since each fills a
+            pool of its own. They are part of the log id: a run that has begun keeps its number.
+        epochs: How often each item is drawn; left out, drawing goes on without end, as packers
+            need it. Where items give any number of samples, the batches are counted while the
+            first of them are read, and the length is known once that is done.
+        batches_per_step: The global batch, in batches over all ranks, for groups that do not say
+            their own; left out, it is the group's first world size. Every world size must divide
+            it, so choose a number with many divisors, such as 48, if that size may change. A group
+            keeps the number that it began with.
+        on_item_error: What happens when the same item fails twice: `stop` stops its lane with an
+            error that names it, until you have repaired the item or the role; `quarantine` leaves
+            it out by a verdict that every node obeys, so that a run goes on over a few broken
+            items.
+        max_quarantined: How many items verdicts may leave out, over all lanes, stages and restarts;
+            the next one that fails is an error. A larger number lets runs go on over worse data, a
+            smaller one stops them sooner where something is wrong with all of it.
+        max_replay: How many batches of a lane may be planned again, from the nearest snapshot, to
+            reach a position that a reader asks for; one that lies further is refused with
+            `position_far`. Planning a packed batch takes as long as processing its items, unless
+            the processor has a `size`: a larger number lets readers go further and wait longer.
+            Jobs with `batch_size` and a `one_to_one` processor reach every position at once.
+        snapshot_every: How many batches of a lane lie between two of its snapshots, and so about
+            how many of each lane are planned again after a crash. A smaller number makes that
+            faster, and costs writes: each snapshot takes at least 4 KiB of the store, which keeps
+            at most 512 for a lane.
         name: Its name; given by the job file's key.
 
     Attributes:
-        uncounted: What those who ask for `order` are told until its batches are counted.
+        definition: What other processes build it from, see `penstock.server.jobs.definition`;
+            empty = it was built by code that nobody named.
 
     Raises:
         InvalidJob: The plan does not hold together; says what to change.
@@ -142,16 +165,16 @@ class Job:
         self.batches_per_step = batches_per_step
         self.on_item_error, self.max_quarantined = on_item_error, max_quarantined
         self.max_replay, self.snapshot_every = max_replay, snapshot_every
-        self.uncounted: PenstockError | None = None
-        self._lane_ends: tuple[int, ...] | None = None
+        self.definition = b""
+        self._lane_ends: tuple[int | None, ...] | None = None
         self._check_names()
-        for source_name, one in self.sources.items():
-            if one.is_empty():
+        for source_name, opened in self.sources.items():
+            if opened.is_empty():
                 raise InvalidJob(
                     f"source {source_name!r} holds zero items: a job needs at least one",
                     key="source",
                 )
-            self._check_columns(one)
+            self._check_columns(opened)
         self.distributor.bind(self.sources, seed, epochs, lanes)
         reading = self.distributor.reading()
         if reading is not None and reading.blocks is not None:
@@ -230,33 +253,74 @@ class Job:
             return {}
         return sized if len(sized) == len(self.sources) else {}
 
-    @cached_property
+    @property
     def order(self) -> Order:
-        """Return the numbering of this job's batches.
+        """Return the order of this job's batches.
+
+        Raises:
+            InvalidJob, Counting: As `locate`.
+        """
+        return self._numbered.order
+
+    def locate(self, position: int, cut: Cut | None = None) -> Located:
+        """Return which batch stands at a position, where it is known where all lanes end.
+
+        A node learns that as it goes: see `penstock.server.node.books.Log.numbering`.
+
+        Args:
+            position: Its number.
+            cut: As for `Numbering.locate`.
+
+        Raises:
+            PastEnd: It lies past the end.
+            InvalidJob, Counting: The order is not known.
+        """
+        found = self._numbered.locate(position, cut)
+        assert found is not None
+        return found
+
+    @cached_property
+    def _numbered(self) -> Numbering:
+        """Return the numbering where nothing is left to be learned.
 
         Raises:
             InvalidJob: The job is finite, and nobody can know how many batches it has.
-            Counting: It is finite, and its batches are being counted: see `needs_counting`.
+            Counting: It is finite, and it is not known where all of its lanes end.
         """
         self.check_end()
+        numbering = self.numbering()
+        if not numbering.is_complete:
+            raise Counting(
+                f"the batches of job {self.name!r} are not counted yet: which items give a sample "
+                "is known after one pass over them",
+                job=self.name,
+            )
+        self.check_not_empty(numbering)
+        return numbering
+
+    def numbering(self) -> Numbering:
+        """Return what is known of this job's order before anything of it is planned.
+
+        By arithmetic, where that says it; else what was found out before, see `set_lane_ends`.
+        """
         if self.epochs is None:
-            return Order(self.lanes)
-        ends = self._lane_ends
-        if ends is None:
-            if self.needs_counting:
-                raise self.uncounted or Counting(
-                    f"the batches of job {self.name!r} are not counted yet: which items give a "
-                    "sample is known after one pass over them",
-                    job=self.name,
-                )
-            ends = tuple(self._batches(lane) or 0 for lane in range(self.lanes))
-        if sum(ends) == 0:
+            return Numbering(self.lanes)
+        if self.needs_counting:
+            return Numbering(self.lanes, self._lane_ends or (None,) * self.lanes)
+        return Numbering(self.lanes, [self._batches(lane) or 0 for lane in range(self.lanes)])
+
+    def check_not_empty(self, numbering: Numbering) -> None:
+        """Refuse a finite job without any batch.
+
+        Raises:
+            InvalidJob: With what to change.
+        """
+        if numbering.batches == 0:
             raise InvalidJob(
                 f"the job holds no batch at all: {self.items} items over {self.lanes} lanes fill "
                 "none; lower lanes or the batch size",
                 key="lanes",
             )
-        return Order(self.lanes, ends)
 
     def check_end(self) -> None:
         """Refuse a finite job whose number of batches can be known neither way.
@@ -287,20 +351,14 @@ class Job:
         """
         return self.epochs is not None and not self.processor.one_to_one
 
-    @property
-    def lane_ends(self) -> tuple[int, ...] | None:
-        """Return the counted batches of every lane; None where they were not counted."""
-        return self._lane_ends
+    def lane_end(self, lane: int) -> int | None:
+        """Return how many batches a lane was found to hold; None where that was not found out."""
+        return None if self._lane_ends is None else self._lane_ends[lane]
 
-    def set_lane_ends(self, ends: Sequence[int]) -> None:
-        """Take what counting has found: the batches of every lane."""
+    def set_lane_ends(self, ends: Sequence[int | None]) -> None:
+        """Take what was found out of the batches of every lane; None = nothing of that lane."""
         self._lane_ends = tuple(ends)
-        self.__dict__.pop("order", None)
-
-    def forget_lane_ends(self) -> None:
-        """Take back what counting has found: it was of no use."""
-        self._lane_ends = None
-        self.__dict__.pop("order", None)
+        self.__dict__.pop("_numbered", None)
 
     def _draws(self, lane: int) -> int | None:
         return self.distributor.draws(lane, self.lanes)

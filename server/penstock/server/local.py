@@ -57,7 +57,7 @@ from penstock.wire.frame import Reply, parse_replies
 if TYPE_CHECKING:
     from penstock.server.job import Job
     from penstock.server.node.page import Note
-    from penstock.server.rpc.opening import OpenedRead
+    from penstock.wire.order import Cut
 
 logger = logging.getLogger("penstock")
 
@@ -131,21 +131,19 @@ class LocalLoader:
         self._lines: dict[int, Line] = {}
         self._marks = marks or Marks()
 
-    def batch(self, position: int, opening: OpenedRead | None = None) -> Computed:
+    def batch(self, position: int, cut: Cut | None = None) -> Computed:
         """Return the batch at a position; going upwards is cheap, going back starts a lane again.
 
         Raises:
             PastEnd, PositionFar: There is no such position, or it is too far.
         """
-        tail = opening.tail if opening is not None else None
-        source = tail.blanked(position) if tail is not None else None
-        lane, offset = self.job.order.address(position if source is None else source)
+        lane, offset, _ = self.job.locate(position, cut)
         # Taken out: a lane whose batch fails is started again, its state may be half changed.
         line = self._lines.pop(lane, None)
         line = nearest_line(self.job, lane, offset, self._items, line, self._nearest)
         self._tell(line, offset)
         self._marks.asked = max(self._marks.asked, offset + 1)
-        computed = compute(self.job, position, tail, line)
+        computed = compute(self.job, position, cut, line)
         self._marks.made.add(lane, offset)
         self._marks.planned[lane] = max(self._marks.planned.get(lane, 0), offset + 1)
         self._lines[lane] = line
@@ -176,7 +174,7 @@ SEND = b"s"
 """From the caller: a further `ReadRequest`. The end of what it sends means that it has gone."""
 
 MESSAGE, SAID, FAILED, END = b"m", b"l", b"f", b"e"
-"""To the caller: a message, a line for its log, an error, and that no more comes."""
+"""To the caller: a message, a line for it to log, an error, and that no more comes."""
 
 
 def pack_frame(kind: bytes, data: bytes = b"") -> bytes:
@@ -185,7 +183,7 @@ def pack_frame(kind: bytes, data: bytes = b"") -> bytes:
 
 
 def read_frame(file: BinaryIO) -> tuple[bytes, bytes] | None:
-    """Return the kind and the data of the next frame; None where the other side has gone."""
+    """Return the kind and the data of the next frame; None if the other side has gone."""
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size:
         return None
@@ -418,7 +416,7 @@ class LocalTransport:
                 return again  # another call has met this death already
             self._children.child = None
             note = child.note()
-            work = Work(note.stage or "start", note.job, note.lane, note.item)
+            work = Work(note.stage or "start", note.of, note.lane, note.item)
             self._deaths[work] += 1
             child.end()
         if work.stage == "idle":
@@ -498,7 +496,7 @@ class LocalCall:
             note = self._child.note()
             raise DataTimeout(
                 f"local:{self._transport.target} has not answered for {self.deadline_s:.0f} s: its "
-                f"process is at stage {note.stage}" + (f" of job {note.job!r}" if note.job else ""),
+                f"process is at stage {note.stage}" + (f" of job {note.of!r}" if note.of else ""),
                 waited_s=self.deadline_s,
                 reason=note.stage,
             ) from None

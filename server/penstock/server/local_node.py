@@ -82,7 +82,7 @@ class Turns:
         return future.result()
 
     def end(self) -> None:
-        """Let `run` return when what it is at is done."""
+        """Let `run` return when the current call is done."""
         self._ending = True
         self._asked.put(None)
 
@@ -117,7 +117,7 @@ class LocalNode:
         self._runner: asyncio.Runner | None = None
         self._store: Store | None = None
         self._compared: set[bytes] = set()  # logs whose libraries were compared
-        self._computed: dict[str, int] = {}  # by job: offsets of any lane below this
+        self._computed: dict[bytes, int] = {}  # by log: offsets of any lane below this
         self._marks: dict[bytes, Marks] = {}
         self._books: dict[bytes, VerdictBook] = {}
         self._lock = threading.Lock()  # guards the runner, the store and both of these
@@ -173,15 +173,15 @@ class LocalNode:
 
     def compute(self, loader: LocalLoader, opening: OpenedRead, position: int) -> Computed:
         """Compute a batch when it is its turn."""
-        lane, lane_offset = opening.address(position)
+        lane, lane_offset, _ = opening.job.locate(position, opening.cut)
 
         def batch() -> Computed:
             self._lane = lane
             self._page.note("plan", loader.job.name, lane)
             try:
-                computed = loader.batch(position, opening)
-                name = loader.job.name
-                self._computed[name] = max(self._computed.get(name, 0), lane_offset + 1)
+                computed = loader.batch(position, opening.cut)
+                log_id = loader.job.log_id
+                self._computed[log_id] = max(self._computed.get(log_id, 0), lane_offset + 1)
                 self._compare_versions(loader.job)
                 return computed
             finally:
@@ -251,7 +251,7 @@ class LocalNode:
 
     def _asked(self, job: Job) -> int:
         """Return below which offset some lane of a job was computed here."""
-        return self._computed.get(job.name, 0)
+        return self._computed.get(job.log_id, 0)
 
     def _verdicts(self, job: Job) -> tuple[VerdictBook, Marks]:
         """Return the verdicts of a log that the store holds; new ones are inserted there."""
@@ -299,7 +299,7 @@ class LocalNode:
 
 
 class Said(logging.Handler):
-    """Keeps what penstock logs here until the next message: it belongs into the parent's log."""
+    """Keeps what penstock logs here until the next message: the parent logs it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -81,7 +81,8 @@ class Metrics(Observer):
         info = Info("penstock_build", "Versions of this node.", registry=registry)
         info.info({"version": version, "python": platform.python_version()})
         job = (JOB,)
-        # What every batch counts costs an addition: prometheus_client's own locks are dear there.
+        # What every batch counts costs an addition: prometheus_client's own locks cost too much
+        # there.
         self._batches = Tally(
             "penstock_batches_produced",
             "Batches made, those that were made again included.",
@@ -249,7 +250,7 @@ class Metrics(Observer):
         return reason
 
     def _of(self, metric: Any, *labels: str) -> Any:
-        """Return a metric's child, found by its labels once: for every batch that is dear.
+        """Return a metric's child, found by its labels once: for every batch that would be slow.
 
         Labels may be a user's words; one that is not Unicode would cost the whole scrape.
         """
@@ -462,16 +463,16 @@ class _StatusCollector(Collector):
             "Batches sent to the readers that are furthest behind, and not finished by them.",
             labels=[JOB, "group", "rank"],
         )
-        for one in status["jobs"]:
-            ready.add_metric([one["name"]], one["ready_batches"])
-            size.add_metric([one["name"]], one["ready_bytes"])
-            again.add_metric([one["name"]], one["recomputed"])
-            hits.add_metric([one["name"]], one["cache_hits"])
+        for job in status["jobs"]:
+            ready.add_metric([job["name"]], job["ready_batches"])
+            size.add_metric([job["name"]], job["ready_bytes"])
+            again.add_metric([job["name"]], job["recomputed"])
+            hits.add_metric([job["name"]], job["cache_hits"])
             groups: dict[str, list[dict[str, Any]]] = {}
-            for stream in one["groups"]:
+            for stream in job["groups"]:
                 groups.setdefault(stream["group"], []).append(stream)
             for name, streams in sorted(groups.items()):
-                labels = [one["name"], name]
+                labels = [job["name"], name]
                 readers.add_metric(labels, len(streams))
                 first.add_metric(labels, min(stream["next"] for stream in streams))
                 for family, key in ((waits, "waiting_s"), (lag, "lag_batches")):

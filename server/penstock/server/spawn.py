@@ -1,12 +1,12 @@
 """`spawn:FILE?workers=16`: a node on a Unix socket, started by the first reader on this machine.
 
-All processes of a user that name the same file and settings share one node: whoever comes first
-starts it, under a lock. Every Loader holds a shared lock on the node's `users` file while it is
-open; the node ends when it gets that lock for itself: the kernel releases what a killed trainer
+All processes of a user that name the same file and settings share one node: the process that comes
+first starts it, under a lock. Every Loader holds a shared lock on the node's `users` file while it
+is open; the node ends when it gets that lock for itself: the kernel releases what a killed trainer
 held.
 
-A node that is killed is started again, on the same socket, by whoever has it open: each process
-watches it in a thread. Readers see an address that is away for a moment, and go on.
+A node that is killed is started again, on the same socket, by the processes that have it open: each
+process watches it in a thread. Readers see an address that is away for a moment, and go on.
 """
 
 from __future__ import annotations
@@ -67,11 +67,12 @@ def open_transport(rest: str) -> Endpoint:
     target = absolute_target(file)
     folder = _folder()
     name = hashlib.sha256("\0".join((target, repr(sorted(settings.items())))).encode()).hexdigest()
-    place = folder / name[:16]
-    node = _Node(target, settings, place)
+    base = folder / name[:16]
+    node = _Node(target, settings, base)
     address, users = node.address, open(node.users, "w")  # noqa: SIM115
     try:
-        # A node that is about to end holds this lock: whoever comes now waits until it is gone.
+        # A node that is about to end holds this lock: a process that comes now waits until it is
+        # gone.
         node.ensure(lambda: fcntl.flock(users, fcntl.LOCK_SH))
     except BaseException:
         users.close()
@@ -99,7 +100,7 @@ def open_transport(rest: str) -> Endpoint:
 
 
 _started: list[subprocess.Popen[bytes]] = []
-"""Nodes that this process has started: whoever starts a process must ask how it ended."""
+"""Nodes that this process has started: the process that starts another must ask how it ended."""
 
 
 def _leave_running() -> None:
@@ -112,14 +113,14 @@ def _leave_running() -> None:
 class _Node:
     """The node of a file and settings on this machine, running or not."""
 
-    def __init__(self, target: str, settings: dict[str, str], place: Path) -> None:
+    def __init__(self, target: str, settings: dict[str, str], base: Path) -> None:
         self.target, self._settings = target, settings
-        self.address, self.users = place.with_suffix(".sock"), place.with_suffix(".users")
+        self.address, self.users = base.with_suffix(".sock"), base.with_suffix(".users")
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock, self._log = place.with_suffix(".lock"), place.with_suffix(".log")
+        self._lock, self._output = base.with_suffix(".lock"), base.with_suffix(".log")
 
     def reap(self) -> None:
-        """Ask how it ended, if this process has started it: it has let go of all that it held."""
+        """Ask how it ended, if this process has started it: it has released all that it held."""
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_DEADLINE_S)
@@ -141,7 +142,7 @@ class _Node:
                 return False
             mode = "a" if again else "w"
             self._process = _start(
-                self.target, self._settings, self.address, self.users, self._log, mode
+                self.target, self._settings, self.address, self.users, self._output, mode
             )
             return True
 
@@ -203,7 +204,7 @@ class _Watch:
 def _process_of(address: Path) -> int | None:
     """Return a file descriptor that is readable when the process that listens there has ended.
 
-    None where the system does not tell: no pidfd, or a process of another namespace.
+    None if the system does not tell: no pidfd, or a process of another namespace.
     """
     with socket.socket(socket.AF_UNIX) as probe:
         try:
@@ -224,7 +225,7 @@ def _start(
     settings: dict[str, str],
     address: Path,
     users: Path,
-    log_path: Path,
+    output_path: Path,
     mode: str,
 ) -> subprocess.Popen[bytes]:
     command = [
@@ -239,7 +240,7 @@ def _start(
     command += ["--exit-when-unused", str(users)]
     for key, value in {"metrics": "off", **settings}.items():
         command += [SETTINGS[key], value]
-    with open(log_path, mode) as output:
+    with open(output_path, mode) as output:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -252,32 +253,32 @@ def _start(
     if not _started:
         atexit.unregister(_leave_running)  # it stands there once, however many nodes there are
         atexit.register(_leave_running)
-    _started[:] = [one for one in _started if one.poll() is None]
+    _started[:] = [process for process in _started if process.poll() is None]
     _started.append(process)
     deadline = time.monotonic() + START_DEADLINE_S
     while not _answers(address):
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
-            said = log_path.read_text(errors="replace").strip().splitlines()
+            said = output_path.read_text(errors="replace").strip().splitlines()
             why = said[-1] if said else f"it ended with status {process.wait()}"
-            raise _not_started(target, why, log_path)
+            raise _not_started(target, why, output_path)
         time.sleep(0.05)
     return process
 
 
-def _not_started(target: str, why: str, log_path: Path) -> PenstockError:
+def _not_started(target: str, why: str, output_path: Path) -> PenstockError:
     """Return the error that the node ended with, under its own name where it had one."""
     named = re.fullmatch(r"penstockd: error: (?P<sentence>.*) \[(?P<code>\w+)\]", why)
     kind = ERRORS.get(named["code"], Unreachable) if named else Unreachable
     sentence = named["sentence"] if named else why
     return kind.with_fields(
-        f"the node for {target} did not start: {sentence} (all of its output: {log_path})",
-        {"target": target, "log": str(log_path)},
+        f"the node for {target} did not start: {sentence} (all of its output: {output_path})",
+        {"target": target, "log": str(output_path)},
     )
 
 
 def _wait_for_end(address: Path, users: Path) -> None:
-    """Wait until the node has ended, so that its store is free for whoever comes next."""
+    """Wait until the node has ended, so that its store is free for the next one."""
     deadline = time.monotonic() + END_DEADLINE_S
     with open(users, "w") as file:
         # It takes the lock, then closes its port, and holds the lock until it is gone.
@@ -333,7 +334,7 @@ def _folder() -> Path:
         pass
     except OSError as error:
         raise InvalidRequest(
-            f"spawn: finds no place for its socket: {folder} cannot be made ({error.strerror}); "
+            f"spawn: finds no folder for its socket: {folder} cannot be made ({error.strerror}); "
             "set XDG_RUNTIME_DIR to a folder of yours",
             field="folder",
             value=str(folder),

@@ -1,4 +1,4 @@
-"""`penstock bench`: how fast can this machine read a job, and who waits for whom."""
+"""`penstock bench`: how fast this machine can read a job, and which side waits."""
 
 from __future__ import annotations
 

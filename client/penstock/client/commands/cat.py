@@ -31,8 +31,8 @@ TIMEOUT_S = 60.0
 DESCRIPTION = """\
 Print the batches that one rank of a training run reads, one line per batch.
 Without --group nothing is stored and reading starts at step 0; with --group and
-without --from-* it starts at the group's cursor. It only looks, unless --commit
-is given."""
+without --from-* it starts at the group's cursor. It moves no cursor unless
+--commit is given."""
 
 EPILOG = """\
 examples:
@@ -101,7 +101,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print batches until the asked number, or the job's end, is reached."""
+    """Print batches until the requested number, or the job's end, is reached."""
     _check(args)
     show = _printer(args)
     with _loader(args) as loader:
@@ -135,7 +135,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.attempt is not None and not args.commit:
         raise InvalidRequest("--attempt names an attempt that commits: add --commit")
     if args.commit and args.from_position is not None:
-        raise InvalidRequest("a group stands at steps: with --commit use --from-step")
+        raise InvalidRequest("a group's cursor is a step: with --commit use --from-step")
     if args.commit and (args.world_size or 1) > 1 and args.attempt is None:
         raise InvalidRequest(
             f"{args.world_size} ranks that commit belong to one attempt: add --attempt TOKEN, the "
@@ -165,7 +165,7 @@ def _loader(args: argparse.Namespace) -> Loader:
             **options,
         )
     if args.group is not None:
-        # To look is to read as nobody: a group's own readers are never disturbed.
+        # Without a group: reading does not affect the group's own readers.
         with connected(args.target, args.job, args.timeout) as control:
             (group,) = control.groups(args.group)
             log_id = control.describe().log_id

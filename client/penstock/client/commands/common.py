@@ -39,7 +39,7 @@ def add_timeout(parser: argparse.ArgumentParser, default_s: float = TIMEOUT_S) -
 
 
 Action = Callable[[Control, argparse.Namespace], int]
-"""Does what an action of a command is for; returns the exit status."""
+"""Carries out an action of a command; returns the exit status."""
 
 
 class Actions:
@@ -143,7 +143,7 @@ def print_json(value: Any) -> None:
 
 
 def say(text: str, *, error: bool = False) -> None:
-    """Print lines for people on stdout, or on stderr, at once, without what a terminal would obey.
+    """Print lines for people on stdout, or on stderr, at once, without control characters.
 
     Long lines are broken between words, where a terminal shows them.
     """

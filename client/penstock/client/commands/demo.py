@@ -59,7 +59,7 @@ def add_parser(subparsers: Any) -> None:
         "--data", metavar="DIR", help="where the corpus is kept; default: the user's cache folder"
     )
     parser.add_argument(
-        "--keep", action="store_true", help="keep the records, the logs and the store of this run"
+        "--keep", action="store_true", help="keep the records, the output and the store of this run"
     )
     parser.add_argument("--plain", action="store_true", help="lines instead of the live panel")
     parser.set_defaults(run=run)
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         if verdict is not None and verdict.is_good and not args.keep:
             shutil.rmtree(folder)
         else:
-            print(f"\nrecords, logs and the store of this run: {folder}", flush=True)
+            print(f"\nrecords, output and the store of this run: {folder}", flush=True)
         if verdict is not None and folder.exists():
             judge = f"{_short(Path(sys.executable))} -m penstock.client.demo.verdict {folder}"
             print(f"  judge it again:  {judge}", flush=True)
@@ -134,7 +134,7 @@ def _next_steps(source: Input) -> None:
 
 
 def _command(name: str) -> str:
-    """Return how this installation's command is called from here."""
+    """Return the command line that runs this installation's command from here."""
     path = Path(sys.executable).with_name(name)
     if not path.exists() or shutil.which(name) == str(path):
         return name
@@ -142,7 +142,7 @@ def _command(name: str) -> str:
 
 
 def _short(path: Path) -> str:
-    """Return a path as one would type it."""
+    """Return a path as a user would type it."""
     for base, prefix in ((Path.cwd(), ""), (Path.home(), "~/")):
         if path.is_relative_to(base):
             return prefix + str(path.relative_to(base))

@@ -1,4 +1,4 @@
-"""Tables that fit a terminal: cells are measured as it shows them, the least needed go first."""
+"""Tables that fit a terminal: the least important columns are left out first."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
-        name: What stands above it.
+        name: Its heading.
         cells: Its cells, from the first row to the last.
         right: Its cells are flush right.
-        keep: What is least is left out first where the table is too wide; 0 = it stays, always.
-        least: It may be cut to so many cells of the terminal; None = it is never cut.
+        keep: The column with the lowest number is left out first if the table is too wide; 0 = it
+            always stays.
+        least: How many cells of the terminal it keeps at least when it is cut; None = it is never
+            cut.
     """
 
     name: str
@@ -46,8 +48,12 @@ def width_of(text: str) -> int:
         return len(text)
     wide = ("W", "F")
     return sum(
-        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in wide else 1
-        for one in text
+        0
+        if unicodedata.combining(character)
+        else 2
+        if unicodedata.east_asian_width(character) in wide
+        else 1
+        for character in text
     )
 
 
@@ -56,35 +62,35 @@ def cut(text: str, width: int) -> str:
     if width_of(text) <= width:
         return text
     kept, used = [], 0
-    for one in text:
-        used += width_of(one)
+    for character in text:
+        used += width_of(character)
         if used > width - 1:
             break
-        kept.append(one)
+        kept.append(character)
     return "".join(kept) + MORE if width > 0 else ""
 
 
 def shortened(text: str, width: int) -> str:
-    """Return a name of at most `width` cells, cut in its middle: many differ at the end alone."""
+    """Return a name of at most `width` cells, cut in its middle: names often differ at the end."""
     if width_of(text) <= width or width < 8:
         return cut(text, width)
     tail = ""
-    for one in reversed(text):
-        if width_of(one + tail) > (width - 1) // 2:
+    for character in reversed(text):
+        if width_of(character + tail) > (width - 1) // 2:
             break
-        tail = one + tail
+        tail = character + tail
     return cut(text, width - width_of(tail)) + tail
 
 
 def fitted(columns: Sequence[Column], width: int | None) -> list[str]:
     """Return the lines of a table, its head first, none wider than `width` cells.
 
-    First columns are left out, the least needed first; then those that may be cut are cut, the
+    First columns are left out, the least important first; then columns that may be cut are cut, the
     widest first; then lines end with `…`.
 
     Args:
         columns: As many cells in each.
-        width: None = as wide as it is: for files and pipes.
+        width: None = no limit, for files and pipes.
     """
     shown = [(column, [plain(cell) for cell in (column.name, *column.cells)]) for column in columns]
     widths = [max(map(width_of, cells)) for _, cells in shown]
@@ -94,11 +100,11 @@ def fitted(columns: Sequence[Column], width: int | None) -> list[str]:
             size if column.least is None else min(size, max(column.least, width_of(column.name)))
             for size, (column, _) in zip(widths, shown, strict=True)
         ]
-        spare = [place for place, (column, _) in enumerate(shown) if column.keep]
+        spare = [index for index, (column, _) in enumerate(shown) if column.keep]
         if _total(least) <= width or not spare:
             _shrink(widths, least, width)
             break
-        gone = min(spare, key=lambda place: shown[place][0].keep)
+        gone = min(spare, key=lambda index: shown[index][0].keep)
         del shown[gone], widths[gone]
     lines = []
     for row in zip(*(cells for _, cells in shown), strict=True):
@@ -115,12 +121,12 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _shrink(widths: list[int], least: Sequence[int], width: int) -> None:
-    """Take from the widest column that has something to give, until it fits or nothing is left."""
+    """Cut the widest column again and again, until the table fits or no column can be cut."""
     while _total(widths) > width:
-        able = [place for place, size in enumerate(widths) if size > least[place]]
+        able = [index for index, size in enumerate(widths) if size > least[index]]
         if not able:
             return
-        widths[max(able, key=lambda place: widths[place])] -= 1
+        widths[max(able, key=lambda index: widths[index])] -= 1
 
 
 def _padded(text: str, width: int, right: bool) -> str:

@@ -31,7 +31,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the node says of itself."""
+    """Print what the node says about itself."""
     with connected(args.target, "", args.timeout) as control:
         control.status()  # the first call pays for the connection
         began = time.monotonic()

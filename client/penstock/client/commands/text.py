@@ -13,7 +13,7 @@ def load_decoder(path: Path) -> Decode:
 
     Raises:
         MissingExtra: tokenizers is not installed.
-        InvalidRequest: The file is no tokenizer.
+        InvalidRequest: The file is not a tokenizer.
     """
     try:
         from tokenizers import Tokenizer

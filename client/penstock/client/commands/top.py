@@ -31,15 +31,15 @@ end it with Ctrl-C.
 
   step       the step of the next batch that the reader is sent
   cursor     the first step that not all ranks of the group have committed;
-             - where there is none
+             - if there is none
   tokens/s   what it was sent since the last refresh, without padding
   batches/s  the same in batches
-  waited     how long it had room and nothing was ready for it, in sum
+  waited     total time that it could take a batch and none was ready
   rate       the same as tokens/s in bytes
   ahead      how many positions beyond the next one the reader accepts
   next       the position that it is sent next
   batches    how many it was sent
-  ready      batches that are made and not yet taken by all who want them
+  ready      batches that are made and not yet taken by all readers that want them
   produced   batches made since the node started; again: those of them that
              were made more than once
 
@@ -51,13 +51,13 @@ CLEAR, HOME, REST_OF_LINE, REST_OF_SCREEN = "\x1b[2J", "\x1b[H", "\x1b[K", "\x1b
 DIM, NORMAL = "\x1b[2m", "\x1b[0m"
 
 NAME_SHARE = 4
-"""A group's name may be cut to this part of the line (a quarter); then columns are left out."""
+"""A group's name may be cut to a quarter of the line before columns are left out."""
 
 SLOWEST = 8
 """How many readers of a group are shown, at most, where there is no room for all of them."""
 
 GONE_AFTER_S = 2.0
-"""A node that does not answer for so long is shown as gone, and asked again and again."""
+"""A node that does not answer for this long is shown as gone, and polled further."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the table again and again."""
     if args.json:
         return _print_objects(args)
-    # A dumb terminal, as in an editor or a log, cannot be drawn over: it gets table after table.
+    # A dumb terminal, as in an editor or a file, cannot be drawn over: it gets table after table.
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not args.once:
         return _watch(args)
     with connected(args.target, "", args.timeout) as control:
@@ -117,7 +117,7 @@ def _print_objects(args: argparse.Namespace) -> int:
 
 
 def _watch(args: argparse.Namespace) -> int:
-    """Draw the table over itself; what a node said last stays, dimmed, while it is gone."""
+    """Redraw the table in place; a node's last status stays, dimmed, while it is gone."""
     print(f"waiting for {plain(args.target)} ...", flush=True)
     with connected(args.target, "", args.timeout) as control:
         samples = Samples(control.status())
@@ -135,13 +135,13 @@ def _watch(args: argparse.Namespace) -> int:
 
 
 def _draw(target: str, samples: Samples, gone: str) -> None:
-    """Draw one picture of at most the terminal's size, without a moment of an empty screen."""
+    """Draw at most a screenful, without clearing the screen first."""
     width, height = screen() or (80, 24)
     head: list[str] = []
     if gone:
         away_s = time.monotonic() - samples.at
         told = folded(plain(gone), width).split("\n")
-        head = [*(cut(line, width) for line in told), f"What it said {away_s:.0f} s ago:", ""]
+        head = [*(cut(line, width) for line in told), f"Its status {away_s:.0f} s ago:", ""]
     room = max(1, height - 1 - len(head))
     lines = render(target, samples, width, room).split("\n")
     if len(lines) > room:
@@ -154,10 +154,10 @@ def _draw(target: str, samples: Samples, gone: str) -> None:
 
 
 class Samples:
-    """The last two things that a node has said: what rates are made of.
+    """The last two statuses of a node, from which rates are computed.
 
     Args:
-        status: The first one.
+        status: The first status.
     """
 
     def __init__(self, status: Mapping[str, Any], at: float | None = None) -> None:
@@ -166,7 +166,7 @@ class Samples:
         self._elapsed_s = 0.0
 
     def add(self, status: Mapping[str, Any], at: float | None = None) -> None:
-        """Take the next one; a node that was started again begins to count anew."""
+        """Take the next status; a node that was restarted counts from 0 again."""
         now = time.monotonic() if at is None else at
         same = status.get("node") == self.status.get("node")
         self._before = _readers(self.status) if same else {}
@@ -185,14 +185,15 @@ class Samples:
 def render(
     target: str, samples: Samples, width: int | None = None, height: int | None = None
 ) -> str:
-    """Return the table of what a node has said, safe for a terminal.
+    """Return the table of a node's status, safe for a terminal.
 
     Args:
         target: Where the node is.
-        samples: What it said, and what before.
-        width: Cells of a line at most; None = as it comes.
-        height: Lines that there are for it; where that is too few for all readers, a group has one
-            line and its slowest readers, so that no group hides another. It may still be longer.
+        samples: Its last two statuses.
+        width: Cells of a line at most; None = no limit.
+        height: How many lines there are; if they are too few for all readers, a group gets one line
+            and lines for its slowest readers, so that no group hides another. The table may still
+            be longer.
     """
     lines = _table(target, samples, width, None)
     slowest = SLOWEST
@@ -220,24 +221,24 @@ def _table(target: str, samples: Samples, width: int | None, slowest: int | None
 
 
 def _workers(workers: Sequence[Mapping[str, Any]]) -> str:
-    """Return how many workers have work, and how many of them are at what."""
+    """Return how many workers have work, and how many of them are at each stage."""
     busy = [str(worker.get("stage", "")) for worker in workers if worker.get("busy")]
     stages = ", ".join(f"{count} {stage}" for stage, count in Counter(busy).most_common() if stage)
     return f"{len(busy)} of {len(workers)} workers busy" + (f": {stages}" if stages else "")
 
 
 class Row(NamedTuple):
-    """What one line says of a reader, or of all readers of a group.
+    """A line about a reader, or about all readers of a group.
 
     Attributes:
         group: The name of the group.
-        rank: Which rank of how many, or how many.
-        reader: The reader; of a group the one that is furthest behind.
+        rank: The rank and the world size, or the number of ranks.
+        reader: The reader; for a group the slowest one.
         tokens: In a second; None = not known yet.
         batches: In a second.
         nbytes: In a second.
         sent: How many batches.
-        waited_s: Of a group the longest.
+        waited_s: Seconds of waiting; for a group the longest.
     """
 
     group: str
@@ -256,10 +257,16 @@ def _job(
     name = job["name"]
     readers = sorted(
         job.get("groups", []),
-        key=lambda one: (str(one.get("group", "")), one.get("rank", 0), one.get("id", 0)),
+        key=lambda reader: (
+            str(reader.get("group", "")),
+            reader.get("rank", 0),
+            reader.get("id", 0),
+        ),
     )
     known = [
-        rate for one in readers if (rate := samples.rate(name, one, "sent_tokens")) is not None
+        rate
+        for reader in readers
+        if (rate := samples.rate(name, reader, "sent_tokens")) is not None
     ]
     lines = wrapped(
         [
@@ -276,7 +283,7 @@ def _job(
         return [*lines, "  nobody reads it"]
     cursors = job.get("cursors", {})
     rows: list[Row] = []
-    for _, found in groupby(readers, key=lambda one: str(one.get("group", ""))):
+    for _, found in groupby(readers, key=lambda reader: str(reader.get("group", ""))):
         rows += _group(name, [*found], samples, slowest)
 
     def column(head: str, cells: list[str], keep: int = 0) -> Column:
@@ -310,37 +317,37 @@ def _group(
         job: The job's name.
         readers: Of the group, by rank.
         samples: For the rates.
-        slowest: How many readers have a row where they have one in common; None = all have one.
+        slowest: How many readers get a row of their own beside the group's; None = all of them.
     """
 
-    def row(one: Mapping[str, Any], group: str) -> Row:
+    def row(reader: Mapping[str, Any], group: str) -> Row:
         return Row(
             group,
-            f"{one.get('rank', 0)}/{one.get('world_size', 1)}",
-            one,
-            samples.rate(job, one, "sent_tokens"),
-            samples.rate(job, one, "sent_batches"),
-            samples.rate(job, one, "sent_bytes"),
-            one.get("sent_batches", 0),
-            one.get("waiting_s", 0),
+            f"{reader.get('rank', 0)}/{reader.get('world_size', 1)}",
+            reader,
+            samples.rate(job, reader, "sent_tokens"),
+            samples.rate(job, reader, "sent_batches"),
+            samples.rate(job, reader, "sent_bytes"),
+            reader.get("sent_batches", 0),
+            reader.get("waiting_s", 0),
         )
 
     group = str(readers[0].get("group") or "(ephemeral)")
-    rows = [row(one, group) for one in readers]
+    rows = [row(reader, group) for reader in readers]
     if slowest is None or len(rows) <= slowest + 1:
         return rows
-    behind = sorted(rows, key=lambda one: (_step(one.reader), -one.waited_s))
+    behind = sorted(rows, key=lambda reader_row: (_step(reader_row.reader), -reader_row.waited_s))
     whole = Row(
         group,
         f"all {len(rows)}",
         behind[0].reader,
-        _sum(one.tokens for one in rows),
-        _sum(one.batches for one in rows),
-        _sum(one.nbytes for one in rows),
-        sum(one.sent for one in rows),
-        max(one.waited_s for one in rows),
+        _sum(reader_row.tokens for reader_row in rows),
+        _sum(reader_row.batches for reader_row in rows),
+        _sum(reader_row.nbytes for reader_row in rows),
+        sum(reader_row.sent for reader_row in rows),
+        max(reader_row.waited_s for reader_row in rows),
     )
-    return [whole, *(one._replace(group="  slowest") for one in behind[:slowest])]
+    return [whole, *(reader_row._replace(group="  slowest") for reader_row in behind[:slowest])]
 
 
 def _sum(rates: Iterable[float | None]) -> float | None:
@@ -366,7 +373,7 @@ def _cursor(cursors: Mapping[str, Any], reader: Mapping[str, Any]) -> str:
 
 
 def _duration(seconds: float, nothing: str = "0 s") -> str:
-    """Return a time for people; `nothing` for none at all."""
+    """Return a duration for people; `nothing` for 0."""
     if not seconds:
         return nothing
     if seconds < 120:

@@ -1,4 +1,4 @@
-"""What is known about a run while it runs: one place, which the play writes and displays read."""
+"""What is known about a run while it runs: the play writes it, and displays read it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 WINDOW_S = 3.0
-"""Rates are of this last stretch of time."""
+"""Seconds: rates are averages over the last so many."""
 
 QUIET_S = 0.7
-"""A rank that has said nothing for this long is shown as waiting."""
+"""A rank without a message for this long is shown as waiting."""
 
 
 @dataclass
@@ -78,9 +78,9 @@ class Board:
 
     @property
     def efficiency(self) -> float | None:
-        """Tokens over all places in the rows, so far."""
-        places = self.tokens + self.padding
-        return self.tokens / places if places else None
+        """Tokens divided by tokens and padding, so far."""
+        total = self.tokens + self.padding
+        return self.tokens / total if total else None
 
     @property
     def wanted(self) -> int:

@@ -31,7 +31,7 @@ class Input:
 def standard_library(folder: Path | None) -> Input:
     """Return the standard library as a job; the first time it is written and a tokenizer trained.
 
-    The client half never imports the server half, so it is asked as a program.
+    The client half never imports the server half, so it runs it as a program.
 
     Args:
         folder: Where it is kept; None = below the user's cache folder.
@@ -57,7 +57,7 @@ def standard_library(folder: Path | None) -> Input:
 
 
 def missing_server(said: str) -> MissingExtra:
-    """Return the error for a server half that is there without what it needs."""
+    """Return the error for a server half whose packages are missing."""
     return MissingExtra(
         f"the demo starts a server, which is not installed whole ({said}): "
         "pip install 'penstock[server,tokenizers]'",

@@ -12,7 +12,7 @@ from penstock.client.demo.board import Board
 LINE_EVERY_S = 2.0
 
 WARM_BATCHES = 8
-"""Rates of fewer batches say more of the prefetched ones than of the server."""
+"""Rates of fewer batches say more about prefetched batches than about the server."""
 
 
 class Display(Protocol):
@@ -23,7 +23,7 @@ class Display(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
     def refresh(self, board: Board) -> None:
-        """Show how things stand; called many times a second."""
+        """Show the current state; called many times a second."""
         ...
 
     def tell(self, board: Board, sentence: str) -> None:
@@ -40,7 +40,7 @@ def open_display(plain: bool) -> Display:
 
 
 class PlainDisplay:
-    """Lines for logs and pipes: what happens, and every two seconds how it goes."""
+    """Lines for files and pipes: what happens, and every two seconds the progress."""
 
     def __init__(self) -> None:
         self._line_at = 0.0
@@ -49,7 +49,7 @@ class PlainDisplay:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Leave nothing behind."""
+        """Do nothing: the lines stay."""
 
     def refresh(self, board: Board) -> None:
         """Print a line if the last one is old."""
@@ -75,7 +75,7 @@ class PlainDisplay:
 
 
 class LiveDisplay:
-    """A panel that is drawn anew some times a second; what happened stays in it."""
+    """A panel that is redrawn a few times a second; events stay in it."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -101,7 +101,7 @@ class LiveDisplay:
         self._live.update(_panel(board))
 
     def tell(self, board: Board, sentence: str) -> None:
-        """Draw the board, whose story the sentence is part of."""
+        """Draw the board, which shows the sentence among its events."""
         self.refresh(board)
 
 

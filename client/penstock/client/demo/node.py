@@ -1,4 +1,4 @@
-"""How the node fares, asked twice a second in the background: it must not hold up the play."""
+"""The node's status, polled twice a second in the background so that it does not delay the play."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class NodeWatch:
             while not self._closed.wait(EVERY_S):
                 try:
                     self._status = control.status()
-                except PenstockError:  # it is down, and that is what there is to show
+                except PenstockError:  # it is down, and is shown as such
                     self._status = None
         finally:
             transport.close()

@@ -22,16 +22,16 @@ WORLD_SIZES = [2, 3]
 WORKERS = 2
 REFERENCE_RANKS = 2
 SILENCE_S = 60.0
-"""Nobody says anything for this long: the demo has failed, and says who was silent."""
+"""If no process says anything for this long, the demo has failed, and names the silent ones."""
 
 TICK_S = 0.1
 
 
 class DemoFailed(PenstockError):
-    """A process of the demo ended that should not, or nothing moved any more.
+    """A process of the demo ended unexpectedly, or nothing moved any more.
 
     Attributes:
-        folder: Where all is that its processes said.
+        folder: The folder with the output of its processes.
     """
 
     code, status = "demo_failed", "ABORTED"
@@ -46,7 +46,7 @@ class Generation:
     Attributes:
         number: From 1.
         children: Their processes, by rank.
-        rows: How they are shown, by rank.
+        rows: Their rows on the board, by rank.
     """
 
     number: int
@@ -60,7 +60,7 @@ class Play:
     Args:
         source: What is read.
         steps: How many steps the run has, at least 3.
-        folder: Where records, logs and the store of this run go.
+        folder: Where records, output and the store of this run go.
         display: Where it is shown.
     """
 
@@ -82,7 +82,7 @@ class Play:
         """Play everything and return the verdict.
 
         Raises:
-            DemoFailed: A process ended that should not, or nothing moved for a minute.
+            DemoFailed: A process ended unexpectedly, or nothing moved for a minute.
         """
         self.plan.save(self.folder)
         kill_server_at, kill_ranks_at = self.steps // 3, 2 * self.steps // 3
@@ -208,8 +208,8 @@ class Play:
             except queue.Empty:
                 if time.monotonic() - heard_at > SILENCE_S:
                     raise DemoFailed(
-                        f"nothing has moved for {SILENCE_S:.0f} s: {self._silent()}; all that was "
-                        f"said lies in {self.folder}",
+                        f"nothing has moved for {SILENCE_S:.0f} s: {self._silent()}; the output of "
+                        f"all processes is in {self.folder}",
                         folder=str(self.folder),
                     ) from None
             else:
@@ -279,7 +279,7 @@ class Play:
             return missing_server(words)
         return DemoFailed(
             f"{child.name} (pid {child.pid}) ended with status {status}: {words} "
-            f"(all that was said lies in {self.folder})",
+            f"(the output of all processes is in {self.folder})",
             folder=str(self.folder),
         )
 
@@ -291,7 +291,7 @@ class Play:
         )
 
     def _is_within(self, step: int) -> bool:
-        """Whether a rank is in the middle of a step: it has some of its batches, and not all."""
+        """Tell whether a rank is within a step: it has some of its batches, but not all."""
         assert self._generation is not None
         share = BATCHES_PER_STEP // len(self._generation.rows)
         for row in self._generation.rows:

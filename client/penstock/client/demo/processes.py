@@ -1,7 +1,7 @@
-"""Processes of the demo: started, heard line by line, killed.
+"""Processes of the demo: started, read line by line, killed.
 
-Every child has a thread that writes its lines to a file and then hands them on, so what a killed
-child said last is on record before anybody acts on it.
+Every child has a thread that writes its lines to a file and then hands them on, so the last lines
+of a killed child are on record before the demo acts on them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Events = queue.SimpleQueue["Event"]
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a child said, or its end.
+    """A message of a child, or its end.
 
     Attributes:
-        child: Who.
-        kind: `exit`, else what the child calls it.
+        child: Whose.
+        kind: `exit`, else the child's name for it.
         fields: The line's JSON object; of `exit`: `status`.
     """
 
@@ -42,7 +42,7 @@ class Child:
     """One process in a session of its own, so that Ctrl-C reaches the demo alone.
 
     Args:
-        name: Its files are `NAME.jsonl` (the lines) and `NAME.log` (what else it says).
+        name: Its files are `NAME.jsonl` (the lines) and `NAME.log` (its other output).
         command: Arguments for the running Python.
         folder: Where its files go.
         events: Where its lines go.
@@ -59,14 +59,14 @@ class Child:
         lines: Literal["stdout", "stderr"] = "stdout",
     ) -> None:
         self.name, self.lines_path = name, folder / f"{name}.jsonl"
-        self.log_path = folder / f"{name}.log"
+        self.output_path = folder / f"{name}.log"
         self._events = events
-        with open(self.log_path, "ab") as log:
+        with open(self.output_path, "ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, *command],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE if lines == "stdout" else log,
-                stderr=subprocess.PIPE if lines == "stderr" else log,
+                stdout=subprocess.PIPE if lines == "stdout" else output,
+                stderr=subprocess.PIPE if lines == "stderr" else output,
                 start_new_session=True,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
@@ -80,14 +80,14 @@ class Child:
         return self.process.pid
 
     def tell(self) -> None:
-        """Send an empty line; a child that has gone meanwhile is no error here: its end is told."""
+        """Send an empty line; a child that has ended is not an error here: its end is reported."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(b"\n")
             self.process.stdin.flush()
 
     def kill(self) -> None:
-        """Send SIGKILL: no handler runs, nothing is flushed, nothing is said."""
+        """Send SIGKILL: no handler runs, nothing is flushed or printed."""
         self.process.send_signal(signal.SIGKILL)
 
     def stop(self) -> None:
@@ -95,7 +95,7 @@ class Child:
         self.process.send_signal(signal.SIGTERM)
 
     def end(self) -> None:
-        """Make sure that it has gone, whatever happened; idempotent."""
+        """End it in any case; idempotent."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -105,8 +105,8 @@ class Child:
             self.process.stdin.close()
 
     def last_words(self) -> str:
-        """Return the last line that it said, for an error."""
-        for path in (self.log_path, self.lines_path):
+        """Return its last line of output, for an error."""
+        for path in (self.output_path, self.lines_path):
             lines = path.read_text(errors="replace").split("\n") if path.exists() else []
             spoken = [line.strip() for line in lines if line.strip()]
             if spoken:
@@ -135,7 +135,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def free_port() -> int:
-    """Return a TCP port of this machine that nobody listens on now."""
+    """Return a TCP port of this machine that no process listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

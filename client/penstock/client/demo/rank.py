@@ -1,6 +1,6 @@
-"""One trainer rank of the demo: reads its batches, and writes down what it got.
+"""A trainer rank of the demo: reads its batches, and records what it got.
 
-`python -m penstock.client.demo.rank TARGET JOB ...` uses the public Loader and nothing else. It
+`python -m penstock.client.demo.rank TARGET JOB ...` uses only the public Loader. It
 prints one JSON object per line: `started`, `batch` (the object of `penstock cat --json` and how the
 rank fares), `finished` (a step whose end was committed). With `--lockstep` it prints `done` at the
 end of a step and waits for a line on standard input: what the all-reduce of a real run does.
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read(options: argparse.Namespace) -> int:
-    """Read, write down, commit; the loop that a training script has."""
+    """Read, record, commit: the loop of a training script."""
     with Loader(
         options.target,
         options.job,
@@ -72,7 +72,7 @@ def read(options: argparse.Namespace) -> int:
                 )
             if options.lockstep:
                 say("done", step=step.index)
-                if not sys.stdin.readline():  # whoever started this rank has gone
+                if not sys.stdin.readline():  # the process that started this rank has gone
                     return 1
             if options.group is not None:
                 say("finished", step=step.index, cursor=loader.commit())

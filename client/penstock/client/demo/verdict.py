@@ -1,6 +1,6 @@
-"""What was delivered, held against what `local:` computes: identical, lost, repeated.
+"""What was delivered, compared with what `local:` computes: identical, lost, repeated.
 
-It knows nothing but the files of a run, so it can be asked again:
+It uses only the files of a run, so it can be run again:
 `python -m penstock.client.demo.verdict FOLDER`.
 """
 
@@ -67,14 +67,15 @@ def reference_name(rank: int) -> str:
 
 @dataclass
 class Verdict:
-    """The account of one run, in positions.
+    """The result of a run, in positions.
 
     Attributes:
         wanted: How many positions the run was to deliver: [0, wanted).
-        identical: Those that were counted once, with the reference's digest.
-        lost: Finished steps should hold them, and nobody got them.
-        repeated: Delivered twice within one generation, or again after their step was finished.
-        different: Delivered with other bytes than `local:` computes.
+        identical: Positions that were counted once, with the reference's digest.
+        lost: Positions of finished steps that no rank got.
+        repeated: Positions that were delivered twice within a generation, or again after their step
+            was finished.
+        different: Positions that were delivered with other bytes than `local:` computes.
         unverified: Delivered, and the reference has none of that position.
         again: Delivered in a step that its generation did not finish, and again after it.
         problems: What else is wrong, one sentence each.
@@ -95,14 +96,14 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        """Every position once, with the reference's bytes, and nothing else."""
+        """Whether every position was counted once, with the reference's bytes."""
         wrong = (self.lost, self.repeated, self.different, self.unverified, self.problems)
         return self.identical == self.wanted > 0 and not any(wrong)
 
 
 @dataclass(frozen=True)
 class _Rank:
-    """What one rank has on record."""
+    """What a rank has recorded."""
 
     share: Share
     started: dict[str, Any] | None
@@ -111,7 +112,7 @@ class _Rank:
 
 
 def judge(folder: Path) -> Verdict:
-    """Hold every batch of a run against the reference.
+    """Compare every batch of a run with the reference.
 
     A generation answers for the steps from its start to the start of the next one: those count.
     What it delivered beyond was of steps that it had not finished, so the next generation reads
@@ -122,7 +123,7 @@ def judge(folder: Path) -> Verdict:
         folder: The files of a run.
 
     Raises:
-        BadState: It is no folder of a run.
+        BadState: It is not the folder of a run.
     """
     plan = Plan.load(folder)
     verdict = Verdict(wanted=plan.until_step * plan.batches_per_step)
@@ -159,7 +160,7 @@ def _load(folder: Path, name: str, share: Share) -> _Rank:
     started, finished = None, None
     batches: list[tuple[int, str]] = []
     if path.exists():
-        # What follows the last newline was cut by a SIGKILL: it was never said.
+        # What follows the last newline was cut off by a SIGKILL: it does not count.
         for line in path.read_bytes().split(b"\n")[:-1]:
             record = json.loads(line)
             if record["event"] == "started":
@@ -195,7 +196,7 @@ def _account(
     reference: dict[int, str],
     verdict: Verdict,
 ) -> set[int]:
-    """Take one generation to account; return the positions that count."""
+    """Compare a generation; return the positions that count."""
     delivered: Counter[int] = Counter()
     for rank in ranks:
         for position, digest in rank.batches:
@@ -218,7 +219,7 @@ def _account(
 
 
 def _check_commits(generations: Sequence[Sequence[_Rank]], verdict: Verdict) -> None:
-    """An answered commit survives: nobody starts before what all ranks had committed."""
+    """Check that no generation starts before the steps that all ranks had committed."""
     for ranks, start, after in zip(generations, verdict.starts, verdict.starts[1:], strict=False):
         committed = min(start if r.finished is None else r.finished + 1 for r in ranks)
         if after < committed:
@@ -229,9 +230,9 @@ def _check_commits(generations: Sequence[Sequence[_Rank]], verdict: Verdict) -> 
 
 
 def report(verdict: Verdict) -> list[str]:
-    """Return the account as lines for people."""
+    """Return the result as lines for people."""
     lines = [
-        f"{verdict.wanted:,} batches were due, read by {verdict.ranks} rank processes in "
+        f"{verdict.wanted:,} batches were to be read, by {verdict.ranks} rank processes in "
         f"{len(verdict.starts)} generations",
         f"  {'identical':<10}{verdict.identical:>8,}   the same SHA-256 as local: computes",
         f"  {'lost':<10}{len(verdict.lost):>8,}{_named(verdict.lost)}",

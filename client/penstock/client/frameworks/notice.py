@@ -19,13 +19,13 @@ _HOLDERS = {
         "iterate the Loader itself, without a DataLoader around it",
     ),
 }
-"""By module: who fetches there one batch ahead, and what to do about it."""
+"""By module: the class that fetches a batch ahead there, and what to do about it."""
 
 
 def reader_ahead(has_length: bool) -> str | None:
     """Return why states of the pass that begins now will count a batch too many; None = they won't.
 
-    Looks at who is calling, which is known at no other place: the first batch of a pass is asked
+    Looks at who is calling, which is known nowhere else: the first batch of a pass is asked
     for by the framework's own fetcher.
 
     Args:
@@ -35,7 +35,7 @@ def reader_ahead(has_length: bool) -> str | None:
     keeps_state = False
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        # A StatefulDataLoader within Accelerate's keeps the state of before the look-ahead.
+        # A StatefulDataLoader within Accelerate's keeps the state from before the look-ahead.
         keeps_state |= module.startswith("torchdata.")
         if module in _HOLDERS:
             who, remedy = _HOLDERS[module]

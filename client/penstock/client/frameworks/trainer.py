@@ -1,8 +1,8 @@
 """The Trainer of transformers, fed by Loaders. Imported only where transformers is installed.
 
 To resume, a Trainer reads and drops what was trained on already, by way of `dataloader.dataset`.
-A Loader has none: it goes to a step. So that skipping is switched off here, and the Loader's state
-travels in the `trainer_state.json` of every checkpoint.
+A Loader has none: it goes to a step. So skipping is switched off here, and the Loader's state is
+saved in the `trainer_state.json` of every checkpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.client.loader import Loader
 from penstock.wire.errors import BadState
 
 STATE_NAME = "PenstockLoader"
-"""Where the Loader's state lies in `trainer_state.json`: the name of the callback's class."""
+"""The key of the Loader's state in `trainer_state.json`: the name of the callback's class."""
 
 
 class LoaderMixin:
@@ -70,7 +70,7 @@ class LoaderTrainer(LoaderMixin, transformers.Trainer):  # type: ignore[misc]
 
 
 class LoaderCallback(transformers.TrainerCallback, ExportableState):  # type: ignore[misc]
-    """Saves and loads where a Loader stands, with the Trainer's own state.
+    """Saves and loads a Loader's state, with the Trainer's own state.
 
     Attributes:
         loader: The Loader. It belongs to the class: where a Trainer restores its callbacks it makes

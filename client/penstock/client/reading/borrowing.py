@@ -1,8 +1,8 @@
 """Bodies that a node on this host lends: views of its workers' memory, and nothing is copied.
 
-The protocol is `penstock.wire.memory`'s. What a node lends is mapped privately: whoever writes into
-a batch writes into pages of his own, and neither the node nor another reader sees it. A lease ends
-with its last view, as that of a buffer does, and its pages go back to what the node has there.
+The protocol is `penstock.wire.memory`'s. What a node lends is mapped privately: a loop that writes
+into a batch writes into pages of his own, and neither the node nor another reader sees it. A lease
+ends with its last view, as that of a buffer does, and its pages go back to what the node has there.
 
 Whatever must outlive the loan is **kept**: the kernel makes the lease's pages this process's own,
 in place (`MADV_POPULATE_WRITE` breaks the sharing, changing no byte), and then the loan goes back.
@@ -313,7 +313,7 @@ class Borrower:
                 _living.pop(id(self), None)
 
     def _keep(self, lease: _Lease) -> bool:
-        """Make a lease's pages this process's own; False where there is no memory for them."""
+        """Make a lease's pages this process's own; False if there is no memory for them."""
         try:
             lease.keep()
         except OSError:
@@ -347,7 +347,7 @@ class Borrower:
         """Keep what somebody may still read, and end the connection; idempotent."""
         self.sort_out()
         if self.keep_all():
-            # For whoever has the connection, too: a child that was forked by other means.
+            # For other holders of the connection, too: a child that was forked by other means.
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
             self._sock.close()

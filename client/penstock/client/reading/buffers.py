@@ -37,7 +37,7 @@ class Lease(NamedTuple):
     """Memory that one body lies in, for as long as anybody needs it.
 
     It ends when the last view of `array` is gone (arrays and tensors on the host keep it alive) and
-    every event in `events` has come to pass. Then whoever lent the memory may write to it again: a
+    every event in `events` has come to pass. Then the lender of the memory may write to it again: a
     pool of this process, or a node of this host that had handed out a part of its own.
 
     Attributes:

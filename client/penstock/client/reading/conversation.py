@@ -10,7 +10,7 @@ import grpc
 
 
 class Ended(grpc.RpcError):
-    """How a call ended, if not with OK; made again for everybody who asks."""
+    """How a call ended, if not with OK; made again for every caller that asks."""
 
     def __init__(self, code: grpc.StatusCode, details: str, metadata: Any) -> None:
         self._code, self._details, self._metadata = code, details, metadata

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.client.aside import Patience, aside
+from penstock.client.reading.ahead import Ahead
 from penstock.client.reading.buffers import Allocator
 from penstock.client.reading.route import Node, Route, cancel_all
-from penstock.client.reading.slots import PAUSE_S, TELL_S, Delivery, Slots
+from penstock.client.reading.slots import Delivery, Slots
+from penstock.client.reading.values import Decoder
+from penstock.client.reading.waiting import PAUSE_S, TELL_S
 from penstock.client.run.session import Session
 from penstock.wire.errors import PenstockError, Unreachable
 from penstock.wire.prefetch import AHEAD_BYTES, LEAST_AHEAD
@@ -38,6 +41,7 @@ class Feed:
         pool: Where bodies land.
 
     Attributes:
+        ahead: Decodes batches before they are taken; None = the consumer does.
         finished_step: The first step that the consumer has not finished: for people.
     """
 
@@ -55,13 +59,14 @@ class Feed:
     ) -> None:
         share = session.share
         self._slots = Slots(session.job, share, start, stop, prefetch)
-        self._world_size = share.world_size
+        self._share = share
         self._prefetch, self._prefetch_bytes = prefetch, prefetch_bytes
         self._routes = [
             Route(number, node, session, self._slots, pool, self, max_body_bytes)
             for number, node in enumerate(nodes)
         ]
         # Set by the consumer.
+        self.ahead: Ahead | None = None
         self.finished_step = share.step(start)
         self._untold_bytes = 0
         self._is_started = False
@@ -121,6 +126,13 @@ class Feed:
         aside(start)
         self._is_started = True
 
+    def decode_ahead(self, decoder: Decoder, most: int) -> None:
+        """Have up to `most` batches decoded beyond the one in use, from the next `Ahead.take` on.
+
+        Where it is done again before that, it is done anew.
+        """
+        self.ahead = Ahead(self._slots, self._share, decoder, most)
+
     # --- the end, on a thread that no signal handler breaks off ---
 
     def cancel(self) -> None:
@@ -130,6 +142,8 @@ class Feed:
 
     def join(self, deadline_s: float) -> None:
         """Wait until the background threads have ended, after `cancel`. It too is called aside."""
+        if self.ahead is not None:
+            self.ahead.join(deadline_s)
         for route in self._routes:
             route.join(deadline_s)
 
@@ -193,7 +207,9 @@ class Feed:
             # A large batch takes the horizon back: what was accepted with it stays accepted.
             moved = max(0, horizon - stream.sent)
             # At the end the horizon stops short: its last move may be less than one own position.
-            is_far = moved >= at_least * self._world_size or (moved > 0 and horizon == slots.end)
+            is_far = moved >= at_least * self._share.world_size or (
+                moved > 0 and horizon == slots.end
+            )
             if is_far or has_room:
                 self._untold_bytes = 0
                 position, limit = self.room(route.number, stream.received_bytes)

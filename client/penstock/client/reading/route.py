@@ -240,12 +240,12 @@ class Route:
         )
         self.has_ended = False
         self.stream = stream
-        self._slots.wake()  # who waits beyond the horizon may move it now
+        self._slots.wake()  # a consumer that waits beyond the horizon may move it now
         try:
             if not self._closed.is_set():
                 self._take_all(call, stream, may_borrow=may_borrow)
         finally:
-            self._note_sent(stream.sent_because)
+            self._note_sent(stream.landing.sent_because)
             self._reason = stream.waits_for or self._reason
             self.has_ended = stream.has_ended
             self.stream = None
@@ -262,7 +262,7 @@ class Route:
             could_complete = stream.take_in(replies)
             # Free them before the next one is made: that one then lies where the cache is warm.
             del replies
-            stream.settle()
+            stream.landing.settle(self._slots.prefetch)
             if stream.has_opened:
                 self.broken = None
                 if may_borrow and not stream.lends:

@@ -2,36 +2,22 @@
 
 The horizon ("I accept my positions below H") is the consumer's next position plus `prefetch` own
 positions: so memory is bounded, and a late position always has its slot, whichever stream brings
-it. Slots know positions, what has come and how long is waited; they know no calls and no nodes.
+it. Slots know positions and what has come; they know no calls and no nodes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
-import time
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
-from penstock.client.aside import tell
 from penstock.client.reading.buffers import Lease
-from penstock.wire.errors import DataTimeout, PenstockError
+from penstock.client.reading.waiting import Supply, Waiting
+from penstock.wire.errors import PenstockError
 from penstock.wire.order import Share
 from penstock.wire.prefetch import fitting_ahead
 from penstock.wire.v1 import feed_pb2
-
-logger = logging.getLogger("penstock")
-
-LOG_EVERY_S = 30.0
-"""A waiting consumer says so, with the reason, this often."""
-
-PAUSE_S = 0.5
-"""A waiting consumer looks up this often: a signal handler runs soon on every platform."""
-
-TELL_S = 0.005
-"""A consumer that waits longer tells the server where it is, in case that holds a batch back for
-want of room. What is made as fast as it is read comes sooner, and a message for each would cost
-both sides."""
 
 
 class Delivery(NamedTuple):
@@ -48,33 +34,13 @@ class Delivery(NamedTuple):
     route: int = 0
 
 
-class Supply(Protocol):
-    """Who fills slots, as a waiting consumer sees it; called on the consumer's thread."""
-
-    def may_send(self, position: int) -> bool:
-        """Tell whether every node knows that it may send `position`, as far as that is known."""
-        ...
-
-    def tell(self, position: int, waited_s: float) -> None:
-        """Send what the nodes must know so that `position` can come, and was held back so far."""
-        ...
-
-    def why(self) -> str:
-        """Return what is waited for, in words."""
-        ...
-
-    def blocked(self, waited_s: float) -> PenstockError | None:
-        """Return what keeps batches from coming, such as a node that is away; None = nothing."""
-        ...
-
-
 class Slots:
     """What has come of a rank's own positions, between one consumer and the threads of its streams.
 
     The consumer may be broken off between any two bytecodes, by a signal handler that raises: so it
     takes no lock. Batches lie in a dict by position, where they stay until the consumer says that
     it is past them; and what it does is right also when it is done twice. It is woken by a lock
-    that is a semaphore: whoever changes something lets it go, and the consumer looks again.
+    that is a semaphore: a thread that changes something releases it, and the consumer looks again.
 
     Args:
         job: The job's name, for messages.
@@ -86,10 +52,13 @@ class Slots:
 
     Attributes:
         next: The first position that the consumer has not been given.
+        kept: The first position that it may ask for, or ask for once more.
         wait_s: How long it has waited in all.
         missing: The first position that has not come.
         largest_bytes: What the largest batch takes that has come, header included.
         end: The first position that will not come; None = not known.
+        is_closed: Nothing more is to come.
+        on_change: Called when something has changed, beside waking the consumer, on any thread.
     """
 
     def __init__(
@@ -102,7 +71,7 @@ class Slots:
         self._changed = threading.Lock()  # a semaphore: free = something has changed
         # Set by the consumer.
         self.next = first
-        self._kept = first  # the first position that it may ask for once more
+        self.kept = first
         self.wait_s = 0.0
         # Set by the threads of the streams, one at a time.
         self._landing = threading.Lock()
@@ -111,7 +80,8 @@ class Slots:
         self._landed: set[int] = set()  # those above it that have come
         self.end = stop
         self._error: BaseException | None = None
-        self._is_closed = False
+        self.is_closed = False
+        self.on_change: Callable[[], None] | None = None
 
     # --- the consumer ---
 
@@ -140,13 +110,30 @@ class Slots:
 
     def release(self, position: int) -> None:
         """Release the own positions below `position`: they will not be asked for again."""
-        while self._kept < position:
-            self._ready.pop(self._kept, None)
-            self._kept = self._share.nth_after(self._kept, 1)
+        while self.kept < position:
+            self._ready.pop(self.kept, None)
+            self.kept = self._share.nth_after(self.kept, 1)
 
     def ready(self, due: int) -> list[Delivery]:
         """Return what has come from position `due` on."""
         return [found for at, found in list(self._ready.items()) if at >= due]
+
+    def get(self, position: int) -> Delivery | None:
+        """Return the batch at a position, if it has come and is kept; any thread may ask."""
+        return self._ready.get(position)
+
+    def check_open(self) -> None:
+        """Raise where no more will come.
+
+        Raises:
+            PenstockError: The Loader was closed.
+        """
+        if self.is_closed:
+            raise PenstockError("the Loader was closed while a batch was waited for")
+
+    def pause(self, timeout_s: float) -> None:
+        """Wait until the consumer is woken, on its thread."""
+        self._changed.acquire(timeout=max(0.0, timeout_s))
 
     @property
     def prefetch(self) -> int:
@@ -161,49 +148,22 @@ class Slots:
         return horizon if self.end is None else min(horizon, self.end)
 
     def _wait(self, position: int, deadline_s: float, supply: Supply) -> Delivery | None:
-        began = time.monotonic()
-        log_at = LOG_EVERY_S
+        waiting = Waiting(self._job, position, deadline_s, supply)
         try:
             while (delivery := self._ready.get(position)) is None:
                 if self.end is not None and position >= self.end:
                     return None
                 # After the look for the batch: those before an error have come.
-                error, ended = self._error, self._is_closed
+                error = self._error
                 if position in self._ready:
                     continue
                 if error is not None:
                     raise _again(error)
-                if ended:
-                    raise PenstockError("the Loader was closed while a batch was waited for")
-                waited = time.monotonic() - began
-                may_come = supply.may_send(position)
-                supply.tell(position, waited)
-                if waited >= deadline_s:
-                    raise supply.blocked(waited) or self._late(position, waited, supply.why())
-                if waited >= log_at:
-                    log_at += LOG_EVERY_S
-                    tell(
-                        logger.warning,
-                        "job %r: waiting %.0f s for the batch at position %d: %s",
-                        self._job,
-                        waited,
-                        position,
-                        supply.why(),
-                    )
-                pause_s = PAUSE_S if may_come or waited >= TELL_S else TELL_S
-                self._changed.acquire(timeout=max(0.0, min(pause_s, deadline_s - waited)))
+                self.check_open()
+                self.pause(waiting.next_pause_s())
             return delivery
         finally:
-            self.wait_s += time.monotonic() - began
-
-    def _late(self, position: int, waited: float, reason: str) -> PenstockError:
-        return DataTimeout(
-            f"the batch at position {position} of job {self._job!r} did not come within "
-            f"{waited:.0f} s: {reason}; raise deadline_s= if that is to be expected",
-            position=position,
-            waited_s=round(waited, 3),
-            reason=reason,
-        )
+            self.wait_s += waiting.so_far_s()
 
     # --- the threads of the streams ---
 
@@ -242,10 +202,16 @@ class Slots:
 
     def close(self) -> None:
         """Have a waiting consumer give up."""
-        self._is_closed = True
+        self.is_closed = True
         self.wake()
 
     def wake(self) -> None:
+        """Have the consumer look again, and whatever else listens."""
+        self.wake_consumer()
+        if self.on_change is not None:
+            self.on_change()
+
+    def wake_consumer(self) -> None:
         """Have the consumer look again, now or when it comes to wait."""
         with contextlib.suppress(RuntimeError):  # it was told, and has not looked yet
             self._changed.release()
@@ -258,4 +224,4 @@ def _again(error: BaseException) -> BaseException:
     return RuntimeError(f"the feed's thread failed: {error!r}").with_traceback(error.__traceback__)
 
 
-__all__ = ["LOG_EVERY_S", "PAUSE_S", "TELL_S", "Delivery", "Slots", "Supply"]
+__all__ = ["Delivery", "Slots"]

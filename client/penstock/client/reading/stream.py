@@ -10,29 +10,24 @@ from typing import Any
 import numpy as np
 
 from penstock.client.aside import tell
+from penstock.client.reading.agreement import check_batch, check_end, check_opened
 from penstock.client.reading.borrowing import Borrower
 from penstock.client.reading.buffers import Allocator, Lease
+from penstock.client.reading.landing import Landing
 from penstock.client.reading.slots import Delivery, Slots
 from penstock.client.run.session import Session
-from penstock.wire import LENT_BYTES, frame
-from penstock.wire.errors import BadFrame, JobChanged
+from penstock.wire import frame
+from penstock.wire.errors import BadFrame
 from penstock.wire.order import Order
 from penstock.wire.transport import ReadCall
 from penstock.wire.v1 import feed_pb2
 
 logger = logging.getLogger("penstock")
 
-HELD_BATCHES = 4
-"""Lent batches that a consumer may hold beside those that wait for it: what it holds longer becomes
-its own memory."""
-
-CHECKED_SHARE = 8
-"""Of lent bodies, which no network carries, one of so many is checked against its checksum."""
-
 
 @dataclass
 class _Assembly:
-    """A batch whose chunks are arriving; `lease` is None where it is a copy of a known one."""
+    """A batch whose chunks are arriving; `lease` is None if it is a copy of a known batch."""
 
     header: feed_pb2.BatchHeader
     lease: Lease | None
@@ -64,7 +59,7 @@ class Stream:
         has_ended: The node has sent all that it has of the log.
         waits_for: What it waits for, in words.
         landed: How many batches have come.
-        sent_because: Why a body was sent that could have been lent, in words.
+        landing: Where bodies land.
     """
 
     def __init__(
@@ -83,7 +78,7 @@ class Stream:
     ) -> None:
         self._call, self._target, self._route = call, target, route
         self._session, self._share, self._slots = session, session.share, slots
-        self._pool, self._max_body_bytes = pool, max_body_bytes
+        self._max_body_bytes, self.landing = max_body_bytes, Landing(pool, borrower)
         self.allowed = self.sent = horizon
         self.told, self._bytes_limit = told, bytes_limit
         self._largest_bytes = 0  # of the bodies that have come
@@ -91,8 +86,6 @@ class Stream:
         self.has_opened = self.has_ended = self.lends = False
         self.waits_for = ""
         self.landed = 0
-        self.sent_because = ""
-        self._borrower, self._lent_batches = borrower, 0
         self._order: Order | None = None  # of an endless log, once the stream is open
         self._assembling: dict[tuple[int, int], _Assembly] = {}
         self._in_bundle = False
@@ -146,37 +139,19 @@ class Stream:
         return reply.kind == "end"
 
     def _opened(self, message: feed_pb2.Opened) -> None:
-        session = self._session
-        if message.log_id != session.log_id:
-            raise JobChanged(
-                f"job {session.job!r} at {self._target} is another log than the one "
-                f"that was being read: {message.log_id.hex()[:12]}, not "
-                f"{session.log_id.hex()[:12]}; serve the job as it was, or start a new group",
-                log_id=message.log_id.hex(),
-                expected=session.log_id.hex(),
-            )
-        # Where the lanes of a finite log end is the server's to know.
-        is_finite = session.is_finite or message.HasField("batches")
-        self._order = None if is_finite else Order(max(1, message.lanes))
+        self._order = check_opened(message, self._session, self._target)
         self.has_opened, self.lends = True, message.lends
         self.waits_for = f"{self._target} has opened the stream and sent nothing yet"
 
     def _ended(self, message: feed_pb2.End) -> None:
-        session = self._session
-        is_unknown = session.is_finite and session.steps is None
-        if not is_unknown and message.steps != session.steps:
-            raise BadFrame(
-                f"{self._target} ends job {session.job!r} after {message.steps} "
-                f"steps, and described it as {_length(session.steps)}: nothing is left "
-                "out silently; check that both sides run the same version"
-            )
+        check_end(message, self._session, self._target)
         self.has_ended = True
         self._slots.end_at(message.steps * self._share.batches_per_step)
         if message.dropped_batches:
             tell(
                 logger.info,
                 "job %r: the last %d of %d batches fill no step and were left out (tail='drop')",
-                session.job,
+                self._session.job,
                 message.dropped_batches,
                 message.batches,
             )
@@ -209,67 +184,17 @@ class Stream:
     def _begin(self, header: feed_pb2.BatchHeader, lent: feed_pb2.Lent | None) -> _Assembly:
         frame.check_sealed(header)
         frame.check_header(header, max_body_bytes=self._max_body_bytes)
-        position = header.position
-        if header.log_id != self._session.log_id:
-            raise BadFrame(
-                f"the batch at position {position} is of log {header.log_id.hex()[:12]}, and the "
-                f"stream of {self._session.log_id.hex()[:12]}: the node mixed up two jobs",
-                position=position,
-            )
-        known = self._slots.has(position)
-        horizon = self.allowed
-        if not self._share.owns(position) or position >= horizon:
-            raise BadFrame(
-                f"position {position} was sent to rank {self._share.rank} of "
-                f"{self._share.world_size}, which did not ask for it (horizon {horizon}); check "
-                "that client and server are of the same version",
-                position=position,
-            )
-        address = (header.lane, header.offset)
-        if self._order is not None and self._order.address(position) != address:
-            raise BadFrame(
-                f"the batch at position {position} says that it is offset {header.offset} of lane "
-                f"{header.lane}, which is another position of {self._order.lanes} lanes; check "
-                "that client and server are of the same version",
-                position=position,
-            )
+        check_batch(header, self._session, self.allowed, self._order)
+        known = self._slots.has(header.position)
         if lent is not None:
-            assembly = self._lent(header, lent, known)
+            lease, crc = self.landing.lent(lent, header, is_wanted=not known)
+            assembly = _Assembly(header, lease, crc=crc)
+        elif known:
+            assembly = _Assembly(header, None)
         else:
-            assembly = _Assembly(header, None if known else self._lease(header.body_bytes))
+            assembly = _Assembly(header, self.landing.own(header.body_bytes, lends=self.lends))
         self._assembling[header.lane, header.offset] = assembly
         return assembly
-
-    def _lease(self, nbytes: int) -> Lease:
-        if self._borrower is not None and nbytes >= LENT_BYTES and not self.sent_because:
-            self.sent_because = (
-                "this is more than the node lends to one process now (raise its ready_bytes)"
-                if self.lends
-                else "the node does not know this process's connection to its memory socket"
-            )
-        return self._pool.lease(nbytes)
-
-    def _lent(self, header: feed_pb2.BatchHeader, lent: feed_pb2.Lent, known: bool) -> _Assembly:
-        borrower = self._borrower
-        if borrower is None or (lent.lane, lent.offset) != (header.lane, header.offset):
-            raise BadFrame(
-                f"the batch at position {header.position} is lent, and nobody borrows it, or "
-                "another is; check that client and server are of the same version",
-                position=header.position,
-            )
-        if known:
-            borrower.refuse(lent)
-            return _Assembly(header, None)
-        lease = borrower.take(lent, header.body_bytes, self._pool.lease)
-        self._lent_batches += 1
-        is_checked = self._lent_batches % CHECKED_SHARE == 1
-        crc = frame.crc32c(lease.array) if is_checked else header.crc32c
-        return _Assembly(header, lease, crc=crc)
-
-    def settle(self) -> None:
-        """Give back what was lent and is not read any more."""
-        if self._borrower is not None:
-            self._borrower.settle(self._slots.prefetch + HELD_BATCHES)
 
     def _finish(self, assembly: _Assembly) -> bool:
         header, lease = assembly.header, assembly.lease
@@ -294,10 +219,6 @@ def _describe_waiting(message: feed_pb2.Waiting) -> str:
         f"lane {message.lane}, offset {message.offset} is {message.stage} "
         f"for {message.since_s:.0f} s{item}"
     )
-
-
-def _length(steps: int | None) -> str:
-    return "endless" if steps is None else f"{steps} steps long"
 
 
 __all__ = ["Stream"]

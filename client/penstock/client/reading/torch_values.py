@@ -7,17 +7,17 @@ shape.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.client.reading.buffers import Lease
-from penstock.client.reading.torch_device import landing_memory, make_mover
-from penstock.client.reading.values import host_starts, unsupported_dtype, widen_labels
+from penstock.client.reading.buffers import PLAIN, Lease
+from penstock.client.reading.torch_device import QUEUES, Copier, Copy
+from penstock.client.reading.values import widen_labels
 from penstock.wire import frame
-from penstock.wire.errors import InvalidRequest
+from penstock.wire.errors import InvalidRequest, UnsupportedValue
 from penstock.wire.v1 import feed_pb2
 from penstock.wire.values import BFLOAT16, STORAGE
 
@@ -25,8 +25,20 @@ BY_ARRAY = frozenset(STORAGE) - {BFLOAT16, "uint16", "uint32", "uint64"}
 """Dtypes that every torch takes from an array as they are."""
 
 
+class Begun(NamedTuple):
+    """A batch whose body may still be on its way to the device.
+
+    Attributes:
+        values: Its values by name.
+        copy: What their tensors on the device view; None = nothing is on its way.
+    """
+
+    values: dict[str, Any]
+    copy: Copy | None
+
+
 class TorchDecoder:
-    """Makes the tensors of batches, used by one thread.
+    """Makes the tensors of batches: a `Decoder`.
 
     Args:
         device: A name or a `torch.device`; None = the host.
@@ -46,33 +58,52 @@ class TorchDecoder:
                 f"device={str(self._device)!r}: torch finds no CUDA device here; leave device= "
                 "out, or look at torch.cuda.is_available()"
             )
-        self._mover = None if self._device is None else make_mover(self._device)
-        self.memory = landing_memory(self._device)
+        self._copier = Copier(QUEUES[wanted](self._device)) if wanted in QUEUES else None
+        self.is_ahead = self._copier is not None
+        self.memory = PLAIN if self._copier is None else self._copier.memory
 
-    def __call__(self, header: feed_pb2.BatchHeader, lease: Lease) -> dict[str, Any]:
-        """Return the values of a batch; tensors whose place is the device are there, or on the way.
+    def settle(self) -> None:
+        """Find out which device is meant, where the name leaves it to the loop's thread."""
+        if self._copier is not None:
+            self._copier.settle()
 
-        The copy is queued on the current stream, so kernels launched after it see the values.
+    def begin(self, header: feed_pb2.BatchHeader, lease: Lease) -> Begun:
+        """Return the tensors of a batch; those whose place is the device are on their way there.
+
+        Where the device has no queue of copies they are there on return.
         """
-        return widen_labels(self._decode(header, lease), lambda tensor: tensor.to(torch.int64))
+        if self._copier is not None:
+            copy = self._copier.copy(lease)
+            return Begun(_decoded(header, lease, copy.body), copy)
+        if self._device is None:
+            return Begun(_decoded(header, lease, None), None)
+        return Begun(_decoded(header, lease, torch.from_numpy(lease.array).to(self._device)), None)
+
+    def finish(self, begun: Begun) -> dict[str, Any]:
+        """Return the values of a batch; kernels that are launched from now on see them."""
+        if self._copier is not None and begun.copy is not None:
+            self._copier.receive(begun.copy)
+        return widen_labels(begun.values, lambda tensor: tensor.to(torch.int64))
 
     def position(self, position: int) -> Any:
         """Return `position` as an int64 tensor of no dimensions, on the host."""
         return torch.tensor(position, dtype=torch.int64)
 
-    def _decode(self, header: feed_pb2.BatchHeader, lease: Lease) -> dict[str, Any]:
-        views = HostViews(lease.array)
-        if self._mover is None:
-            return frame.decode_values(header, lease.array, views)
-        on_device = TensorViews(self._mover(lease))
-        host = host_starts(header)
-        if not host:
-            return frame.decode_values(header, lease.array, on_device)
 
-        def place(dtype: str, shape: tuple[int, ...], start: int, nbytes: int) -> Any:
-            return (views if nbytes and start in host else on_device)(dtype, shape, start, nbytes)
+def _decoded(header: feed_pb2.BatchHeader, lease: Lease, body: Any) -> dict[str, Any]:
+    """Return the values of a batch whose body is on a device, too; None = on the host alone."""
+    views = HostViews(lease.array)
+    if body is None:
+        return frame.decode_values(header, lease.array, views)
+    on_device = TensorViews(body)
+    host = _host_starts(header)
+    if not host:
+        return frame.decode_values(header, lease.array, on_device)
 
-        return frame.decode_values(header, lease.array, place)
+    def place(dtype: str, shape: tuple[int, ...], start: int, nbytes: int) -> Any:
+        return (views if nbytes and start in host else on_device)(dtype, shape, start, nbytes)
+
+    return frame.decode_values(header, lease.array, place)
 
 
 class HostViews:
@@ -102,10 +133,37 @@ class TensorViews:
         """Return the tensor at `start`; every dtype of the wire has its name in torch."""
         found = getattr(torch, dtype, None)
         if found is None:
-            raise unsupported_dtype(dtype)
+            raise _unsupported_dtype(dtype)
         if nbytes == 0:
             return torch.empty(shape, dtype=found, device=self._body.device)
         return self._body[start : start + nbytes].view(found).view(shape)
 
 
-__all__ = ["HostViews", "TensorViews", "TorchDecoder"]
+def _host_starts(header: feed_pb2.BatchHeader) -> set[int]:
+    """Return where in the body the tensors begin that stay on the host."""
+    found: set[int] = set()
+
+    def walk(value: feed_pb2.Value) -> None:
+        kind = value.WhichOneof("kind")
+        if kind == "tensor" and value.tensor.nbytes:
+            found.add(value.tensor.start)
+        elif kind == "list":
+            for inner in value.list.values:
+                walk(inner)
+
+    for named in header.values:
+        if named.place == feed_pb2.PLACE_HOST:
+            walk(named.value)
+    return found
+
+
+def _unsupported_dtype(dtype: str) -> UnsupportedValue:
+    """Return the error for a dtype that this torch lacks."""
+    return UnsupportedValue(
+        f"a batch holds a tensor of {dtype}, which this torch has no dtype for: install a newer "
+        "torch, pass as_numpy=True, or let the collator give another dtype",
+        type=dtype,
+    )
+
+
+__all__ = ["Begun", "HostViews", "TensorViews", "TorchDecoder"]

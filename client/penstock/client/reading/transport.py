@@ -143,7 +143,7 @@ def error_from_rpc(error: Any, target: str) -> PenstockError:
             server=target,
         )
     return Internal(
-        f"{target} failed with {code.name}: {details}; the server's log has the cause",
+        f"{target} failed with {code.name}: {details}; the server's output has the cause",
         target=target,
     )
 

@@ -1,11 +1,7 @@
-"""From a body to what the training loop gets: NumPy views, or torch tensors on a device.
-
-torch is imported when the first batch is made, never before, and only where it is installed.
-"""
+"""From a body to what the training loop gets: NumPy views here, `torch_values` makes tensors."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -13,24 +9,36 @@ import numpy as np
 
 from penstock.client.reading.buffers import PLAIN, Lease, Memory
 from penstock.wire import frame
-from penstock.wire.errors import InvalidRequest, MissingExtra, UnsupportedValue
 from penstock.wire.v1 import feed_pb2
 
 
 class Decoder(Protocol):
-    """Makes the values of batches. Used by one thread, the consumer's or another.
+    """Makes the values of batches, in two parts.
+
+    `begin` is called by one thread: the feed's, ahead of the loop, where `is_ahead`; else the
+    loop's. `settle` and `finish` are called by the loop's.
 
     Attributes:
         memory: The kind of memory that bodies should land in for it; it decodes others, too.
+        is_ahead: `begin` starts a copy that goes on by itself: call it before the batch is wanted.
     """
 
     memory: Memory
+    is_ahead: bool
 
-    def __call__(self, header: feed_pb2.BatchHeader, lease: Lease) -> dict[str, Any]:
-        """Return the values of one batch: views of the lease, or copies on a device.
+    def settle(self) -> None:
+        """Find out what depends on the loop's thread; once, before anything else."""
+        ...
+
+    def begin(self, header: feed_pb2.BatchHeader, lease: Lease) -> Any:
+        """Return what `finish` takes: values that view the lease, or that a device is copying.
 
         Where a device still copies from the lease on return, the copy's event is among its events.
         """
+        ...
+
+    def finish(self, begun: Any) -> dict[str, Any]:
+        """Return the values of one batch, once for each `begin`."""
         ...
 
     def position(self, position: int) -> Any:
@@ -42,60 +50,22 @@ class NumpyDecoder:
     """Makes arrays, views of the body but for labels that are widened."""
 
     memory: Memory = PLAIN
+    is_ahead = False
 
-    def __call__(self, header: feed_pb2.BatchHeader, lease: Lease) -> dict[str, Any]:
+    def settle(self) -> None:
+        """Do nothing: arrays know no devices."""
+
+    def begin(self, header: feed_pb2.BatchHeader, lease: Lease) -> dict[str, Any]:
+        """Return the values of one batch as they came."""
+        return frame.decode_values(header, lease.array)
+
+    def finish(self, begun: dict[str, Any]) -> dict[str, Any]:
         """Return the values of one batch."""
-        values = frame.decode_values(header, lease.array)
-        return widen_labels(values, lambda array: array.astype(np.int64))
+        return widen_labels(begun, lambda array: array.astype(np.int64))
 
     def position(self, position: int) -> Any:
         """Return `position` as an int64 array of no dimensions."""
         return np.array(position, np.int64)
-
-
-def needs_torch(device: Any, as_numpy: bool | None) -> bool:
-    """Tell whether the values of batches are tensors; nothing is imported to find out.
-
-    Args:
-        device: Where tensors go: a name or a `torch.device`; None = the host.
-        as_numpy: True = arrays, False = tensors, None = tensors where torch is installed.
-
-    Raises:
-        InvalidRequest: Arrays are asked for on a device.
-        MissingExtra: Tensors are asked for and torch is not installed.
-    """
-    if as_numpy and device is not None:
-        raise InvalidRequest(
-            f"device={device!r} moves tensors, and as_numpy=True asks for arrays: pass one of them"
-        )
-    has_torch = importlib.util.find_spec("torch") is not None
-    if as_numpy or (as_numpy is None and device is None and not has_torch):
-        return False
-    if not has_torch:
-        raise MissingExtra(
-            f"{'as_numpy=False' if device is None else f'device={device!r}'} needs torch, which is "
-            "not installed: install torch, or leave it out and get NumPy arrays",
-            package="torch",
-            extra="",
-        )
-    return True
-
-
-def make_decoder(device: Any, as_numpy: bool | None) -> Decoder:
-    """Return what makes the values of batches; it may import torch.
-
-    Args:
-        device: As `needs_torch`.
-        as_numpy: As `needs_torch`.
-
-    Raises:
-        InvalidRequest, MissingExtra: As `needs_torch`.
-    """
-    if not needs_torch(device, as_numpy):
-        return NumpyDecoder()
-    from penstock.client.reading.torch_values import TorchDecoder
-
-    return TorchDecoder(device)
 
 
 LABELS = "labels"
@@ -123,44 +93,9 @@ def widen_labels(values: dict[str, Any], widen: Callable[[Any], Any]) -> dict[st
 def _widened(value: Any, widen: Callable[[Any], Any]) -> Any:
     if isinstance(value, list):
         return [_widened(inner, widen) for inner in value]
-    # "int32" of NumPy, "torch.int32" of torch; what is no tensor has no dtype.
+    # "int32" of NumPy, "torch.int32" of torch; what is not a tensor has no dtype.
     dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
     return widen(value) if dtype in NARROW else value
 
 
-def host_starts(header: feed_pb2.BatchHeader) -> set[int]:
-    """Return where in the body the tensors begin that stay on the host."""
-    found: set[int] = set()
-
-    def walk(value: feed_pb2.Value) -> None:
-        kind = value.WhichOneof("kind")
-        if kind == "tensor" and value.tensor.nbytes:
-            found.add(value.tensor.start)
-        elif kind == "list":
-            for inner in value.list.values:
-                walk(inner)
-
-    for named in header.values:
-        if named.place == feed_pb2.PLACE_HOST:
-            walk(named.value)
-    return found
-
-
-def unsupported_dtype(dtype: str) -> UnsupportedValue:
-    """Return the error for a dtype that this torch lacks."""
-    return UnsupportedValue(
-        f"a batch holds a tensor of {dtype}, which this torch has no dtype for: install a newer "
-        "torch, pass as_numpy=True, or let the collator give another dtype",
-        type=dtype,
-    )
-
-
-__all__ = [
-    "Decoder",
-    "NumpyDecoder",
-    "host_starts",
-    "make_decoder",
-    "needs_torch",
-    "unsupported_dtype",
-    "widen_labels",
-]
+__all__ = ["Decoder", "NumpyDecoder", "widen_labels"]

@@ -23,7 +23,7 @@ _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NTASKS")
 
 
 def attempt_token(
-    attempt: str | None, place: WorldRank, environ: Mapping[str, str] | None = None
+    attempt: str | None, world_rank: WorldRank, environ: Mapping[str, str] | None = None
 ) -> str:
     """Return the token that all ranks of this attempt present.
 
@@ -47,11 +47,11 @@ def attempt_token(
             )
         return attempt
     dist = torch_distributed()
-    if dist is not None and place.source != "arguments":
+    if dist is not None and world_rank.source != "arguments":
         drawn: list[str | None] = [uuid.uuid4().hex if dist.get_rank() == 0 else None]
         dist.broadcast_object_list(drawn, src=0)
         return str(drawn[0])
-    if place.world_size == 1:
+    if world_rank.world_size == 1:
         return uuid.uuid4().hex
     environ = os.environ if environ is None else environ
     # "none" is what torchrun says when nobody gave a run id: two submissions would look alike.
@@ -61,11 +61,11 @@ def attempt_token(
         restarts = environ.get("SLURM_RESTART_COUNT", "0")
         return "slurm:" + ":".join([*(environ[name] for name in _SLURM), restarts])
     raise InvalidRequest(
-        f"{place.world_size} ranks of one attempt need a token in common, and there is nothing to "
-        "make it of: pass attempt= (the same on all ranks, another for every start of the run), or "
-        "initialise torch.distributed before the first batch",
+        f"{world_rank.world_size} ranks of one attempt need a token in common, and there is "
+        "nothing to make it of: pass attempt= (the same on all ranks, another for every start of "
+        "the run), or initialise torch.distributed before the first batch",
         field="world_size",
-        value=place.world_size,
+        value=world_rank.world_size,
     )
 
 

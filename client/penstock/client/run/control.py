@@ -1,4 +1,4 @@
-"""Everything but the stream: short calls, safe to repeat, and repeated until a deadline."""
+"""All calls but the stream: they are short, safe to repeat, and repeated until a deadline."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from penstock.wire.v1 import cursors_pb2, feed_pb2
 logger = logging.getLogger("penstock")
 
 LOG_FIRST_S, LOG_EVERY_S = 2.0, 30.0
-"""When a wait for an unreachable node is said first, and how often after that."""
+"""When a wait for an unreachable node is logged first, and how often after that."""
 
 CALL_S = 30.0
-"""One try of one call, in seconds: none of them waits for data."""
+"""The time-out of a single try, in seconds: none of these calls waits for data."""
 
 ReplyT = TypeVar("ReplyT", bound=Message)
 
@@ -41,10 +41,10 @@ class Control:
     """The calls of one client about one job.
 
     Args:
-        transport: The way to the node.
+        transport: The connection to the node.
         job: The job's name.
         target: Where the node is, for messages.
-        deadline_s: How long an unreachable node is called again.
+        deadline_s: Seconds for which an unreachable node is called again.
     """
 
     def __init__(self, transport: Transport, job: str, target: str, deadline_s: float) -> None:
@@ -116,17 +116,17 @@ class Control:
         return self.call("Cursors/Commit", request, cursors_pb2.CommitReply)
 
     def checkpoint(self, group: str, name: str, step: int | None) -> cursors_pb2.CheckpointReply:
-        """Name a step for good; None = the group's cursor.
+        """Give a step a permanent name; None = the group's cursor.
 
         Raises:
-            CheckpointExists: The name stands at another step.
+            CheckpointExists: The name belongs to another step.
             UnknownGroup: There is no such group.
         """
         request = cursors_pb2.CheckpointRequest(job=self.job, group=group, name=name, step=step)
         return self.call("Cursors/Checkpoint", request, cursors_pb2.CheckpointReply)
 
     def restore(self, group: str, name: str, request_id: str) -> cursors_pb2.MoveReply:
-        """Go to a checkpoint: a new generation, which fences whoever reads the group now.
+        """Go to a checkpoint: a new generation, which fences all current readers of the group.
 
         Raises:
             UnknownGroup, UnknownCheckpoint: There is no such group or name.
@@ -137,7 +137,7 @@ class Control:
         return self.call("Cursors/Restore", request, cursors_pb2.MoveReply)
 
     def seek(self, group: str, step: int, request_id: str) -> cursors_pb2.MoveReply:
-        """Go to a step: a new generation, which fences whoever reads the group now.
+        """Go to a step: a new generation, which fences all current readers of the group.
 
         Raises:
             UnknownGroup: There is no such group.
@@ -169,12 +169,12 @@ class Control:
             request.page_token = page.next_page_token
 
     def delete(self, group: str, generation: int, *, fence: bool) -> cursors_pb2.DeleteReply:
-        """Forget a group; return what there was. Its next start begins anew.
+        """Delete a group; return what it was. A later start under its name begins a new group.
 
         Args:
             group: Its name.
-            generation: The one that it had when it was looked at; another one is refused.
-            fence: End its readers; else they are a reason to refuse.
+            generation: The generation that it had when the caller looked; any other is refused.
+            fence: End its readers; without it, a group with readers is not deleted.
 
         Raises:
             GroupInUse: It has readers.
@@ -201,7 +201,7 @@ class Control:
 
         Raises:
             UnknownVerdict: The item is not in quarantine.
-            LogDiverged: The log holds no batch that it could come into.
+            LogDiverged: The log has no batch left that could hold the item.
         """
         request = cursors_pb2.ReleaseItemRequest(job=self.job, source=source, index=index)
         reply = self.call("Cursors/ReleaseItem", request, cursors_pb2.ReleaseItemReply)
@@ -255,7 +255,7 @@ class Control:
                 left = self._deadline_s - waited
                 tell(logger.warning, "%s; trying for %.0f s more (%s)", away, left, method)
             if patience.acquire(timeout=wait):
-                raise away  # nobody hears it: the caller has gone
+                raise away  # the caller does not wait any more
 
 
 def _gave_up(error: PenstockError, target: str, method: str, waited: float) -> PenstockError:
@@ -283,7 +283,7 @@ def check_protocol(reply: feed_pb2.DescribeReply, target: str) -> None:
 
 
 def owner() -> str:
-    """Return who is asking, for people: host and process."""
+    """Return who makes the call, for people: host and process."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 

@@ -9,7 +9,7 @@ from penstock.wire.errors import ForkedLoader
 
 
 class _Forks:
-    """How often the line of processes that led here has forked since this module was imported.
+    """How many forks lie between this process and the one that imported this module.
 
     Asked for every batch: a number in memory is much cheaper than the system call of `getpid`.
     """
@@ -28,7 +28,7 @@ os.register_at_fork(after_in_child=_Forks.happened)
 class ProcessGuard:
     """Remembers the process that made it and refuses to be used in any other.
 
-    gRPC does not survive a fork: a child that used the connection would hang for ever.
+    gRPC does not survive a fork: a child that used the connection would hang forever.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class ProcessGuard:
 
 def in_dataloader_worker() -> bool:
     """Tell whether this process is a worker of a torch DataLoader; never imports torch."""
-    # A module that another thread is importing stands there before it has its functions.
+    # A module that another thread is importing is already there, and has no functions yet.
     worker_info = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
     return worker_info is not None and worker_info() is not None
 

@@ -9,7 +9,7 @@ from penstock.client.options import Options
 from penstock.client.reading.transport import pretty
 from penstock.client.run.attempt import attempt_token
 from penstock.client.run.control import Control
-from penstock.client.run.ranks import WorldRank, discover, log_place
+from penstock.client.run.ranks import WorldRank, discover, log_world_rank
 from penstock.client.run.resources import Resources
 from penstock.client.run.session import Session, Start
 from penstock.wire.attempts import moved, moves_between
@@ -21,7 +21,7 @@ logger = logging.getLogger("penstock")
 
 
 class Opener:
-    """Settles, as late as possible and once, what a session needs.
+    """Finds out what a session needs, as late as possible and only once.
 
     Args:
         resources: Where the connection is kept.
@@ -33,20 +33,20 @@ class Opener:
         self._resources, self._options = resources, options
         self._control: Control | None = None
         self._info: feed_pb2.DescribeReply | None = None
-        self._place: WorldRank | None = None
+        self._world_rank: WorldRank | None = None
         self._token: str | None = None
 
     @property
-    def place(self) -> WorldRank:
-        """Which data-parallel rank this is; found and logged at the first look."""
-        if self._place is None:
-            self._place = discover(self._options.ranks)
-            log_place(self._place, self._options.job)
-        return self._place
+    def world_rank(self) -> WorldRank:
+        """Which data-parallel rank this is; found and logged at first use."""
+        if self._world_rank is None:
+            self._world_rank = discover(self._options.ranks)
+            log_world_rank(self._world_rank, self._options.job)
+        return self._world_rank
 
     @property
     def control(self) -> Control:
-        """The short calls; connects at the first look."""
+        """The short calls; connects at first use."""
         if self._control is None:
             transport = self._resources.connect(self._options.target)
             self._control = Control(
@@ -61,49 +61,59 @@ class Opener:
             self._info = self.control.describe()
         return self._info
 
+    def batches(self) -> int | None:
+        """Return how many batches the log holds; None = endless, or the node does not know it yet.
+
+        As long as that is so it is asked again.
+        """
+        if self.info.finite and not self.info.HasField("batches"):
+            self._info = self.control.describe()
+        return self.info.batches if self.info.HasField("batches") else None
+
     def open(self, start: Start, moves: int) -> Session:
         """Begin: with a group this starts or joins a generation.
 
         Args:
             start: Where.
-            moves: How often this reader has gone elsewhere: each is an attempt of its own, which
-                all ranks name alike.
+            moves: How many times this reader was moved, by `seek` or a state: each move is an
+                attempt of its own, with the same name on all ranks.
 
         Raises:
             PenstockError: See `Control.describe` and `Control.begin`.
             UnevenStep: The world size does not divide the step.
-            PastEnd: The job ends before the place that is asked for.
+            PastEnd: The job ends before the step that is asked for.
         """
-        place, info, state, options = self.place, self.info, start.state, self._options
-        # A state from seek names no step size: the group's stays.
+        world_rank, info, state, options = self.world_rank, self.info, start.state, self._options
+        # A state from `seek` has no step size: the group keeps its own.
         wanted = options.batches_per_step or (state.batches_per_step if state else 0) or None
         token, generation, store = "", 0, info.store
+        timeline: tuple[tuple[int, bytes], ...] = ((0, info.log_id),)
         if options.group is None:
-            step_size = wanted or info.batches_per_step or place.world_size
+            step_size = wanted or info.batches_per_step or world_rank.world_size
             first_step = start.step or 0
         else:
-            attempt = self._attempt_token(place)
+            attempt = self._attempt_token(world_rank)
             begun = self._begin(options.group, moved(attempt, moves), wanted, start)
-            # A rank that was started again alone is told how often its attempt has moved.
+            # A rank that was restarted alone is told how many times its attempt has moved.
             token = begun.token
             moves = moves_between(attempt, token) or 0
             generation, step_size = int(begun.generation), int(begun.batches_per_step)
             store = begun.store
-            # A joining rank's row may be ahead of the state, but the trainer's checkpoint is the
-            # truth.
+            timeline = timeline_of(begun)
+            # A joining rank's row may be ahead of the state, but the trainer's checkpoint decides.
             first_step = state.step if state else int(begun.start_step)
-        share = Share(step_size, place.rank, place.world_size)
-        first = first_step * step_size + place.rank
+        share = Share(step_size, world_rank.rank, world_rank.world_size)
+        first = first_step * step_size + world_rank.rank
         if state is not None:
-            first += state.consumed * place.world_size
+            first += state.consumed * world_rank.world_size
         if start.position is not None:
             first = share.at_or_after(start.position)
         session = Session(
             target=self.target,
             job=options.job,
-            log_id=info.log_id,
+            timeline=timeline,
             store=store,
-            batches=info.batches if info.HasField("batches") else None,
+            batches=self.batches(),
             share=share,
             finite=info.finite,
             first=first,
@@ -125,21 +135,21 @@ class Opener:
             )
         return session
 
-    def _attempt_token(self, place: WorldRank) -> str:
+    def _attempt_token(self, world_rank: WorldRank) -> str:
         if self._token is None:
-            self._token = attempt_token(self._options.attempt, place)
+            self._token = attempt_token(self._options.attempt, world_rank)
         return self._token
 
     def _begin(
         self, group: str, token: str, batches_per_step: int | None, start: Start
     ) -> cursors_pb2.BeginReply:
-        # Whoever names the step may load a state of another store.
+        # With an explicit step, a state of another store may be loaded.
         names_step = isinstance(self._options.start, int)
         begun = self.control.begin(
             group,
             token,
-            self.place.rank,
-            self.place.world_size,
+            self.world_rank.rank,
+            self.world_rank.world_size,
             batches_per_step=batches_per_step,
             start_step=start.step,
             store="" if start.state is None or names_step else start.state.store,
@@ -151,8 +161,25 @@ class Opener:
                 log_id=begun.log_id.hex(),
                 expected=self.info.log_id.hex(),
             )
+        logs = timeline_of(begun)
+        if logs != ((0, begun.log_id),):
+            read = ", ".join(f"{log_id.hex()[:12]} from step {step:,}" for step, log_id in logs)
+            raise JobChanged(
+                f"group {group!r} of job {self._options.job!r} has read several logs, one after "
+                f"the other ({read}), and this penstock reads groups of one: install the server's "
+                "version, or read with another group name",
+                job=self._options.job,
+                group=group,
+                log_id=begun.log_id.hex(),
+            )
         tell(logger.info, "%s", resuming(self._options.job, group, begun, start))
         return begun
+
+
+def timeline_of(begun: cursors_pb2.BeginReply) -> tuple[tuple[int, bytes], ...]:
+    """Return the logs that a group reads, by the first step of each."""
+    told = tuple((int(entry.from_step), entry.log_id) for entry in begun.timeline)
+    return told or ((0, begun.log_id),)
 
 
 def _check_end(session: Session, start: Start) -> None:
@@ -191,7 +218,7 @@ def resuming(job: str, group: str, begun: cursors_pb2.BeginReply, start: Start) 
         committed = f"committed {at} by generation {begun.committed_by}"
     if start.state is not None:
         return f"{who}: going to step {start.state.step:,} as told; {committed}; {attempt}"
-    # Every rank but the first joins, so to join tells nothing: at a fresh start all rows are 0.
+    # Every rank but the first joins, so joining means nothing: at a fresh start all rows are 0.
     verb = "resuming" if begun.start_step else "starting"
     return f"{who}: {verb} at step {begun.start_step:,}, {committed}; {attempt}"
 

@@ -1,8 +1,8 @@
-"""Which data-parallel rank this process is, and of how many: said once, with where it was found.
+"""Which data-parallel rank this process is, and of how many: logged once, with where it was found.
 
 Tensor-, context- and pipeline-parallel peers must read the same batches: they are replicas of one
 data-parallel rank. With a mesh that follows from its dimensions; without one it cannot be known, so
-the log says what was chosen.
+what was chosen is logged.
 """
 
 from __future__ import annotations
@@ -50,22 +50,21 @@ class WorldRank:
 class Ranks:
     """Which data-parallel rank a Loader reads as, where that takes more than `rank=` or `mesh=`.
 
-    What is left out is looked for: in the mesh, torch.distributed, RANK, SLURM_PROCID, in this
-    order.
+    What is left out is taken from the mesh, torch.distributed, RANK or SLURM_PROCID, in this order.
 
     Args:
-        rank: The data-parallel rank; only together with `world_size`.
-        world_size: How many data-parallel ranks.
-        mesh: A torch DeviceMesh; ranks that differ only in other dimensions than the data-parallel
-            ones read the same batches.
-        dp: The names of its data-parallel dimensions; default: those that contain "dp".
-        cp: The names of its context-parallel dimensions, checked against the mesh.
-        tp: The names of its tensor-parallel dimensions, checked against the mesh.
-        pp: The names of its pipeline-parallel dimensions, checked against the mesh.
+        rank: The data-parallel rank; given together with `world_size`.
+        world_size: How many data-parallel ranks there are.
+        mesh: A torch `DeviceMesh`: ranks that differ only in other dimensions than the
+            data-parallel ones read the same batches.
+        dp: The names of its data-parallel dimensions. `None` takes those with `dp` in their name.
+        cp: The names of its context-parallel dimensions; they are checked against the mesh.
+        tp: The names of its tensor-parallel dimensions; they are checked against the mesh.
+        pp: The names of its pipeline-parallel dimensions; they are checked against the mesh.
 
     Raises:
-        InvalidRequest: Half of a pair is given, a number is not an integer, or dimensions are named
-            without a mesh.
+        InvalidRequest: Only one of `rank` and `world_size` is given, a number is not an integer, or
+            dimensions are named without a mesh.
     """
 
     rank: int | None = None
@@ -93,7 +92,7 @@ class Ranks:
 
     @property
     def is_given(self) -> bool:
-        """Whether anything was said."""
+        """Whether anything was given."""
         return self.rank is not None or self.mesh is not None
 
     @property
@@ -107,10 +106,10 @@ OTHER_DIMENSIONS = ("cp", "tp", "pp")
 
 
 def discover(ranks: Ranks, environ: Mapping[str, str] | None = None) -> WorldRank:
-    """Return this process's place: from arguments, mesh, torch.distributed, variables, or alone.
+    """Return which rank this is: from arguments, mesh, torch.distributed, variables, or alone.
 
     Args:
-        ranks: What the caller said of it.
+        ranks: What the caller has given.
         environ: The environment; default: the process's.
 
     Raises:
@@ -126,10 +125,10 @@ def discover(ranks: Ranks, environ: Mapping[str, str] | None = None) -> WorldRan
     ) or WorldRank(0, 1, "single process")
 
 
-def log_place(place: WorldRank, job: str) -> None:
-    """Say once which rank was chosen and why."""
+def log_world_rank(world_rank: WorldRank, job: str) -> None:
+    """Log which rank was chosen and why."""
     hint = ""
-    if place.source == "torch.distributed" and place.world_size > 1:
+    if world_rank.source == "torch.distributed" and world_rank.world_size > 1:
         hint = (
             "; with tensor, context or pipeline parallelism pass mesh= so that peers read the same"
         )
@@ -137,9 +136,9 @@ def log_place(place: WorldRank, job: str) -> None:
         logger.info,
         "job %r: data-parallel rank %d of %d (from %s%s)",
         job,
-        place.rank,
-        place.world_size,
-        place.source,
+        world_rank.rank,
+        world_rank.world_size,
+        world_rank.source,
         hint,
     )
 
@@ -222,7 +221,8 @@ def torch_distributed() -> Any:
 def _from_launcher(environ: Mapping[str, str]) -> WorldRank | None:
     for rank_name, size_name in _LAUNCHERS:
         if rank_name not in environ:
-            # Slurm sets its size for whoever holds an allocation, also where no task was started.
+            # Slurm sets its size for every process in an allocation, even where no task was
+            # started.
             if size_name == "WORLD_SIZE" and environ.get(size_name, "1") != "1":
                 raise InvalidRequest(
                     f"{size_name} is set to {environ[size_name]!r} and {rank_name} is not: each "
@@ -251,4 +251,11 @@ def _number(environ: Mapping[str, str], name: str) -> int:
         ) from None
 
 
-__all__ = ["Ranks", "WorldRank", "discover", "log_place", "mesh_dimensions", "torch_distributed"]
+__all__ = [
+    "Ranks",
+    "WorldRank",
+    "discover",
+    "log_world_rank",
+    "mesh_dimensions",
+    "torch_distributed",
+]

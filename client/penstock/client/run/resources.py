@@ -17,17 +17,18 @@ from penstock.wire.transport import Transport
 class Resources:
     """What must be closed, apart from the Loader: its finalizer must not keep it alive.
 
-    All of it takes locks of gRPC or of our own, so it is done aside, where no signal breaks it off.
+    All of it takes locks of gRPC or of our own, so it is done in `aside`, where no signal
+    interrupts it.
     """
 
     def __init__(self) -> None:
         self.guard = ProcessGuard()
         self.transport: Transport | None = None
         self.feeds: set[Feed] = set()
-        self._lock = threading.Lock()  # taken aside only
+        self._lock = threading.Lock()  # taken in `aside` only
 
     def connect(self, target: str | Sequence[str] | Transport) -> Transport:
-        """Return the connection; open it if that is still to be done.
+        """Return the connection; open it first if necessary.
 
         Raises:
             PenstockError: See `open_transport`.
@@ -45,7 +46,7 @@ class Resources:
         return aside(open_once)
 
     def close_feeds(self, but: Feed | None = None) -> None:
-        """End every stream but one; idempotent."""
+        """End every stream except one; idempotent."""
         ending = {feed for feed in tuple(self.feeds) if feed is not but}
         if not ending:
             return
@@ -58,8 +59,8 @@ class Resources:
         """End the streams and the connection; idempotent. In a fork they are left to the parent.
 
         Args:
-            waits: Return when it is done. The collector does not: it may run anywhere, also on a
-                thread that would have to wait for itself.
+            waits: Return when it is done. The garbage collector must not wait: it may run on a
+                thread that would then wait for itself.
         """
         if self.guard.at_home:
             with contextlib.suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""Where reading is to begin, and what is settled when it has begun."""
+"""Where reading is to begin, and what is known when it has begun."""
 
 from __future__ import annotations
 
@@ -25,29 +25,31 @@ class Start:
 
 @dataclass(frozen=True)
 class Session:
-    """What is settled when reading begins; every stream opens with it.
+    """What is known when reading begins; every stream is opened with it.
 
     Attributes:
         target: Where the node is, for messages.
         job: The job's name.
-        log_id: The log that is read, 32 bytes.
+        timeline: The logs of the run, 32 bytes each, with the first step that is read from each:
+            one, from step 0 on.
         store: The UUID of the server's store.
         batches: T of a finite log; None = endless, or not known yet.
-        finite: The log ends, be it known where or not.
+        finite: The log ends, whether or not it is known where.
         share: Which positions are this rank's.
         first: The own position that reading begins with.
         group: Empty = ephemeral.
-        token: The attempt; empty = ephemeral, or look only.
-        generation: What the store gave to it; 0 = ephemeral.
-        moves: How often the attempt has gone elsewhere.
-        tail_pad: The last step of a finite log is filled; else it is left out where it is not full.
+        token: The attempt; empty = ephemeral, or a reader that belongs to no attempt.
+        generation: The number that the store gave to the attempt; 0 = ephemeral.
+        moves: How many times the attempt was moved, by `seek` or a state.
+        tail_pad: The last step of a finite log is filled; otherwise it is left out if it is not
+            full.
         given_from: Own positions from here to where a stream opens were given before, by this
             Loader or to the run whose state was loaded; None = none.
     """
 
     target: str
     job: str
-    log_id: bytes
+    timeline: tuple[tuple[int, bytes], ...]
     store: str
     batches: int | None
     share: Share
@@ -61,8 +63,13 @@ class Session:
     given_from: int | None = None
 
     @property
+    def log_id(self) -> bytes:
+        """The log that is read, 32 bytes."""
+        return self.timeline[-1][1]
+
+    @property
     def is_finite(self) -> bool:
-        """Whether the log ends, be it known where or not."""
+        """Whether the log ends, whether or not it is known where."""
         return self.finite or self.batches is not None
 
     @property

@@ -1,4 +1,4 @@
-"""What a training checkpoint holds of a Loader: a few integers and who they belong to.
+"""What a training checkpoint holds about a Loader: a few integers, and what they belong to.
 
 At a step's boundary the state is the same on every rank and loads at any world size. Within a step
 it also says how much of the step each rank has consumed, and loads only at the same world size.
@@ -22,7 +22,8 @@ class State:
 
     Attributes:
         job: The job's name.
-        log_id: The log, hex.
+        timeline: The logs of the run, hex, each with the first step that is read from it. One
+            today: a run that goes on in a changed job would have several.
         store: The UUID of the server's store.
         group: The group; None = ephemeral.
         batches_per_step: G.
@@ -32,7 +33,7 @@ class State:
     """
 
     job: str
-    log_id: str
+    timeline: tuple[tuple[int, str], ...]
     store: str
     group: str | None
     batches_per_step: int
@@ -40,12 +41,18 @@ class State:
     consumed: int = 0
     world_size: int = 1
 
+    @property
+    def log_id(self) -> str:
+        """Return the log that is read at `step`, hex."""
+        return self.timeline[-1][1]
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for any format of checkpoints."""
         return {
             "format": FORMAT,
             "job": self.job,
             "log_id": self.log_id,
+            "timeline": [list(entry) for entry in self.timeline],
             "store": self.store,
             "group": self.group,
             "batches_per_step": self.batches_per_step,
@@ -60,7 +67,7 @@ class State:
         """Return the state that `to_dict` wrote.
 
         Raises:
-            BadState: It is not one, or of a newer format.
+            BadState: It is not a state, or has a newer format.
         """
         if not isinstance(state, Mapping) or "format" not in state:
             raise BadState(
@@ -75,7 +82,7 @@ class State:
             )
         found = cls(
             job=_field(state, "job", str),
-            log_id=_field(state, "log_id", str),
+            timeline=_timeline(state),
             store=_field(state, "store", str),
             group=None if state.get("group") is None else _field(state, "group", str),
             batches_per_step=_field(state, "batches_per_step", int),
@@ -85,7 +92,7 @@ class State:
         )
         if wrong := found._impossible():
             raise BadState(
-                f"the state holds numbers that cannot be: {wrong}; it was changed or damaged, so "
+                f"the state holds impossible numbers: {wrong}; it was changed or damaged, so "
                 "load another one, or go to a step with seek(step=)",
                 step=found.step,
                 consumed=found.consumed,
@@ -94,7 +101,7 @@ class State:
         return found
 
     def _impossible(self) -> str:
-        """Return what no Loader writes, in words; empty = nothing."""
+        """Return, in words, what in the state no Loader writes; empty = nothing."""
         size, world = self.batches_per_step, self.world_size
         if size < 1 or not 0 <= self.step <= MAX_POSITION // size:
             return f"step {self.step} of {size} batches each"
@@ -112,12 +119,12 @@ class State:
 
         Args:
             job: The job that is read.
-            batches_per_step: What the reader was given; None = nothing.
+            batches_per_step: As the Loader was given it; None = it was not.
             world_size: How many ranks read.
 
         Raises:
             BadState: Another job or step size; or it was taken within a step at another world size:
-                then the nearest steps are named, which load at any.
+                the error then names the nearest steps, which load at any.
         """
         if self.job != job:
             raise BadState(
@@ -161,7 +168,7 @@ class State:
         """Refuse a state of another store, unless the caller named a step to start at.
 
         Raises:
-            OtherStore: An empty store must not be taken for a fresh start.
+            OtherStore: It is another store: an empty one must not look like a fresh start.
         """
         if self.store != store and not start_is_given:
             raise OtherStore(
@@ -171,6 +178,30 @@ class State:
                 expected=self.store,
                 store=store,
             )
+
+
+def _timeline(state: Mapping[str, Any]) -> tuple[tuple[int, str], ...]:
+    """Return the timeline of a state; one that has none is of a run that began with its log.
+
+    Raises:
+        BadState: It is none, or has several logs, or another one than the state.
+    """
+    log_id = _field(state, "log_id", str)
+    found = state.get("timeline", [[0, log_id]])
+    entries = list(found) if isinstance(found, list | tuple) else []
+    if len(entries) > 1:
+        raise BadState(
+            f"the state is of a run that has read {len(entries)} logs, one after the other, and "
+            "this penstock goes on in runs of one: load it with the version that wrote it",
+            field="timeline",
+        )
+    if [list(entry) if isinstance(entry, tuple) else entry for entry in entries] != [[0, log_id]]:
+        raise BadState(
+            f"the state's 'timeline' is {_short(found)}, and its log is {log_id[:12]} from step 0 "
+            "on: pass what state_dict() gave",
+            field="timeline",
+        )
+    return ((0, log_id),)
 
 
 def _field(state: Mapping[str, Any], name: str, kind: type) -> Any:

@@ -3,10 +3,14 @@
 A batch is a **header** (the protobuf message `BatchHeader`) and a **body**: its tensors, one after
 another, each at a multiple of 64 bytes, zeros between them. It travels as `ReadReply` messages.
 
-* `layout`: the names of the values, their dtypes and shapes, and where each lies.
-* `record`: the header and the body of one batch, written, sealed and checked.
-* `messages`: the messages of a stream.
-* `octets`: views, checksums and protobuf's fields by hand, for those three.
+* `layout`: where each value of a batch is put.
+* `record`: its body and its header, written.
+* `seal`: the header gets its position and its own checksum, and is read by it.
+* `messages`: the messages of a stream, out and in.
+* `checks`: what a client refuses of what came.
+* `decode`: the values, read from header and body.
+* `describe`: what a batch holds, for people.
+* `octets`: views, checksums and protobuf's fields by hand, for all of these.
 
 In the order of a batch's way:
 
@@ -19,34 +23,21 @@ What comes from the network is checked before anything is allocated by it, and `
 `ChecksumMismatch` is all that it can cause.
 """
 
-from penstock.wire.frame.layout import (
-    Layout,
-    TensorMaker,
-    bfloat16_dtype,
-    decode_values,
-    describe_values,
-)
+from penstock.wire.frame.checks import check_chunk, check_crc, check_header
+from penstock.wire.frame.decode import TensorMaker, bfloat16_dtype, decode_values
+from penstock.wire.frame.describe import batch_record, describe_values
+from penstock.wire.frame.layout import Layout
 from penstock.wire.frame.messages import (
     ChunkView,
     Reply,
     batch_messages,
     bundle,
-    check_chunk,
     parse_replies,
     parse_reply,
 )
 from penstock.wire.frame.octets import Buffer, crc32c
-from penstock.wire.frame.record import (
-    MAX_HEADER_BYTES,
-    batch_record,
-    check_crc,
-    check_header,
-    check_sealed,
-    read_header,
-    with_position,
-    write_body,
-    write_header,
-)
+from penstock.wire.frame.record import MAX_HEADER_BYTES, write_body, write_header
+from penstock.wire.frame.seal import check_sealed, read_header, with_position
 
 __all__ = [
     "MAX_HEADER_BYTES",

@@ -21,9 +21,12 @@ from penstock.wire.frame.octets import (
     skip_field,
     uvarint,
 )
-from penstock.wire.frame.record import read_header
+from penstock.wire.frame.seal import read_header
 from penstock.wire.parse import parse
 from penstock.wire.v1 import feed_pb2
+
+_HEADER_TAG, _CHUNK_TAG, _MORE_TAG, _LENT_TAG = b"\x12", b"\x7a", b"\x82\x01", b"\x8a\x01"
+"""Of the fields of `ReadReply`, as protobuf writes them before their length."""
 
 # --- on the way out -------------------------------------------------------------------------------
 
@@ -45,23 +48,20 @@ def batch_messages(
         body: Its bytes, as long as the header says; or where they lie, lent.
         chunk_bytes: Body bytes in one message.
     """
-    head = b"\x12" + uvarint(len(header)) + header
+    head = _field(_HEADER_TAG, header)
     if isinstance(body, feed_pb2.Lent):
-        yield head + _lent(body)
+        yield head + _field(_LENT_TAG, body.SerializeToString())
         return
     view = octets(body).data
     if not view:
         yield head
         return
-    address = (b"\x08" + uvarint(lane) if lane else b"") + (
-        b"\x10" + uvarint(offset) if offset else b""
-    )
+    which = _which(lane, offset)
     for start in range(0, len(view), chunk_bytes):
         data = view[start : start + chunk_bytes]
-        fields = address + (b"\x18" + uvarint(start) if start else b"")
-        fields += b"\x7a" + uvarint(len(data))
+        fields = which + (b"\x18" + uvarint(start) if start else b"")
         # One join, not additions: each addition would copy the chunk again.
-        yield b"".join((head, b"\x7a", uvarint(len(fields) + len(data)), fields, data))
+        yield b"".join((head, _chunk_head(fields, len(data)), data))
         head = b""
 
 
@@ -77,27 +77,32 @@ def bundle(batches: Iterable[tuple[bytes, int, int, Buffer | feed_pb2.Lent]]) ->
     """
     parts: list[bytes | memoryview] = []
     for header, lane, offset, body in batches:
-        head = b"\x12" + uvarint(len(header)) + header
+        head = _field(_HEADER_TAG, header)
         if isinstance(body, feed_pb2.Lent):
-            head += _lent(body)
-            parts += (b"\x82\x01", uvarint(len(head)), head)
+            parts.append(_field(_MORE_TAG, head + _field(_LENT_TAG, body.SerializeToString())))
             continue
         view = octets(body).data
-        size = len(head)
         if view:
-            fields = (b"\x08" + uvarint(lane) if lane else b"") + (
-                b"\x10" + uvarint(offset) if offset else b""
-            )
-            fields += b"\x7a" + uvarint(len(view))
-            head += b"\x7a" + uvarint(len(fields) + len(view)) + fields
-            size = len(head) + len(view)
-        parts += (b"\x82\x01", uvarint(size), head, view)
+            head += _chunk_head(_which(lane, offset), len(view))
+        parts += (_MORE_TAG, uvarint(len(head) + len(view)), head, view)
     return b"".join(parts)
 
 
-def _lent(lent: feed_pb2.Lent) -> bytes:
-    data = lent.SerializeToString()
-    return b"\x8a\x01" + uvarint(len(data)) + data
+def _field(tag: bytes, data: bytes) -> bytes:
+    return tag + uvarint(len(data)) + data
+
+
+def _which(lane: int, offset: int) -> bytes:
+    """Return the fields of a chunk that say which batch it is of; 0 is not written."""
+    return (b"\x08" + uvarint(lane) if lane else b"") + (
+        b"\x10" + uvarint(offset) if offset else b""
+    )
+
+
+def _chunk_head(fields: bytes, nbytes: int) -> bytes:
+    """Return what a chunk has before its `nbytes` of data."""
+    fields += b"\x7a" + uvarint(nbytes)
+    return _CHUNK_TAG + uvarint(len(fields) + nbytes) + fields
 
 
 # --- on the way in --------------------------------------------------------------------------------
@@ -156,7 +161,7 @@ def parse_replies(message: Buffer) -> list[Reply]:
     """
     view = memoryview(message)  # type: ignore[arg-type]  # an ndarray is a buffer, too
     # One look at the first tag: a bundle of ours starts with `more`, and nothing else does.
-    if view[:2] != b"\x82\x01":  # type: ignore[comparison-overlap]  # equal by content
+    if view[:2] != _MORE_TAG:  # equal by content
         return [parse_reply(view)]
     replies: list[Reply] = []
     at, end = 0, len(view)
@@ -236,37 +241,11 @@ def _chunk(view: memoryview, at: int, end: int, before: ChunkView | None) -> Chu
     return ChunkView(lane, offset, first, data)
 
 
-def check_chunk(header: feed_pb2.BatchHeader, chunk: ChunkView, filled: int) -> int:
-    """Return how many bytes of the body are there after `chunk`, the next one of its batch.
-
-    Args:
-        header: The checked header of the batch.
-        chunk: What came.
-        filled: How many bytes of the body came before it.
-
-    Raises:
-        BadFrame: It is of another batch, leaves a gap, or goes past the end of the body.
-    """
-    after = filled + len(chunk.data)
-    if (
-        (chunk.lane, chunk.offset, chunk.start) != (header.lane, header.offset, filled)
-        or after > header.body_bytes
-        or not chunk.data
-    ):
-        refuse(
-            f"lane {chunk.lane}, offset {chunk.offset} sent {len(chunk.data)} bytes from byte "
-            f"{chunk.start}, where byte {filled} of the {header.body_bytes} of lane {header.lane}, "
-            f"offset {header.offset} was due"
-        )
-    return after
-
-
 __all__ = [
     "ChunkView",
     "Reply",
     "batch_messages",
     "bundle",
-    "check_chunk",
     "parse_replies",
     "parse_reply",
 ]

@@ -38,15 +38,15 @@ _SAMPLE_CHARS = 400
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
 def check(file: str, job: str | None, items: int, batches: int, as_json: bool) -> int:
-    """Check FILE, or one JOB of it, by running a little of everything.
+    """Check FILE, or one JOB of it, by running a few items and batches.
 
     Validates every key, builds every role, runs items and batches of each job twice (again in
     another order, in another process, batches also from snapshots) and names the first value that
     differs. Prints times per role, packing efficiency, read amplification, one sample, and what one
     worker gives, and as many at once as the node would have. Nothing is served or stored.
 
-    Exits with 0 when all is well, with 2 when something is wrong; then the key and the reason are
-    on stderr, and your own frames where your code raised.
+    Exits with 0 if the job is right, and with 2 if something is wrong; then the key and the reason
+    are on stderr, and your own frames where your code raised.
 
     \b
     Examples:
@@ -174,12 +174,12 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _rate(alone: float, together: Together, name: str) -> str:
-    """Return a rate of one process, after that of as many as a node has at the same time."""
-    one = f"{alone:,.0f} by one worker"
+    """Return the rate of one process, after that of as many processes at once as a node has."""
+    single = f"{alone:,.0f} by one worker"
     if name not in together.per_second:
-        return one
+        return single
     many = f"{together.per_second[name]:,.0f} by {together.processes} workers at once"
-    return f"{many}, {one} alone"
+    return f"{many}, {single} alone"
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> Iterator[str]:

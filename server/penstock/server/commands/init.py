@@ -1,4 +1,4 @@
-"""`penstockd init`: write a job file for data that is there."""
+"""`penstockd init`: write a job file for existing data."""
 
 from __future__ import annotations
 

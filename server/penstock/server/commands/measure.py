@@ -31,7 +31,7 @@ from penstock.wire.errors import BadBatch, BadItem, PenstockError
 from penstock.wire.text import documents, ids_text, summary
 
 POOLS_PER_LANE = 4
-"""A lane with fewer items than this many pools meets itself: epochs mix in its pool."""
+"""In a lane with fewer items than this many pools, epochs mix in its pool."""
 
 
 class Stopwatch:
@@ -39,7 +39,7 @@ class Stopwatch:
 
     Args:
         say: Told of each stage, too.
-        what: What the stages belong to, for `say`.
+        what: What is measured, for `say`.
         clock: Seconds.
     """
 
@@ -65,15 +65,15 @@ class Stopwatch:
 
 @dataclass
 class Measured:
-    """What `penstockd check` found out about one job.
+    """The results of `penstockd check` for a job.
 
     Attributes:
         job: Its name.
         log_id: Hex.
         items: Raw items in all sources; None = not known before they are read.
         lanes: Lanes.
-        batches: Batches in the log; None where it is endless, or not counted yet.
-        epochs: None where it is endless.
+        batches: Batches in the log; None if it is endless, or not counted yet.
+        epochs: As in the job; None if it is endless.
         items_run: Items that were processed.
         batches_run: Batches that were made.
         ms: Milliseconds by stage: fetch, process and batch per item, collate and encode per batch.
@@ -85,11 +85,11 @@ class Measured:
             collator counts none.
         paced_batches: Batches past the lane's start, from which efficiency and rates are; 0 where
             the lane ends before, and the efficiency is that of its first batches.
-        pool_filled: The pool had been filled before these; None where the batcher has none.
+        pool_filled: The pool had been filled before these; None if the batcher has none.
         per_second: Samples and, where they are counted, tokens per second of one process alone.
         workers: Processes that the node would have here.
         together: As many processes at the same time, as far as there is work for each.
-        reading: How a window of storage blocks is read, or None where there are none.
+        reading: How a window of storage blocks is read, or None if there are none.
         memory: What the node takes while it serves this job.
         warnings: Sentences; nothing is wrong, but something may surprise.
         sample: The first sample as text.
@@ -145,7 +145,7 @@ def examine(
         batch_count: How many batches of one lane.
         workers: Processes that the node would have here.
         ready_bytes: Its bound on ready batches here.
-        together: Measures what they give at the same time.
+        together: Measures their rate at the same time.
         say: Told what is being done.
 
     Raises:
@@ -287,7 +287,7 @@ def _batching_seconds(
                 traceback=user_traceback(error),
             ) from error
     seconds = time.perf_counter() - begin
-    batcher.state()  # what cannot be in a snapshot is found here, and not after hours
+    batcher.state()  # a value that cannot be in a snapshot is found here, not hours later
     return seconds
 
 
@@ -337,7 +337,7 @@ def _warnings(job: Job, found: Measured) -> list[str]:
     warnings = job.cautions()
     pool = job.batcher.chooses_from()
     if found.items is None:
-        pass  # of a stream nobody knows
+        pass  # the length of a stream is unknown
     elif pool is not None and found.items / job.lanes < POOLS_PER_LANE * pool:
         lanes = max(1, found.items // (POOLS_PER_LANE * pool))
         warnings.append(

@@ -15,8 +15,9 @@ from typing import Any
 
 from penstock.server.job import Job
 from penstock.server.node import dispatch
-from penstock.server.node.books import KEPT_BATCHES, KEPT_SHARE, made_ahead
-from penstock.server.pipeline.planner import AHEAD_BYTES, LOOK_AHEAD
+from penstock.server.node.books import made_ahead
+from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
+from penstock.server.pipeline.ahead import AHEAD_BYTES, LOOK_AHEAD
 from penstock.server.sources.cache import FREE_BYTES
 from penstock.server.sources.parquet import CACHE_BYTES
 from penstock.wire.prefetch import fitting_ahead
@@ -27,7 +28,7 @@ SERVER_MIB, WORKER_MIB = 57, 33
 """The server process, and a worker, with what penstock itself imports."""
 
 PACKAGES_MIB = {"pyarrow": 8, "tokenizers": 4, "torch": 130}
-"""What each of these adds to every process, where a source or a role imports it."""
+"""What each of these packages adds to every process, if a source or a role imports it."""
 
 TOKENIZING_MIB, READING_MIB = 30, 6
 """What a worker takes besides while it tokenizes: what malloc keeps after texts of up to 250,000
@@ -46,7 +47,7 @@ hold most at the same moment."""
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """What a node takes, in MiB, while it serves one job to readers that are at one place.
+    """What a node takes, in MiB, while it serves one job to readers that are near each other.
 
     Attributes:
         workers: How many workers it has.
@@ -70,12 +71,12 @@ class NodeMemory:
 
     @property
     def keeping_up(self) -> float:
-        """Return what it takes while readers take what is made, without `reader`."""
+        """Return what it takes while readers keep up, without `reader`."""
         return self.processes + self.blocks + self.samples + self.kept
 
     @property
     def stalled(self) -> float:
-        """Return what it takes when they do not."""
+        """Return what it takes when they do not keep up."""
         return self.processes + self.blocks + self.samples + self.ready
 
     def to_json(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""How fast lanes go and how well they pack, past their start: batches after the pool was filled.
+"""How fast lanes are and how well they pack after their start: batches after the pool was filled.
 
-The first rows of a lane are no measure of the others: they are chosen from a pool that was just
+The first rows of a lane are not typical of the others: they are chosen from a pool that was just
 filled, or that is still growing, and the first batch also pays for every import.
 """
 
@@ -24,7 +24,7 @@ MAX_BATCHES, MAX_SECONDS = 64, 5.0
 """Enough batches for two digits; a job of slow batches is measured by fewer of them."""
 
 MAX_PASSING_S = 20.0
-"""Seconds for what comes before: a pool of many large items is not waited for, and said to be so.
+"""Seconds for that start: a pool of many large items is not waited for, and the output says so.
 """
 
 MAX_LANES = 16
@@ -33,10 +33,10 @@ MAX_LANES = 16
 
 @dataclass
 class Pace:
-    """What was found out about lanes past their start.
+    """The results for lanes past their start.
 
     Attributes:
-        past: The pools had been filled before; None where the batcher has none.
+        past: The pools had been filled before; None if the batcher has none.
         batches: Batches that were made.
         seconds: What they took, from the source's bytes to the body, in one process.
         counts: Sums of their counts, padding batches of quarantine included.
@@ -49,7 +49,7 @@ class Pace:
 
     @property
     def efficiency(self) -> float | None:
-        """Return tokens / (tokens + padding tokens); None where the collator counts none."""
+        """Return tokens / (tokens + padding tokens); None if the collator counts none."""
         tokens, padding = self.counts["tokens"], self.counts["padding_tokens"]
         if "padding_tokens" not in self.counts or tokens + padding == 0:
             return None
@@ -119,7 +119,7 @@ def make_batches(
         line = going.pop(0)
         try:
             made = line.make(line.advance())
-        except PastEnd:  # a finite lane: what there is will do
+        except PastEnd:  # a finite lane: its batches are enough
             continue
         made.write(memoryview(bytearray(made.nbytes)))
         going.append(line)
@@ -134,7 +134,7 @@ def make_batches(
 def pass_start(
     lines: Sequence[Line], clock: Callable[[], float] = time.perf_counter
 ) -> bool | None:
-    """Plan batches that nobody makes until every pool is past its first fill.
+    """Plan batches without making them, until every pool was filled once.
 
     Returns:
         Whether the pools were filled in time; None if the batcher has none.
@@ -145,7 +145,7 @@ def pass_start(
     deadline = clock() + MAX_PASSING_S
     filled: bool | None = None
     for line in lines:
-        pool = line.planner.batcher.chooses_from()
+        pool = line.planner.batching.batcher.chooses_from()
         if pool is None:
             return None
         filled = True

@@ -18,19 +18,19 @@ Say = Callable[[str], None]
 """Takes what is being done; each call replaces what the one before said."""
 
 REDRAWN_PER_S = 4
-"""Often enough that seconds pass smoothly, and no share of a core that a measurement would see."""
+"""Often enough that seconds pass smoothly, and too rarely to affect a measurement."""
 
 
 def silent(doing: str) -> None:
-    """Say nothing: for code that takes a `Say`, where nobody watches."""
+    """Say nothing: for code that takes a `Say`, when there is no terminal."""
 
 
 class Progress:
-    """A line on stderr while a command works, taken away at its end; nothing where output is piped.
+    """A line on stderr while a command works, removed at its end; nothing where output is piped.
 
     It is drawn where stdout and stderr are both terminals, so that neither a file nor a pager nor
-    a log of a build gets any of it. What is printed meanwhile, by a user's code too, appears above
-    it. A thread redraws it, so seconds pass even while one call takes long.
+    the output of a build gets any of it. What is printed meanwhile, by a user's code too, appears
+    above it. A thread redraws it, so seconds pass even while one call takes long.
 
     Use it as a context manager; `say` is what measuring code is given.
     """
@@ -45,7 +45,7 @@ class Progress:
         self._doing = doing
 
     def __enter__(self) -> Progress:
-        """Begin to show the line, where somebody can see it."""
+        """Begin to show the line, if there is a terminal."""
         if watched():
             self._since = self._clock()
             self._live = Live(
@@ -63,7 +63,7 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Take the line away, before results or an error are printed."""
+        """Remove the line, before results or an error are printed."""
         if self._live is not None:
             self._live.stop()
             self._live = None

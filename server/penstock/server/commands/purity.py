@@ -2,8 +2,8 @@
 
 The batches a third time, from a snapshot after each: can the job be resumed?
 
-In the other process everything differs that a role could depend on unseen: the order, the hash
-seed, the time zone, the locale, the number of threads, the working folder. Only where something
+In the other process everything differs that a role could depend on by accident: the order, the hash
+seed, the time zone, the locale, the number of threads, the working folder. Only if something
 differs, further processes find out which of them matters.
 
 What is compared are digests of every value, so the first one that differs can be named. Run as a
@@ -53,7 +53,7 @@ Facts = dict[str, str]
 """Name of a value -> its digest."""
 
 HASH_SEEDS = ("4711", "4712")
-"""PYTHONHASHSEED of the other process, not ours: what depends on a set's order shows."""
+"""PYTHONHASHSEED of the other process, not ours: so a dependence on a set's order shows."""
 
 OTHER_LOCALES = ("de_DE.UTF-8", "en_US.UTF-8")
 """Locales to compare with, the first one that this machine has; `C` is everywhere."""
@@ -68,7 +68,7 @@ class Surroundings:
 
     Attributes:
         name: What differs, for people.
-        variables: What is other in its environment.
+        variables: What differs in its environment.
         folder: It runs in another working folder.
     """
 
@@ -103,13 +103,13 @@ def other_surroundings() -> list[Surroundings]:
 def all_at_once() -> Surroundings:
     """Return a process in which everything differs."""
     variables: dict[str, str] = {}
-    for one in other_surroundings():
-        variables |= one.variables
+    for changed in other_surroundings():
+        variables |= changed.variables
     return Surroundings("other surroundings", variables, folder=True)
 
 
 def first_items(job: Job, count: int) -> list[ItemRef]:
-    """Return the first `count` draws of a job, lanes in turn; fewer where it ends before."""
+    """Return the first `count` draws of a job, lanes in turn; fewer if it ends before."""
     found: dict[ItemRef, None] = {}
     going = {lane: asked(job.distributor, "open", lane, job.lanes) for lane in range(job.lanes)}
     epoch = job.distributor.epoch_draws(job.lanes)
@@ -167,7 +167,7 @@ def raw_facts(items: Items, refs: Sequence[ItemRef], outcomes: Sequence[Outcome]
 def check_promises(job: Job, items: Items, refs: Sequence[ItemRef], line: Line) -> None:
     """Refuse a role that says `uses_global_rng = False` and draws from these generators.
 
-    Call it when all of it has run once: libraries may draw as they are imported.
+    Call it when all roles have run once: libraries may draw as they are imported.
 
     Args:
         job: The job.
@@ -224,7 +224,7 @@ def batch_facts(computed: Computed) -> Facts:
 
 
 def first_batches(line: Line, count: int) -> list[Computed]:
-    """Return the next `count` batches of a line; fewer where the lane ends before."""
+    """Return the next `count` batches of a line; fewer if the lane ends before."""
     found: list[Computed] = []
     order = order_of(line.job)
     while len(found) < count:
@@ -259,7 +259,7 @@ def resumed_batches(job: Job, count: int) -> list[Computed]:
         except BadSnapshot as error:
             raise LogDiverged(
                 f"job {job.name!r} cannot be resumed: {job.batcher.code_of('restore')} does "
-                f"not take what state() gave behind batch {len(found) - 1} of lane {lane} "
+                f"not take what state() gave after batch {len(found) - 1} of lane {lane} "
                 f"({error.__cause__!r})",
                 what=f"batch {len(found) - 1}",
             ) from error
@@ -268,16 +268,16 @@ def resumed_batches(job: Job, count: int) -> list[Computed]:
 
 def first_lane(job: Job) -> int:
     """Return the lane of position 0: in a small finite job lane 0 may be empty."""
-    return order_of(job).address(0).lane
+    return order_of(job).lane_offset(0).lane
 
 
 def order_of(job: Job) -> Order:
-    """Return a job's numbering; without counting, where that takes a pass over all its items.
+    """Return a job's order; without counting, where that takes a pass over all its items.
 
-    Then it is the one of an endless job, which differs only after the shortest lane's end.
+    Then its lanes count as endless ones, which differs only after the shortest lane's end.
     """
-    if job.needs_counting and job.lane_ends is None:
-        return Order(job.lanes)
+    if job.needs_counting:
+        return job.numbering().order
     return job.order
 
 

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import click
 
 from penstock.server.jobs.load import load
+from penstock.server.jobs.settings import ServerSettings
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def _setting(name: str, metavar: str) -> Callable[[FunctionT], FunctionT]:
+    """A flag for a key of `server:`, with the meaning that the reference of job files gives."""
+    meaning = ServerSettings.model_fields[name].description
+    return click.option(f"--{name.replace('_', '-')}", metavar=metavar, help=meaning)
 
 
 @click.command()
 @click.argument("file")
-@click.option(
-    "--listen", metavar="ADDRESS", help="host:port or unix:/path that trainers connect to."
-)
-@click.option("--metrics", metavar="ADDRESS", help="host:port of /metrics and /readyz, or off.")
-@click.option("--store", metavar="URL", help="Where cursors live, such as sqlite:///penstock.db.")
-@click.option(
-    "--hash-cache", metavar="FOLDER", help="Where hashes of data files are kept; off: nowhere."
-)
-@click.option("--workers", metavar="N", help="Processes that make batches, or auto.")
-@click.option("--ready-bytes", metavar="BYTES", help="Bound on ready batches, such as '2 GiB'.")
-@click.option("--log-format", metavar="FORMAT", help="auto, console or json.")
-@click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+@_setting("listen", "ADDRESS")
+@_setting("metrics", "ADDRESS")
+@_setting("store", "URL")
+@_setting("hash_cache", "FOLDER")
+@_setting("workers", "N")
+@_setting("ready_bytes", "BYTES")
+@_setting("log_format", "FORMAT")
+@_setting("log_level", "LEVEL")
 @click.option(
     "--exit-when-unused",
     metavar="FILE",

@@ -26,7 +26,7 @@ from penstock.server.pipeline.line import (
 from penstock.server.store.recorded import Recorded, version_warning
 from penstock.wire import frame
 from penstock.wire.errors import PastEnd
-from penstock.wire.order import Share, Tail
+from penstock.wire.order import Cut, Share
 from penstock.wire.refs import number_text
 from penstock.wire.text import Decode, batch_text, headline, value_text
 
@@ -85,22 +85,22 @@ def show(
     if as_json and as_text:
         raise click.UsageError("give --json or --text, not both")
     config = load(file, overrides={"store": store})
-    one = config.job(job)
-    size = batches_per_step or one.batches_per_step or world_size
+    built = config.job(job)
+    size = batches_per_step or built.batches_per_step or world_size
     share = Share(size, rank, world_size)
     positions = (
         range(position, position + 1) if position is not None else share.positions(step or 0)
     )
-    decode = decoder(one) if as_text else None
+    decode = decoder(built) if as_text else None
     recorded = Recorded(config.server.store, config.base)
     for computed in computed_batches(
-        one, positions, size, by_step=step is not None, recorded=recorded
+        built, positions, size, by_step=step is not None, recorded=recorded
     ):
         if as_json:
             click.echo(json.dumps(_record(computed, size)))
         else:
             say(_readable(computed, size, decode, as_text))
-    if warning := version_warning(config.server.store, config.base, one):
+    if warning := version_warning(config.server.store, config.base, built):
         say(f"penstockd: {warning}", error=True)
 
 
@@ -132,9 +132,9 @@ def computed_batches(
             job.set_lane_ends(ends)
     ensure_counted(job)
     order = job.order
-    tail = None
-    if by_step and order.batches is not None:
-        tail = Tail(order.batches, batches_per_step)
+    cut = Cut(batches_per_step) if by_step else None
+    if cut is not None and order.batches is not None:
+        tail = cut.tail(order.batches)
         if positions.start >= tail.end:
             raise PastEnd(
                 f"step {positions.start // batches_per_step} lies past the end: the log holds "
@@ -146,11 +146,10 @@ def computed_batches(
     lines: dict[int, Line] = {}
     replay = Replay(job, recorded)
     for position in positions:
-        source = tail.blanked(position) if tail is not None else None
-        lane, offset = order.address(position if source is None else source)
+        lane, offset, _ = job.locate(position, cut)
         line = replay.line(lane, offset, items, lines.get(lane))
         lines[lane] = line
-        yield compute(job, position, tail, line)
+        yield compute(job, position, cut, line)
 
 
 class Replay:

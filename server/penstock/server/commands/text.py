@@ -7,7 +7,7 @@ from penstock.wire.text import Decode
 
 
 def decoder(job: Job) -> Decode | None:
-    """Return what turns token ids of a job back into text, or None where nothing does.
+    """Return what turns token ids of a job back into text, or None if nothing does.
 
     A processor takes part by having a method `decode(ids) -> str`.
     """

@@ -33,7 +33,7 @@ MAX_PROCESSES = 64
 """Each imports what the job needs, and holds its own pools and blocks, as a worker does."""
 
 MEASURED_S = 2.0
-"""Long against the start of a process's first batch after the word, short for who waits."""
+"""Long compared with the start of a process's first batch, and short for the user who waits."""
 
 START_S = 90.0
 """Until all of them are past their start: imports, an open source and `MAX_PASSING_S`."""
@@ -182,7 +182,7 @@ def _hear(processes: list[_Process], deadline: float) -> list[dict[str, Any]]:
 
 
 def _work(job: Job, lane: int, channel: socket.socket) -> None:
-    """Get past the start, wait for the word, measure, and keep the others company to the end."""
+    """Get past the start, wait for the signal, measure, and keep the others company to the end."""
     items = Items(job)
     lines = [Line(job, other, items) for other in lanes_beside(job, lane)]
     pass_start(lines)

@@ -11,8 +11,8 @@ from typing import Any
 from penstock.server.commands.progress import Say
 from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
+from penstock.server.pipeline.ahead import LOOK_AHEAD
 from penstock.server.pipeline.items import Items
-from penstock.server.pipeline.planner import LOOK_AHEAD
 from penstock.server.roles.reading import Reading
 from penstock.wire.errors import BadItem
 
@@ -55,7 +55,8 @@ def read_window(job: Job, items: Items, say: Say) -> WindowRead | None:
         say: Told how far it is.
 
     Returns:
-        None where the source has no blocks, or does not say how many bytes they have in storage.
+        The counts; None if the source has no blocks, or does not say how many bytes they have in
+        storage.
 
     Raises:
         BadItem: An item cannot be read, and the job's policy is to stop.
@@ -102,7 +103,7 @@ def read_window(job: Job, items: Items, say: Say) -> WindowRead | None:
 def _draws_of_window(job: Job, reading: Reading) -> list[ItemRef]:
     """Return the draws in which a group goes on by as many blocks as it holds, or a part of them.
 
-    A part keeps their order, and is spread over all of them. None where the draws of a lane cannot
+    A part keeps their order, and is spread over all of them. None if the draws of a lane cannot
     begin in the middle of an epoch.
     """
     assert reading.blocks is not None
@@ -118,8 +119,8 @@ def _draws_of_window(job: Job, reading: Reading) -> list[ItemRef]:
         return []
     found: list[ItemRef] = []
     for number in range(0, rounds * len(lanes), step):
-        turn, place = divmod(number, len(lanes))
-        draws = opened[lanes[place]]
+        turn, index = divmod(number, len(lanes))
+        draws = opened[lanes[index]]
         draws.seek(first + turn)
         if (item := draws.next()) is not None:
             found.append(item)

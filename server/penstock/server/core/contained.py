@@ -1,4 +1,4 @@
-"""Code of users, called so that it cannot end the process: what it raises is an error of theirs."""
+"""Calls code of users so that it cannot end the process: what it raises is its own error."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class ProcessExit(SystemExit):
 def exits_are_errors() -> Iterator[None]:
     """Make `os._exit()` raise in this process, within the block.
 
-    It ends a process at once, with nothing said and with any status: a command whose job file names
-    a module that calls it would look as if all were well. For processes that are penstock's own;
-    children that a role forks end as they like.
+    It ends a process at once, without a message and with any status: a command whose job file names
+    a module that calls it would seem to succeed. For penstock's own processes; children that a role
+    forks may end as they like.
     """
     own, end = os.getpid(), os._exit
 
@@ -52,8 +52,8 @@ def contained(call: Callable[[], T]) -> T:
     `sys.exit()` in a role would end a worker, or a command with exit status 0 and in silence.
 
     Raises:
-        Escaped: It raised SystemExit, or another exception that is no `Exception`.
-        KeyboardInterrupt: Somebody pressed Ctrl-C, where that is not ignored.
+        Escaped: It raised SystemExit, or another exception that is not an `Exception`.
+        KeyboardInterrupt: The user pressed Ctrl-C, and it is not ignored.
     """
     try:
         return call()
@@ -65,12 +65,12 @@ def contained(call: Callable[[], T]) -> T:
 
 
 def as_exception(raised: BaseException) -> Exception:
-    """Return the `Exception` that something stands for which code of a user raised.
+    """Return the `Exception` for something that a user's code raised.
 
-    For whoever calls such code often and has a `try` of their own, in place of `contained`.
+    For callers that call such code often and have a `try` of their own, in place of `contained`.
 
     Raises:
-        KeyboardInterrupt: Somebody pressed Ctrl-C, where that is not ignored.
+        KeyboardInterrupt: The user pressed Ctrl-C, and it is not ignored.
     """
     if isinstance(raised, Exception):
         return raised
@@ -91,7 +91,7 @@ def escaped(error: BaseException) -> Escaped:
 
 
 def is_ctrl_c(error: BaseException) -> bool:
-    """Tell whether an exception is a Ctrl-C; a role that raises one where none can come is not."""
+    """Tell whether an exception is a Ctrl-C; one that a role raises itself is not."""
     if not isinstance(error, KeyboardInterrupt):
         return False
     return signal.getsignal(signal.SIGINT) is not signal.SIG_IGN

@@ -13,8 +13,8 @@ _IMMUTABLE = frozenset((bool, int, float, complex, str, bytes, type(None)))
 def own_copy(value: Any) -> Any:
     """Return a value that shares no memory with the one given, as far as it can be copied.
 
-    Dicts, lists and tuples are made anew, arrays and tensors copied, anything else by
-    `copy.deepcopy`. What that refuses (an open file, a handle of a library) is given as it is.
+    Dicts, lists and tuples are rebuilt, arrays and tensors copied, anything else by
+    `copy.deepcopy`. What cannot be copied (an open file, a library's handle) is returned as it is.
     """
     kind = type(value)
     if kind in _IMMUTABLE:

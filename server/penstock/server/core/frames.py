@@ -1,4 +1,4 @@
-"""Errors of users' code as text: their own frames alone, and no more than people can read."""
+"""Errors of users' code as text: only the users' frames, and no more than people can read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.wire.errors import clean_text
 
 MAX_TEXT, MAX_FRAMES_TEXT = 2000, 12000
 """Characters of an error's own words, and of the frames above it: a library may put a whole file
-into its message, and every text is copied to the server process, its log and each reader."""
+into its message, and every text is copied to the server process, its output and each reader."""
 
 _OWN = (str(Path(__file__).resolve().parent.parent), "<frozen importlib")
 _LIBRARIES = tuple(
@@ -23,7 +23,7 @@ def user_traceback(error: BaseException) -> str:
     """Return the traceback of an error with the user's frames alone, error line last.
 
     Frames of libraries are counted and not shown: a deep one would hide the user's line, which is
-    where the remedy is. Where there are none but those (a role that is installed) they are shown.
+    where the remedy is. If there are no others (a role that is installed) they are shown.
     An error that was raised by penstock's own code has no frame: then the line of the error is all
     there is.
     """
@@ -37,7 +37,7 @@ def user_traceback(error: BaseException) -> str:
 
 
 def _last_lines(error: BaseException) -> str:
-    """Return what stands below the frames: type and text, and where a file is not Python."""
+    """Return what is below the frames: type and text, and where a file is not Python."""
     if isinstance(error, SyntaxError):
         return clean_text("".join(traceback.format_exception_only(error)).rstrip("\n"), MAX_TEXT)
     text = error_text(error)
@@ -64,7 +64,7 @@ def _without_libraries(frames: traceback.StackSummary) -> list[str]:
     return lines
 
 
-def user_place(error: BaseException) -> str:
+def user_line(error: BaseException) -> str:
     """Return `file:line` of the user's innermost frame, or an empty string where there is none."""
     own = [
         frame
@@ -97,4 +97,4 @@ def _type_name(error: BaseException) -> str:
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
 
 
-__all__ = ["MAX_TEXT", "error_line", "error_text", "user_place", "user_traceback"]
+__all__ = ["MAX_TEXT", "error_line", "error_text", "user_line", "user_traceback"]

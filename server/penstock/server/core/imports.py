@@ -39,13 +39,13 @@ def load_attribute(spec: str) -> Any:
     Raises:
         InvalidJob: The form is another, the file or name does not exist, or the import fails.
     """
-    place, colon, name = spec.rpartition(":")
-    if not colon or not place or not name:
+    origin, colon, name = spec.rpartition(":")
+    if not colon or not origin or not name:
         raise InvalidJob(
             f"{spec!r} names no code: write ./file.py:name or package.module:name", spec=spec
         )
     try:
-        value: Any = load_module(place)
+        value: Any = load_module(origin)
     except InvalidJob as error:
         error.spec = spec  # as the caller wrote it
         raise
@@ -56,45 +56,45 @@ def load_attribute(spec: str) -> Any:
             known = sorted(key for key in vars(value) if not key.startswith("_"))
             near = nearest(part, known, folds_case=False)
             hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known)}"
-            raise InvalidJob(f"{place} has no {name!r}; {hint}", spec=spec) from None
+            raise InvalidJob(f"{origin} has no {name!r}; {hint}", spec=spec) from None
     return value
 
 
-def is_file_spec(place: str) -> bool:
+def is_file_spec(origin: str) -> bool:
     """Tell whether the part before the colon names a file rather than a module."""
-    return place.endswith(".py") or "/" in place
+    return origin.endswith(".py") or "/" in origin
 
 
-def load_module(place: str) -> ModuleType:
+def load_module(origin: str) -> ModuleType:
     """Return the module that a file or a dotted name gives.
 
     Raises:
         InvalidJob: There is no such file or module, or its import fails.
     """
-    if is_file_spec(place):
-        return _load_file(Path(place).expanduser().absolute(), place)
+    if is_file_spec(origin):
+        return _load_file(Path(origin).expanduser().absolute(), origin)
     try:
-        return contained(lambda: importlib.import_module(place))
+        return contained(lambda: importlib.import_module(origin))
     except ModuleNotFoundError as error:
-        if error.name is not None and (place + ".").startswith(error.name + "."):
+        if error.name is not None and (origin + ".").startswith(error.name + "."):
             raise InvalidJob(
-                f"there is no module {error.name!r}; a file is named as ./{place}.py:name, "
+                f"there is no module {error.name!r}; a file is named as ./{origin}.py:name, "
                 "a package must be installed where the server runs",
-                spec=place,
+                spec=origin,
             ) from None
-        raise _failed(place, error) from error
+        raise _failed(origin, error) from error
     except Exception as error:
-        raise _failed(place, error) from error
+        raise _failed(origin, error) from error
 
 
-def _load_file(path: Path, place: str) -> ModuleType:
+def _load_file(path: Path, origin: str) -> ModuleType:
     try:
         source = path.read_bytes()
     except OSError as error:
         raise InvalidJob(
-            f"{place} cannot be read ({error.strerror}): it was looked for at {path}; "
+            f"{origin} cannot be read ({error.strerror}): it was looked for at {path}; "
             "paths in a job file are relative to the job file",
-            spec=place,
+            spec=origin,
         ) from None
     digest = hashlib.sha256(source).hexdigest()
     name = f"penstock_user_{path.stem}_{digest[:16]}"
@@ -105,7 +105,7 @@ def _load_file(path: Path, place: str) -> ModuleType:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None:
-        raise InvalidJob(f"{place} is not a Python file: its name must end in .py", spec=place)
+        raise InvalidJob(f"{origin} is not a Python file: its name must end in .py", spec=origin)
     module = importlib.util.module_from_spec(spec)
     add_folder(path.parent)
     beside = neighbours(source, name, "", path.parent)
@@ -116,11 +116,11 @@ def _load_file(path: Path, place: str) -> ModuleType:
         contained(lambda: exec(compile(source, str(path), "exec"), vars(module)))
     except Exception as error:
         del sys.modules[name]
-        raise _failed(place, error) from error
+        raise _failed(origin, error) from error
     return module
 
 
-def _failed(place: str, error: Exception) -> InvalidJob:
+def _failed(origin: str, error: Exception) -> InvalidJob:
     """Tell why an import failed, with the frames of the user's code alone."""
     frames = [
         frame
@@ -133,8 +133,8 @@ def _failed(place: str, error: Exception) -> InvalidJob:
     elif frames:
         where = f" ({frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line})"
     return InvalidJob(
-        f"{place} cannot be imported: {type(error).__name__}: {_line(error)}{where}",
-        spec=place,
+        f"{origin} cannot be imported: {type(error).__name__}: {_line(error)}{where}",
+        spec=origin,
         traceback="".join(traceback.format_list(frames)),
     )
 

@@ -1,8 +1,8 @@
 """What computes a log beside its job: versions of libraries, and the class of the processor.
 
 They are not part of the log id, since most of them change no byte. Those that do (float32 in
-another NumPy, another decoder) would be noticed by nobody, so they are recorded beside the log id,
-and whoever computes with others says so.
+another NumPy, another decoder) would go unnoticed, so they are recorded beside the log id,
+and a process that computes with others says so.
 """
 
 from __future__ import annotations

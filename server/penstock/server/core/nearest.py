@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 MAX_LISTED = 20
-"""A hint that lists more names than this helps nobody: it says how many more there are."""
+"""A hint lists at most this many names, and says how many more there are."""
 
 
 def nearest(
@@ -21,9 +21,9 @@ def nearest(
 
     Args:
         word: What was written.
-        known: The names that there are.
+        known: The existing names.
         count: How many at most.
-        likeness: From 0 to 1: less alike than this is not near.
+        likeness: From 0 to 1: names that are less alike are left out.
         folds_case: Case does not count; it does for the names of Python.
     """
     names = sorted(set(known))

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 from penstock.wire.errors import InvalidJob
 
-_OURS = "penstock"  # its own versions and the order format stand for its source
+_OURS = "penstock"  # its own versions and the order format identify its source
 
 _SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)  # in Python's order
 
@@ -46,7 +46,7 @@ class Neighbour(NamedTuple):
     Attributes:
         name: As it is imported.
         path: Its file.
-        source: Its bytes, those that this process runs.
+        source: Its bytes, as this process runs them.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Neighbour(NamedTuple):
 
 
 def add_folder(folder: Path) -> None:
-    """Let role files of a folder import their neighbours, behind everything that is installed."""
+    """Let role files of a folder import their neighbours, after everything that is installed."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     if folder not in _folders:
@@ -69,7 +69,7 @@ def add_folder(folder: Path) -> None:
 def neighbours(source: bytes, name: str, package: str, root: Path) -> list[Neighbour]:
     """Return what a module may import from below `root`, directly or not, ordered by name.
 
-    Found are the imports that its text spells out, wherever they stand, and `import_module` and
+    These are the import statements of its text, at any place in it, and `import_module` and
     `__import__` of a literal name. A name that something installed has, too, is not a neighbour's:
     Python would import the installed one.
 
@@ -88,18 +88,18 @@ def neighbours(source: bytes, name: str, package: str, root: Path) -> list[Neigh
     while waiting:
         text, within = waiting.pop()
         for imported in _imports(text, within):
-            for place in _chain(imported, root, seen):
-                if place.path is None:
+            for module in _chain(imported, root, seen):
+                if module.path is None:
                     continue
-                body = source_of(place.path)
-                found[place.name] = Neighbour(place.name, place.path, body)
-                if place.path.endswith(tuple(SOURCE_SUFFIXES)):
-                    waiting.append((body, place.package))
+                body = source_of(module.path)
+                found[module.name] = Neighbour(module.name, module.path, body)
+                if module.path.endswith(tuple(SOURCE_SUFFIXES)):
+                    waiting.append((body, module.package))
     return [found[name] for name in sorted(found)]
 
 
 def source_of(path: str) -> bytes:
-    """Return a neighbour's bytes: those of the first look, which are also those that are run.
+    """Return a neighbour's bytes as they were first read; the same bytes are run.
 
     Raises:
         InvalidJob: It cannot be read.
@@ -115,7 +115,9 @@ def source_of(path: str) -> bytes:
 def source_hash(source: bytes, beside: Iterable[Neighbour]) -> str:
     """Return the SHA-256, hex, of a module's text and of its neighbours' names and texts."""
     own = hashlib.sha256(source).hexdigest()
-    others = [f"{one.name}\0{hashlib.sha256(one.source).hexdigest()}" for one in beside]
+    others = [
+        f"{neighbour.name}\0{hashlib.sha256(neighbour.source).hexdigest()}" for neighbour in beside
+    ]
     if not others:
         return own
     return hashlib.sha256("\n".join([own, *others]).encode()).hexdigest()
@@ -149,7 +151,7 @@ def _imports(source: bytes, package: str) -> tuple[str, ...]:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return ()  # whoever imports it meets this; its text counts all the same
+        return ()  # importing it will raise this; its text counts all the same
     return tuple(dict.fromkeys(_spelled_out(tree, package)))
 
 
@@ -201,21 +203,21 @@ class _ModuleFiles(NamedTuple):
 
 
 def _chain(name: str, root: Path, seen: set[str]) -> Iterator[_ModuleFiles]:
-    """Yield the places of `a`, `a.b`, `a.b.c` that lie below `root` and were not seen before."""
+    """Yield the modules among `a`, `a.b`, `a.b.c` that are below `root` and not yet seen."""
     first, *rest = name.split(".")
-    place = None if first == _OURS else _top(first, root)
-    while place is not None and _is_below(place, root):
-        if place.name not in seen:
-            seen.add(place.name)
-            yield place
+    module = None if first == _OURS else _top(first, root)
+    while module is not None and _is_below(module, root):
+        if module.name not in seen:
+            seen.add(module.name)
+            yield module
         if not rest:
             return
         if rest[0] == "*":  # it may import any of them
-            names = {path.stem for folder in place.folders for path in Path(folder).glob("*.py")}
+            names = {path.stem for folder in module.folders for path in Path(folder).glob("*.py")}
             for stem in sorted(names - {"__init__"}):
-                yield from _chain(f"{place.name}.{stem}", root, seen)
+                yield from _chain(f"{module.name}.{stem}", root, seen)
             return
-        place = _below(place, rest.pop(0))
+        module = _below(module, rest.pop(0))
 
 
 def _below(package: _ModuleFiles, part: str) -> _ModuleFiles | None:
@@ -267,21 +269,21 @@ def _top(name: str, root: Path) -> _ModuleFiles | None:
 
 def _is_installed(path: str) -> bool:
     """Tell whether a module belongs to Python or to an installed package."""
-    places = sysconfig.get_paths()
-    homes = [places[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths = sysconfig.get_paths()
+    homes = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     return any(Path(path).is_relative_to(home) for home in [*homes, site.getusersitepackages()])
 
 
-def _is_below(place: _ModuleFiles, root: Path) -> bool:
+def _is_below(module: _ModuleFiles, root: Path) -> bool:
     """Tell whether a module's file lies in a folder, or in a package in it.
 
     Every folder between is named as a package can be: what is installed in a virtual environment
     below the folder (`.venv`, `site-packages`) is not the user's own code.
     """
-    if place.path is not None:
-        return _is_own(place.path, root)
-    return bool(place.folders) and all(
-        _is_own(f"{folder}/__init__.py", root) for folder in place.folders
+    if module.path is not None:
+        return _is_own(module.path, root)
+    return bool(module.folders) and all(
+        _is_own(f"{folder}/__init__.py", root) for folder in module.folders
     )
 
 

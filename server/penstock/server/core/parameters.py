@@ -1,4 +1,4 @@
-"""The small rules of parameters: a whole number, true or false, one of a few words.
+"""Checks of parameters: a whole number, true or false, one of a few words.
 
 Where a value comes from a job file it may be text, a list or anything else.
 """
@@ -21,7 +21,7 @@ def check_whole(
         name: The parameter.
         value: What was given.
         least: The smallest number that makes sense.
-        meaning: What the number says, for the error's sentence; empty = its name says it.
+        meaning: What the number means, for the error's sentence; empty = its name says it.
         optional: It may be left out, which the error's sentence then says.
         key: Where it is in the job file; empty = by its name.
 
@@ -59,7 +59,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str], *, key: str = ""
         key: Where it is in the job file; empty = by its name.
 
     Raises:
-        InvalidJob: It is none of them; says which one was probably meant.
+        InvalidJob: It is not one of them; says which was probably meant.
     """
     if not isinstance(value, str) or value not in choices:
         near = nearest(str(value), choices, 1)

@@ -33,12 +33,12 @@ class Span(NamedTuple):
 
 
 class SampleRef(NamedTuple):
-    """One sample: an item, which of the item's samples, and which piece where it is split.
+    """One sample: an item, which of the item's samples, and which piece if it is split.
 
     Attributes:
         item: The raw record.
         part: Which of the samples that `process` gave for this item; 0 for the first.
-        size: The size of this sample, or of this piece: tokens, frames; 0 where nobody asked.
+        size: The size of this sample, or of this piece: tokens, frames; 0 if it is not needed.
         span: The piece `[start, stop)` where a packer split the sample; None = all of it.
     """
 
@@ -59,14 +59,14 @@ class SampleRef(NamedTuple):
 
 
 Row = list[SampleRef]
-"""One row of a batch: for a packer the samples that lie behind each other in it."""
+"""A row of a batch: for a packer the samples in it, one after another."""
 
 Rows = list[Row]
-"""What a batcher finishes: the rows of one batch."""
+"""What a batcher returns: the rows of a batch."""
 
 
 class BatchPlan(NamedTuple):
-    """What one batch is made of: enough for any worker of any node to make its bytes.
+    """What a batch is made of: enough for any worker of any node to make its bytes.
 
     Attributes:
         lane: The lane of the batch.

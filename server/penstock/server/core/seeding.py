@@ -1,4 +1,4 @@
-"""The global generators, seeded for a while and put back: foreign code becomes a pure function."""
+"""The global generators, seeded for a while and put back: code that uses them becomes pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _numpy_random: Any = np.random  # its type stubs leave out get_bit_generator and
 class BorrowedGlobals:
     """The global generators of random, numpy and torch, for a run of items or batches.
 
-    Entered once for the run, seeded before each of them, and put back behind it: to save and
-    restore the state of NumPy's alone costs 70 us, and to seed all three costs 9 us. So NumPy's
-    state is not copied at all: it draws from another bit generator meanwhile.
+    Entered once for the run, seeded before each of them, and put back after the run: saving and
+    restoring NumPy's state takes 70 us, and seeding all three takes 9 us. So NumPy's
+    state is not copied at all: it draws from another bit generator in between.
 
-    Torch's is touched only where somebody has imported torch, or imports it meanwhile. A thread
+    Torch's is touched only if torch is imported, before or in between. A thread
     that draws from the same generators meanwhile would see the seeding: borrow them where one
     thread loads data. One object may be entered again behind its end, not inside.
     """
@@ -131,7 +131,7 @@ class _Arrival(MetaPathFinder):
 
 
 def drawn_since(key: int) -> bool:
-    """Tell whether somebody has drawn since the generators were seeded; seeds them again."""
+    """Tell whether code has drawn since the generators were seeded; seeds them again."""
     before = _drawn_states()
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)
@@ -142,11 +142,11 @@ def drawn_since(key: int) -> bool:
 
 def _drawn_states() -> tuple[Any, ...]:
     """Return the states of the global generators in a form that can be compared."""
-    _, words, place, has_gauss, gauss = np.random.get_state(legacy=True)
+    _, words, position, has_gauss, gauss = np.random.get_state(legacy=True)
     torch = _torch()
     return (
         random.getstate(),
-        (np.asarray(words).tobytes(), place, has_gauss, gauss),
+        (np.asarray(words).tobytes(), position, has_gauss, gauss),
         torch.get_rng_state().numpy().tobytes() if torch is not None else b"",
     )
 

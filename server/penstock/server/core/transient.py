@@ -1,8 +1,8 @@
-"""Which errors may be gone in a moment, and which say something about the bytes.
+"""Which errors may be temporary, and which say something about the bytes.
 
-The difference decides whether an item may be lost for good: what may be gone in a moment is tried
-again and never becomes a verdict. So where a type can mean either, it is taken for a moment; what
-is left are errors that a decoder gives for bytes that it has in memory.
+The difference decides whether an item may be lost for good: after a temporary error it is tried
+again, and there is never a verdict. So a type that can mean either counts as temporary; what is
+left are errors of a decoder about bytes that it has in memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REMOTE = (
     "redis.", "requests.", "s3fs.", "s3transfer.", "smart_open.", "socket.", "ssl.", "urllib.",
     "urllib3.",
 )  # fmt: skip
-"""Packages that talk to another machine: an error of theirs is about that machine or the way."""
+"""Packages that talk to another machine: their errors are about that machine or the network."""
 
 _REMOTE_CODE = (*_REMOTE, "datasets.", "transformers.")
 """These raise plain OSErrors where a hub does not answer; their own types say other things."""
@@ -31,7 +31,7 @@ _REMOTE_CODE = (*_REMOTE, "datasets.", "transformers.")
 _TRANSIENT_NAMES = re.compile(
     r"time_?d?_?out|out_?of_?memory|OperationalError|BrokenProcessPool", re.IGNORECASE
 )
-"""Libraries have time-outs of their own that are no `TimeoutError`; DB-API has one class for a
+"""Libraries have time-outs of their own that are not `TimeoutError`; DB-API has one class for a
 database that is locked or away."""
 
 _ADDRESS_NAMES = frozenset(
@@ -62,7 +62,7 @@ _MAX_CHAIN = 20
 
 
 def is_transient(error: BaseException, *, reading: bool = False) -> bool:
-    """Tell whether an error says nothing about the bytes: a moment later it may not come.
+    """Tell whether an error may be temporary, and so says nothing about the bytes.
 
     Time-outs, lost connections, missing memory, and every OSError with an errno may be gone in a
     moment: a missing file too, since files on a mount come back. An OSError without an errno is
@@ -76,7 +76,7 @@ def is_transient(error: BaseException, *, reading: bool = False) -> bool:
     """
     if isinstance(error, PenstockError):
         return isinstance(error, SourceUnavailable)
-    return any(_is_transient(one, reading) for one in _chain(error))
+    return any(_is_transient(link, reading) for link in _chain(error))
 
 
 def _is_transient(error: BaseException, reading: bool) -> bool:
@@ -103,9 +103,9 @@ def _is_of(cls: type, packages: tuple[str, ...]) -> bool:
 
 
 def _says(error: BaseException) -> bool:
-    text = " ".join(one[:1000] for one in error.args if isinstance(one, str))
+    text = " ".join(argument[:1000] for argument in error.args if isinstance(argument, str))
     return any(
-        isinstance(error, cls) and any(one in text for one in texts)
+        isinstance(error, cls) and any(name in text for name in texts)
         for cls, texts in _TRANSIENT_TEXTS.items()
     )
 
@@ -121,21 +121,21 @@ def _raised_in(error: BaseException, packages: tuple[str, ...]) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what it was made of, each once, to a bounded depth."""
+    """Yield an error and its causes, each once, to a bounded depth."""
     seen: set[int] = set()
     waiting = [error]
     while waiting and len(seen) < _MAX_CHAIN:
-        one = waiting.pop()
-        if id(one) in seen:
+        link = waiting.pop()
+        if id(link) in seen:
             continue
-        seen.add(id(one))
-        yield one
-        if isinstance(one, BaseExceptionGroup):
-            waiting += one.exceptions
-        if one.__cause__ is not None:
-            waiting.append(one.__cause__)
-        elif one.__context__ is not None and not one.__suppress_context__:
-            waiting.append(one.__context__)
+        seen.add(id(link))
+        yield link
+        if isinstance(link, BaseExceptionGroup):
+            waiting += link.exceptions
+        if link.__cause__ is not None:
+            waiting.append(link.__cause__)
+        elif link.__context__ is not None and not link.__suppress_context__:
+            waiting.append(link.__context__)
 
 
 __all__ = ["is_transient"]

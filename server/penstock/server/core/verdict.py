@@ -1,4 +1,4 @@
-"""A verdict: what it says, where it holds, and the one form in which it is stored and sent."""
+"""A verdict: what it says, where it holds, and the form in which it is stored and sent."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MAX_NAMED = 3
 
 
 class Verdict(NamedTuple):
-    """A quarantine entry: this item is left out, for this reason, by every node alike.
+    """An entry of the quarantine: this item is left out, for this reason, by every node.
 
-    It holds from a place on, never below: what was given before it was made stays what it was. That
-    place is an offset above all that was given or planned by then in any lane; and the batch that
+    It holds from an offset on, never below: what was given before it was made stays what it was.
+    That offset is above all that was given or planned by then in any lane; and the batch that
     it was met for, with all behind it in its lane at stage `draw`.
 
     Attributes:
@@ -69,8 +69,8 @@ class Verdict(NamedTuple):
         = not), content hash, reason: the columns of a store's row, and a list in JSON.
         """
         every, released = int(self.every_epoch), -1 if self.released is None else self.released
-        place = (self.lane, self.offset, self.above, released)
-        return self.number, self.stage, *self.item, every, *place, self.content_hash, self.reason
+        since = (self.lane, self.offset, self.above, released)
+        return self.number, self.stage, *self.item, every, *since, self.content_hash, self.reason
 
     @classmethod
     def decode(cls, values: Sequence[Any]) -> Verdict:
@@ -84,10 +84,10 @@ class Verdict(NamedTuple):
             for value, kind in zip(values, _FORM, strict=True)
         ):
             raise ValueError("a verdict is seven whole numbers and four texts of a known form")
-        number, stage, source, index, epoch, every, *place, content_hash, reason = values
-        lane, offset, above, released = place
+        number, stage, source, index, epoch, every, *since, content_hash, reason = values
+        lane, offset, above, released = since
         if stage not in STAGES or min(number, index, epoch, lane, offset, above) < 0:
-            raise ValueError("a verdict has a stage and a place")
+            raise ValueError("a verdict has a stage and an offset")
         return cls(
             stage,
             ItemRef(source, index, epoch),
@@ -116,7 +116,7 @@ def budget_spent(limit: int, verdict: Verdict, known: Iterable[Verdict] = ()) ->
         verdict: About the item.
         known: What is left out already, where no store has it for `penstock quarantine` to list.
     """
-    named = ", ".join(f"{one.item} ({one.reason})" for one in islice(known, MAX_NAMED))
+    named = ", ".join(f"{left.item} ({left.reason})" for left in islice(known, MAX_NAMED))
     look = f"the first are {named}" if named else "`penstock quarantine` lists them, and why"
     return BadItem(
         f"item {verdict.item} fails ({verdict.reason}), and max_quarantined = {limit} items of the "

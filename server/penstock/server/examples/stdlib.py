@@ -22,10 +22,15 @@ from tokenize import detect_encoding
 
 from penstock.wire.errors import InvalidRequest, MissingExtra, PenstockError
 
-FORMAT = 1
+FORMAT = 2
 """Goes up when the same Python would make another corpus."""
 
 VOCABULARY = 8192
+TRAINED_ON = 8
+"""The tokenizer is trained on every so many files.
+
+On all of them it takes 7 s instead of 2, and the corpus then has 2.5 % fewer tokens (Python 3.11).
+"""
 END_TOKEN = "<eos>"
 ROWS_PER_FILE, ROWS_PER_GROUP = 512, 32
 
@@ -147,7 +152,7 @@ def _make_in(work: Path, folder: Path) -> Corpus:
         else:
             rows.append((name, text))
     _write_parquet(work / "corpus", rows)
-    _train_tokenizer(work / "tokenizer.json", [text for _, text in rows])
+    _train_tokenizer(work / "tokenizer.json", [text for _, text in rows[::TRAINED_ON]])
     shutil.copyfile(Path(__file__).with_name(JOB_FILE), work / JOB_FILE)
     corpus = Corpus(
         folder=str(folder),

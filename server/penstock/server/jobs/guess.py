@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.server.core.nearest import hint
 from penstock.server.job import DEFAULT_LANES
-from penstock.server.jobs.place import Place
+from penstock.server.jobs.location import Location
 from penstock.server.jobs.registry import KINDS, build
 from penstock.server.jobs.validate import shown
 from penstock.server.roles.base import IndexedSource, RawItem
@@ -31,7 +31,7 @@ BUILDERS = {
     ".tsv": "csv",
     ".tar": "webdataset",
 }
-"""What the end of a file's name says of it; any other file is text, if it is UTF-8."""
+"""The kind of a file by its suffix; any other file is text, if it is UTF-8."""
 
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 _TOKENIZER = "tokenizer.json"
@@ -46,7 +46,7 @@ END_TOKENS = (
     "[EOS]",
     "[SEP]",
 )
-"""What vocabularies call the token after a document, most common first."""
+"""Names of the token after a document in vocabularies, most common first."""
 
 LOOKED_AT = 64
 """Items that are read to guess columns."""
@@ -61,7 +61,7 @@ _LANES = tuple(lanes for lanes in range(DEFAULT_LANES, 0, -1) if DEFAULT_LANES %
 
 @dataclass
 class Guess:
-    """What was found out about some data.
+    """What is known about some data.
 
     Attributes:
         source: The `source:` section.
@@ -69,7 +69,7 @@ class Guess:
         text_column: The column with the longest texts, if any.
         ids_column: A column that is tokenized already, if any.
         chat_column: A column of conversations, if any; then there is no text column.
-        columns: All columns; empty where items are no dicts.
+        columns: All columns; empty if items are not dicts.
         tokenizer: A tokenizer.json; for conversations the folder of one, with a chat template.
         end_token: The vocabulary's token after a document.
         lanes: How many lanes suit that many items.
@@ -121,7 +121,7 @@ def guess(
         batch_size: Samples of a batch, in place of packed rows.
 
     Raises:
-        InvalidRequest: Nothing is there, the files are of several kinds, or what was asked for does
+        InvalidRequest: There are no files, they are of several kinds, or what was requested does
             not go with the data.
         InvalidJob: The data cannot be opened.
     """
@@ -132,7 +132,9 @@ def guess(
     base = Path(os.path.abspath(base))
     notes: list[str] = []
     spec, folders = _source(paths, base, notes)
-    source: IndexedSource = build(KINDS["source"], spec, Place(" ".join(paths), base, ("source",)))
+    source: IndexedSource = build(
+        KINDS["source"], spec, Location(" ".join(paths), base, ("source",))
+    )
     try:
         count = len(source)
         looked = source.fetch(range(min(LOOKED_AT, count)))
@@ -172,7 +174,7 @@ def guess(
 def _source(
     paths: Sequence[str], base: Path, notes: list[str]
 ) -> tuple[dict[str, Any], list[Path]]:
-    """Return the source's section, and the folders that the data lies in."""
+    """Return the source's section, and the folders of the data."""
     files: list[Path] = []
     patterns: list[str] = []
     for text in paths:
@@ -277,7 +279,7 @@ def _refuse_binary(file: Path) -> None:
 
 
 def _named(path: Path, base: Path) -> str:
-    """Return a path as the job file names it: relative where it lies below the file's folder."""
+    """Return a path as the job file names it: relative if it is below the file's folder."""
     return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
 
 
@@ -285,10 +287,10 @@ def _named(path: Path, base: Path) -> str:
 
 
 def _columns(found: Guess, looked: Sequence[RawItem], asked: str | None) -> None:
-    """Find out which column to read, or what the one that was asked for holds.
+    """Find out which column to read, or what the requested column holds.
 
     Raises:
-        InvalidRequest: There is no such column, or it holds what no role turns into tokens.
+        InvalidRequest: There is no such column, or it holds values that no role turns into tokens.
     """
     if not looked or not all(isinstance(item, Mapping) for item in looked):
         if asked is not None:
@@ -305,7 +307,7 @@ def _columns(found: Guess, looked: Sequence[RawItem], asked: str | None) -> None
     found.ids_column = next((name for name in columns if _holds_ids(looked, name)), None)
     found.chat_column = next((name for name in columns if _holds_chats(looked, name)), None)
     texts = {name: length for name in columns if (length := _text_length(looked, name))}
-    if texts and found.chat_column is None:  # beside conversations texts are their titles and ids
+    if texts and found.chat_column is None:  # beside conversations, texts are titles and ids
         found.text_column = max(texts, key=lambda name: texts[name])
     if asked is not None and not (found.ids_column or found.chat_column or found.text_column):
         kind = type(looked[0][asked]).__name__
@@ -326,7 +328,7 @@ def _holds_ids(looked: Sequence[RawItem], name: str) -> bool:
     if name != _IDS:
         return False
     values = [np.asarray(item[name]) for item in looked if item.get(name) is not None]
-    return bool(values) and all(one.ndim == 1 and one.dtype.kind in "iu" for one in values)
+    return bool(values) and all(array.ndim == 1 and array.dtype.kind in "iu" for array in values)
 
 
 def _holds_chats(looked: Sequence[RawItem], name: str) -> bool:
@@ -346,7 +348,7 @@ def _is_chat(value: Any) -> bool:
 
 
 def _text_length(looked: Sequence[RawItem], name: str) -> int:
-    """Return the characters of a column of texts; 0 where it is none."""
+    """Return the characters of a column of texts; 0 if it is not one."""
     if not _most(looked, name, lambda value: isinstance(value, str)):
         return 0
     return sum(len(item[name]) for item in looked if isinstance(item.get(name), str))
@@ -378,16 +380,16 @@ def _find_tokenizer(given: str | None, folders: Sequence[Path], base: Path) -> P
                 f"there is no tokenizer {given!r}: give a tokenizer.json, or the folder that has it"
             )
         return path
-    places = [*folders, *(folder.parent for folder in folders), base]
-    return next((place / _TOKENIZER for place in places if (place / _TOKENIZER).is_file()), None)
+    near = [*folders, *(folder.parent for folder in folders), base]
+    return next((folder / _TOKENIZER for folder in near if (folder / _TOKENIZER).is_file()), None)
 
 
 def _take_tokenizer(found: Guess, path: Path, base: Path, *, asked: bool) -> None:
     """Note the tokenizer, where it suits what the items hold.
 
     Raises:
-        InvalidRequest: It was asked for, and has no chat template for conversations.
-        InvalidJob: It is no tokenizer.
+        InvalidRequest: It was requested, and has no chat template for conversations.
+        InvalidJob: It is not a tokenizer.
     """
     if found.chat_column is None:
         found.tokenizer, found.end_token = _named(path, base), _end_token(path)
@@ -417,7 +419,7 @@ def has_chat_template(folder: Path) -> bool:
 def _end_token(path: Path) -> str | None:
     """Return the vocabulary's token after a document; what is not a tokenizer is refused."""
     probe = {"type": "tokenize", "tokenizer": str(path)}
-    build(KINDS["processor"], probe, Place(str(path), path.parent, ("processor",)))
+    build(KINDS["processor"], probe, Location(str(path), path.parent, ("processor",)))
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(path))

@@ -8,27 +8,22 @@ file.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock.server.core.contained import contained
-from penstock.server.core.frames import error_line, user_place, user_traceback
-from penstock.server.core.imports import load_attribute
 from penstock.server.job import MAX_SOURCE_NAME, SOURCE_NAME, Job, find_job
 from penstock.server.jobs import yaml_file
+from penstock.server.jobs.definition import Definition
+from penstock.server.jobs.location import Location
 from penstock.server.jobs.override import override
-from penstock.server.jobs.place import Place
-from penstock.server.jobs.registry import KINDS, build
+from penstock.server.jobs.python_file import JOB_NAME, jobs_in
 from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings
 from penstock.server.jobs.validate import shown, validate
 from penstock.server.sources.catalog import keep_in
-from penstock.wire.errors import InvalidJob, PenstockError
-
-JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-"""Names of jobs: they stand in commands, metrics and stores, so they need no quoting."""
+from penstock.wire.errors import InvalidJob
 
 
 class Jobs(Mapping[str, Job]):
@@ -42,7 +37,7 @@ class Jobs(Mapping[str, Job]):
         """Return a job, built.
 
         Raises:
-            KeyError: There is none of that name.
+            KeyError: There is no job of that name.
             InvalidJob: It does not hold together.
         """
         if name not in self._built:
@@ -82,7 +77,7 @@ class Config:
         """Return a job, built.
 
         Raises:
-            UnknownJob: There is none of that name.
+            UnknownJob: There is no job of that name.
             InvalidJob: It does not hold together.
         """
         return find_job(self.jobs, name)
@@ -101,12 +96,12 @@ def load(
 
     Args:
         target: A job file, or `jobs.py:name`.
-        overrides: Server settings that win over file and environment; None values are left out.
+        overrides: Server settings that override file and environment; None values are left out.
         environ: The environment; default `os.environ`.
 
     Raises:
         InvalidJob: The file cannot be read or is wrong; names file, line and key.
-        InvalidRequest: An override or a PENSTOCK_* variable has a value that cannot be.
+        InvalidRequest: An override or a PENSTOCK_* variable has an invalid value.
     """
     environ = os.environ if environ is None else environ
     path, colon, name = target.rpartition(":")
@@ -127,112 +122,58 @@ def _load_file(
             key="",
             file=target,
         )
-    data, place = yaml_file.read(path, target)
+    data, location = yaml_file.read(path, target)
     if not isinstance(data, dict):
-        raise place.error(
+        raise location.error(
             f"the job file holds {'nothing' if data is None else shown(data)} in place of keys and "
             "values: "
             "it needs `jobs:` and, below it, at least one job"
         )
     # `x-...` keys are for YAML anchors that several jobs share.
     data = {key: value for key, value in data.items() if not str(key).startswith("x-")}
-    _check_job_names(data.get("jobs"), place)
-    file = validate(JobFile, data, place)
+    _check_job_names(data.get("jobs"), location)
+    file = validate(JobFile, data, location)
     for name, settings in file.jobs.items():
-        _check_sources(settings, place.at("jobs", name))
+        _check_sources(settings, location.at("jobs", name))
     server = override(file.server, overrides, environ)
-    keep_in(server.hash_cache, place.base)
-    jobs = Jobs(
-        {
-            name: lambda name=name, job=job: build_job(name, job, place.at("jobs", name))  # type: ignore[misc]
-            for name, job in file.jobs.items()
-        }
-    )
-    return Config(
-        target=str(path.absolute()),
-        server=server,
-        jobs=jobs,
-        base=place.base,
-    )
+    keep_in(server.hash_cache, location.base)
+    said, base = str(path.absolute()), str(location.base)
+    builders: dict[str, Callable[[], Job]] = {}
+    for name, settings in file.jobs.items():
+        definition = Definition(name, said, base, settings.model_dump(exclude_unset=True))
+        builders[name] = partial(definition.build, location.at("jobs", name))
+    return Config(target=said, server=server, jobs=Jobs(builders), base=location.base)
 
 
-def _check_job_names(jobs: Any, place: Place) -> None:
+def _check_job_names(jobs: Any, location: Location) -> None:
     if not isinstance(jobs, dict):
         return
     for name in jobs:
         if not isinstance(name, str) or not JOB_NAME.fullmatch(name):
-            raise place.at("jobs", str(name)).error(
+            raise location.at("jobs", str(name)).error(
                 f"{name!r} is not a name for a job: use letters, digits, dots, dashes and "
                 "underscores"
             )
 
 
-def _check_sources(settings: JobSettings, place: Place) -> None:
+def _check_sources(settings: JobSettings, location: Location) -> None:
     """Refuse a job without a source, with two kinds of them, or with one that cannot be named."""
-    at = place.at("source")
+    at = location.at("source")
     if settings.source is None and settings.sources is None:
         raise at.error(
             f"{at.key} is missing: give a source: {{type: NAME, its parameters ...}}, or several "
             "by name in sources"
         )
     if settings.source is not None and settings.sources is not None:
-        raise at.error(f"{at.key} and {place.at('sources').key} are both given: remove one of them")
+        raise at.error(
+            f"{at.key} and {location.at('sources').key} are both given: remove one of them"
+        )
     for name in settings.sources or ():
         if not SOURCE_NAME.fullmatch(name):
-            raise place.at("sources", name).error(
+            raise location.at("sources", name).error(
                 f"{name!r} is not a name for a source: use letters, digits and underscores, and no "
                 f"digit first, at most {MAX_SOURCE_NAME} characters"
             )
-
-
-def build_job(name: str, settings: JobSettings, place: Place) -> Job:
-    """Build the sources and the roles of one job, and the job of them.
-
-    Args:
-        name: Its name.
-        settings: Its section of the file, checked.
-        place: Where the section stands.
-
-    Raises:
-        InvalidJob: Something in it does not hold together; names the key.
-        PenstockError: The data cannot be opened; the message begins with the key.
-    """
-    values = settings.model_dump(exclude_unset=True)
-    function = values.pop("function", None)
-    if function is not None:
-        if values.get("processor") is not None:
-            at = place.at("function")
-            raise at.error(
-                f"{at.key} and {place.at('processor').key} are both given: remove one of them"
-            )
-        values["processor"] = {"function": function}
-    roles: dict[str, Any] = {}
-    several = values.pop("sources", None)
-    if several is not None:
-        roles["source"] = {
-            key: build(KINDS["source"], spec, place.at("sources", key))
-            for key, spec in several.items()
-        }
-    for role, kind in KINDS.items():
-        spec = values.pop(role, None)
-        if spec is not None:
-            at = place if role == "processor" and function is not None else place.at(role)
-            roles[role] = build(kind, spec, at)
-    try:
-        job = Job(**roles, **values, name=name)
-        job.check_end()  # whether lanes end, and where, is part of what the file says
-        if not job.needs_counting:
-            _ = job.order
-        return job
-    except PenstockError as error:
-        key = str(error.fields.get("key") or "")
-        keys = key.split(".")
-        if several is not None and keys[0] == "source":
-            keys = ["sources"]
-        at = place.at(*keys) if keys[0] in JobSettings.model_fields else place
-        if not isinstance(error, InvalidJob):
-            raise error.reworded(f"{place.key}: {error.message}") from error
-        raise at.error(f"{place.key}: {error.message}") from error
 
 
 def _load_python(
@@ -242,68 +183,16 @@ def _load_python(
     overrides: Mapping[str, Any] | None,
     environ: Mapping[str, str],
 ) -> Config:
-    spec = f"{path.expanduser().absolute()}:{name}"
+    path = path.expanduser().absolute()
+    spec, base = f"{path}:{name}", path.parent
     server = override(ServerSettings(), overrides, environ)
     # Before the file runs: it may open sources as it is imported.
-    keep_in(server.hash_cache, path.expanduser().absolute().parent)
-    found = load_attribute(spec)
-    if callable(found) and not isinstance(found, Job):
-        found = _called(target, found)
-    if isinstance(found, Job):
-        found = {found.name: found}
-    if not isinstance(found, Mapping) or not found:
-        raise InvalidJob(
-            f"{target} is {shown(found)}: it must be a dict of names and Jobs, a Job, or a "
-            "function that returns one of these",
-            key=name,
-            file=str(path),
-        )
-    builders: dict[str, Callable[[], Job]] = {}
-    for key, value in found.items():
-        if not isinstance(key, str) or not JOB_NAME.fullmatch(key):
-            raise InvalidJob(
-                f"{target}: {key!r} is not a name for a job: use letters, digits, dots, dashes and "
-                "underscores",
-                key=str(key),
-                file=str(path),
-            )
-        builders[key] = _python_builder(target, key, value)
-    return Config(
-        target=spec,
-        server=server,
-        jobs=Jobs(builders),
-        base=path.expanduser().absolute().parent,
-    )
+    keep_in(server.hash_cache, base)
+    builders = {
+        key: partial(Definition(key, spec, str(base), None).build, make=make)
+        for key, make in jobs_in(spec, target).items()
+    }
+    return Config(target=spec, server=server, jobs=Jobs(builders), base=base)
 
 
-def _python_builder(target: str, name: str, value: Any) -> Callable[[], Job]:
-    def make() -> Job:
-        job = value if isinstance(value, Job) or not callable(value) else _called(target, value)
-        if not isinstance(job, Job):
-            raise InvalidJob(
-                f"{target}: the job {name!r} is {shown(job)} and no Job: give "
-                "penstock.server.job.Job(source=..., ...) or a function that returns one",
-                key=name,
-            )
-        job.name = name
-        return job
-
-    return make
-
-
-def _called(target: str, function: Callable[[], Any]) -> Any:
-    """Call a function of the user's that makes jobs."""
-    try:
-        return contained(function)
-    except PenstockError:
-        raise
-    except Exception as error:
-        place = user_place(error)
-        raise InvalidJob(
-            f"{target}: {getattr(function, '__name__', 'the function')} raises {error_line(error)}"
-            + (f" ({place})" if place else ""),
-            traceback=user_traceback(error),
-        ) from error
-
-
-__all__ = ["Config", "Jobs", "build_job", "load"]
+__all__ = ["Config", "Jobs", "load"]

@@ -1,4 +1,4 @@
-"""Settings of a node from where it is started: flags, then PENSTOCK_* variables, then the file."""
+"""Settings of a node: flags override PENSTOCK_* variables, which override the job file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.server.core.nearest import hint
-from penstock.server.jobs.place import Place
+from penstock.server.jobs.location import Location
 from penstock.server.jobs.settings import ServerSettings
 from penstock.server.jobs.validate import validate
 from penstock.wire.errors import InvalidJob, InvalidRequest
@@ -18,19 +18,19 @@ ENVIRONMENT_PREFIX = "PENSTOCK_"
 _KUBERNETES = re.compile(
     r"PENSTOCK_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)"
 )
-"""What a Pod finds in its environment for a Service whose name begins with penstock."""
+"""Variables that a Pod gets for a Service whose name begins with penstock."""
 
 
 def override(
     settings: ServerSettings, overrides: Mapping[str, Any] | None, environ: Mapping[str, str]
 ) -> ServerSettings:
-    """Return server settings with PENSTOCK_* variables and then flags put over them.
+    """Return server settings, overridden by PENSTOCK_* variables and then by flags.
 
     Variables that Kubernetes makes for a service of the name penstock are left alone.
 
     Raises:
-        InvalidRequest: A value cannot be, or a variable of the prefix is not a setting; names the
-            variable or the flag.
+        InvalidRequest: A value is invalid, or a variable with the prefix is not a setting; names
+            the variable or the flag.
     """
     names = ServerSettings.model_fields
     settable = {ENVIRONMENT_PREFIX + name.upper() for name in names}
@@ -63,11 +63,13 @@ def override(
     for labels, values in layers:
         for name, value in values.items():
             try:
-                one = validate(ServerSettings, {name: value}, Place("", Path()), strict=False)
+                checked = validate(
+                    ServerSettings, {name: value}, Location("", Path()), strict=False
+                )
             except InvalidJob as error:
                 sentence = error.message.removeprefix(": ").replace(name, labels.get(name, name), 1)
                 raise InvalidRequest(sentence, field=labels.get(name, name), value=value) from None
-            settings = settings.model_copy(update={name: getattr(one, name)})
+            settings = settings.model_copy(update={name: getattr(checked, name)})
     return settings
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from penstock.server.core.docstrings import argument_docs
 from penstock.server.job import SOURCE_NAME
 from penstock.server.jobs.registry import FUNCTIONS, KINDS, Kind, constructor_parameters
 from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings
@@ -110,8 +110,8 @@ def _further(cls: type[Role]) -> Iterator[Row]:
     """Yield a row for `**arguments`, where the constructor takes any."""
     for parameter in constructor_parameters(cls).values():
         if parameter.kind is parameter.VAR_KEYWORD:
-            meaning = argument_docs(inspect.getdoc(cls) or "").get(parameter.name, "")
-            yield Row("...", "none", f"Any other parameter: {meaning}")
+            meaning = argument_docs(inspect.getdoc(cls)).get(parameter.name, "")
+            yield Row("...", "none", f"Any other parameter. {meaning}")
 
 
 def setting_rows(model: type[BaseModel]) -> Iterator[Row]:
@@ -124,7 +124,7 @@ def setting_rows(model: type[BaseModel]) -> Iterator[Row]:
 
 def parameter_rows(cls: type[Role]) -> Iterator[Row]:
     """Yield the parameters of a role, described by its docstring."""
-    meanings = argument_docs(inspect.getdoc(cls) or "")
+    meanings = argument_docs(inspect.getdoc(cls))
     for name, parameter in constructor_parameters(cls).items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
@@ -132,24 +132,6 @@ def parameter_rows(cls: type[Role]) -> Iterator[Row]:
         yield Row(
             name, "required" if required else _literal(parameter.default), meanings.get(name, "")
         )
-
-
-def argument_docs(docstring: str) -> dict[str, str]:
-    """Return the `Args:` of a Google-style docstring, by name, each on one line."""
-    _, found, rest = docstring.partition("Args:\n")
-    if not found:
-        return {}
-    meanings: dict[str, list[str]] = {}
-    name = ""
-    for line in rest.splitlines():
-        if line and not line.startswith(" "):  # the next section
-            break
-        if match := re.fullmatch(r" {4}\*{0,2}(\w+)(?: \([^)]*\))?: *(.*)", line):
-            name = match[1]
-            meanings[name] = [match[2]]
-        elif name and line.strip():
-            meanings[name].append(line.strip())
-    return {key: " ".join(parts) for key, parts in meanings.items()}
 
 
 def _literal(value: Any) -> str:
@@ -184,4 +166,4 @@ def _table(what: str, rows: Iterator[Row]) -> list[str]:
     return lines
 
 
-__all__ = ["Row", "argument_docs", "json_schema", "markdown", "parameter_rows", "setting_rows"]
+__all__ = ["Row", "json_schema", "markdown", "parameter_rows", "setting_rows"]

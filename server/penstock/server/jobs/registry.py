@@ -15,10 +15,10 @@ from typing import Any
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from penstock.server.core.contained import contained
-from penstock.server.core.frames import error_line, user_place, user_traceback
+from penstock.server.core.frames import error_line, user_line, user_traceback
 from penstock.server.core.imports import is_file_spec, load_attribute
 from penstock.server.core.nearest import hint
-from penstock.server.jobs.place import Place
+from penstock.server.jobs.location import Location
 from penstock.server.jobs.validate import shown
 from penstock.server.roles.base import (
     BatchCollator,
@@ -80,7 +80,7 @@ FUNCTIONS: dict[str, type[FunctionRole]] = {
 """The roles that `function:` makes in the place of `type:`, by their key in a job file."""
 
 
-def resolve(kind: Kind, name: str, place: Place) -> type[Role]:
+def resolve(kind: Kind, name: str, location: Location) -> type[Role]:
     """Return the class that a `type:` names.
 
     Built-in names come first: an installed package cannot change what a job file means.
@@ -88,12 +88,12 @@ def resolve(kind: Kind, name: str, place: Place) -> type[Role]:
     Args:
         kind: Which role.
         name: A built-in, an entry point, `package.module:Class` or `./file.py:Class`.
-        place: Where the role stands in the job file.
+        location: Where the role stands in the job file.
 
     Raises:
-        InvalidJob: Nothing has that name, its import fails, or the class is no such role.
+        InvalidJob: Nothing has that name, its import fails, or the class is not such a role.
     """
-    at = place.at("type")
+    at = location.at("type")
     if name in kind.builtins:
         return kind.builtins[name]
     offered = kind.entry_points()
@@ -108,7 +108,7 @@ def resolve(kind: Kind, name: str, place: Place) -> type[Role]:
             ) from error
     elif ":" in name:
         try:
-            found = load_attribute(resolve_path(name, place.base))
+            found = load_attribute(resolve_path(name, location.base))
         except InvalidJob as error:
             raise at.error(f"{at.key}: {error.message}", error) from error
     else:
@@ -150,13 +150,13 @@ def resolve(kind: Kind, name: str, place: Place) -> type[Role]:
     return found
 
 
-def build(kind: Kind, spec: Mapping[str, Any], place: Place) -> Any:
+def build(kind: Kind, spec: Mapping[str, Any], location: Location) -> Any:
     """Return the role that a section of a job file describes.
 
     Args:
         kind: Which role.
         spec: `type`, and the constructor's parameters beside it.
-        place: Where it stands.
+        location: Where it stands.
 
     Raises:
         InvalidJob: The class or a parameter is wrong, or the constructor raises.
@@ -166,40 +166,40 @@ def build(kind: Kind, spec: Mapping[str, Any], place: Place) -> Any:
     if name is None and kind.name in FUNCTIONS and "function" in parameters:
         cls: type[Role] = FUNCTIONS[kind.name]
     elif name is None:
-        raise place.error(
-            f"{place.key} has no type: give one of {', '.join(sorted(kind.builtins))}, "
+        raise location.error(
+            f"{location.key} has no type: give one of {', '.join(sorted(kind.builtins))}, "
             "or your own as ./file.py:Class"
         )
     else:
-        cls = resolve(kind, name, place)
-    _check_names(cls, parameters, place)
-    _check_types(cls, parameters, place)
+        cls = resolve(kind, name, location)
+    _check_names(cls, parameters, location)
+    _check_types(cls, parameters, location)
     for path_param in {*cls.path_params, *(["function"] if cls in FUNCTIONS.values() else [])}:
         if path_param in parameters:
-            parameters[path_param] = absolute(parameters[path_param], place.base)
+            parameters[path_param] = absolute(parameters[path_param], location.base)
     try:
         role = contained(lambda: cls(**parameters))
-        # A tokenizer that is none, a function that is missing: found here, where the key is
-        # known. A source's identity reads data, and is left to the log id.
+        # A file that is not a tokenizer, a function that is missing: found here, where the key is
+        # known. A source's identity reads data, and is checked with the log id.
         contained(role.check_identity)
     except PenstockError as error:
         key = str(error.fields.get("key") or "").removeprefix(f"{kind.name}.")
         if isinstance(error, InvalidJob) and error.spec is not None:  # which parameter names it?
             key = next((k for k, v in parameters.items() if v == error.spec), key)
-        at = place.at(key) if key in spec else place
+        at = location.at(key) if key in spec else location
         if not isinstance(error, InvalidJob):
             raise error.reworded(f"{at.key}: {error.message}") from error
         # Many messages begin with the parameter's name, which the path then completes.
         sentence = (
-            f"{place.key}.{error.message}"
-            if error.message.startswith(f"{key} ") and at is not place
+            f"{location.key}.{error.message}"
+            if error.message.startswith(f"{key} ") and at is not location
             else f"{at.key}: {error.message}"
         )
         raise at.error(sentence, error) from error
     except Exception as error:
-        source = user_place(error)
-        raise place.error(
-            f"{place.key}: {cls.__name__} cannot be built: {error_line(error)}"
+        source = user_line(error)
+        raise location.error(
+            f"{location.key}: {cls.__name__} cannot be built: {error_line(error)}"
             + (f" ({source})" if source else ""),
             InvalidJob("", traceback=user_traceback(error)),
         ) from error
@@ -208,12 +208,12 @@ def build(kind: Kind, spec: Mapping[str, Any], place: Place) -> Any:
 
 def constructor_parameters(cls: type[Role]) -> dict[str, inspect.Parameter]:
     """Return the parameters of a class's constructor by name, `self` left out."""
-    if cls.__init__ is object.__init__:  # its signature would promise to take anything
+    if cls.__init__ is object.__init__:  # its signature says that it takes anything
         return {}
     return dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
 
 
-def _check_names(cls: type[Role], parameters: Mapping[str, Any], place: Place) -> None:
+def _check_names(cls: type[Role], parameters: Mapping[str, Any], location: Location) -> None:
     """Refuse parameters that the constructor lacks; name required ones that are not given."""
     accepted = constructor_parameters(cls)
     named = {
@@ -224,7 +224,7 @@ def _check_names(cls: type[Role], parameters: Mapping[str, Any], place: Place) -
     takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     for name in parameters:
         if name not in named and not takes_any:
-            at = place.at(name)
+            at = location.at(name)
             raise at.error(f"{at.key} is not a parameter of {_called(cls)}: {hint(name, named)}")
     missing = [
         name
@@ -233,8 +233,8 @@ def _check_names(cls: type[Role], parameters: Mapping[str, Any], place: Place) -
     ]
     if missing:
         given = f" (given are {', '.join(parameters)})" if parameters else ""
-        raise place.error(
-            f"{place.key}: {_called(cls)} needs {' and '.join(missing)}, which "
+        raise location.error(
+            f"{location.key}: {_called(cls)} needs {' and '.join(missing)}, which "
             f"{'is' if len(missing) == 1 else 'are'} not given{given}"
         )
 
@@ -247,10 +247,10 @@ def _called(cls: type[Role]) -> str:
 _ADAPTER = ConfigDict(strict=True, arbitrary_types_allowed=True)
 
 
-def _check_types(cls: type[Role], parameters: Mapping[str, Any], place: Place) -> None:
+def _check_types(cls: type[Role], parameters: Mapping[str, Any], location: Location) -> None:
     """Check values against the annotations of a built-in's constructor.
 
-    A user's class is asked by calling it: its annotations may promise less than it accepts.
+    A user's class is only called: its annotations may be stricter than what it accepts.
     """
     if not cls.__module__.startswith("penstock."):
         return
@@ -264,10 +264,10 @@ def _check_types(cls: type[Role], parameters: Mapping[str, Any], place: Place) -
             # As JSON: what a file can say is exactly JSON, and lists then pass for tuples.
             TypeAdapter(wanted, config=_ADAPTER).validate_json(json.dumps(value))
         except ValidationError:
-            at = place.at(name)
+            at = location.at(name)
             raise at.error(f"{at.key} is {shown(value)}: give {describe_type(wanted)}") from None
         except (PydanticUserError, TypeError):
-            continue  # no schema for this annotation: the constructor has the word
+            continue  # no schema for this annotation: the constructor decides
 
 
 _WORDS = {
@@ -310,15 +310,15 @@ _MODULE_ATTRIBUTE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 def resolve_path(value: str, base: Path) -> str:
     """Return a path of a job file as an absolute one, relative to the folder `base`.
 
-    `scheme://...` and `package.module:name` are no paths and stay as they are; the `:name` behind a
-    `.py` file stays where it is.
+    `scheme://...` and `package.module:name` are not paths and stay unchanged, as does the `:name`
+    after a `.py` file.
     """
-    place, colon, name = value.rpartition(":")
-    if "://" in value or (_MODULE_ATTRIBUTE.fullmatch(value) and not is_file_spec(place)):
+    path, colon, name = value.rpartition(":")
+    if "://" in value or (_MODULE_ATTRIBUTE.fullmatch(value) and not is_file_spec(path)):
         return value
-    if colon and place.endswith(".py"):
-        return f"{resolve_path(place, base)}:{name}"
-    # Not Path.resolve(): a link to the data is as good a place as the data.
+    if colon and path.endswith(".py"):
+        return f"{resolve_path(path, base)}:{name}"
+    # Not Path.resolve(): a link to the data is as good as the data.
     return str(base / Path(value).expanduser())
 
 

@@ -1,17 +1,19 @@
-"""The keys of a job file: names, types, defaults and meanings, in one place.
+"""The keys of a job file: names, types, defaults and meanings.
 
 From these models come validation, the JSON Schema for editors and the tables of `docs/jobs.md`.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from penstock.server.job import DEFAULT_LANES, MAX_LANES
+from penstock.server.core.docstrings import argument_docs
+from penstock.server.job import DEFAULT_LANES, MAX_LANES, Job
 from penstock.server.resources import usable_cpus, usable_memory_bytes
 
 _UNITS = {"": 1, "B": 1}
@@ -20,11 +22,11 @@ for _power, _letter in enumerate("KMGT", start=1):
     _UNITS[f"{_letter}B"] = 1000**_power
 
 MIN_READY_BYTES, MAX_READY_BYTES = 64 << 20, 16 << 30
-"""Bounds of `ready_bytes: auto`: a quarter of the memory, but neither absurdly little nor much."""
+"""Bounds of `ready_bytes: auto`, which is a quarter of the memory between these."""
 
 
 def parse_bytes(value: Any) -> Any:
-    """Return `"1.5 GiB"` as a number of bytes; what is no such text is returned as it is."""
+    """Return `"1.5 GiB"` as a number of bytes; any other value is returned unchanged."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value)
@@ -70,6 +72,14 @@ def _key(default: Any, meaning: str, expects: str, **limits: Any) -> Any:
     return Field(default, description=meaning, json_schema_extra={"expects": expects}, **limits)
 
 
+_MEANINGS = argument_docs(inspect.getdoc(Job))
+
+
+def _job_key(name: str, default: Any, expects: str) -> Any:
+    """A key that is a parameter of `Job`, whose docstring says what it means."""
+    return _key(default, _MEANINGS.get(name, ""), expects)
+
+
 _ROLE_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "object"}]}
 _ROLE_EXPECTS = "a role: {type: NAME, its parameters ...}"
 RoleSpec = Annotated[dict[str, Any], BeforeValidator(_role), WithJsonSchema(_ROLE_SCHEMA)]
@@ -93,8 +103,8 @@ class ServerSettings(_Section):
 
     listen: Annotated[str, AfterValidator(_address)] = _key(
         "127.0.0.1:50051",
-        "Address that trainers connect to: `host:port`, or `unix:/path`. "
-        "Port 0 takes a free one, which the log names. `0.0.0.0:50051` listens on every interface.",
+        "The address that trainers connect to: `host:port`, or `unix:/path`. Port 0 takes a free "
+        "one, which the node logs. `0.0.0.0:50051` listens on every interface.",
         "an address: host:port or unix:/path",
     )
     socket_mode: Annotated[str, Field(pattern=r"^0?[0-7]{3}$")] = _key(
@@ -107,27 +117,32 @@ class ServerSettings(_Section):
         Annotated[str, AfterValidator(_tcp_address)] | None, BeforeValidator(_metrics)
     ] = _key(
         "127.0.0.1:9090",
-        "Address of `/metrics`, `/healthz` and `/readyz` over HTTP; `off` for none.",
+        "The address that serves `/metrics`, `/healthz` and `/readyz` over HTTP: `host:port`, or "
+        "`off` for none.",
         "an address: host:port, or off",
     )
     store: str = _key(
         "sqlite:///penstock.db",
-        "Where cursors live: `sqlite:///path`, relative to the job file "
-        "(`sqlite:////path` from the root).",
+        "The database of cursors, checkpoints, snapshots and verdicts: `sqlite:///path`, relative "
+        "to the job file (`sqlite:////path` from the root). Every commit waits until this disk has "
+        "written it, so take a local one.",
         "the URL of a store: sqlite:///path",
         min_length=1,
     )
     hash_cache: str = _key(
         "auto",
-        "Folder for the hashes and footers of data files, so that the next start opens only files "
-        "that have changed; `auto` is `penstock/files` below the user's cache folder "
-        "(`XDG_CACHE_HOME`, else `~/.cache`), `off` reads every file at every start.",
+        "The folder for the hashes and footers of data files, at most 256 MiB, so that the next "
+        "start opens only files that have changed. `auto` is `penstock/files` in the user's cache "
+        "folder (`XDG_CACHE_HOME`, else `~/.cache`); `off` keeps nothing and reads every file at "
+        "every start.",
         "auto, off, or a folder",
         min_length=1,
     )
     workers: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_WORKERS)] = _key(
         "auto",
-        "Processes that make batches; `auto` is one per processor that this node may use.",
+        "How many processes make batches; `auto` is one per processor that this node may use. "
+        "Fewer leave processors to others; more than the processors only compete for them. Each "
+        "takes memory: 33 MiB and the packages that its roles import.",
         f"auto, or a whole number from 1 to {MAX_WORKERS}",
     )
     ready_bytes: Annotated[
@@ -136,36 +151,47 @@ class ServerSettings(_Section):
         WithJsonSchema(_BYTES_SCHEMA),
     ] = _key(
         "auto",
-        "Bound on batches that are made and not yet taken, such as `2 GiB`; `auto` is a quarter of "
-        "the memory, 64 MiB to 16 GiB. The batch that a reader is owed next is always made.",
+        "The most bytes of batches that are made and not yet taken, such as `2 GiB`; `auto` is a "
+        "quarter of the memory, 64 MiB to 16 GiB. It is a bound and not a target: only readers "
+        "that are slower than the node fill it, and it then takes up to 1.5 times as much memory. "
+        "Too small, it lets workers wait while readers have room; the batch that a reader needs "
+        "next is always made.",
         "auto, or bytes such as 2 GiB",
     )
     snapshot_seconds: Seconds = _key(
         5.0,
-        "Seconds between writes of snapshots; 0 writes each at once. They only speed up a restart.",
+        "Seconds between two writes of snapshots to the store; 0 writes each at once. After a node "
+        "is killed, the batches of the last so many seconds are planned again. A smaller value "
+        "shortens that, and costs more writes.",
         "seconds of at least 0",
     )
     item_seconds: Annotated[float, Field(ge=1, le=_MAX_SECONDS, allow_inf_nan=False)] = _key(
         150.0,
-        "Seconds that one item may take: the worker that takes longer is ended, and the third time "
-        "the lane stops by name. Keep three times this below the readers' `deadline_s` (540), or "
-        "they hear of a timeout in place of the item; raise both for items that take minutes.",
+        "Seconds that a worker may spend on one item before it is killed and replaced; the third "
+        "time the item's lane stops, with an error that names it. A smaller value finds items that "
+        "hang sooner; raise it for items that take minutes. Keep three times this below the "
+        "readers' `deadline_s` (540), else they time out before they hear which item it was.",
         "seconds of at least 1",
     )
     drain_seconds: Seconds = _key(
         20.0,
-        "Seconds from SIGTERM to the exit, at most: batches in flight are finished, lines are "
-        "saved, and what still hangs is killed. What kills the process from outside "
-        "(`terminationGracePeriodSeconds`) needs a second more.",
+        "The most seconds from SIGTERM to the exit: batches in flight are finished, snapshots are "
+        "written, and what still hangs is killed. Too small, it cuts off batches that take long, "
+        "and readers ask for them again. Whatever kills the process from outside "
+        "(`terminationGracePeriodSeconds`) should wait a second longer.",
         "seconds of at least 0",
     )
     log_format: Literal["auto", "console", "json"] = _key(
         "auto",
-        "`console` for people, `json` for collectors; `auto` is `console` on a terminal.",
+        "How messages are logged: `console` for people, `json`, one object per line, for "
+        "collectors; `auto` is `console` on a terminal and else `json`.",
         "auto, console or json",
     )
     log_level: Literal["debug", "info", "warning", "error"] = _key(
-        "info", "The least severe message that is logged.", "debug, info, warning or error"
+        "info",
+        "The least severe message that is logged: `debug`, `info`, `warning` or `error`. `debug` "
+        "adds a message per commit.",
+        "debug, info, warning or error",
     )
 
     @property
@@ -192,15 +218,15 @@ class JobSettings(_Section):
     sources: Annotated[dict[str, RoleSpec], Field(min_length=1)] | None = _key(
         None,
         "Several sources by name, in place of `source`: what the distributor `map` draws from as "
-        "one, in this order. Names have letters, digits and underscores, and stand in lineage, "
-        "verdicts and errors.",
+        "one, in this order. Names have letters, digits and underscores; they are part of the "
+        "items' names in `penstock cat --json`, verdicts and errors.",
         "sources by name: {NAME: {type: ..., its parameters ...}, ...}",
     )
     distributor: RoleSpec | None = _key(
-        None, "Which item comes next; default `{type: map}`.", _ROLE_EXPECTS
+        None, "Decides which item a lane draws next; default `{type: map}`.", _ROLE_EXPECTS
     )
     processor: RoleSpec | None = _key(
-        None, "Raw item to samples; default `{type: identity}`.", _ROLE_EXPECTS
+        None, "Turns a raw item into samples; default `{type: identity}`.", _ROLE_EXPECTS
     )
     function: str | None = _key(
         None,
@@ -208,47 +234,28 @@ class JobSettings(_Section):
         "a function as ./file.py:name or package.module:name",
     )
     batcher: RoleSpec | None = _key(
-        None, "Samples to rows. This or `batch_size` is required.", _ROLE_EXPECTS
+        None, "Puts samples into rows and batches. This or `batch_size` is required.", _ROLE_EXPECTS
     )
     collator: RoleSpec | None = _key(
-        None, "Rows to named values; default `{type: default}`, which stacks.", _ROLE_EXPECTS
-    )
-    batch_size: Count | None = _key(None, "Stands for a `simple` batcher of this size.", _COUNT)
-    seed: int = _key(0, "Decides everything random.", "a whole number")
-    lanes: Annotated[int, Field(ge=1, le=MAX_LANES)] = _key(
-        DEFAULT_LANES,
-        "Independent sequences of batches. Part of the log's identity: it cannot change later.",
-        f"a whole number from 1 to {MAX_LANES:,}",
-    )
-    epochs: Count | None = _key(
         None,
-        "How often each item is drawn; null goes on without end. Where items give any number of "
-        "samples, the batches are counted by one pass over them before the first one is read; "
-        "packers need null.",
-        f"null or {_COUNT}",
+        "Turns rows into named values; default `{type: default}`, which stacks samples.",
+        _ROLE_EXPECTS,
     )
-    batches_per_step: Count | None = _key(
-        None,
-        "The global batch, in batches, for groups that do not say their own; "
-        "null leaves it to the group's first world size.",
-        f"null or {_COUNT}",
+    batch_size: Count | None = _job_key("batch_size", None, _COUNT)
+    seed: int = _job_key("seed", 0, "a whole number")
+    lanes: Annotated[int, Field(ge=1, le=MAX_LANES)] = _job_key(
+        "lanes", DEFAULT_LANES, f"a whole number from 1 to {MAX_LANES:,}"
     )
-    on_item_error: Literal["stop", "quarantine"] = _key(
-        "stop",
-        "What happens when the same item fails twice: the lane stops, or the item is left out "
-        "with a verdict that every node obeys.",
-        "stop or quarantine",
+    epochs: Count | None = _job_key("epochs", None, f"null or {_COUNT}")
+    batches_per_step: Count | None = _job_key("batches_per_step", None, f"null or {_COUNT}")
+    on_item_error: Literal["stop", "quarantine"] = _job_key(
+        "on_item_error", "stop", "stop or quarantine"
     )
-    max_quarantined: Annotated[int, Field(ge=0)] = _key(
-        1000,
-        "How many items may be left out by verdicts, over all lanes, stages and restarts; the next "
-        "one is an error.",
-        "a whole number of at least 0",
+    max_quarantined: Annotated[int, Field(ge=0)] = _job_key(
+        "max_quarantined", 1000, "a whole number of at least 0"
     )
-    max_replay: Count = _key(
-        100_000, "Batches that may be planned again to reach a far position.", _COUNT
-    )
-    snapshot_every: Count = _key(16, "Batches of a lane between its snapshots.", _COUNT)
+    max_replay: Count = _job_key("max_replay", 100_000, _COUNT)
+    snapshot_every: Count = _job_key("snapshot_every", 16, _COUNT)
 
 
 class JobFile(_Section):

@@ -1,4 +1,4 @@
-"""From pydantic's findings to one sentence: what stands where, and what belongs there."""
+"""From pydantic's errors to a sentence: which value is where, and what is expected there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from penstock.server.core.nearest import hint
-from penstock.server.jobs.place import KeyPath, Place
+from penstock.server.jobs.location import KeyPath, Location
 from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -18,7 +18,7 @@ _SHOWN_CHARS = 80
 
 
 def shown(value: Any) -> str:
-    """Return a value as an error message shows it: as in the file, cut where it is long."""
+    """Return a value as an error message shows it: as in the file, shortened if it is long."""
     text = {None: "null", True: "true", False: "false"}.get(value) if _is_constant(value) else None
     text = text or repr(value)
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 4] + " ..."
@@ -28,14 +28,15 @@ def _is_constant(value: Any) -> bool:
     return value is None or isinstance(value, bool)
 
 
-def validate(model: type[Model], data: Any, place: Place, *, strict: bool = True) -> Model:
+def validate(model: type[Model], data: Any, location: Location, *, strict: bool = True) -> Model:
     """Return `data` as a model.
 
     Args:
         model: What it should be.
         data: What the file holds.
-        place: Where it stands.
-        strict: Refuse `"7"` where 7 belongs; False for environment variables, which are all text.
+        location: Where it stands.
+        strict: Refuse `"7"` where 7 is expected; False for environment variables, which are all
+            text.
 
     Raises:
         InvalidJob: The first thing in the file that is wrong: an unknown key with the nearest known
@@ -45,7 +46,7 @@ def validate(model: type[Model], data: Any, place: Place, *, strict: bool = True
         return model.model_validate(data, strict=strict)
     except ValidationError as error:
         found = [
-            _complaint(model, data, item["loc"], item["type"], place) for item in error.errors()
+            _complaint(model, data, item["loc"], item["type"], location) for item in error.errors()
         ]
     line_of = [(at.line or 0, order) for order, (at, _) in enumerate(found)]
     at, sentence = found[min(line_of)[1]]
@@ -53,12 +54,12 @@ def validate(model: type[Model], data: Any, place: Place, *, strict: bool = True
 
 
 def _complaint(
-    model: type[BaseModel], data: Any, loc: KeyPath, kind: str, place: Place
-) -> tuple[Place, str]:
+    model: type[BaseModel], data: Any, loc: KeyPath, kind: str, location: Location
+) -> tuple[Location, str]:
     keys, field, section, value = _descend(model, data, loc)
-    at = place.at(*keys)
+    at = location.at(*keys)
     if kind == "extra_forbidden" and section is not None:
-        above = place.at(*keys[:-1]).key
+        above = location.at(*keys[:-1]).key
         known = list(section.model_fields)
         return at, f"{at.key} is not a key of {_noun(section, above)}: {hint(str(keys[-1]), known)}"
     expects = "a job: {source: ..., ...}" if section is JobSettings else _expects(field)

@@ -1,7 +1,7 @@
 """YAML as job files use it: YAML 1.2's core schema, no repeated keys, and the line of each key.
 
 PyYAML speaks YAML 1.1, where `no` is false, `1e-4` is a string, `12:30` is 750 and `2024-01-01` is
-a date: each would decide bytes behind the user's back. Here plain scalars are what JSON has.
+a date: each would change bytes without the user noticing. Here plain scalars are those of JSON.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 import yaml
 
-from penstock.server.jobs.place import KeyPath, Place
+from penstock.server.jobs.location import KeyPath, Location
 from penstock.wire.errors import InvalidJob
 
 MAX_FILE_BYTES = 1 << 20
-"""A job file is written by people; PyYAML reads about 1 MiB in some seconds. Data has files."""
+"""A job file is written by people; PyYAML takes seconds for 1 MiB. Data belongs in other files."""
 
 MAX_DEPTH, MAX_VALUES, MAX_DIGITS = 64, 100_000, 64
 """Nesting, values with every alias written out, and digits of a number: a few lines of aliases can
@@ -65,65 +65,66 @@ for _tag, _pattern, _first in (
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
 
 
-def read(path: Path, shown: str) -> tuple[Any, Place]:
-    """Return the values of a YAML or JSON file, and the place of its top.
+def read(path: Path, shown: str) -> tuple[Any, Location]:
+    """Return the values of a YAML or JSON file, and the location of its top.
 
     Args:
-        path: The file; JSON is read as YAML, of which it is a part.
+        path: The file; JSON is read as YAML, of which it is a subset.
         shown: The file as the user named it, for messages.
 
     Raises:
-        InvalidJob: The file cannot be read, is no YAML, or repeats a key; names the line.
+        InvalidJob: The file cannot be read, is not YAML, or repeats a key; names the line.
     """
-    # Not resolve(): a mounted ConfigMap is a link, and its store must not land behind it.
+    # Not resolve(): a mounted ConfigMap is a link, and the store belongs beside the link, not
+    # beside the file that it points to.
     base = path.absolute().parent
-    place = Place(shown, base)
+    location = Location(shown, base)
     try:
-        # Opening a named pipe would wait for somebody who writes, so this does not wait.
+        # Opening a named pipe would wait for a writer, so this does not wait.
         with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise place.error(
+                raise location.error(
                     f"the job file {shown} is not a regular file but a pipe or a device: every "
-                    "process of a node reads it, so write it to a file"
+                    "start of a node reads it again, so write it to a file"
                 )
             data = file.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
-            raise place.error(
+            raise location.error(
                 f"the job file is larger than {MAX_FILE_BYTES:,} bytes: put data and long lists "
                 "into files of their own, and name those"
             )
         text = data.decode("utf-8").removeprefix("\ufeff")
     except OSError as error:
-        raise place.error(f"the job file cannot be read: {error.strerror} ({path})") from None
+        raise location.error(f"the job file cannot be read: {error.strerror} ({path})") from None
     except UnicodeDecodeError as error:
-        raise place.error(
+        raise location.error(
             f"the job file is not UTF-8 text (byte {error.start}): is it the right file?"
         ) from None
     if path.suffix == ".json":
         text = text.replace("\t", " ")  # legal between JSON's tokens, illegal as YAML's indentation
     lines: dict[KeyPath, int] = {}
-    place = Place(shown, base, (), lines)
+    location = Location(shown, base, (), lines)
     try:
         loader = _Loader(text)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise _at(place, line).error(_foreign(text[error.position])) from None
+        raise _at(location, line).error(_foreign(text[error.position])) from None
     try:
         node = loader.get_single_node()
         if node is None:
-            return None, place
-        _refuse_bombs(node, place)
-        _walk(node, (), lines, place)
-        return loader.construct_document(node), place
+            return None, location
+        _refuse_bombs(node, location)
+        _walk(node, (), lines, location)
+        return loader.construct_document(node), location
     except _TooDeep as error:
-        raise _at(place, error.line).error(
+        raise _at(location, error.line).error(
             f"the job file is nested more than {MAX_DEPTH} levels deep: put data into a file of "
             "its own, and name that"
         ) from None
     except yaml.MarkedYAMLError as error:
-        raise _syntax(error, place) from None
+        raise _syntax(error, location) from None
     except yaml.YAMLError as error:
-        raise place.error(f"this is not YAML: {str(error).splitlines()[0]}") from None
+        raise location.error(f"this is not YAML: {str(error).splitlines()[0]}") from None
     finally:
         loader.dispose()
 
@@ -135,20 +136,20 @@ def _foreign(character: str) -> str:
     )
 
 
-def _at(place: Place, line: int) -> Place:
-    """Return the place of a line that has no key yet."""
-    return Place(place.file, place.base, (), {(): line})
+def _at(location: Location, line: int) -> Location:
+    """Return the location of a line that has no key yet."""
+    return Location(location.file, location.base, (), {(): line})
 
 
-def _syntax(error: yaml.MarkedYAMLError, place: Place) -> InvalidJob:
+def _syntax(error: yaml.MarkedYAMLError, location: Location) -> InvalidJob:
     mark = error.problem_mark or error.context_mark
     line = mark.line + 1 if mark is not None else 1
     problem = error.problem or error.context or "cannot be read"
-    return _at(place, line).error(f"this is not YAML: {problem}")
+    return _at(location, line).error(f"this is not YAML: {problem}")
 
 
-def _refuse_bombs(top: yaml.Node, place: Place) -> None:
-    """Refuse what a short file makes large: aliases of aliases, and numbers of endless digits.
+def _refuse_bombs(top: yaml.Node, location: Location) -> None:
+    """Refuse short files with large content: aliases of aliases, and numbers with very many digits.
 
     Each node is looked at once, however many aliases name it, so this takes no longer than the file
     is long.
@@ -163,7 +164,7 @@ def _refuse_bombs(top: yaml.Node, place: Place) -> None:
         known = measured.get(id(node))
         if known is not None:
             return known
-        at = _at(place, node.start_mark.line + 1)
+        at = _at(location, node.start_mark.line + 1)
         if id(node) in open_nodes:
             raise at.error("a value contains itself by an alias: write out what is meant")
         if isinstance(node, yaml.ScalarNode):
@@ -178,9 +179,9 @@ def _refuse_bombs(top: yaml.Node, place: Place) -> None:
         else:
             open_nodes.add(id(node))
             inner = [
-                measure(one)
+                measure(part)
                 for entry in node.value
-                for one in (entry if isinstance(entry, tuple) else (entry,))
+                for part in (entry if isinstance(entry, tuple) else (entry,))
             ]
             open_nodes.discard(id(node))
             found = (
@@ -201,12 +202,12 @@ def _refuse_bombs(top: yaml.Node, place: Place) -> None:
     measure(top)
 
 
-def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], place: Place) -> None:
+def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], location: Location) -> None:
     """Note the line of every key, and refuse one that is given twice."""
     lines.setdefault(path, node.start_mark.line + 1)
     if isinstance(node, yaml.SequenceNode):
         for index, inner in enumerate(node.value):
-            _walk(inner, (*path, index), lines, place)
+            _walk(inner, (*path, index), lines, location)
     if not isinstance(node, yaml.MappingNode):
         return
     seen: dict[str, int] = {}
@@ -216,13 +217,13 @@ def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], place: Plac
         line = key.start_mark.line + 1
         if key.value in seen:
             lines[(*path, key.value)] = line
-            raise place.at(*path, key.value).error(
-                f"{place.at(*path, key.value).key} is given twice, first on line "
+            raise location.at(*path, key.value).error(
+                f"{location.at(*path, key.value).key} is given twice, first on line "
                 f"{seen[key.value]}: remove one of them"
             )
         seen[key.value] = line
         lines[(*path, key.value)] = line
-        _walk(value, (*path, key.value), lines, place)
+        _walk(value, (*path, key.value), lines, location)
 
 
 __all__ = ["read"]

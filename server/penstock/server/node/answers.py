@@ -1,154 +1,44 @@
-"""What workers answer: batches and plans into the books, failures to those who wait."""
+"""What tickets bring: batches and plans into the books, failures to those who wait."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import assert_never
 
 import structlog
 
 from penstock.server.node.audit import Audit
-from penstock.server.node.channel import Misspoken
-from penstock.server.node.crew import Crew
 from penstock.server.node.dispatch import Dispatch
-from penstock.server.node.life import Life
 from penstock.server.node.messages import (
-    Cost,
-    Counted,
     Done,
     Failed,
-    FromWorker,
-    JobFailed,
-    Judge,
-    Libraries,
-    LineFailed,
-    NewArena,
     Planned,
-    Ready,
-    SetUp,
     Snapshot,
-    Snapshots,
-    SnapshotsFailed,
     TicketFailed,
-    Verified,
-    VerifyFailed,
-    Warned,
 )
 from penstock.server.node.observer import Observer
 from penstock.server.node.process import Ticket, WorkerProcess
-from penstock.server.node.quarantine import Quarantine
 from penstock.server.node.shelf import Shelf
 from penstock.server.pipeline.line import MAX_EMPTIED, only_padding
 from penstock.server.store.base import SnapshotRecord
-from penstock.wire.errors import ERRORS, Internal, LogDiverged, PenstockError
+from penstock.wire.errors import ERRORS, Internal, LogDiverged, PastEnd, PenstockError
 
 log = structlog.get_logger("penstock.node")
 
-GIVE_WAY_S = 5.0
-"""How long after a worker has ended over a batch other batches go before it."""
-
 
 class Answers:
-    """Hears every message of every worker.
+    """Takes the answers of tickets.
 
     Args:
-        dispatch: Whose tickets are answered.
-        crew: The workers.
+        dispatch: Which gave them out.
         shelf: Where the snapshots go that come with answers.
         audit: Told of every batch.
-        quarantine: Asked for verdicts.
-        life: The node's.
-        observer: Told what is made and what it costs.
-
-    Attributes:
-        drained: Called with a worker that has said where its lines are, or cannot say it.
-        is_draining: Tells whether a worker was asked where its lines are.
+        observer: Told what is made.
     """
 
-    def __init__(
-        self,
-        dispatch: Dispatch,
-        crew: Crew,
-        shelf: Shelf,
-        audit: Audit,
-        quarantine: Quarantine,
-        life: Life,
-        observer: Observer,
-    ) -> None:
-        self._dispatch, self._crew, self._shelf = dispatch, crew, shelf
-        self._audit, self._quarantine, self._life = audit, quarantine, life
-        self._observer = observer
-        self.drained: Callable[[WorkerProcess], None]
-        self.is_draining: Callable[[WorkerProcess], bool]
+    def __init__(self, dispatch: Dispatch, shelf: Shelf, audit: Audit, observer: Observer) -> None:
+        self._dispatch, self._shelf = dispatch, shelf
+        self._audit, self._observer = audit, observer
 
-    def hear(self, worker: WorkerProcess, message: FromWorker) -> None:
-        """Act upon a message, which was held against what the worker was asked."""
-        try:
-            self._hear(worker, message)
-        except Misspoken as error:
-            worker.misspoke(error)
-        except Exception as error:
-            self._life.fatal(error)
-        self._dispatch.schedule()
-
-    def _hear(self, worker: WorkerProcess, message: FromWorker) -> None:
-        dispatch = self._dispatch
-        match message:
-            case Done():
-                self._done(worker, message)
-            case Planned():
-                self._planned(worker, message)
-            case Cost():
-                self._cost(message)
-            case Counted():
-                self._counted(message)
-            case TicketFailed():
-                self._ticket_failed(worker, message)
-            case LineFailed():
-                dispatch.failed_open(worker, message.job, message.line, _error(message))
-            case JobFailed():
-                dispatch.failed_open(worker, message.job, None, _error(message))
-            case VerifyFailed():
-                text = "a batch could not be made twice"
-                log.warning(text, job=message.job, error=message.message)
-            case SnapshotsFailed():
-                log.error("a worker cannot say where its lines are", error=message.message)
-                self.drained(worker)
-            case Verified():
-                self._audit.made_twice(message.check, message.header)
-            case Libraries():
-                self._audit.note_libraries(dispatch.logs[message.job].job, message.versions)
-            case Judge():
-                self._quarantine.asked(worker, message)
-            case Snapshots():
-                self._snapshots(worker, message)
-            case Warned():
-                log.warning(message.text, worker=worker.number)
-            case Ready():
-                self._ready(worker)
-            case SetUp():
-                dispatch.was_set_up(worker)
-            case NewArena():
-                raise Misspoken("an arena, which its process has taken in")
-            case other:
-                assert_never(other)
-
-    def _cost(self, cost: Cost) -> None:
-        self._dispatch.logs[cost.job].note_read(cost.read_bytes)
-        self._observer.worked(cost.job, cost.batches, cost.stages_s, cost.read_bytes, cost.drawn)
-
-    def _counted(self, counted: Counted) -> None:
-        if counted.lane >= self._dispatch.logs[counted.job].job.lanes:
-            raise Misspoken(f"counts of lane {counted.lane}, which there is not")
-        self._observer.counted(counted.job, counted.lane, counted.counters, counted.before)
-
-    def _ready(self, worker: WorkerProcess) -> None:
-        self._crew.ready(worker)
-        if all(one.ready for one in self._crew):
-            self._dispatch.set_up_ahead()
-        self._life.loop.call_later(GIVE_WAY_S, self._dispatch.end_giving_way)
-
-    def _done(self, worker: WorkerProcess, message: Done) -> None:
+    def done(self, worker: WorkerProcess, message: Done) -> None:
+        """A batch was made: it is ready for all who wait for it."""
         ticket = worker.answer(message.ticket)
         nbytes, span = 0, None
         if message.body is not None:
@@ -165,7 +55,7 @@ class Answers:
             return
         plan = message.plan
         if plan is not None:
-            ticket.log.remember_plan(ticket.lane, ticket.offset, plan)
+            ticket.lane.remember_plan(ticket.offset, plan)
         elif ticket.line is not None:  # it can be planned again by arithmetic
             ticket.lane.note_planned(ticket.offset)
         else:  # it was made from this very plan
@@ -176,11 +66,13 @@ class Answers:
         self._observer.produced(job.name, nbytes, message.counts)
         self._audit.made(worker, ticket, message.header, plan or b"")
         self._put_snapshots(ticket, message.snapshots)
+        self._reached(ticket, ticket.offset + 1)
         if message.emptied and ticket.lane.note_emptied(ticket.offset, MAX_EMPTIED):
             error = only_padding(job, ticket.lane.lane, ticket.offset)
             self._dispatch.stop(ticket.log, ticket.lane, error)
 
-    def _planned(self, worker: WorkerProcess, message: Planned) -> None:
+    def planned(self, worker: WorkerProcess, message: Planned) -> None:
+        """Batches were planned, for any worker to make."""
         ticket = worker.answer(message.ticket)
         if ticket is None:
             return
@@ -195,8 +87,16 @@ class Answers:
         if message.broken:  # the next plan failed: the line's state cannot be trusted
             self._dispatch.close_line(ticket.lane, ticket.line)
         for ahead, plan in enumerate(message.plans):
-            ticket.log.remember_plan(ticket.lane, ticket.offset + ahead, plan)
+            ticket.lane.remember_plan(ticket.offset + ahead, plan)
         self._put_snapshots(ticket, message.snapshots)
+        self._reached(ticket, ticket.offset + len(message.plans))
+
+    def _reached(self, ticket: Ticket, batches: int) -> None:
+        """Note that a lane holds so many batches at least."""
+        try:
+            ticket.log.reached(ticket.lane.lane, batches)
+        except LogDiverged as error:
+            self._dispatch.diverged(ticket.log.job.log_id, ticket.lane.lane, error)
 
     def _put_snapshots(self, ticket: Ticket, snapshots: tuple[Snapshot, ...]) -> None:
         if ticket.lane.error is not None:
@@ -205,8 +105,9 @@ class Answers:
         for offset, data in snapshots:
             self._shelf.put(SnapshotRecord(log_id, lane, offset, data))
 
-    def _ticket_failed(self, worker: WorkerProcess, message: TicketFailed) -> None:
-        ticket, error = worker.answer(message.ticket), _error(message)
+    def failed(self, worker: WorkerProcess, message: TicketFailed) -> None:
+        """A batch cannot be planned or made: those who wait are told."""
+        ticket, error = worker.answer(message.ticket), error_of(message)
         if ticket is None:
             return
         one, lane = ticket.log, ticket.lane
@@ -216,7 +117,7 @@ class Answers:
             self._dispatch.close_line(lane, ticket.line)
         if ticket.plans:
             lane.planning = False
-        if ticket.stale:
+        if ticket.stale or (isinstance(error, PastEnd) and lane.has_ended(ticket.offset)):
             one.back(ticket.entry)
             return
         if isinstance(error, LogDiverged):
@@ -235,25 +136,10 @@ class Answers:
         self._observer.failed(one.job.name, error.code)
         one.failed(ticket.entry, error)
 
-    def _snapshots(self, worker: WorkerProcess, message: Snapshots) -> None:
-        """Keep where every line of a draining worker stands."""
-        if not self.is_draining(worker):
-            raise Misspoken("it says where its lines are, and nobody asked")
-        said = {one.line: one for one in message.lines}
-        for books in self._dispatch.logs.values():
-            log_id = books.job.log_id
-            for lane in books.lanes:
-                here = [one for one in lane.lines if one.worker == worker.number]
-                for line in here if lane.error is None else ():
-                    if (found := said.get(line.number)) is not None:
-                        record = SnapshotRecord(log_id, lane.lane, found.offset, found.data)
-                        self._shelf.put_last(record)
-        self.drained(worker)
 
-
-def _error(message: Failed) -> PenstockError:
+def error_of(message: Failed) -> PenstockError:
     """Return the error that a message carries."""
     return ERRORS.get(message.code, Internal).with_fields(message.message, message.fields)
 
 
-__all__ = ["Answers"]
+__all__ = ["Answers", "error_of"]

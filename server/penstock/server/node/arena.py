@@ -1,19 +1,16 @@
-"""Shared memory of a worker and the server process: anonymous, so `kill -9` leaves nothing behind.
+"""Where a worker puts its batches: shared memory, of which free spans are taken by first fit.
 
-A worker makes a few memfds and passes them over its socket. It places batches by first fit; the
-server process alone decides when a span is free again. What lies in a dead worker's arenas stays
-readable until the server has sent it.
+It makes a few memfds and passes them over its socket. The server process alone decides when a span
+is free again, see `penstock.server.node.spans`.
 """
 
 from __future__ import annotations
 
-import fcntl
 import mmap
-import os
 from bisect import insort
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from penstock.server.node.memory import sealed_memory
 from penstock.wire import ALIGNMENT, LENT_BYTES
 
 ARENA_BYTES = 64 << 20
@@ -24,51 +21,6 @@ IDLE_TAKES, IDLE_BYTES = 1024, 256 << 20
 burst of one worker, and of the next, and of the next would else add up to many times the node's
 bound. Rarely enough that the page faults of the next burst do not count: its pages are a quarter of
 these bytes."""
-
-
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-
-def sealed_memory(name: str, size_bytes: int) -> int:
-    """Return a memfd whose size nobody changes any more.
-
-    Reading memory behind the end of a file that was cut ends the reading process (SIGBUS).
-    """
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        # Whoever is given a descriptor for reading cannot open the file anew for writing.
-        os.fchmod(fd, 0o400)
-        os.ftruncate(fd, size_bytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-class Descriptor:
-    """A file descriptor on its way: whoever uses it takes it, else it is closed with this.
-
-    Args:
-        fd: What this owns from now on.
-    """
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def fileno(self) -> int:
-        """Return the descriptor, which stays this object's; -1 = it was taken."""
-        return self._fd
-
-    def take(self) -> int:
-        """Return the descriptor, which the caller closes."""
-        fd, self._fd = self._fd, -1
-        return fd
-
-    def __del__(self) -> None:
-        """Close what nobody has taken."""
-        if self._fd >= 0:
-            os.close(self._fd)
 
 
 class ArenaWriter:
@@ -172,79 +124,4 @@ class Arenas:
                 arena.release_pages()
 
 
-class ArenaReader:
-    """One arena as the server process sees it: mapped for reading, counted while spans are in use.
-
-    Args:
-        fd: The memfd, which this takes over and closes.
-        size_bytes: How large it is.
-
-    Attributes:
-        fd: The memfd, for reading only: processes on this host may have it.
-        starts: Where the batches begin that lie in it and are not free.
-        closed: Nothing reads it any more.
-
-    Raises:
-        ValueError: The file is shorter than it is said to be, or may become so.
-    """
-
-    def __init__(self, fd: int, size_bytes: int) -> None:
-        try:
-            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-            if os.fstat(fd).st_size < size_bytes or not seals & fcntl.F_SEAL_SHRINK:
-                raise ValueError(
-                    f"an arena of {size_bytes} bytes that is not of that size for good"
-                )
-            self._map = mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ)
-            self.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-        finally:
-            os.close(fd)
-        self.size_bytes = size_bytes
-        self.view = memoryview(self._map)
-        self.starts: set[int] = set()
-        self.closed = False
-
-    @property
-    def spans(self) -> int:
-        """Return how many batches lie in it that are not free."""
-        return len(self.starts)
-
-    def close(self) -> None:
-        """Unmap; the caller has made sure that nothing reads it any more."""
-        self.closed = True
-        self.view.release()
-        self._map.close()
-        os.close(self.fd)
-
-
-@dataclass(eq=False, slots=True)
-class Span:
-    """The body of one batch, where its worker has written it.
-
-    Attributes:
-        arena: What it lies in.
-        start: Its first byte there.
-        view: Its bytes.
-        give_back: Gives its memory back to the worker.
-    """
-
-    arena: ArenaReader
-    start: int
-    view: memoryview
-    give_back: Callable[[], None]
-
-    def free(self) -> None:
-        """Give the memory back; nobody reads the view any more."""
-        self.view.release()
-        self.give_back()
-
-
-__all__ = [
-    "ARENA_BYTES",
-    "ArenaReader",
-    "ArenaWriter",
-    "Arenas",
-    "Descriptor",
-    "Span",
-    "sealed_memory",
-]
+__all__ = ["ARENA_BYTES", "ArenaWriter", "Arenas"]

@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, get_args
 
 from penstock.server.core.verdict import Verdict
-from penstock.server.node.arena import Descriptor
+from penstock.server.node.memory import Descriptor
 from penstock.server.node.messages import Body, FromServer, FromWorker, LineSnapshot, Snapshot
 from penstock.wire.errors import clean_text
 from penstock.wire.order import MAX_POSITION

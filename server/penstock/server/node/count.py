@@ -4,9 +4,9 @@ A processor may filter an item or make several samples of it, so how many batche
 known only when all of its items were processed. Plans are made, and no batch: samples are dropped
 as they come.
 
-It is started as `python -m penstock.server.node.count FD PAGE_FD FILES_FD PARENT TARGET JOB
-LOG PART PARTS CAREFUL` to count the lanes of part PART of PARTS, in the environment of the
-workers.
+It is started as `python -m penstock.server.node.count FD PAGE_FD FILES_FD PARENT LOG PART PARTS
+CAREFUL`, with the job's definition on its standard input, to count the lanes of part PART of PARTS,
+in the environment of the workers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
-from penstock.server.jobs.load import load
+from penstock.server.jobs.definition import decode, rebuild
 from penstock.server.node.homes import Homes
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.planner import Planner
 from penstock.server.sources.catalog import take_catalogs
-from penstock.wire.errors import Internal, JobChanged, PenstockError, clean_text
+from penstock.wire.errors import Internal, PenstockError, clean_text
 
 TELL_S = 1.0
 """How often a count says how far it is."""
@@ -73,7 +73,7 @@ def ensure_counted(job: Job) -> None:
     Raises:
         PenstockError: As `count_lanes`.
     """
-    if job.needs_counting and job.lane_ends is None:
+    if not job.numbering().is_complete:
         job.check_end()
         ends = count_lanes(job, range(job.lanes), Items(job), lambda drawn: None)
         job.set_lane_ends([ends[lane] for lane in range(job.lanes)])
@@ -106,13 +106,15 @@ def main(argv: list[str]) -> None:
     from penstock.server.node.page import Page
 
     fd, page_fd, files_fd, parent = map(int, argv[:4])
-    target, name, log, part, parts, careful = argv[4:]
+    log_id, part, parts, careful = argv[4:]
     die_with_parent()
     if os.getppid() != parent:
         return  # the parent died before prctl took effect
     if files_fd >= 0:
         take_catalogs(files_fd)
     page = Page(page_fd, write=True)
+    definition = sys.stdin.buffer.read()
+    name = decode(definition).name
     with os.fdopen(fd, "w") as out:
 
         def write(message: dict[str, Any]) -> None:
@@ -124,14 +126,7 @@ def main(argv: list[str]) -> None:
 
         try:
             page.note("build", name)
-            job = load(target).jobs[name]
-            if job.log_id.hex() != log:
-                raise JobChanged(
-                    f"job {name!r} is not what it was when the server started: its files changed; "
-                    "restart the server",
-                    job=name,
-                    differences=["log id"],
-                )
+            job = rebuild(definition, bytes.fromhex(log_id))
             items = Items(job, progress=progress)
             items.careful = careful == "1"
             lanes = part_of_lanes(job, int(part), int(parts))

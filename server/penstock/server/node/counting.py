@@ -16,7 +16,8 @@ from penstock.server.environment import worker_environment
 from penstock.server.job import Job
 from penstock.server.node.count import expected_draws
 from penstock.server.node.page import PAGE_BYTES, Note, Page
-from penstock.wire.errors import ERRORS, Counting, Internal, PenstockError, WorkerCrashed
+from penstock.server.sources.catalog import cache_variable
+from penstock.wire.errors import ERRORS, Internal, PenstockError, WorkerCrashed
 
 log = structlog.get_logger("penstock.node")
 
@@ -29,8 +30,7 @@ class Count:
     """Counts the batches of one job, by as many processes as the node has workers.
 
     Args:
-        target: The job file, which they load themselves.
-        job: The job; who asks for its order meanwhile is told how far it is.
+        job: The job, which they build from its definition.
         processes: How many.
         item_deadline_s: How long they may be at one item.
         files_fd: What the node knows of its sources' files (`pack_catalogs`); -1 = nothing.
@@ -38,14 +38,13 @@ class Count:
 
     def __init__(
         self,
-        target: str,
         job: Job,
         processes: int,
         item_deadline_s: float,
         *,
         files_fd: int = -1,
     ) -> None:
-        self.target, self.job, self.files_fd = target, job, files_fd
+        self.job, self.files_fd = job, files_fd
         self.parts = min(processes, job.lanes)
         self.item_deadline_s = item_deadline_s
         self._items = expected_draws(job)
@@ -70,9 +69,6 @@ class Count:
                 if error.status != "UNAVAILABLE":
                     raise
                 log.warning("counting waits", job=self.job.name, error=error.message)
-                self.job.uncounted = Counting(
-                    f"{self._progress()}; it waits: {error.message}", job=self.job.name
-                )
             else:
                 return [found[lane] for lane in range(self.job.lanes)]
             await asyncio.sleep(wait_s)
@@ -131,16 +127,18 @@ class Count:
         page_fd = os.memfd_create("penstock-page", os.MFD_CLOEXEC)
         try:
             os.ftruncate(page_fd, PAGE_BYTES)
-            job = self.job
             fds = [theirs, page_fd, self.files_fd]
-            arguments = [*fds, os.getpid(), self.target, job.name, job.log_id.hex()]
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "penstock.server.node.count"]
-                + [str(one) for one in (*arguments, part, self.parts, int(careful))],
-                env=worker_environment(os.environ),
-                pass_fds=[fd for fd in fds if fd >= 0],
-                stdin=subprocess.DEVNULL,
-            )
+            arguments = [*fds, os.getpid(), self.job.log_id.hex(), part, self.parts, int(careful)]
+            with open(os.memfd_create("penstock-job", os.MFD_CLOEXEC), "w+b") as definition:
+                definition.write(self.job.definition)
+                definition.seek(0)
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "penstock.server.node.count"]
+                    + [str(one) for one in arguments],
+                    env=worker_environment({**os.environ, **cache_variable()}),
+                    pass_fds=[fd for fd in fds if fd >= 0],
+                    stdin=definition,
+                )
             return process, Page(page_fd), ours
         except BaseException:
             os.close(ours)
@@ -180,25 +178,14 @@ class Count:
         finally:
             reading.cancel()
 
-    def _progress(self) -> str:
-        return (
-            f"the batches of job {self.job.name!r} are being counted, once: "
-            f"{sum(self._drawn):,} of {self._items:,} items were processed"
-        )
-
     def _note(self, note: Note) -> None:
-        """Say how far it is, to whoever asks and now and then to the log."""
-        at = f" (now: {note.stage} of item {note.item})" if note.item else ""
-        self.job.uncounted = Counting(
-            self._progress() + at,
-            job=self.job.name,
-            items_done=sum(self._drawn),
-            items=self._items,
-        )
+        """Say how far it is, now and then."""
         now = asyncio.get_running_loop().time()
         if now - self._logged_s >= LOG_EVERY_S:
             self._logged_s = now
-            log.info("counting", job=self.job.name, items_done=sum(self._drawn), items=self._items)
+            at = f"{note.stage} of item {note.item}" if note.item else note.stage
+            done = sum(self._drawn)
+            log.info("counting", job=self.job.name, items_done=done, items=self._items, now=at)
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:

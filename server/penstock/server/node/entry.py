@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.wire.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.server.node.arena import Span
     from penstock.server.node.reader import Reader
+    from penstock.server.node.spans import Span
 
 
 class State(Enum):
@@ -24,7 +24,7 @@ class State(Enum):
 
 
 class Key(NamedTuple):
-    """What an entry is: a position, and the address whose batch stands there."""
+    """What an entry is: a position, and lane and offset of its batch."""
 
     position: int
     lane: int
@@ -37,11 +37,12 @@ class Entry:
     """One batch that somebody wants, or that is kept for late readers.
 
     Attributes:
-        key: Its address.
+        key: Its position, lane and offset; the position may change as long as it is not known.
         readers: Who wants it.
         pins: Streams that are writing it to the network right now, and loans of it.
         span: Its body, in shared memory; None = it has none, or gave its memory back.
         nbytes: The lengths of its header and its body.
+        is_asked: No reader wants it. It is planned, as positions of others depend on its existing.
         evicted: Nobody takes it any more; its memory goes with its last pin.
         gone: Called when an evicted entry has given its memory back.
     """
@@ -55,6 +56,7 @@ class Entry:
     nbytes: int = 0
     tokens: int = 0
     error: PenstockError | None = None
+    is_asked: bool = False
     evicted: bool = False
     gone: Callable[[Entry], None] | None = None
 
@@ -67,6 +69,12 @@ class Entry:
     def body_bytes(self) -> int:
         """Return how long its body is, also when its memory was given back."""
         return self.nbytes - len(self.header)
+
+    def fail(self, error: PenstockError) -> None:
+        """Note that it cannot be planned or made, and tell those who wait for it."""
+        self.state, self.error = State.FAILED, error
+        for reader in self.readers:
+            reader.settled(self)
 
     def free(self) -> None:
         """Let the bytes go as soon as no stream writes them, and no process has them lent."""

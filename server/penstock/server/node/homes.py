@@ -1,8 +1,13 @@
-"""Which worker reads which group of lanes: books alone, no processes."""
+"""Which worker reads which group of lanes, and what others read of it; no processes here."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from penstock.server.roles.reading import Reading
+
+ELSEWHERE_SHARE = 0.01
+"""How much more may be read from storage so that batches are compared with another worker's."""
 
 
 class Homes:
@@ -49,4 +54,50 @@ class Homes:
         return self._of[group]
 
 
-__all__ = ["Homes"]
+class LaneHomes:
+    """Which worker the lanes of one log belong to.
+
+    Args:
+        reading: How the job's draws read its sources; None = any worker may have any lane.
+    """
+
+    def __init__(self, reading: Reading | None) -> None:
+        self._reading = reading
+        self._groups = None if reading is None else reading.groups
+        self._homes = None if self._groups is None else Homes(self._groups)
+        self._read_bytes = 0  # since a batch was last made by a worker that is not its group's
+
+    def settle(self, workers: Sequence[int]) -> None:
+        """Deal the reading groups to these workers; where there is none they stay as they were."""
+        if self._homes is not None:
+            self._homes.settle(workers)
+
+    def of(self, lane: int) -> int | None:
+        """Return the worker that the lanes of this lane's reading group belong to.
+
+        None = any worker may have any lane.
+        """
+        if self._homes is None or self._groups is None:
+            return None
+        return self._homes.of(lane % self._groups)
+
+    def note_read(self, nbytes: int) -> None:
+        """Note what a worker has read from storage."""
+        self._read_bytes += nbytes
+
+    def may_read_elsewhere(self) -> bool:
+        """Tell whether a worker may make a batch of another one's group: it reads its blocks.
+
+        Where that adds no more than `ELSEWHERE_SHARE` to what is read, as far as that is known;
+        then it counts from here.
+        """
+        if self._homes is None or self._reading is None:
+            return True
+        needed = (self._reading.blocks or 0) * self._reading.stored_bytes
+        if not needed or self._read_bytes * ELSEWHERE_SHARE < needed:
+            return False
+        self._read_bytes = 0
+        return True
+
+
+__all__ = ["Homes", "LaneHomes"]

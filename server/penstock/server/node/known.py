@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
-from penstock.server.node.messages import KnowJob
+from penstock.server.jobs.definition import rebuild
+from penstock.server.node.messages import KnowJob, Learn
 from penstock.server.node.places import Places
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.maker import Maker
-from penstock.wire.errors import JobChanged
+
+Build = Callable[[bytes, bytes], Job]
+"""(definition, log id) -> the job; see `rebuild`."""
 
 
 @dataclass(eq=False)
@@ -32,29 +36,30 @@ class Known:
 
 
 class KnownJobs:
-    """Jobs by name.
+    """Jobs by their logs.
 
     Args:
-        jobs: Those of the job file; to look one up builds it.
         new_items: Makes what fetches and processes for a job.
         note_setup: Called before a job is built: a role's constructor may end or hold up a process.
+        build: Builds a job from its definition.
     """
 
     def __init__(
         self,
-        jobs: Mapping[str, Job],
         new_items: Callable[[Job, KnowJob], Items],
         note_setup: Callable[[], None],
+        build: Build = rebuild,
     ) -> None:
-        self._jobs, self._new_items, self._note_setup = jobs, new_items, note_setup
-        self._announced: dict[str, list[KnowJob]] = {}  # by job, what is not yet done about it
-        self._known: dict[str, Known] = {}
+        self._new_items, self._note_setup, self._build = new_items, note_setup, build
+        self._told: dict[bytes, KnowJob] = {}
+        self._news: dict[bytes, list[Verdict]] = {}  # by log, what it has not learnt yet
+        self._known: dict[bytes, Known] = {}
 
     def __iter__(self) -> Iterator[Known]:
         """Yield every job that was built."""
         return iter(self._known.values())
 
-    def __getitem__(self, name: str) -> Known:
+    def __getitem__(self, log_id: bytes) -> Known:
         """Return a job that was built, or is now.
 
         What failed is tried again by whoever needs the job: a mount may be back, and if it is not,
@@ -64,31 +69,25 @@ class KnownJobs:
             JobChanged: It is another job than the server process has.
             PenstockError: It cannot be built.
         """
-        if waiting := self._announced[name]:
-            if name not in self._known:
-                self._known[name] = self._built(waiting[0])
-            for message in waiting:
-                self._known[name].items.verdicts.learn(message.verdicts)
-            waiting.clear()
-        return self._known[name]
+        known = self._known.get(log_id)
+        if known is None:
+            known = self._known[log_id] = self._built(self._told[log_id])
+        if log_id in self._news:
+            known.items.verdicts.learn(self._news.pop(log_id))
+        return known
 
-    def announce(self, message: KnowJob) -> None:
+    def hear(self, message: KnowJob | Learn) -> None:
         """Note what the server process says of a job."""
-        self._announced.setdefault(message.job, []).append(message)
+        if isinstance(message, KnowJob):
+            self._told[message.log_id] = message
+        self._news.setdefault(message.log_id, []).extend(message.verdicts)
 
     def _built(self, message: KnowJob) -> Known:
         self._note_setup()
-        name = message.job
-        job = self._jobs[name]
-        if job.log_id.hex() != message.log_id:
-            raise JobChanged(
-                f"job {name!r} is not what it was when the server started: its files changed; "
-                "restart the server, and put the old files back if its cursors shall go on",
-                job=name,
-                differences=["log id"],
-            )
-        if message.lane_ends is not None:
-            job.set_lane_ends(list(message.lane_ends))
+        job = self._build(message.definition, message.log_id)
+        if message.lane_ends:
+            ends = dict(message.lane_ends)
+            job.set_lane_ends([ends.get(lane) for lane in range(job.lanes)])
         items = self._new_items(job, message)
         reading = job.distributor.reading()
         return Known(job, items, Maker(job, items), reading and Places(reading))

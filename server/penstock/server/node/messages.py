@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from penstock.server.core.verdict import Verdict
-from penstock.server.node.arena import Descriptor
+from penstock.server.node.memory import Descriptor
 
 
 class Snapshot(NamedTuple):
@@ -43,23 +43,31 @@ class Body(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KnowJob:
-    """Sent before anything else about a job, and again with every news about its verdicts.
+    """Sent before anything else about a job.
 
     Attributes:
-        job: Its name in the job file, which the worker loads itself.
-        log_id: Its log id, hex: what the worker has built must be the same.
-        lane_ends: How many batches each lane holds, where that was counted; else None.
+        log_id: Its log: what the worker builds must be the same.
+        definition: What it is built from, as `penstock.server.jobs.definition` writes it.
+        lane_ends: Lanes with how many batches they hold, of those where that was found out.
         workers: How many workers the node has: they share the memory for what is kept.
-        verdicts: All that hold, or those that are new or changed.
+        verdicts: All that hold.
         set_up: Set up the roles at once, for the readers to come; answered by `SetUp`.
     """
 
-    job: str
-    log_id: str
-    lane_ends: tuple[int, ...] | None
+    log_id: bytes
+    definition: bytes
+    lane_ends: tuple[tuple[int, int], ...]
     workers: int
     verdicts: tuple[Verdict, ...]
     set_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Learn:
+    """Sent with every news about the verdicts of a job that the worker knows."""
+
+    log_id: bytes
+    verdicts: tuple[Verdict, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,7 @@ class OpenLine:
     """Sent before the first ticket for a line, which begins at a snapshot or at offset 0."""
 
     line: int
-    job: str
+    log_id: bytes
     lane: int
     snapshot: bytes | None
 
@@ -90,7 +98,7 @@ class Produce:
     """
 
     ticket: int
-    job: str
+    log_id: bytes
     lane: int
     offset: int
     careful: bool
@@ -103,7 +111,7 @@ class Plan:
     """A ticket: plan up to `count` batches from an offset of a line on. Answered by `Planned`."""
 
     ticket: int
-    job: str
+    log_id: bytes
     lane: int
     offset: int
     careful: bool
@@ -116,7 +124,7 @@ class Make:
     """A ticket: make the batch of a plan, which any worker can. Answered by `Done`."""
 
     ticket: int
-    job: str
+    log_id: bytes
     lane: int
     offset: int
     careful: bool
@@ -134,7 +142,7 @@ class Verify:
     """
 
     check: int
-    job: str
+    log_id: bytes
     lane: int
     offset: int
     blank: bool
@@ -161,7 +169,7 @@ class Free:
 class Hurry:
     """Sent where another job waits for a worker that tries a read of this one again and again."""
 
-    job: str
+    log_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +190,7 @@ class Refused:
 
 FromServer = (
     KnowJob
+    | Learn
     | OpenLine
     | CloseLine
     | Produce
@@ -205,7 +214,7 @@ Ticketed = Produce | Plan | Make
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Said once, when the worker has loaded its job file."""
+    """Said once, when the worker has started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +289,7 @@ class LineFailed:
     """Said where a line does not open."""
 
     line: int
-    job: str
+    log_id: bytes
     code: str
     message: str
     fields: Mapping[str, Any]
@@ -290,7 +299,7 @@ class LineFailed:
 class JobFailed:
     """Said where a job cannot be built or set up."""
 
-    job: str
+    log_id: bytes
     code: str
     message: str
     fields: Mapping[str, Any]
@@ -300,7 +309,7 @@ class JobFailed:
 class VerifyFailed:
     """Said where a batch cannot be made once more."""
 
-    job: str
+    log_id: bytes
     code: str
     message: str
     fields: Mapping[str, Any]
@@ -342,7 +351,7 @@ class Judge:
         line: The line that was planning or making; None = a batch was made from its plan.
     """
 
-    job: str
+    log_id: bytes
     line: int | None
     verdict: Verdict
 
@@ -365,7 +374,7 @@ class Cost:
         drawn: How many items were drawn.
     """
 
-    job: str
+    log_id: bytes
     batches: int
     stages_s: Mapping[str, float]
     read_bytes: int
@@ -381,17 +390,30 @@ class Counted:
         before: What was counted up to where the line began.
     """
 
-    job: str
+    log_id: bytes
     lane: int
     counters: Mapping[str, int]
     before: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
+class LaneEnds:
+    """Said once for each line of a finite job, before an answer: its planner has met the end.
+
+    Attributes:
+        batches: How many batches the lane holds.
+    """
+
+    log_id: bytes
+    lane: int
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
 class Libraries:
     """Said before a job's first batch, which has imported what it needs: versions by library."""
 
-    job: str
+    log_id: bytes
     versions: Mapping[str, str]
 
 
@@ -400,6 +422,7 @@ FromWorker = (
     | Planned
     | Cost
     | Counted
+    | LaneEnds
     | TicketFailed
     | LineFailed
     | JobFailed
@@ -434,6 +457,8 @@ __all__ = [
     "Judge",
     "Judged",
     "KnowJob",
+    "LaneEnds",
+    "Learn",
     "Libraries",
     "LineFailed",
     "LineSnapshot",

@@ -11,7 +11,6 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from penstock.server.node.arena import Descriptor
 from penstock.server.node.channel import (
     READ_BYTES,
     Decoder,
@@ -21,6 +20,7 @@ from penstock.server.node.channel import (
     receive,
     send_with_fd,
 )
+from penstock.server.node.memory import Descriptor
 
 Said = TypeVar("Said", contravariant=True)
 Heard = TypeVar("Heard", covariant=True)

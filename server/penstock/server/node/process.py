@@ -14,10 +14,10 @@ import structlog
 from penstock.server.core.frames import error_line
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
-from penstock.server.node.arena import ArenaReader, Span
-from penstock.server.node.books import LaneState, LineState, Log
+from penstock.server.node.books import Log
 from penstock.server.node.check import check
 from penstock.server.node.entry import Entry
+from penstock.server.node.lanes import LaneState, LineState
 from penstock.server.node.messages import (
     Body,
     Free,
@@ -29,6 +29,7 @@ from penstock.server.node.messages import (
 )
 from penstock.server.node.page import Note
 from penstock.server.node.program import Started, start_program, status_words
+from penstock.server.node.spans import ArenaReader, Span
 
 log = structlog.get_logger("penstock.worker")
 
@@ -61,7 +62,7 @@ class Ticket:
 
     def is_of(self, note: Note) -> bool:
         """Tell whether a worker's note is about this ticket; without a lane, about all its job."""
-        return note.job == self.log.job.name and note.lane in (None, self.lane.lane)
+        return note.log_id == self.log.job.log_id and note.lane in (None, self.lane.lane)
 
 
 @dataclass(eq=False)
@@ -70,7 +71,6 @@ class WorkerProcess:
 
     Args:
         number: Its slot on this node.
-        target: The job file that it loads.
         on_message: Called in the event loop for each message.
         on_death: Called once in the event loop, when its socket has closed.
         files_fd: What the node knows of its sources' files (`pack_catalogs`); -1 = nothing.
@@ -79,6 +79,7 @@ class WorkerProcess:
 
     Attributes:
         tickets: What it was asked and has not answered, in the order in which it was asked.
+        logs: Those whose jobs it was told of.
         taken_back: Tickets that it may still answer, and whose answer nobody wants any more.
         fault: What it said that no worker says, for which it was ended.
         held_up_s: For how long it has been at one thing, where that is long: it is asked nothing
@@ -88,7 +89,6 @@ class WorkerProcess:
     """
 
     number: int
-    target: str
     on_message: Callable[[WorkerProcess, FromWorker], None]
     on_death: Callable[[WorkerProcess], None]
     files_fd: int = -1
@@ -96,7 +96,7 @@ class WorkerProcess:
     tickets: dict[int, Ticket] = field(default_factory=dict)
     taken_back: dict[int, Ticket] = field(default_factory=dict)
     arenas: dict[int, ArenaReader] = field(default_factory=dict)
-    jobs: set[str] = field(default_factory=set)
+    logs: set[bytes] = field(default_factory=set)
     started: bool = False
     ready: bool = False
     dead: bool = False
@@ -123,7 +123,7 @@ class WorkerProcess:
         self.started = True
 
     def _launch(self) -> Started:
-        return start_program(self.target, self.files_fd)
+        return start_program(self.files_fd)
 
     @property
     def pid(self) -> int:
@@ -139,11 +139,24 @@ class WorkerProcess:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
-    def send_job(self, job: Job, verdicts: Iterable[Verdict], *, set_up: bool = False) -> None:
-        """Have it know a job, or more verdicts of one that it knows; or set its roles up, too."""
-        ends = None if job.lane_ends is None else tuple(job.lane_ends)
-        log_id = job.log_id.hex()
-        self.send(KnowJob(job.name, log_id, ends, self.workers, tuple(verdicts), set_up))
+    def send_job(
+        self,
+        job: Job,
+        verdicts: Iterable[Verdict],
+        ends: Iterable[tuple[int, int]] = (),
+        *,
+        set_up: bool = False,
+    ) -> None:
+        """Have it know a job, and set its roles up where that is asked for.
+
+        Args:
+            job: The job.
+            verdicts: All that hold.
+            ends: Lanes with how many batches they were found to hold.
+            set_up: Whether its roles are set up at once.
+        """
+        told = (job.log_id, job.definition, tuple(ends), self.workers, tuple(verdicts))
+        self.send(KnowJob(*told, set_up))
 
     @property
     def takes_part(self) -> bool:
@@ -311,7 +324,7 @@ class WorkerProcess:
             OSError: An arena cannot be mapped.
         """
         known = ChainMap(self.tickets, self.taken_back) if self.taken_back else self.tickets
-        message = check(message, known, self.arenas, self.jobs)
+        message = check(message, known, self.arenas, self.logs)
         if isinstance(message, NewArena):
             self.arenas[message.number] = ArenaReader(message.memory.take(), message.size_bytes)
         else:

@@ -10,11 +10,12 @@ import sys
 from typing import NamedTuple
 
 from penstock.server.environment import worker_environment
-from penstock.server.node.arena import sealed_memory
 from penstock.server.node.channel import FROM_WORKER
+from penstock.server.node.memory import sealed_memory
 from penstock.server.node.messages import FromServer, FromWorker
 from penstock.server.node.page import PAGE_BYTES, Page
 from penstock.server.node.port import Port, SocketPort
+from penstock.server.sources.catalog import cache_variable
 
 
 class Started(NamedTuple):
@@ -31,11 +32,10 @@ class Started(NamedTuple):
     page: Page
 
 
-def start_program(target: str, files_fd: int) -> Started:
-    """Start a worker of a job file; it says `Ready` when it has loaded it.
+def start_program(files_fd: int) -> Started:
+    """Start a worker, which says `Ready` when it has started.
 
     Args:
-        target: The job file.
         files_fd: What the node knows of its sources' files (`pack_catalogs`); -1 = nothing.
 
     Raises:
@@ -46,10 +46,10 @@ def start_program(target: str, files_fd: int) -> Started:
     try:
         page_fd = sealed_memory("penstock-page", PAGE_BYTES)
         fds = [theirs.fileno(), page_fd, files_fd]
-        arguments = [*map(str, fds), str(os.getpid()), target]
+        arguments = [*map(str, fds), str(os.getpid())]
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "penstock.server.node.worker", *arguments],
-            env=worker_environment(os.environ),
+            env=worker_environment({**os.environ, **cache_variable()}),
             pass_fds=[fd for fd in fds if fd >= 0],
             stdin=subprocess.DEVNULL,
         )

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.server.node.entry import Entry, State
-from penstock.wire.order import Share, Tail
+from penstock.wire.errors import PenstockError
+from penstock.wire.order import Cut, Share
 
 if TYPE_CHECKING:
+    from penstock.server.job import Job
     from penstock.server.node.books import Log
 
 MAX_PENDING = 1024
@@ -24,10 +26,11 @@ class Reader:
     Args:
         log: The log it reads.
         share: Which positions are its own.
-        tail: The end of a finite log; None = endless.
+        cut: How a finite log is cut into steps; None = endless.
         start: No position below this is wanted.
         lanes: Lanes wanted from this node; None = all.
         wake: Called when something may be taken, or has failed.
+        job: The job by whose name it reads: another name of the log may have other policies.
 
     Attributes:
         next: The position that its consumer needs next; it is given in any case.
@@ -40,12 +43,16 @@ class Reader:
         self,
         log: Log,
         share: Share,
-        tail: Tail | None,
+        cut: Cut | None,
         start: int,
         lanes: frozenset[int] | None,
         wake: Callable[[], None],
+        job: Job,
     ) -> None:
-        self.log, self.share, self.tail, self.lanes, self.wake = log, share, tail, lanes, wake
+        self.job = job
+        self.log, self.share, self.cut, self.lanes, self.wake = log, share, cut, lanes, wake
+        tail = None if cut is None else log.numbering.tail(cut)
+        self.end = None if tail is None else tail.end
         self.pending: dict[int, Entry] = {}
         self._ahead: dict[int, Entry] = {}  # own positions from the horizon on
         self.horizon = 0
@@ -53,7 +60,9 @@ class Reader:
         self.is_full = False
         self.closed = False
         self.sent_batches = self.sent_bytes = self.sent_tokens = 0
-        self._next_wanted = self._next_ahead = share.at_or_after(start)
+        self._start = self._next_wanted = self._next_ahead = share.at_or_after(start)
+        self._unknown: int | None = None  # the position that it has looked for and nobody knows yet
+        self._ask_error: PenstockError | None = None
 
     @property
     def head(self) -> int:
@@ -77,7 +86,7 @@ class Reader:
     @property
     def finished(self) -> bool:
         """Tell whether everything up to the log's end was taken."""
-        return self.tail is not None and not self.pending and self._next_wanted >= self.tail.end
+        return self.end is not None and not self.pending and self._next_wanted >= self.end
 
     def extend(self, horizon: int) -> None:
         """Move the horizon; a lower one changes nothing, nor does any after `close`."""
@@ -110,7 +119,7 @@ class Reader:
         while self._next_wanted < limit and len(self.pending) < MAX_PENDING:
             position = self._next_wanted
             self._next_wanted = self.share.nth_after(position, 1)
-            key = self.log.key(position, self.tail)
+            key = self.log.key(position, self.cut)
             if self.lanes is None or key.lane in self.lanes:
                 entry = self._ahead.pop(position, None)
                 if entry is None or entry.state is State.FAILED:  # then it is tried again
@@ -122,7 +131,7 @@ class Reader:
             if missed > max(self.log.job.lanes, LOOK_POSITIONS):
                 # In an endless log its own positions meet none of its lanes, ever; in a finite one
                 # they may continue past the ends of others: later, so that nobody else waits.
-                if self.tail is not None:
+                if self.cut is not None:
                     self.wake()
                 return
         if self._next_wanted >= limit:
@@ -140,16 +149,59 @@ class Reader:
         while self._next_ahead < limit:
             position = self._next_ahead
             self._next_ahead = self.share.nth_after(position, 1)
-            key = self.log.key(position, self.tail)
+            key = self.log.key(position, self.cut)
             if self.lanes is None or key.lane in self.lanes:
                 self._ahead[position] = self.log.want(key, self)
 
     def _at_most(self, position: int) -> int:
-        return position if self.tail is None else min(position, self.tail.end)
+        return position if self.end is None else min(position, self.end)
+
+    # --- where positions are not known yet ---
+
+    @property
+    def lacks(self) -> int | None:
+        """Return up to which position it must be known what stands where, for the owed batch.
+
+        None = nothing is owed, or that is known.
+        """
+        head = next(iter(self.pending), None)
+        if head is None or self.cut is None or head < self.log.numbering.known(self.cut):
+            return None
+        size = self.cut.batches_per_step
+        return head if self.cut.pad else (head // size + 1) * size - 1
+
+    def learned(self) -> None:
+        """Note that more is known of where batches stand."""
+        if self._unknown is not None and self._unknown < self.log.numbering.known(self.cut):
+            self.wake()
+
+    def renumber(self, first: int) -> None:
+        """Want anew what it wanted from a position on: a lane has ended, and others moved up."""
+        tail = self.log.numbering.tail(self.cut)
+        self.end = None if tail is None else tail.end
+        # A step that turns out not to be full may hold positions that were known.
+        moved = first if self.end is None else min(first, self.end)
+        before: list[Entry] = []
+        for wanted in (self.pending, self._ahead):
+            before += [wanted.pop(at) for at in [at for at in wanted if at >= moved]]
+        start = max(self._start, self.share.at_or_after(first))
+        self._next_wanted = min(self._next_wanted, start)
+        self._next_ahead = min(self._next_ahead, start)
+        self._fill()
+        held = {*self.pending.values(), *self._ahead.values()}
+        for entry in before:
+            if entry not in held:
+                self.log.leave(entry, self)
+        self.wake()
+
+    # --- giving ---
 
     def settled(self, entry: Entry) -> None:
         """Note that an entry that it wants is ready, or has failed."""
-        if entry.key.position < self.horizon:
+        if entry.is_asked:
+            self._ask_error = entry.error
+            self.wake()
+        elif entry.key.position < self.horizon:
             self.wake()
         elif entry.state is State.FAILED:
             # What comes after it may fail as slowly as storage that is away, and what is owed
@@ -169,7 +221,13 @@ class Reader:
         self._fill()
         self.is_full = False
         blocked: set[int] = set()
+        known = self.log.numbering.known(self.cut)
+        self._unknown = None
         for position, entry in self.pending.items():
+            if position >= known:
+                self._unknown = position
+                self._raise_unknown(position, entry)
+                return None
             if entry.state is State.READY and entry.key.lane not in blocked:
                 if not self._has_room(position, entry.body_bytes):
                     # Nor what is smaller and comes later: it would take this one's room.
@@ -186,6 +244,16 @@ class Reader:
                 raise entry.error
             blocked.add(entry.key.lane)
         return None
+
+    def _raise_unknown(self, position: int, entry: Entry) -> None:
+        """Raise why it is not known what stands at the owed position, if that has failed."""
+        if position != self.head:
+            return
+        error, self._ask_error = self._ask_error, None
+        if entry.state is State.FAILED and entry.key[1:3] == self.log.numbering.frontier:
+            error = entry.error
+        if error is not None:
+            raise error
 
     def sent(self, entry: Entry) -> None:
         """The entry that `take` gave has been written to the network."""

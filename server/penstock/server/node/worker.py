@@ -1,8 +1,8 @@
 """A worker process: it holds lines, makes the batches it is told to, and never picks the next.
 
-It is started as `python -m penstock.server.node.worker FD PAGE_FD FILES_FD PARENT TARGET`, with
-a fixed environment (`penstock.server.environment`), before or after gRPC runs in the parent: it is
-a fresh program, never a fork.
+It is started as `python -m penstock.server.node.worker FD PAGE_FD FILES_FD PARENT`, with a fixed
+environment (`penstock.server.environment`), before or after gRPC runs in the parent: it is a fresh
+program, never a fork. It reads no job file: the server process sends what it needs to build a job.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import socket
 import sys
 import traceback
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from penstock.server.core import libraries
 from penstock.server.core.frames import error_line
 from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
-from penstock.server.jobs.load import load
-from penstock.server.node.arena import Arenas, ArenaWriter, Descriptor
+from penstock.server.jobs.definition import rebuild
+from penstock.server.node.arena import Arenas, ArenaWriter
 from penstock.server.node.channel import FROM_SERVER
 from penstock.server.node.child import MARK, MAX_MESSAGE, die_with_parent, is_forked, told
-from penstock.server.node.known import Known, KnownJobs
+from penstock.server.node.known import Build, Known, KnownJobs
+from penstock.server.node.memory import Descriptor
 from penstock.server.node.messages import (
     Body,
     CloseLine,
@@ -40,6 +41,8 @@ from penstock.server.node.messages import (
     Judge,
     Judged,
     KnowJob,
+    LaneEnds,
+    Learn,
     Libraries,
     LineFailed,
     LineSnapshot,
@@ -71,7 +74,7 @@ from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Made
 from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.sources.catalog import take_catalogs
-from penstock.wire.errors import ERRORS, Internal, PenstockError, clean_text
+from penstock.wire.errors import ERRORS, Internal, PastEnd, PenstockError, clean_text
 from penstock.wire.malloc import keep_memory
 
 _TICKETED = (Produce, Plan, Make)
@@ -87,7 +90,7 @@ class Worker:
     Args:
         port: To the server process.
         page: Where it notes what it does.
-        jobs: The jobs of the job file; to look one up builds it.
+        build: Builds a job from its definition.
         hold_s: How long the answer of a cheap ticket may wait for the next; 0 = none waits.
 
     Attributes:
@@ -99,20 +102,21 @@ class Worker:
         self,
         port: Port[FromWorker, FromServer],
         page: Page,
-        jobs: Mapping[str, Job],
         *,
+        build: Build = rebuild,
         hold_s: float = HOLD_S,
     ) -> None:
         self.port, self.page, self.pid = port, page, os.getpid()
         self.inbox: deque[FromServer] = deque()
         self.arenas = Arenas(self._announce)
-        self.jobs = KnownJobs(jobs, self._new_items, lambda: self._progress("setup", None))
+        self.jobs = KnownJobs(self._new_items, lambda: self._progress("setup", None), build)
         self.lines: dict[int, Line] = {}
         self.broken: dict[int, Exception] = {}  # lines whose planner failed, until they are closed
         self._outbox = Outbox(port, hold_s)
         self._unreported = 0  # batches whose cost was not told yet
         # What it is doing, and for whom.
-        self.job: str | None = None
+        self.log_id: bytes | None = None
+        self._log_text: str | None = None
         self.lane: int | None = None
         self.line: int | None = None
         self.careful = False
@@ -143,25 +147,25 @@ class Worker:
 
     def _do(self, message: FromServer) -> None:
         match message:
-            case Produce(job=job, lane=lane, line=line):
-                self._begin(job, lane, line, careful=message.careful)
+            case Produce(log_id=log_id, lane=lane, line=line):
+                self._begin(log_id, lane, line, careful=message.careful)
                 self._produce(message)
-            case Make(job=job, lane=lane):
-                self._begin(job, lane, careful=message.careful)
+            case Make(log_id=log_id, lane=lane):
+                self._begin(log_id, lane, careful=message.careful)
                 self._make(message)
-            case Plan(job=job, lane=lane, line=line):
-                self._begin(job, lane, line, careful=message.careful)
+            case Plan(log_id=log_id, lane=lane, line=line):
+                self._begin(log_id, lane, line, careful=message.careful)
                 self._plan(message)
-            case KnowJob():
-                self._begin(message.job)
+            case KnowJob() | Learn():
+                self._begin(message.log_id)
                 self._know(message)
-            case OpenLine(job=job, lane=lane, line=line):
-                self._begin(job, lane, line)
+            case OpenLine(log_id=log_id, lane=lane, line=line):
+                self._begin(log_id, lane, line)
                 self._open(message)
             case CloseLine():
                 self._close(message.line)
-            case Verify(job=job, lane=lane):
-                self._begin(job, lane)
+            case Verify(log_id=log_id, lane=lane):
+                self._begin(log_id, lane)
                 self._verify(message)
             case TakeSnapshots():
                 self._begin(None)
@@ -173,14 +177,16 @@ class Worker:
 
     def _begin(
         self,
-        job: str | None,
+        log_id: bytes | None,
         lane: int | None = None,
         line: int | None = None,
         *,
         careful: bool = False,
     ) -> None:
         """Note for whom the next thing is done."""
-        self.job, self.lane, self.line = job, lane, line
+        if log_id != self.log_id:
+            self.log_id, self._log_text = log_id, None if log_id is None else log_id.hex()
+        self.lane, self.line = lane, line
         if careful is not self.careful:
             self.careful = careful
             for known in self.jobs:
@@ -188,17 +194,17 @@ class Worker:
 
     # --- jobs and lines ---
 
-    def _know(self, message: KnowJob) -> None:
+    def _know(self, message: KnowJob | Learn) -> None:
         """Build a job, and learn its verdicts; set its roles up, where that is asked for."""
-        self.jobs.announce(message)
-        known = self.jobs[message.job]
-        if message.set_up:
+        self.jobs.hear(message)
+        known = self.jobs[message.log_id]
+        if isinstance(message, KnowJob) and message.set_up:
             known.items.set_up()
             self._say(SetUp())
 
     def _new_items(self, job: Job, message: KnowJob) -> Items:
         def insert(verdict: Verdict) -> Verdict:
-            return self._judge(job.name, verdict)
+            return self._judge(job.log_id, verdict)
 
         items = Items(job, VerdictBook((), insert), self._progress)
         items.may_wait, items.careful = self._may_wait, self.careful
@@ -209,7 +215,7 @@ class Worker:
 
     def _open(self, message: OpenLine) -> None:
         """Open a line, from a snapshot where there is one."""
-        known = self.jobs[message.job]
+        known = self.jobs[message.log_id]
         self._progress("setup", None)
         line = Line(known.job, message.lane, known.items, message.snapshot)
         self.lines[message.line] = line
@@ -236,7 +242,7 @@ class Worker:
 
     def _make(self, message: Make) -> None:
         """Make a batch from its plan."""
-        known = self.jobs[message.job]
+        known = self.jobs[message.log_id]
         coming = self._coming(known) if known.items.reads_ahead else []
         made = known.maker.make(_plan_of(message.plan), None, coming, blank=message.blank)
         self._done(message.ticket, made, None, [], None)
@@ -259,13 +265,14 @@ class Worker:
                 break
             plans.append(_plan_bytes(plan))
             snapshots += _snapshot_if_due(line)
-        self.jobs[message.job].drawn += line.planner.counters["drawn"] - before
+        self.jobs[message.log_id].drawn += line.planner.counters["drawn"] - before
+        line.planner.forget()  # whoever makes them fetches what they are made of
         answer = Planned(message.ticket, tuple(plans), broken, tuple(snapshots))
-        self._say(*self._cost(), *_counted(line), answer)
+        self._say(*self._cost(), *_counted(line), *_ended(line), answer)
 
     def _verify(self, message: Verify) -> None:
         """Make a batch once more and answer its header: it holds the checksum of the body."""
-        known = self.jobs[message.job]
+        known = self.jobs[message.log_id]
         if message.plan is not None:
             plan = _plan_of(message.plan)
         else:
@@ -285,7 +292,7 @@ class Worker:
     def _coming(self, known: Known) -> list[ItemRef]:
         """Return the items of the next batch of a job to be made here."""
         for later in self.inbox:
-            if isinstance(later, Make) and later.job == known.job.name:
+            if isinstance(later, Make) and later.log_id == known.job.log_id:
                 plan = _plan_of(later.plan)
                 return list(dict.fromkeys(ref.item for row in plan.rows for ref in row))
         return []
@@ -299,7 +306,7 @@ class Worker:
         if number in self.broken:
             raise self.broken[number]
         line = self.lines[number]
-        known = self.jobs[line.job.name]
+        known = self.jobs[line.job.log_id]
         if known.places is not None and known.places.use(number, line.lane):
             _keep_blocks(known)
         try:
@@ -316,6 +323,8 @@ class Worker:
         except Exception as error:
             del self.lines[number]
             self.broken[number] = error
+            if isinstance(error, PastEnd):
+                self._say(*_ended(line))
             raise
 
     def _skip(self, line: Line, offset: int) -> list[Snapshot]:
@@ -348,12 +357,12 @@ class Worker:
         else:
             header = made.write(memoryview(bytearray()))
         answer = Done(ticket, span, header, plan, made.counts, made.emptied, tuple(snapshots))
-        before = [] if line is None else _counted(line)
-        assert self.job is not None
-        known = self.jobs[self.job]
+        before = [] if line is None else [*_counted(line), *_ended(line)]
+        assert self.log_id is not None
+        known = self.jobs[self.log_id]
         if not known.libraries_told:
             known.libraries_told = True  # the first batch has imported what the job needs
-            before.append(Libraries(self.job, libraries.in_use()))
+            before.append(Libraries(self.log_id, libraries.in_use()))
         self._unreported += 1
         hold = self._may_hold()
         if not hold:
@@ -368,11 +377,11 @@ class Worker:
         """
         if not self._unreported:
             return []
-        assert self.job is not None
-        known, batches = self.jobs[self.job], self._unreported
+        assert self.log_id is not None
+        known, batches = self.jobs[self.log_id], self._unreported
         self._unreported, drawn, known.drawn = 0, known.drawn, 0
         read_bytes = sum(source.read_bytes() for source in known.job.sources.values())
-        return [Cost(self.job, batches, self.page.take_spent(), read_bytes, drawn)]
+        return [Cost(self.log_id, batches, self.page.take_spent(), read_bytes, drawn)]
 
     def _may_hold(self) -> bool:
         """Tell whether a finished batch may wait a moment for the next one, of the same job."""
@@ -380,7 +389,7 @@ class Worker:
         if not (cheap and self.inbox) or self.careful:
             return False  # where it is careful, what comes next may be what ended a worker here
         following = self.inbox[0]
-        return isinstance(following, _TICKETED) and following.job == self.job
+        return isinstance(following, _TICKETED) and following.log_id == self.log_id
 
     def _fail(self, message: FromServer, error: PenstockError) -> None:
         said = told(error)
@@ -389,20 +398,20 @@ class Worker:
             case Produce() | Plan() | Make():
                 answer = TicketFailed(message.ticket, **said)
             case OpenLine():
-                answer = LineFailed(message.line, message.job, **said)
-            case KnowJob():
-                answer = JobFailed(message.job, **said)
+                answer = LineFailed(message.line, message.log_id, **said)
+            case KnowJob() | Learn():
+                answer = JobFailed(message.log_id, **said)
             case Verify():
-                answer = VerifyFailed(message.job, **said)
+                answer = VerifyFailed(message.log_id, **said)
             case TakeSnapshots():
                 answer = SnapshotsFailed(**said)
             case _:  # nobody waits for an answer
                 answer = Warned(said["message"])
         self._say(*self._cost(), answer)
 
-    def _judge(self, job: str, verdict: Verdict) -> Verdict:
+    def _judge(self, log_id: bytes, verdict: Verdict) -> Verdict:
         """Make a verdict durable before anything that depends on it is released."""
-        self._say(Judge(job, self.line, verdict))
+        self._say(Judge(log_id, self.line, verdict))
         meanwhile: list[FromServer] = []
         while (message := self._next()) is not None:
             match message:
@@ -419,7 +428,7 @@ class Worker:
     def _progress(self, stage: str, item: ItemRef | None) -> None:
         if not (MARK and MARK[0]):  # asked here: every batch comes by several times
             self._end_fork()
-        self.page.note(stage, self.job, self.lane, item)
+        self.page.note(stage, self._log_text, self.lane, item)
 
     def _end_fork(self) -> None:
         """End this process if a role has forked it and it came back out of the role.
@@ -427,8 +436,11 @@ class Worker:
         It shares the port and the arenas: a second answer, or a batch written over another.
         """
         if is_forked(self.pid):
-            job = f" of job {self.job!r}" if self.job else ""
-            text = f"penstock: a process that a role{job} forked came back; it is ended\n"
+            built = (known.job for known in self.jobs)
+            names = [f" of job {job.name!r}" for job in built if job.log_id == self.log_id]
+            text = (
+                f"penstock: a process that a role{''.join(names)} forked came back; it is ended\n"
+            )
             os.write(2, text.encode("utf-8", "backslashreplace"))
             os._exit(70)
 
@@ -458,10 +470,10 @@ class Worker:
         for message in self.inbox:
             match message:
                 case Hurry():
-                    if message.job == self.job:
+                    if message.log_id == self.log_id:
                         return False
                 case Produce() | Plan() | Make():
-                    if message.job != self.job:
+                    if message.log_id != self.log_id:
                         return False
         return True
 
@@ -511,7 +523,19 @@ def _counted(line: Line) -> list[FromWorker]:
     if mark == line.told_mark:
         return []
     line.told_mark = mark
-    return [Counted(line.job.name, line.lane, line.counters(), line.counters_before)]
+    return [Counted(line.job.log_id, line.lane, line.counters(), line.counters_before)]
+
+
+def _ended(line: Line) -> list[FromWorker]:
+    """Return where a finite lane ends, if its planner has just found it out.
+
+    Where arithmetic leads to any offset it says where the lane ends, too.
+    """
+    end = line.planner.end
+    if end is None or line.told_end or line.job.epochs is None or line.planner.can_seek():
+        return []
+    line.told_end = True
+    return [LaneEnds(line.job.log_id, line.lane, end)]
 
 
 def _plan_bytes(plan: BatchPlan) -> bytes:
@@ -524,7 +548,7 @@ def _plan_of(data: bytes) -> BatchPlan:
 
 def main(argv: list[str]) -> None:
     """Run a worker over the inherited socket."""
-    fd, page_fd, files_fd, parent, target = *map(int, argv[:4]), argv[4]
+    fd, page_fd, files_fd, parent = map(int, argv)
     die_with_parent()
     if os.getppid() != parent:
         return  # the parent died before prctl took effect
@@ -537,7 +561,7 @@ def main(argv: list[str]) -> None:
         take_catalogs(files_fd)
     port = SocketPort(socket.socket(fileno=fd), FROM_SERVER)
     try:
-        Worker(port, Page(page_fd, write=True), load(target).jobs).run()
+        Worker(port, Page(page_fd, write=True)).run()
     except (BrokenPipeError, ConnectionResetError, ServerGone):
         return  # the server process is gone
 

@@ -110,10 +110,10 @@ def _places(sizes: npt.NDArray[np.int64], capacity: int) -> tuple[array[int], in
                     del block[bisect_left(block, key, first)]
                 else:
                     block.append(key)
-                    oldest = place = len(block) - 1
-                    for place in range(first, oldest):
-                        if block[place] & _MASK > block[oldest] & _MASK:
-                            oldest = place
+                    oldest = index = len(block) - 1
+                    for index in range(first, oldest):
+                        if block[index] & _MASK > block[oldest] & _MASK:
+                            oldest = index
                     key = block.pop(oldest)
         pack = (at << BITS) + (key & _MASK ^ _MASK)
         where.append(pack)

@@ -1,4 +1,4 @@
-"""What every packing function asks of its arguments."""
+"""What every packing function requires of its arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a packing function returns: the indices of each pack, cut out when somebody looks."""
+"""What a packing function returns: the indices of each pack, cut out on access."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Packs(Sequence[list[int]]):
             packs: How many packs there are.
         """
         where = np.asarray(pack, dtype=np.int64)
-        # Pack and place in one number: NumPy sorts numbers several times as fast as places.
+        # Pack and index in one number: NumPy sorts numbers several times as fast as pairs.
         bits = len(where).bit_length()
         keys = where << bits | np.arange(len(where))
         keys.sort()
@@ -57,9 +57,9 @@ class Packs(Sequence[list[int]]):
     def __getitem__(self, number: int | slice) -> list[int] | list[list[int]]:
         """Return a pack, or several."""
         if isinstance(number, slice):
-            return [self[one] for one in range(*number.indices(len(self)))]
-        place = range(len(self))[number]  # so an index below 0, or too high, means what it does
-        found: list[int] = self.indices[self.bounds[place] : self.bounds[place + 1]].tolist()
+            return [self[index] for index in range(*number.indices(len(self)))]
+        pack = range(len(self))[number]  # so an index below 0, or too high, means what it does
+        found: list[int] = self.indices[self.bounds[pack] : self.bounds[pack + 1]].tolist()
         return found
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -64,9 +64,9 @@ def pool(
             strategy=strategy,
             halve_long=halve_long,
         )
-        batches.append([pending[place] for place in chosen])
+        batches.append([pending[number] for number in chosen])
         taken = set(chosen)
-        pending = [index for place, index in enumerate(pending) if place not in taken]
+        pending = [index for number, index in enumerate(pending) if number not in taken]
         pending += islice(coming, len(taken))
     return batches
 
@@ -81,12 +81,12 @@ def choose(
     strategy: str,
     halve_long: bool,
 ) -> list[int]:
-    """Return the places, within a pool, of the samples that form the next batch.
+    """Return the indices, within a pool, of the samples that form the next batch.
 
-    The oldest sample (place 0) is always chosen, so none starves, and it is never dropped, however
+    The oldest sample (index 0) is always chosen, so none starves, and it is never dropped, however
     long it is. Then, as long as one fits, the sample of the oldest's kind that makes the padded
     cost `longest * count` least. Among equal costs `prefer_closest` takes the length nearest to the
-    longest so far, and `prefer_first` and all remaining ties the lowest place.
+    longest so far, and `prefer_first` and all remaining ties the lowest index.
 
     Args:
         lengths: The lengths of the pool's samples, oldest first; at least one.
@@ -110,20 +110,20 @@ def choose(
     chosen = [0]
     if max_batch_size == 1 or longest >= long_threshold or longest >= cap(longest):
         return chosen
-    candidates = [place for place in range(1, len(lengths)) if kinds[place] == kinds[0]]
+    candidates = [index for index in range(1, len(lengths)) if kinds[index] == kinds[0]]
     while candidates and (not max_batch_size or len(chosen) < max_batch_size):
         best: tuple[int, int, int] | None = None
-        for place in candidates:
-            cost = max(longest, lengths[place]) * (len(chosen) + 1)
+        for index in candidates:
+            cost = max(longest, lengths[index]) * (len(chosen) + 1)
             if cost <= cap(longest):
-                away = abs(lengths[place] - longest) if strategy == "prefer_closest" else 0
-                best = min(best or (cost, away, place), (cost, away, place))
+                away = abs(lengths[index] - longest) if strategy == "prefer_closest" else 0
+                best = min(best or (cost, away, index), (cost, away, index))
         if best is None:
             break
-        place = best[2]
-        chosen.append(place)
-        candidates.remove(place)
-        longest = max(longest, lengths[place])
+        index = best[2]
+        chosen.append(index)
+        candidates.remove(index)
+        longest = max(longest, lengths[index])
     return chosen
 
 

@@ -13,7 +13,7 @@ from penstock.server.pipeline.maker import Made, Maker
 from penstock.server.pipeline.planner import Planner
 from penstock.wire import frame
 from penstock.wire.errors import BadSnapshot, LaneStarved, PastEnd, PositionFar
-from penstock.wire.order import Tail
+from penstock.wire.order import Cut
 
 logger = logging.getLogger("penstock")
 
@@ -33,6 +33,7 @@ class Line:
     Attributes:
         counters_before: What was counted up to there.
         told_mark: The planner's mark of what was last told to whoever adds it up.
+        told_end: It was told where the lane ends.
         emptied: How many of the last batches, in a row, quarantine has emptied.
     """
 
@@ -46,7 +47,7 @@ class Line:
         if snapshot is not None:
             self.planner.restore(snapshot)
         self.counters_before, self.told_mark = self.counters(), self.planner.count_mark()
-        self.emptied = 0
+        self.emptied, self.told_end = 0, False
 
     def counters(self) -> dict[str, int]:
         """Return what the planner and its batcher have counted since the lane's beginning."""
@@ -93,8 +94,8 @@ class Line:
     def make(self, plan: BatchPlan, *, blank: bool = False) -> Made:
         """Return the batch of a plan, from the samples at hand where they are."""
         coming = self.planner.coming(plan)
-        made = self.maker.make(plan, self.planner.samples, coming, blank=blank)
-        if self.planner.samples:
+        made = self.maker.make(plan, self.planner.batching.samples, coming, blank=blank)
+        if self.planner.batching.samples:
             self.planner.forget()
         return made
 
@@ -173,15 +174,13 @@ MAX_EMPTIED = 64
 train on, whatever the budget."""
 
 
-def compute(
-    job: Job, position: int, tail: Tail | None = None, line: Line | None = None
-) -> Computed:
+def compute(job: Job, position: int, cut: Cut | None = None, line: Line | None = None) -> Computed:
     """Return exactly the batch at a position, without a server.
 
     Args:
         job: The job.
         position: Its number in the job.
-        tail: How a finite log is cut into steps: a padding position gives the blanked batch.
+        cut: How a finite log is cut into steps: a padding position gives the blanked batch.
         line: A line of the batch's lane at or below its offset, to go on from.
 
     Raises:
@@ -189,16 +188,15 @@ def compute(
         PositionFar: Too many batches would have to be planned first.
         LaneStarved: Nothing but padding has come of the line for too long.
     """
-    source = tail.blanked(position) if tail is not None else None
-    address = job.order.address(position if source is None else source)
-    if line is None or line.lane != address.lane or line.offset > address.offset:
-        line = Line(job, address.lane)
-    check_reachable(job, line, address.offset)
-    line.skip_to(address.offset)
-    made = line.make(line.advance(), blank=source is not None)
+    lane, offset, blanked = job.locate(position, cut)
+    if line is None or line.lane != lane or line.offset > offset:
+        line = Line(job, lane)
+    check_reachable(job, line, offset)
+    line.skip_to(offset)
+    made = line.make(line.advance(), blank=blanked)
     line.emptied = line.emptied + 1 if made.emptied else 0
     if line.emptied >= MAX_EMPTIED:
-        raise only_padding(job, line.lane, address.offset)
+        raise only_padding(job, line.lane, offset)
     body = bytearray(made.nbytes)
     header = made.write(memoryview(body))
     return Computed(frame.with_position(header, position), body)

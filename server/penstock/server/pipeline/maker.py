@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
 
-from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
-from penstock.server.core.seeding import BorrowedGlobals
 from penstock.server.job import Job
+from penstock.server.pipeline.collating import Collating
+from penstock.server.pipeline.fitting import Fitting
 from penstock.server.pipeline.items import Filtered, Items
-from penstock.server.pipeline.retry import Call
 from penstock.server.pipeline.standin import StandIns
 from penstock.server.pipeline.verdicts import Bad
 from penstock.server.roles.base import Sample
-from penstock.server.roles.context import CollateContext, batch_key
-from penstock.server.roles.role import Role
 from penstock.wire import frame
-from penstock.wire.errors import BadBatch, BadItem, PenstockError, SourceUnavailable
-
-T = TypeVar("T")
 
 
 class Made:
@@ -75,9 +68,9 @@ class Maker:
 
     def __init__(self, job: Job, items: Items) -> None:
         self.job, self.items = job, items
-        self._stand_ins, self._globals = StandIns(items), BorrowedGlobals()
+        self._fitting, self._collating = Fitting(items), Collating(items)
+        self._stand_ins = StandIns(items)
         self._host = [spec.name for spec in job.collator.specs() if spec.place == "host"]
-        self._collating = Call(job.collator, "collate")
 
     def make(
         self,
@@ -110,7 +103,9 @@ class Maker:
             kept = BatchPlan(plan.lane, plan.offset, left)
         rows = [
             [
-                found[ref[:2]] if ref.span is None else self._piece(ref, found[ref[:2]], plan)
+                found[ref[:2]]
+                if ref.span is None
+                else self._fitting.piece(ref, found[ref[:2]], plan)
                 for ref in row
             ]
             for row in kept.rows
@@ -119,11 +114,9 @@ class Maker:
         if emptied and not self.job.collator.pads_empty:
             rows = self._stand_ins.rows(plan)
         padding = blank or emptied
-        values, counts = self._collate(rows, plan)
+        values, counts = self._collating.collate(rows, plan)
         if padding:
-            values = self._named(
-                lambda: self.job.collator.blank(values), self.job.collator, "blank()", plan
-            )
+            values = self._collating.blank(values, plan)
             counts = dict.fromkeys(counts, 0)
         self.items.progress("encode", None)
         layout = frame.Layout(values, host=self._host)
@@ -138,6 +131,10 @@ class Maker:
         at_hand: Mapping[tuple[ItemRef, int], Sample],
         coming: Sequence[ItemRef],
     ) -> dict[tuple[ItemRef, int], Sample]:
+        """Return a plan's samples by (item, part): processed here where they are not at hand.
+
+        Those of items that fail, or are not what they were planned as, are not among them.
+        """
         found: dict[tuple[ItemRef, int], Sample] = {}
         missing: dict[ItemRef, list[SampleRef]] = {}
         verdicts = None if self.items.verdicts.is_empty else self.items.verdicts
@@ -160,111 +157,9 @@ class Maker:
             for ref in refs:
                 if ref.part < len(samples) and not self.job.batcher.needs_sizes:
                     found[ref[:2]] = samples[ref.part]
-                else:
-                    self._take(ref, samples, found, plan)
+                elif (sample := self._fitting.sample(ref, samples, plan)) is not None:
+                    found[ref[:2]] = sample
         return found
-
-    def _take(
-        self,
-        ref: SampleRef,
-        samples: list[Sample],
-        found: dict[tuple[ItemRef, int], Sample],
-        plan: BatchPlan,
-    ) -> None:
-        """Put one processed sample in its place, if it has the size that the plan counted on."""
-        if ref.part < len(samples):
-            sample = samples[ref.part]
-            size = self._size_of(ref, sample, plan)
-            planned = ref.size if ref.span is None else ref.span.stop
-            # Whole, it may be smaller: size() is a bound. Cut, it must reach to the piece's end.
-            if size <= planned if ref.span is None else size >= planned:
-                found[ref.item, ref.part] = sample
-                return
-            reason = f"its size is {size}, and it was planned with {planned}"
-        else:
-            reason = f"it gave {len(samples)} samples, and sample {ref.part} was planned"
-        error = BadItem(
-            f"item {ref.item} of job {self.job.name!r} is not what it was when its batch was "
-            f"planned: {reason}; size() must not be below what process() gives, and process() must "
-            "be pure",
-            item=list(ref.item),
-            stage="size",
-            reason=f"SIZE_MISMATCH: {reason}",
-        )
-        # The verdict tells people. It is never looked up: another piece of the same item may fit,
-        # and whether this one does is found alike by whoever makes this batch.
-        self.items.refuse("size", ref.item, error, plan.lane, plan.offset)
-
-    def _piece(self, ref: SampleRef, sample: Sample, plan: BatchPlan) -> Sample:
-        span, processor = ref.span, self.job.processor
-        assert span is not None
-        size = self._size_of(ref, sample, plan)
-        return self._named(
-            lambda: processor.cut(sample, span.start, span.stop, size),
-            processor,
-            f"cut() of item {ref.item}",
-            plan,
-        )
-
-    def _size_of(self, ref: SampleRef, sample: Sample, plan: BatchPlan) -> int:
-        try:
-            return self.job.batcher.size_of(sample)
-        except PenstockError:
-            raise
-        except Exception as error:
-            what = f"{self.job.batcher.code_of()} finds no size of item {ref.item}, at lane "
-            what += f"{plan.lane}, offset {plan.offset},"
-            raise self.items.failure(error, what, plan.lane, plan.offset) from error
-
-    def _named(self, call: Callable[[], T], role: Role, doing: str, plan: BatchPlan) -> T:
-        """Call a role, whose errors are then named: it, what it was doing, and its line."""
-        try:
-            return call()
-        except PenstockError:
-            raise
-        except Exception as error:
-            place = f"lane {plan.lane}, offset {plan.offset}"
-            what = f"{role.code_of()} fails on {doing}, at {place},"
-            raise self.items.failure(error, what, plan.lane, plan.offset) from error
-
-    def _collate(
-        self, rows: list[list[Sample]], plan: BatchPlan
-    ) -> tuple[dict[str, Any], dict[str, int]]:
-        self.items.progress("collate", None)
-        collator = self.job.collator
-
-        def collate() -> tuple[dict[str, Any], dict[str, int]]:
-            context = CollateContext(self.job.seed, plan.lane, plan.offset)
-            if collator.uses_global_rng:
-                with self._globals as borrowed:
-                    borrowed.seed(batch_key(self.job.seed, plan.lane, plan.offset))
-                    values = collator.collate(rows, context)
-            else:
-                values = collator.collate(rows, context)
-            # NumPy's integers, which a sum gives, have no place in a message.
-            return values, {name: int(value) for name, value in context.counts.items()}
-
-        try:
-            values, counted = self.items.retried(collate, self._collating)
-        except SourceUnavailable:
-            raise
-        except BadBatch as error:
-            raise error.reworded(f"job {self.job.name!r}, {error.message}") from error
-        except Exception as error:
-            text = f"{error_line(error)}; fix the collator, or the samples that it gets"
-            if isinstance(error, PenstockError):
-                text = error.message
-            items = [str(ref.item) for row in plan.rows for ref in row]
-            shown = ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
-            raise BadBatch(
-                f"{collator.code_of()} fails on the batch at lane {plan.lane}, "
-                f"offset {plan.offset} of job {self.job.name!r} ({shown}): {text}",
-                lane=plan.lane,
-                offset=plan.offset,
-                traceback=user_traceback(error),
-            ) from error
-        counts = {"samples": sum(map(len, rows)), **counted}
-        return values, counts
 
 
 __all__ = ["Made", "Maker"]

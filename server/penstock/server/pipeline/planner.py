@@ -7,59 +7,31 @@ from a snapshot; a replay reads items only where sizes are needed, and processes
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, deque
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
-from penstock.server.core.contained import as_exception, contained
-from penstock.server.core.frames import error_line, user_traceback
-from penstock.server.core.held import held_bytes
+from penstock.server.core.contained import as_exception
 from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
+from penstock.server.pipeline.ahead import BATCHES_PER_ITEM_AHEAD, LookAhead
+from penstock.server.pipeline.batching import Batching
+from penstock.server.pipeline.counts import all_counts, count_filtered
 from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.pipeline.retry import Call
+from penstock.server.pipeline.starvation import Starvation
 from penstock.server.pipeline.verdicts import Bad
-from penstock.server.roles.base import Sample, SampleBatcher
+from penstock.server.roles.base import Sample
 from penstock.server.roles.draws import LaneDraws
-from penstock.server.roles.role import Role
 from penstock.wire.errors import (
-    BadBatch,
     BadItem,
     BadSnapshot,
-    LaneStarved,
     LogDiverged,
     PenstockError,
     SourceUnavailable,
-    clean_text,
 )
-
-logger = logging.getLogger("penstock")
-
-MAX_REASONS, MAX_REASON_CHARACTERS = 32, 80
-"""A reason that a role makes of each item anew (`too short: 17`) must not let snapshots and metrics
-grow with the run: what comes after so many of them is counted together."""
-
-LOOK_AHEAD, BATCHES_PER_ITEM_AHEAD = 16, 16
-"""Items fetched and processed at once, at most: coalesced reads, and processors' batch calls. What
-is processed for later batches delays the next one, so a lane begins with one item, and looks ahead
-of as many as a batch takes, or as one for so many batches that it made."""
-
-AHEAD_BYTES = 4 << 20
-"""Memory that a lane may take for what it has processed ahead, beyond the item that it needs: large
-samples gain nothing from company, and every lane of a node holds some."""
-
-MIN_DRAWS_WITHOUT_SAMPLE, STARVED_EPOCHS = 1000, 4
-"""A lane is starved after so many whole epochs' draws, and no fewer draws than these: a lane's own
-part of an epoch may be a handful of items, and that a strict filter rejects all of them is chance.
-"""
-
-MIN_DRAWS_WITHOUT_BATCH, MAX_DRAWS = 100_000, 1_000_000
-"""A batcher may hold many samples before it finishes a batch, but not for ever: the lane of a small
-job stops after the first number, and no lane draws more than the second."""
 
 
 class Planner:
@@ -77,29 +49,28 @@ class Planner:
         self.ended = False
         self.counters: Counter[str] = Counter()
         self.draws: LaneDraws = job.distributor.open(lane, job.lanes)
-        self._take_batcher(job.batcher.clone())
+        self.batching = Batching(job, lane, items)
         self._from_refs = job.plans_from_refs
         self._can_seek = (
-            self._from_refs and self.draws.can_seek() and self.batcher.draws_before(0) is not None
+            self._from_refs
+            and self.draws.can_seek()
+            and self.batching.batcher.draws_before(0) is not None
         )
         self.ready: deque[Rows] = deque()
-        self.samples: dict[tuple[ItemRef, int], Sample] = {}
-        self._ahead: dict[ItemRef, list[Sample] | Filtered | Bad | int] = {}
+        self.ahead = LookAhead(lane, items, self.draws)
+        self._starvation = Starvation(job, lane)
         self._verdicts = 0  # the highest number of a verdict that removed a draw
-        self._without_sample = 0
-        self._without_batch = 0
         self._draws_of_batch = 0  # of the last finished one; 0 before the second, which has no pool
-        self._outcome_bytes = 0.0  # memory that an item takes once it is processed, in the mean
 
     @property
     def last_verdict(self) -> int:
         """Return the highest number of a verdict that removed a draw of this lane; 0 = none."""
         return self._verdicts
 
-    def _take_batcher(self, batcher: SampleBatcher) -> None:
-        """Go on with a batcher: a fresh one, or one that was restored."""
-        self.batcher = batcher
-        self._dropped = sum(batcher.dropped().values())
+    @property
+    def end(self) -> int | None:
+        """Return how many batches the lane holds; None before its last item was drawn."""
+        return self.offset + len(self.ready) if self.ended else None
 
     # --- planning ---
 
@@ -112,7 +83,7 @@ class Planner:
             LaneStarved: As many draws as several epochs have gave no sample.
             LogDiverged: The lane ends elsewhere than where it was counted to end.
         """
-        end = None if self.job.lane_ends is None else self.job.lane_ends[self.lane]
+        end = self.job.lane_end(self.lane)
         last = self.offset + 1 == end
         # Nothing must come after the last batch that was counted, so that is looked for, too.
         self._fill(2 if last else 1)
@@ -145,17 +116,11 @@ class Planner:
             except PenstockError:
                 raise
             except BaseException as raised:
-                raise self._failure(
-                    as_exception(raised), self.job.distributor, "a draw"
-                ) from raised
+                what = f"{self.job.distributor.code_of()} fails on a draw, in lane {self.lane},"
+                error = as_exception(raised)
+                raise self.items.failure(error, what, self.lane, self.offset) from raised
             if item is None:
-                try:
-                    self.ready.extend(contained(self.batcher.flush))
-                except PenstockError:
-                    raise
-                except Exception as error:
-                    raise self._failure(error, self.batcher, "flush()") from error
-                self._dropped = sum(self.batcher.dropped().values())
+                self.ready.extend(self.batching.flush(self.offset))
                 self.ended = True
             else:
                 taken = False
@@ -180,95 +145,42 @@ class Planner:
         accepted = False
         taken = 0
         if self._from_refs:
-            size = self._size(item) if self.batcher.needs_sizes else 0
+            size = self._size(item) if self.batching.batcher.needs_sizes else 0
             if size is not None:
-                batches, accepted = self._add_all((SampleRef(item, 0, size),), (None,))
+                batches, accepted = self._add((SampleRef(item, 0, size),), (None,))
                 taken = size
         else:
             outcome = self._outcome(item)
             if isinstance(outcome, Filtered):
-                self._count_filtered(outcome.reason)
+                count_filtered(self.counters, outcome.reason)
             elif outcome is not None:
                 refs = [
-                    SampleRef(item, part, self._size_of(item, sample))
+                    SampleRef(item, part, self.batching.size_of(item, sample, self.offset))
                     for part, sample in enumerate(outcome)
                 ]
-                batches, accepted = self._add_all(refs, outcome)
+                batches, accepted = self._add(refs, outcome)
                 taken = sum(ref.size for ref in refs)
         self.draws.took(item, taken if accepted else 0)
         self.ready.extend(batches)
-        self._watch_starvation(accepted, bool(batches))
+        if batches and self.offset + len(self.ready) > 1:
+            self._draws_of_batch = self._starvation.without_batch + 1
+        finished = bool(batches)
+        self._starvation.drew(accepted=accepted, finished=finished, counts=self.counts)
 
-    def _add_all(
+    def _add(
         self, refs: Sequence[SampleRef], samples: Sequence[Sample | None]
     ) -> tuple[list[Rows], bool]:
-        """Give the samples of an item to the batcher: all of them, or none if one is bad.
+        """Give the samples of an item to the batcher, which may refuse it.
 
         Returns:
             The finished batches, and whether a sample was kept.
         """
-        copies = len(refs) > 1 and self.batcher.may_refuse
-        before = self.batcher.state() if copies else None
-        batches: list[Rows] = []
-        accepted = False
         try:
-            for ref, sample in zip(refs, samples, strict=True):
-                batches += self._add(ref, sample)
-                before_it, self._dropped = self._dropped, sum(self.batcher.dropped().values())
-                if self._dropped == before_it:
-                    accepted = True
-                    if sample is not None:
-                        self.samples[ref.item, ref.part] = sample
-        except Exception as error:
-            if before is not None:
-                # A verdict is about the item: a replay, which knows it, adds no part of it either.
-                # And before the store is asked, which may fail: then the item is drawn again.
-                self._take_batcher(self._restored(before))
-            for ref in refs:
-                self.samples.pop((ref.item, ref.part), None)
-            if not isinstance(error, BadItem):
-                raise
+            return self.batching.add(refs, samples, self.offset)
+        except BadItem as error:
             held = self.items.refuse("draw", refs[0].item, error, self.lane, self.offset)
             self._count_verdict(held.verdict)
             return [], False
-        return batches, accepted
-
-    def _add(self, ref: SampleRef, sample: Sample | None) -> list[Rows]:
-        """Give a sample to the batcher; return the finished batches."""
-        try:
-            return self.batcher.add(ref, sample if self.batcher.needs_content else None)
-        except PenstockError:
-            raise
-        except BaseException as raised:
-            doing = f"sample {ref.part} of item {ref.item}"
-            raise self._failure(as_exception(raised), self.batcher, doing) from raised
-
-    def _failure(self, error: Exception, role: Role, doing: str) -> PenstockError:
-        what = f"{role.code_of()} fails on {doing}, in lane {self.lane},"
-        return self.items.failure(error, what, self.lane, self.offset)
-
-    def _size_of(self, item: ItemRef, sample: Sample) -> int:
-        if not self.batcher.needs_sizes:
-            return 0
-        try:
-            size: int = contained(lambda: self.batcher.size_of(sample))
-        except PenstockError:
-            raise
-        except Exception as error:
-            raise BadBatch(
-                f"{self.batcher.code_of()} finds no size of a sample of item {item} of job "
-                f"{self.job.name!r}: {error_line(error)}; the sample has {', '.join(sample)}",
-                lane=self.lane,
-                offset=self.offset,
-                traceback=user_traceback(error),
-            ) from error
-        return size
-
-    def _count_filtered(self, reason: str) -> None:
-        name = f"filtered:{_cut(reason)}"
-        if name not in self.counters and len(self.counters) >= MAX_REASONS:
-            name = "filtered:other reasons"
-        self.counters[name] += 1
 
     def _leave_out(self, item: ItemRef, bad: Bad) -> None:
         """Have an item judged at the place where its verdict takes effect."""
@@ -284,55 +196,19 @@ class Planner:
         verdict = self.items.verdicts.find("draw", item, self.lane, self.offset)
         if verdict is None:
             return False
-        self._ahead.pop(item, None)
+        self.ahead.forget(item)
         self._count_verdict(verdict)
         return True
 
     def count_mark(self) -> tuple[int, int, int]:
         """Return what changes whenever `counts` does, draws aside; cheap enough for every batch."""
         drawn = self.counters["drawn"]
-        beside = sum(self.batcher.counters().values())
-        return sum(self.counters.values()) - drawn, self._dropped, beside
+        beside = sum(self.batching.batcher.counters().values())
+        return sum(self.counters.values()) - drawn, self.batching.dropped, beside
 
     def counts(self) -> dict[str, int]:
-        """Return all that was counted since the lane's beginning, each name with its kind.
-
-        `drawn`; `filtered:REASON` and `quarantined:STAGE`, of items; `dropped:REASON`, of samples
-        that the batcher has left out; `batcher:NAME`, what else it counts.
-        """
-        return {
-            **self.counters,
-            **{f"dropped:{_cut(reason)}": n for reason, n in self.batcher.dropped().items()},
-            **{f"batcher:{_cut(name)}": n for name, n in self.batcher.counters().items()},
-        }
-
-    def _watch_starvation(self, accepted: bool, finished: bool) -> None:
-        if finished and self.offset + len(self.ready) > 1:
-            self._draws_of_batch = self._without_batch + 1
-        self._without_sample = 0 if accepted else self._without_sample + 1
-        self._without_batch = 0 if finished else self._without_batch + 1
-        if (
-            self._without_sample <= MIN_DRAWS_WITHOUT_SAMPLE
-            and self._without_batch <= MIN_DRAWS_WITHOUT_BATCH
-        ):
-            return  # whatever an epoch has
-        if self.job.epochs is not None:
-            return  # a finite lane ends by itself
-        epoch = self.job.distributor.epoch_draws(1)
-        many = MAX_DRAWS if epoch is None else STARVED_EPOCHS * epoch
-        starved = self._without_sample > min(max(many, MIN_DRAWS_WITHOUT_SAMPLE), MAX_DRAWS)
-        stuck = self._without_batch > min(max(many, MIN_DRAWS_WITHOUT_BATCH), MAX_DRAWS)
-        if starved or stuck:
-            reasons = self.counts()
-            drawn = self._without_sample if starved else self._without_batch
-            raise LaneStarved(
-                f"lane {self.lane} of job {self.job.name!r} drew {drawn} items in a row without "
-                f"{'one sample' if starved else 'finishing a batch'} ({_reasons(reasons)}); loosen "
-                "the filter, or look at the data",
-                lane=self.lane,
-                drawn=drawn,
-                reasons=reasons,
-            )
+        """Return all that was counted since the lane's beginning; see `all_counts`."""
+        return all_counts(self.counters, self.batching.batcher)
 
     # --- items, some ahead ---
 
@@ -340,71 +216,24 @@ class Planner:
         """Return what processing gives for a drawn item; None if it is quarantined."""
         if self._left_out(item):
             return None
-        if item not in self._ahead:
-            count = self._useful_ahead()
-            items = [item, *self._coming(item, count)]
-            # What follows these is read while they are processed; this draw is one of them.
-            later = self._peek(count - 1, LOOK_AHEAD) if self.items.reads_ahead else []
-            outcomes = self.items.outcomes(items, "draw", later)
-            # One of them will do: they are many, and alike.
-            taken = held_bytes(outcomes[-1])
-            before = self._outcome_bytes or taken
-            self._outcome_bytes = before + 0.25 * (taken - before)
-            self._ahead.update(zip(items, outcomes, strict=True))
-        outcome = self._ahead.pop(item)
+        made = self.offset + len(self.ready)
+        waited = self._starvation.without_batch
+        useful = max(waited // 2, self._draws_of_batch, made // BATCHES_PER_ITEM_AHEAD)
+        outcome = self.ahead.outcome(item, self.offset, useful)
         if isinstance(outcome, Bad):
             self._leave_out(item, outcome)
             return None
-        assert not isinstance(outcome, int)
         return outcome
 
     def _size(self, item: ItemRef) -> int | None:
         """Return an item's size from its raw form, unprocessed; None if it is quarantined."""
         if self._left_out(item):
             return None
-        if item not in self._ahead:
-            items = [item, *self._coming(item, LOOK_AHEAD)]
-            self._ahead.update(zip(items, self.items.sizes(items), strict=True))
-        size = self._ahead.pop(item)
+        size = self.ahead.size(item, self.offset)
         if isinstance(size, Bad):
             self._leave_out(item, size)
             return None
-        assert isinstance(size, int)
         return size
-
-    def _useful_ahead(self) -> int:
-        """Return how many items to process at once, so that the next batch is soon there."""
-        made = (self.offset + len(self.ready)) // BATCHES_PER_ITEM_AHEAD
-        ahead = max(self._without_batch // 2, self._draws_of_batch, made)
-        room = AHEAD_BYTES / max(1.0, self._outcome_bytes)
-        return max(1, min(ahead, LOOK_AHEAD, int(room)))
-
-    def _coming(self, item: ItemRef, count: int) -> list[ItemRef]:
-        """Return the items to fetch together with this one: distinct, and not known to be bad.
-
-        Args:
-            item: The item that is drawn.
-            count: How many to fetch together, with this one.
-        """
-        if self.items.careful or count == 1:
-            return []
-        coming = dict.fromkeys(self._peek(0, count - 1))
-        coming.pop(item, None)
-        find = self.items.verdicts.find
-        return [
-            one
-            for one in coming
-            if one not in self._ahead and find("draw", one, self.lane, self.offset) is None
-        ]
-
-    def _peek(self, past: int, count: int) -> list[ItemRef]:
-        """Return up to `count` coming draws, those after the next `past`."""
-        try:
-            return self.draws.peek(past + count)[past:]
-        except Exception as error:  # of a user's distributor
-            # It stops the lane, by name, when that draw is the next one.
-            logger.debug("lane %d looks no further ahead: %s", self.lane, error_line(error))
-            return []
 
     def coming(self, plan: BatchPlan) -> list[ItemRef]:
         """Return what the batch after the latest plan is likely to be made of, if that is of use.
@@ -413,16 +242,11 @@ class Planner:
         """
         if not (self._can_seek and self.items.reads_ahead):
             return []
-        return self._peek(0, sum(map(len, plan.rows)))
+        return self.ahead.peek(0, sum(map(len, plan.rows)))
 
     def forget(self) -> None:
-        """Let go of every sample that nothing pending needs: of past batches, and left out ones."""
-        if not self.samples:
-            return
-        held = {(ref.item, ref.part) for ref in self.batcher.pending}
-        held |= {(ref.item, ref.part) for batch in self.ready for row in batch for ref in row}
-        for key in [key for key in self.samples if key not in held]:
-            del self.samples[key]
+        """Forget every sample that nothing pending needs: of past batches, and left out ones."""
+        self.batching.forget(self.ready)
 
     # --- going elsewhere ---
 
@@ -432,28 +256,28 @@ class Planner:
 
     def seek(self, offset: int) -> None:
         """Go to `offset` by arithmetic; only where `can_seek`."""
-        before = self.batcher.draws_before(offset)
+        before = self.batching.batcher.draws_before(offset)
         assert before is not None
         total = self.job.distributor.draws(self.lane, self.job.lanes)
         drawn = before if total is None else min(before, total)
         self.draws.seek(drawn)
-        self._take_batcher(self.job.batcher.clone())
+        self.batching.begin()
         self.ready.clear()
-        self._ahead.clear()
+        self.ahead.clear()
         self.ended = total is not None and before >= total and drawn < before
         self.counters = Counter({"drawn": drawn} if drawn else {})
         self.offset = offset
-        self._without_sample = self._without_batch = self._verdicts = 0
+        self._starvation.without_sample = self._starvation.without_batch = self._verdicts = 0
 
     def snapshot(self) -> bytes:
         """Return the canonical bytes from which a line restarts at `offset`."""
         state = {
             "draws": self.draws.state(),
-            "batcher": self.batcher.state(),
+            "batcher": self.batching.batcher.state(),
             "ready": [[[ref.to_json() for ref in row] for row in batch] for batch in self.ready],
             "ended": self.ended,
             "counters": {name: count for name, count in self.counters.items() if count},
-            "without": [self._without_sample, self._without_batch],
+            "without": [self._starvation.without_sample, self._starvation.without_batch],
         }
         if self._verdicts:
             state["verdicts"] = self._verdicts
@@ -476,33 +300,19 @@ class Planner:
                 offset=offset,
             ) from error
 
-    def _restored(self, state: Any) -> SampleBatcher:
-        batcher: SampleBatcher = self.job.batcher.clone()
-        batcher.restore(state)
-        return batcher
-
     def _restore(self, offset: int, state: dict[str, Any]) -> None:
         self.draws.restore(state["draws"])
-        self._take_batcher(self._restored(state["batcher"]))
+        self.batching.restore(state["batcher"])
         self.ready = deque(
             [[SampleRef.from_json(ref) for ref in row] for row in batch] for batch in state["ready"]
         )
         self.ended = bool(state["ended"])
         self.counters = Counter(state["counters"])
-        self._without_sample, self._without_batch = state["without"]
+        self._starvation.without_sample, self._starvation.without_batch = state["without"]
         self._verdicts = int(state.get("verdicts", 0))
-        self.samples.clear()
-        self._ahead.clear()
+        self.batching.samples.clear()
+        self.ahead.clear()
         self.offset = offset
 
 
-@lru_cache(1024)  # the same few words at every batch
-def _cut(reason: str) -> str:
-    return clean_text(reason[:MAX_REASON_CHARACTERS], MAX_REASON_CHARACTERS)
-
-
-def _reasons(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name}: {count}" for name, count in sorted(counts.items()) if count)
-
-
-__all__ = ["AHEAD_BYTES", "LOOK_AHEAD", "MAX_REASONS", "MAX_REASON_CHARACTERS", "Planner"]
+__all__ = ["Planner"]

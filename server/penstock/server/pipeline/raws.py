@@ -5,12 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 from penstock.server.core.contained import contained
 from penstock.server.core.copies import own_copy
-from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.seeding import BorrowedGlobals
 from penstock.server.job import Job
@@ -171,7 +169,7 @@ class RawItems(Calls):
         try:
             return self.twice(fetch, what, items[0], PenstockError)
         except BadItem as error:
-            raise self._damaged(items[0], error) from error
+            raise self.damaged(items[0], error) from error
         except PenstockError:
             raise
         except Exception as error:
@@ -180,31 +178,6 @@ class RawItems(Calls):
     def seed(self, item: ItemRef) -> None:
         """Seed the borrowed generators for an item."""
         self.globals.seed(item_key(self.job.seed, item))
-
-    def bad_item(self, stage: str, what: Call, item: ItemRef, error: Exception) -> BadItem:
-        """Return the error of an item on which a role's code fails."""
-        if isinstance(error, BadItem) and error.item is not None:
-            return error
-        reason = error.message if isinstance(error, PenstockError) else error_line(error)
-        return BadItem(
-            f"item {item} of job {self.job.name!r} fails in {what.role} with {reason}; fix the "
-            "role or the data, or set on_item_error: quarantine",
-            item=list(item),
-            stage=stage,
-            reason=reason,
-            traceback=user_traceback(error),
-        )
-
-    def _damaged(self, item: ItemRef, error: BadItem) -> BadItem:
-        """Name the item of bytes that its source has read and cannot decode."""
-        return replace(
-            error,
-            message=f"item {item} of job {self.job.name!r}: {error.message}; put an undamaged copy "
-            "of the file there, or set on_item_error: quarantine",
-            item=list(item),
-            stage=error.stage or "draw",
-            reason=error.reason or error.message,
-        )
 
 
 __all__ = ["RawItems"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from penstock.server.core.contained import as_exception
@@ -17,7 +18,7 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.core.transient import is_transient
 from penstock.server.job import Job
 from penstock.server.roles.role import Role
-from penstock.wire.errors import BadBatch, MissingExtra, PenstockError, SourceUnavailable
+from penstock.wire.errors import BadBatch, BadItem, MissingExtra, PenstockError, SourceUnavailable
 
 logger = logging.getLogger("penstock")
 
@@ -174,6 +175,31 @@ class Calls:
             lane=lane,
             offset=offset,
             traceback=user_traceback(error),
+        )
+
+    def bad_item(self, stage: str, what: Call, item: ItemRef, error: Exception) -> BadItem:
+        """Return the error of an item on which a role's code fails."""
+        if isinstance(error, BadItem) and error.item is not None:
+            return error
+        reason = error.message if isinstance(error, PenstockError) else error_line(error)
+        return BadItem(
+            f"item {item} of job {self.job.name!r} fails in {what.role} with {reason}; fix the "
+            "role or the data, or set on_item_error: quarantine",
+            item=list(item),
+            stage=stage,
+            reason=reason,
+            traceback=user_traceback(error),
+        )
+
+    def damaged(self, item: ItemRef, error: BadItem) -> BadItem:
+        """Name the item of bytes that its source has read and cannot decode."""
+        return replace(
+            error,
+            message=f"item {item} of job {self.job.name!r}: {error.message}; put an undamaged copy "
+            "of the file there, or set on_item_error: quarantine",
+            item=list(item),
+            stage=error.stage or "draw",
+            reason=error.reason or error.message,
         )
 
     def _unavailable(

@@ -42,14 +42,14 @@ RawItem = Any
 """What a source gives: a dict of columns, bytes, or whatever its data is."""
 
 Sample = dict[str, Any]
-"""What a processor gives: named values of one example."""
+"""What a processor gives: the named values of an example."""
 
 
 # --- the source -----------------------------------------------------------------------------------
 
 
 class Source(Role, ABC):
-    """Raw records. Its data is immutable for as long as a job lives.
+    """Raw records. Its data never changes while a job exists.
 
     What a distributor can do with a source is decided by what it offers beside this: derive yours
     from `IndexedSource` where any item can be read by its number, from `StreamSource` where items
@@ -91,7 +91,7 @@ class Source(Role, ABC):
     def reads_anywhere(self) -> bool:
         """Tell whether any process reads an item as cheaply as the one that drew it.
 
-        Else batches are made where they were planned.
+        Otherwise batches are made by the worker that planned them.
         """
         return True
 
@@ -113,23 +113,23 @@ class Source(Role, ABC):
     def has_heads(self, columns: Sequence[str] | None) -> bool:
         """Tell whether `heads` gives less than whole items, where `size` looks at these columns.
 
-        Else items that were read for their sizes are kept for who makes the batch.
+        Otherwise items that were read for their sizes are kept until their batch is made.
         """
         return not self.keeps(Source, "heads")
 
     def check_present(self) -> None:  # optional
-        """Look whether all that is read from is still there, as it was when the source was opened.
+        """Check that everything the source reads from is unchanged since it was opened.
 
-        Called as a run begins, in a thread of its own, maybe while others fetch: without reading,
-        and leaving out what only a network can tell.
+        Called when a run begins, in a thread of its own, maybe while others fetch; it reads
+        nothing, and makes no network calls.
 
         Raises:
-            SourceChanged: It is not; names the file.
+            SourceChanged: A file is missing or another; names it.
         """
 
     @abstractmethod
     def fingerprint(self) -> Any:
-        """Return what identifies the content, as JSON: names, sizes, hashes; no times or places."""
+        """Return what identifies the content, as JSON: names, sizes, hashes; no times or paths."""
 
     def columns_of_items(self) -> Mapping[str, str] | None:
         """Return the keys that items may have, with Arrow's name of their type; "" = unknown.
@@ -143,7 +143,7 @@ class Source(Role, ABC):
         return None
 
     def check_identity(self) -> None:
-        """Refuse parameters that cannot be; the fingerprint, which reads data, is not asked for."""
+        """Refuse invalid parameters, without the fingerprint, which reads data."""
         self.content()
 
     def identity(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class Source(Role, ABC):
         """Return what this process knows of the source's files, for the workers of its node.
 
         They open the source without looking at the files again. None: it has no such catalog, and
-        every process opens the files for itself.
+        every process opens the files itself.
         """
         return None
 
@@ -185,7 +185,7 @@ class IndexedSource(Source):
     def sizes(self, indices: Sequence[int]) -> Sequence[int] | None:
         """Return the sizes of items as batchers count them, such as tokens, without reading them.
 
-        Override it where an index of lengths lies beside the data: where the processor leaves items
+        Override it if there is an index of lengths beside the data: if the processor leaves items
         as they are (`keeps_sizes`), batches are planned without reading anything. None = there is
         no index.
 
@@ -203,18 +203,17 @@ class IndexedSource(Source):
         return None
 
     def keep_blocks(self, count: int) -> None:  # optional
-        """Keep so many decoded blocks, those used last: all that is read from; 0 = forget all.
+        """Keep this many decoded blocks, those used last; 0 = forget all.
 
-        Called by the process that fetches, at first and whenever it reads from more places or from
-        fewer.
+        Called by the process that fetches, at first and whenever the number changes that it needs.
         """
 
     def most_kept_bytes(self) -> int | None:
-        """Return the bound of what `keep_blocks` keeps, in bytes; None = as many as are needed."""
+        """Return the most bytes that `keep_blocks` keeps; None = as many as are needed."""
         return None
 
     def fingerprint(self) -> Any:
-        """Return what identifies the content, as JSON: by default the length, which is not much."""
+        """Return what identifies the content, as JSON: by default only the length."""
         return {"length": len(self)}
 
     def unseen(self) -> str | None:
@@ -237,22 +236,22 @@ class IndexedSource(Source):
 class StreamSource(Source):
     """Items that come one after another: shards of rows, each read from its start or from a mark.
 
-    A ref names shard and row (`penstock.wire.refs`), so a row that is needed once more, after a
-    restart or by another worker, is found by reading on from the nearest mark before it. Marks only
-    accelerate: a source that gives none is read from the start of the shard. How many rows a shard
-    holds is known when its end is reached.
+    A ref names shard and row (`penstock.wire.refs`), so a row that is needed again, after a restart
+    or by another worker, is found by reading on from the nearest mark before it. Marks only save
+    time: a source that gives none is read from the start of the shard. How many rows a shard holds
+    is known when its end is reached.
     """
 
     @abstractmethod
     def shards(self) -> Sequence[str]:
-        """Return the shards' names, in an order that belongs to the content."""
+        """Return the shards' names, in an order that the content decides."""
 
     @abstractmethod
     def open(self, shard: int, mark: Any) -> Iterator[tuple[RawItem, Any]]:
         """Yield the rows of a shard in order, each with the mark of the row after it.
 
         Which rows have a mark depends on the content alone, never on where reading began: marks are
-        part of snapshots. What is read is closed with the iterator. A row that cannot be decoded
+        part of snapshots. Files are closed with the iterator. A row that cannot be decoded
         should be given as its bytes, for the processor to refuse: an error here ends the lane.
 
         Args:
@@ -268,12 +267,12 @@ class StreamSource(Source):
         """
 
     def reads_anywhere(self) -> bool:
-        """Tell that it is not so: another process would read the shard up to the row once more."""
+        """Return False: another process would have to read the shard up to the row again."""
         return False
 
     @cached_property
     def rows(self) -> ShardRows:
-        """Return what reads rows by shard and number, of this process."""
+        """Return this process's reader of rows by shard and number."""
         return ShardRows(self)
 
     def fetch(self, indices: Sequence[int]) -> list[RawItem]:
@@ -286,7 +285,7 @@ class StreamSource(Source):
         return [self.rows.take(*shard_row(index)) for index in indices]
 
     def is_empty(self) -> bool:
-        """Tell whether there is no shard; whether all of them are empty is seen in reading."""
+        """Tell whether there are no shards; only reading shows whether all of them are empty."""
         return len(self.shards()) == 0
 
     def spread(self, count: int) -> Iterator[int]:
@@ -309,7 +308,7 @@ class StreamSource(Source):
 
 
 def unseen_sentence(name: str) -> str:
-    """Return what to say of a source or a Dataset that does not tell what its content is."""
+    """Return the warning about a source or a Dataset without a fingerprint of its content."""
     return (
         f"{name} has no fingerprint(), so the log id does not know the data that it reads: where "
         "that changes, a run goes on in the changed data without an error; give it a method "
@@ -323,8 +322,8 @@ def unseen_sentence(name: str) -> str:
 class DataDistributor(Role, ABC):
     """Decides the draws of every lane: which item comes next.
 
-    Most give `draw`, where the number of a draw decides it. One whose draws depend on what came
-    before gives `open`.
+    Most override `draw`, for draws that their number decides. If draws depend on earlier ones,
+    override `open`.
     """
 
     sources: Mapping[str, Source]
@@ -348,7 +347,7 @@ class DataDistributor(Role, ABC):
         self.sources, self.seed, self.epochs = sources, seed, epochs
 
     def reading(self) -> Reading | None:
-        """Return how sources of storage blocks are read; None = there is none, or by chance."""
+        """Return how storage blocks are read; None = there are none, or reading is at random."""
         return None
 
     def draw(self, lane: int, lanes: int, k: int) -> ItemRef | None:
@@ -360,7 +359,7 @@ class DataDistributor(Role, ABC):
         return None
 
     def open(self, lane: int, lanes: int) -> LaneDraws:
-        """Return the draws of one lane as a stream with a state; most distributors keep this."""
+        """Return the draws of one lane as a stream with a state; rarely overridden."""
         return NumberedDraws(self, lane, lanes)
 
     def epoch_draws(self, lanes: int) -> int | None:
@@ -382,7 +381,7 @@ def indexed(sources: Mapping[str, Source], names: Iterable[str], user: Role) -> 
         user: The role that needs them.
 
     Raises:
-        InvalidJob: One of them cannot; names both roles.
+        InvalidJob: A source cannot; names both roles.
     """
     found: list[IndexedSource] = []
     for name in names:
@@ -429,15 +428,15 @@ def _called(role: Role) -> str:
 
 
 class RawItemProcessor(Role, ABC):
-    """Turns a raw item into samples. Pure: what is random comes from `context.rng`.
+    """Turns a raw item into samples. Pure: random numbers come from `context.rng`.
 
     Class attributes:
         one_to_one: True promises exactly one sample for every item, never a filter. Then, where the
             batcher needs no sizes or `size` knows them, batches are planned from refs alone and
             items are processed only when they leave the pool, by any worker.
         uses_global_rng: The generators of random, numpy and torch are seeded before each item, so
-            that existing augmentation code is reproducible unedited; False promises not to use
-            them, and saves about 10 us an item.
+            that existing augmentation code is reproducible without changes; False promises not to
+            use them, and saves about 10 us an item.
         size_columns: The columns that `size` looks at, where items are dicts: a source that reads
             columns alone brings only these until the batch is made. None = the whole item.
     """
@@ -451,12 +450,12 @@ class RawItemProcessor(Role, ABC):
         """Return the sample of an item, several samples, or None to filter it.
 
         Raises:
-            Exception: Whatever it raises twice for the same bytes makes a `BadItem`. What may be
-                gone in a moment is retried and never does: see `core.transient`.
+            Exception: If it raises twice for the same bytes, the item is a `BadItem`. Errors that
+                may be temporary are retried, and never make one: see `core.transient`.
         """
 
     def author(self, source: Source) -> Role:
-        """Return whose code decides what `process` gives, and is to blame where it fails.
+        """Return the role whose code decides what `process` gives: errors name it.
 
         Args:
             source: Where the item comes from.
@@ -466,13 +465,13 @@ class RawItemProcessor(Role, ABC):
     def process_batch(
         self, raws: Sequence[RawItem], contexts: Sequence[ProcessContext]
     ) -> list[Sample | Sequence[Sample] | None]:
-        """Return what `process` gives for each item; override where many at once are cheaper."""
+        """Return what `process` gives for each item; override it if many at once are cheaper."""
         return [self.process(raw, context) for raw, context in zip(raws, contexts, strict=True)]
 
     def size(self, raw: RawItem) -> int | None:
         """Return the size of the one sample of an item without decoding it; None = not known.
 
-        It must leave `raw` as it is: the same object may go to `process`. With `size_columns`, and
+        It must not change `raw`: the same object may go to `process`. With `size_columns`, and
         with a source that has heads of items, it may be given these in place of the whole item.
         """
         return None
@@ -484,15 +483,15 @@ class RawItemProcessor(Role, ABC):
     def keeps_sizes(self) -> bool:
         """Tell whether a sample is as large as its item, so that the source's `sizes` hold for it.
 
-        It is asked where `size` is not overridden; the promise is part of `one_to_one`.
+        It is called if `size` is not overridden; the promise is part of `one_to_one`.
         """
         return False
 
     def check_columns(self, columns: Mapping[str, str]) -> None:  # optional
-        """Refuse a source whose items have no column that this needs; called with the job's own.
+        """Refuse a source whose items lack a column that this needs; called with the job's source.
 
         Args:
-            columns: What `Source.columns_of_items` tells, where it tells something.
+            columns: What `Source.columns_of_items` returns, if that is not None.
 
         Raises:
             InvalidJob: Every item would fail.
@@ -532,12 +531,12 @@ def _length(value: Any) -> int | None:
 class SampleBatcher(Role, ABC):
     """Forms batches of rows from a stream of samples: one per lane, in order, on refs and sizes.
 
-    What it holds between calls must be plain: numbers, strings, lists, tuples, deques, dicts and
+    Its attributes between calls must be plain: numbers, strings, lists, tuples, deques, dicts and
     `SampleRef`s in attributes. `state` and `restore` carry exactly these; samples themselves never.
 
     Class attributes:
         needs_sizes: False promises that sizes are not looked at: they may be 0.
-        needs_content: True asks for the sample in `add`. It may be looked at there, and not kept.
+        needs_content: True asks for the sample in `add`, which may look at it and must not keep it.
     """
 
     needs_sizes: ClassVar[bool] = True
@@ -569,7 +568,7 @@ class SampleBatcher(Role, ABC):
         return True
 
     def check_keys(self, keys: Iterable[str]) -> None:  # optional
-        """Refuse samples that lack a value that this needs; called where their keys are known.
+        """Refuse samples that lack a value that this needs; called if their keys are known.
 
         Raises:
             InvalidJob: Every sample would fail.
@@ -582,14 +581,14 @@ class SampleBatcher(Role, ABC):
     def dropped(self) -> dict[str, int]:
         """Return by reason how many samples were left out since the lane's start.
 
-        A sample that `add` takes and counts here will be in no batch: only this says so, not the
-        name of any count. The reasons are few words, the same for every lane; those that are known
-        beforehand are there from the start, at 0.
+        A sample that `add` takes and counts here will be in no batch: this alone decides it, not
+        the name of a count. Use a few reasons, the same for every lane; those that are known
+        beforehand are present from the start, at 0.
         """
         return {}
 
     def counters(self) -> dict[str, int]:
-        """Return what else is counted since the lane's start, for example truncated samples."""
+        """Return other counts since the lane's start, for example truncated samples."""
         return {}
 
     def batches(self, draws: int) -> int | None:
@@ -599,12 +598,12 @@ class SampleBatcher(Role, ABC):
     def draws_before(self, offset: int) -> int | None:
         """Return how many samples precede batch `offset`, if nothing is held across that border.
 
-        Where this is known a lane starts at any offset in O(1).
+        If this is known a lane starts at any offset in O(1).
         """
         return None
 
     def state(self) -> Any:
-        """Return what is held, JSON-able and canonical."""
+        """Return the state, JSON-able and canonical."""
         return role_state.capture(self)
 
     def restore(self, state: Any) -> None:
@@ -622,9 +621,9 @@ class BatchCollator(Role, ABC):
         uses_global_rng: The generators of random, numpy and torch are seeded before each batch;
             False promises not to use them.
         pads_empty: True promises that `collate` makes of rows that are all empty a batch of padding
-            with the keys, dtypes and shapes of every other batch. Else it never gets such rows: a
-            batch that quarantine has emptied is collated from samples of zeros in the shapes of a
-            real one, and then given to `blank`.
+            with the keys, dtypes and shapes of every other batch. Otherwise it never gets such
+            rows: a batch that quarantine has emptied is collated from samples of zeros in the
+            shapes of a real one, and then given to `blank`.
     """
 
     uses_global_rng: ClassVar[bool] = True
@@ -658,14 +657,14 @@ class BatchCollator(Role, ABC):
 
 @dataclass(frozen=True)
 class KeySpec:
-    """What is known of one value of every batch, before any is made.
+    """What is known about a value of every batch before one is made.
 
     Attributes:
         name: Its name.
         kind: tensor, list, int, float, bool, str, bytes or json.
-        dtype: NumPy's name of the dtype, or bfloat16; empty where it is no tensor.
+        dtype: NumPy's name of the dtype, or bfloat16; empty if it is not a tensor.
         shape: -1 = differs between batches.
-        optional: Some batches lack it.
+        optional: Whether some batches lack it.
         place: `device`, or `host` for what the trainer reads in Python.
         least: No element is below it; None = not known.
         most: No element is above it; None = not known.
@@ -689,7 +688,8 @@ class Layout:
         name: `packed` (documents one after the other in rows), `padded` (a sample per row); empty =
             not known.
         labels_shifted: The label of a token is the token that follows it.
-        ignore_index: The label that losses leave out; None = there are no labels that are known.
+        ignore_index: The label that losses leave out; None = it is not known whether there are
+            labels.
     """
 
     name: str = ""

@@ -1,4 +1,4 @@
-"""What a processor and a collator are told beside their data, and their random generators."""
+"""What a processor and a collator get beside their data, and their random generators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.server.core.refs import ItemRef
 
 
 class ProcessContext:
-    """What a processor is told beside the raw item.
+    """What a processor gets beside the raw item.
 
     Attributes:
         item: Which item, in which epoch.
@@ -54,7 +54,7 @@ def batch_key(seed: int, lane: int, offset: int) -> int:
 
 
 class CollateContext:
-    """What a collator is told beside the rows.
+    """What a collator gets beside the rows.
 
     Attributes:
         lane: The lane of the batch.

@@ -22,31 +22,31 @@ class LaneDraws(ABC):
     def next(self) -> ItemRef | None:
         """Return the next item, or None when the lane is over.
 
-        Where it raises, the state is as it was: the call can be repeated.
+        If it raises, the state is unchanged: the call can be repeated.
 
         Raises:
             SourceUnavailable: What the draw depends on cannot be read at this moment.
         """
 
     def took(self, item: ItemRef, size: int) -> None:  # noqa: B027 - most draw without it
-        """Hear what became of the item that `next` gave last, before the draw after it.
+        """Be told what became of the item that `next` gave last, before the next draw.
 
         Args:
             item: The item.
-            size: The size of all its samples, as the batcher counts it; 0 where none was kept, and
-                where the batcher needs no sizes.
+            size: The size of all its samples, as the batcher counts it; 0 if none was kept, and if
+                the batcher needs no sizes.
         """
 
     def peek(self, count: int) -> list[ItemRef]:
         """Return coming items without taking them: what to fetch ahead.
 
-        At most `count`, and fewer where no more are known yet, or where `took` decides them.
+        At most `count`, and fewer if no more are known yet, or if `took` decides them.
         """
         return []
 
     @abstractmethod
     def state(self) -> Any:
-        """Return a small JSON-able state: the same wherever this place was reached from."""
+        """Return a small JSON-able state: the same wherever this draw was reached from."""
 
     @abstractmethod
     def restore(self, state: Any) -> None:
@@ -62,15 +62,15 @@ class LaneDraws(ABC):
 
 
 class NumberedDraws(LaneDraws):
-    """Draws that their number decides; the whole state is the integer `k`.
+    """Draws that are decided by their number; the whole state is the integer `k`.
 
-    Derive from `LaneDraws` where more than `k` decides: this class seeks.
+    Derive from `LaneDraws` if more than `k` decides: this class can seek.
     """
 
     def __init__(self, distributor: DataDistributor, lane: int, lanes: int) -> None:
         self.distributor, self.lane, self.lanes = distributor, lane, lanes
         self.k = 0
-        self._peeked: dict[int, ItemRef] = {}  # by k: what was looked at is drawn once
+        self._peeked: dict[int, ItemRef] = {}  # by k: draws that were peeked at, computed once
 
     def next(self) -> ItemRef | None:
         """Return the next item, or None when the lane is over."""
@@ -103,7 +103,7 @@ class NumberedDraws(LaneDraws):
         self.k = int(state["k"])
 
     def can_seek(self) -> bool:
-        """Tell that `k` decides all."""
+        """Return True: `k` decides every draw."""
         return True
 
     def seek(self, k: int) -> None:

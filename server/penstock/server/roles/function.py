@@ -1,4 +1,4 @@
-"""A user's function in place of a role: where it is, what it is in the log id, how it is called."""
+"""A user's function in place of a role: how it is found, identified and called."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from penstock.wire.errors import InvalidJob
 class FunctionRole(Role):
     """What the roles that call a function share.
 
-    In the job's identity stands the function's `version` attribute where it has one, else the hash
-    of its module's source. What a function closes over, or reads from files, is known to neither.
+    The job's identity holds the function's `version` attribute if it has one, else the hash of its
+    module's source. What a function closes over, or reads from files, is in neither.
 
     Args:
         function: A callable, `package.module:name` or `/path/to/file.py:name`.
@@ -46,7 +46,7 @@ class FunctionRole(Role):
         self._call: Callable[[Any, Any], Any] | None = None
 
     def parameters(self) -> dict[str, Any]:
-        """Return the function's own name: where its file lies decides no bytes."""
+        """Return the function's own name: the path of its file decides no bytes."""
         function = self._find()
         return {"function": getattr(function, "__qualname__", type(function).__qualname__)}
 
@@ -83,7 +83,7 @@ class FunctionRole(Role):
         return {**super().identity(), "source": module_hash(function)}
 
     def setup(self) -> None:
-        """Import the function; the first call does so by itself where nobody called this.
+        """Import the function; otherwise the first call does so.
 
         Raises:
             InvalidJob: It cannot be found, or is not callable.
@@ -101,14 +101,14 @@ class FunctionRole(Role):
         self._call = _bind(function)
 
     def call(self, value: Any, context: Any) -> Any:
-        """Return what the function returns for a value, told the context where it asks for it."""
+        """Return what the function returns for a value, and the context if it takes that."""
         if self._call is None:
             self.setup()
         assert self._call is not None
         return self._call(value, context)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out how to call: that is made of the function again, where this one arrives."""
+        """Leave out how to call it: that is found out again in the process that gets this copy."""
         return {**vars(self), "_call": None}
 
     def _find(self) -> Callable[..., Any]:

@@ -30,15 +30,15 @@ class Blocks:
 
 
 class Reading(NamedTuple):
-    """How the draws of a job read sources of storage blocks: it decides where lanes are placed.
+    """How the draws of a job read storage blocks: it decides which worker has which lanes.
 
     Attributes:
         sources: The names of the sources that have blocks; their blocks are counted together.
-        groups: Lane l draws from the blocks of reading group `l mod groups`; lanes of one group
-            belong into one worker, which then decodes their blocks alone. None = all lanes draw
-            from the same blocks, and any worker may have any lane.
-        blocks: How many decoded blocks a group draws from at a time, or all lanes where there are
-            no groups; None = not known.
+        groups: Lane l draws from the blocks of reading group `l mod groups`; lanes of a group
+            belong to one worker, so that no other decodes their blocks. None = all lanes draw from
+            the same blocks, and any worker may have any lane.
+        blocks: How many decoded blocks a group draws from at a time, or all lanes if there are no
+            groups; None = not known.
         all_blocks: How many blocks the sources have.
         block_bytes: About how many bytes a decoded block takes; 0 = not known.
         stored_bytes: Bytes of a block in storage, in the mean; 0 = not known.
@@ -62,7 +62,7 @@ class Reading(NamedTuple):
 
     @property
     def is_read_by_all(self) -> bool:
-        """Tell whether all workers read all blocks in each epoch: they go through its window."""
+        """Tell whether all workers read all blocks in each epoch."""
         return self.groups is None and self.blocks is not None and self.blocks < self.all_blocks
 
 

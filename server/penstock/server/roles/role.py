@@ -1,6 +1,6 @@
 """What sources and roles have in common: recorded arguments, an identity, a name in errors.
 
-Nobody who writes a role of their own needs to read this: `base` says what to write.
+You need not read this to write a role of your own: `base` says what to write.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock.server.core.contained import contained
-from penstock.server.core.frames import error_line, user_place, user_traceback
+from penstock.server.core.frames import error_line, user_line, user_traceback
 from penstock.server.core.imports import SOURCE_HASH
 from penstock.server.core.neighbours import module_source_hash
 from penstock.wire.errors import InvalidJob, PenstockError
@@ -172,9 +172,9 @@ def asked(role: Role, method: str, *arguments: Any) -> Any:
 
 def failing(role: Role, method: str, error: Exception) -> InvalidJob:
     """Return the error of a job that cannot be built because a method of a role raised."""
-    place = user_place(error)
+    line = user_line(error)
     return InvalidJob(
-        f"{role.code_of(method)} fails with {error_line(error)}" + (f" ({place})" if place else ""),
+        f"{role.code_of(method)} fails with {error_line(error)}" + (f" ({line})" if line else ""),
         traceback=user_traceback(error),
     )
 

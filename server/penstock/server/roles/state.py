@@ -124,7 +124,7 @@ def _same(ours: Any, fresh: Any, depth: int = 0) -> bool:
         return False
     if isinstance(ours, list | tuple | deque):
         return len(ours) == len(fresh) and all(
-            _same(one, other, depth + 1) for one, other in zip(ours, fresh, strict=True)
+            _same(own, other, depth + 1) for own, other in zip(ours, fresh, strict=True)
         )
     if isinstance(ours, dict):
         return list(ours) == list(fresh) and all(
@@ -139,7 +139,7 @@ def _same(ours: Any, fresh: Any, depth: int = 0) -> bool:
     if _compares(type(ours)):
         return bool(ours == fresh)
     if isinstance(ours, Iterator):
-        return False  # it has a place of its own that nobody can see
+        return False  # it keeps its state where nobody can see it
     if depth < 5:
         return _same(_held(ours), _held(fresh), depth + 1)
     return True  # a function, a library's object: it says nothing of what is in it

@@ -63,7 +63,7 @@ class ReadRow(NamedTuple):
 
 
 class _Kept:
-    """A row that was looked at, and how often it will be fetched: lanes may be at one place."""
+    """A row that was looked at, and how often it will be fetched: lanes may be at the same row."""
 
     def __init__(self, row: ReadRow) -> None:
         self.row, self.nbytes, self.wanted = row, held_bytes(row.raw), 0
@@ -156,7 +156,7 @@ class ShardRows:
         """Return the item of a row, and keep it no longer.
 
         Raises:
-            SourceUnavailable, SourceChanged, BadBatch: As `look`; also where there is no such row.
+            SourceUnavailable, SourceChanged, BadBatch: As `look`; also if there is no such row.
         """
         with self._lock:
             kept = self._kept.get((shard, row))
@@ -183,9 +183,9 @@ class ShardRows:
     def close(self) -> None:
         """Close all shards, and forget what is kept."""
         with self._lock:
-            for places in self._open.values():
-                for place in places:
-                    place.close()
+            for readings in self._open.values():
+                for reading in readings:
+                    reading.close()
             self._open.clear()
             self._places = 0
             self._kept.clear()
@@ -197,46 +197,46 @@ class ShardRows:
         known = self._about(shard)
         if known.end is not None and row >= known.end:
             return None
-        place = self._take_out(shard, row) or self._nearest(shard, row, known)
+        reading = self._take_out(shard, row) or self._nearest(shard, row, known)
         found: ReadRow | None = None
         try:
-            if place is None:
+            if reading is None:
                 mark = known.before(row)
-                place = _Open(iter(self._source.open(shard, mark.at)), mark)
-            while place.next <= row:
-                found = place.read()
+                reading = _Open(iter(self._source.open(shard, mark.at)), mark)
+            while reading.next <= row:
+                found = reading.read()
                 if found is None:
-                    known.end = place.next
-                    place.close()
+                    known.end = reading.next
+                    reading.close()
                     return None
-                if found.after.row == place.next:
+                if found.after.row == reading.next:
                     known.add(found.after)
         except Exception as error:
-            if place is not None:
-                place.close()
+            if reading is not None:
+                reading.close()
             raise self._failure(shard, row, error) from error
-        self._put_back(shard, place)
+        self._put_back(shard, reading)
         return found
 
     def _nearest(self, shard: int, row: int, known: _Known) -> _Open | None:
-        """Take the place out that is open nearest before a row, unless a mark is nearer."""
+        """Take out the reading that is open nearest before a row, unless a mark is nearer."""
         best = max((at for name, at in self._open if name == shard and at < row), default=-1)
         return self._take_out(shard, best) if best >= known.before(row).row else None
 
     def _take_out(self, shard: int, row: int) -> _Open | None:
-        places = self._open.get((shard, row))
-        if places is None:
+        readings = self._open.get((shard, row))
+        if readings is None:
             return None
-        place = places.pop()
+        reading = readings.pop()
         self._places -= 1
-        if not places:
+        if not readings:
             del self._open[shard, row]
-        return place
+        return reading
 
-    def _put_back(self, shard: int, place: _Open) -> None:
-        # Two lanes at one row have a place each: they go on at different times.
-        self._open.setdefault((shard, place.next), []).append(place)
-        self._open.move_to_end((shard, place.next))
+    def _put_back(self, shard: int, reading: _Open) -> None:
+        # Two lanes at one row have a reading each: they go on at different times.
+        self._open.setdefault((shard, reading.next), []).append(reading)
+        self._open.move_to_end((shard, reading.next))
         self._places += 1
         if self._places > OPEN_SHARDS:
             (oldest, row), _ = next(iter(self._open.items()))

@@ -36,7 +36,8 @@ from penstock.wire.errors import (
     PastEnd,
     UnknownGroup,
 )
-from penstock.wire.order import MAX_POSITION, Tail, check_divides
+from penstock.wire.numbering import Numbering
+from penstock.wire.order import MAX_POSITION, Cut, check_divides
 from penstock.wire.parse import parse
 from penstock.wire.v1 import cursors_pb2 as pb
 
@@ -114,11 +115,13 @@ class Cursors:
         *,
         computes_here: bool = True,
         asked: Callable[[Job], int] | None = None,
+        numbered: Callable[[Job], Numbering] = Job.numbering,
     ) -> None:
         self._computes_here = computes_here
         self._jobs, self._store = jobs, store
-        self._seekable: dict[str, bool] = {}  # by job: arithmetic leads anywhere
+        self._seekable: dict[bytes, bool] = {}  # by log: arithmetic leads anywhere
         self._asked = asked or (lambda job: 0)
+        self._numbered = numbered
         self._listener = Listener() if listener is None else listener
         self.present = Present()
         quarantine = Quarantine(jobs, store, release or self._release)
@@ -145,7 +148,9 @@ class Cursors:
         return reply
 
     async def _release(self, job: Job, source: str, index: int) -> list[Verdict]:
-        return await self._store.release_verdicts(job.log_id, source, index, Seen(job.order))
+        return await self._store.release_verdicts(
+            job.log_id, source, index, Seen(self._numbered(job).order)
+        )
 
     async def _begin(self, request: pb.BeginRequest) -> pb.BeginReply:
         check_protocol(request.protocol)
@@ -160,7 +165,7 @@ class Cursors:
         if start is not None:
             await self._check_reach(job, start, await self._step_size(job, request))
         asked = BeginRequest(
-            job=JobRecord(request.job, job.log_id, job.plan),
+            job=JobRecord(request.job, job.log_id, job.plan, job.definition),
             group=request.group,
             token=request.token,
             rank=request.rank,
@@ -187,6 +192,7 @@ class Cursors:
             committed_by=begun.committed_by,
             batches_per_step_from=begun.batches_per_step_from,
             token=begun.token,
+            timeline=[pb.LogFrom(from_step=step, log_id=log) for step, log in begun.timeline],
         )
 
     async def _compare_libraries(self, job: Job) -> None:
@@ -206,7 +212,7 @@ class Cursors:
             raise CommitOutOfRange(
                 f"step {request.step} is larger than any step", step=request.step
             )
-        if job.order.batches is not None or request.all_rows:
+        if job.epochs is not None or request.all_rows:
             await self._check_commit(job, request)
         committed = await self._store.commit(
             request.job,
@@ -343,18 +349,18 @@ class Cursors:
             PositionFar: Too many batches would have to be planned from the nearest snapshot.
         """
         self._check_step(job, step, size, PastEnd)
-        order, first = job.order, step * size
+        order, first = self._numbered(job).order, step * size
         last = first + order.lanes if order.batches is None else min(first + size, order.batches)
-        if first >= last or order.address(last - 1).offset <= asked + job.max_replay:
+        if first >= last or order.lane_offset(last - 1).offset <= asked + job.max_replay:
             return
-        if job.name not in self._seekable:
-            self._seekable[job.name] = Planner(job, 0, Items(job)).can_seek()
-        if self._seekable[job.name]:
+        if job.log_id not in self._seekable:
+            self._seekable[job.log_id] = Planner(job, 0, Items(job)).can_seek()
+        if self._seekable[job.log_id]:
             return
         # The first batch of each lane: those after it are planned on the way.
         lanes: set[int] = set()
         for position in range(first, last):
-            lane, offset = order.address(position)
+            lane, offset = order.lane_offset(position)
             if lane in lanes:
                 continue
             lanes.add(lane)
@@ -363,13 +369,13 @@ class Cursors:
             if offset - nearest > job.max_replay:
                 raise far(job, lane, offset, nearest)
 
-    @staticmethod
     def _check_step(
-        job: Job, step: int, size: int, error: type[PastEnd] | type[CommitOutOfRange]
+        self, job: Job, step: int, size: int, error: type[PastEnd] | type[CommitOutOfRange]
     ) -> None:
         steps = MAX_POSITION // size
-        if job.order.batches is not None:
-            steps = Tail(job.order.batches, size).steps
+        tail = self._numbered(job).tail(Cut(size))
+        if tail is not None:
+            steps = tail.steps
         if step > steps:
             raise error(
                 f"step {step} lies past the end: job {job.name!r} holds {steps} steps of {size} "

@@ -21,8 +21,8 @@ from collections.abc import Callable
 
 import structlog
 
-from penstock.server.node.arena import ArenaReader
 from penstock.server.node.entry import Entry
+from penstock.server.node.spans import ArenaReader
 from penstock.wire import LENT_BYTES, memory
 from penstock.wire.errors import BadFrame
 from penstock.wire.v1 import feed_pb2

@@ -113,13 +113,12 @@ class LocalRead:
         # fails no longer, or not here, would move every item behind it.
         stored = bool(asked.group) and opening.job.on_item_error == "quarantine"
         loader = self._node.loader(opening, stored=stored)
-        end = opening.tail.end if opening.tail is not None else None
+        tail = opening.tail
         for position in opening.share.walk(opening.start):
-            if end is not None and position >= end:
-                assert opening.tail is not None
-                yield ended(opening.tail).SerializeToString()
+            if tail is not None and position >= tail.end:
+                yield ended(tail).SerializeToString()
                 return
-            lane = opening.address(position).lane
+            lane = opening.job.locate(position, opening.cut).lane
             if opening.lanes is not None and lane not in opening.lanes:
                 continue
             if not self._wait_for(position):

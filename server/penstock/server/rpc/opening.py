@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 from typing import NamedTuple
 
@@ -16,7 +16,8 @@ from penstock.wire.errors import (
     PastEnd,
     ProtocolMismatch,
 )
-from penstock.wire.order import MAX_POSITION, Address, Share, Tail
+from penstock.wire.numbering import Numbering
+from penstock.wire.order import MAX_POSITION, Cut, Share, Tail
 from penstock.wire.parse import parse
 from penstock.wire.v1 import feed_pb2
 
@@ -48,11 +49,13 @@ def describe(
     node_id: str,
     store: str,
     max_body_bytes: int = 0,
+    numbered: Callable[[Job], Numbering] = Job.numbering,
 ) -> feed_pb2.DescribeReply:
-    """Answer Describe, from the plan alone: it never waits for data.
+    """Answer Describe, from the plan and what is known of where lanes end: it never waits for data.
 
     Raises:
         ProtocolMismatch, UnknownJob: As they say.
+        InvalidJob: The job turned out to hold no batch.
     """
     check_protocol(request.protocol)
     reply = feed_pb2.DescribeReply(
@@ -70,8 +73,11 @@ def describe(
     reply.job, reply.log_id, reply.lanes = name, job.log_id, job.lanes
     reply.batches_per_step = job.batches_per_step or 0
     reply.max_body_bytes = max_body_bytes
-    if job.order.batches is not None:
-        reply.finite, reply.batches = True, job.order.batches
+    numbering = numbered(job)
+    job.check_not_empty(numbering)
+    reply.finite = numbering.is_finite
+    if numbering.batches is not None:
+        reply.batches = numbering.batches
     layout = job.collator.value_layout()
     reply.layout, reply.labels_shifted = layout.name, layout.labels_shifted
     if layout.ignore_index is not None:
@@ -98,36 +104,57 @@ class OpenedRead(NamedTuple):
     Attributes:
         job: The job.
         share: The rank's positions.
-        tail: Where a finite log ends for this reader; None = endless.
+        cut: How a finite log is cut into steps for this reader; None = endless.
         start: No position below this is sent.
         lanes: Lanes wanted from this node; None = all.
+        numbering: What is known of the log's order; it learns while the stream is open.
         given_from: Own positions from here to `start` were given before; None = none.
     """
 
     job: Job
     share: Share
-    tail: Tail | None
+    cut: Cut | None
     start: int
     lanes: frozenset[int] | None
+    numbering: Numbering
     given_from: int | None = None
 
-    def address(self, position: int) -> Address:
-        """Return which batch a position gets: a padding position gets the one that is blanked."""
-        source = self.tail.blanked(position) if self.tail is not None else None
-        return self.job.order.address(position if source is None else source)
+    @property
+    def tail(self) -> Tail | None:
+        """Return where the log ends for this reader; None = nowhere, or it is not known yet."""
+        return self.numbering.tail(self.cut)
+
+    def check_start(self) -> None:
+        """Refuse a reader that begins past the end, as soon as that is known.
+
+        Raises:
+            InvalidJob: The job turned out to hold no batch.
+            PastEnd: With where the end is.
+        """
+        self.job.check_not_empty(self.numbering)
+        tail = self.tail
+        if tail is not None and self.start > tail.end:
+            raise PastEnd(
+                f"position {self.start} lies past the end: job {self.job.name!r} holds "
+                f"{tail.batches} batches, {tail.steps} steps of {tail.batches_per_step}",
+                position=self.start,
+                batches=tail.batches,
+                steps=tail.steps,
+            )
 
     def given(self) -> dict[int, int]:
         """Return by lane the offset below which the reader says that it was given batches."""
         found: dict[int, int] = {}
         if self.given_from is None:
             return found
-        order = self.job.order
+        # Whatever was given before was numbered by ends that are recorded.
+        order = self.numbering.order
         end = self.start if order.batches is None else min(self.start, order.batches)
         # The lanes of a rank's positions repeat after at most so many; nobody needs to look longer.
         window = min(self.job.lanes * self.share.world_size, MAX_LOOKED)
         for position in range(end - 1, max(self.given_from, end - window) - 1, -1):
             if self.share.owns(position):
-                lane, offset = order.address(position)
+                lane, offset = order.lane_offset(position)
                 found[lane] = max(found.get(lane, 0), offset + 1)
         return found
 
@@ -136,8 +163,17 @@ MAX_LOOKED = 1 << 17
 """Positions looked at for what a reader was given: more lanes and ranks than that are not known."""
 
 
-def open_read(jobs: Mapping[str, Job], request: feed_pb2.Open) -> OpenedRead:
+def open_read(
+    jobs: Mapping[str, Job],
+    request: feed_pb2.Open,
+    numbered: Callable[[Job], Numbering] = Job.numbering,
+) -> OpenedRead:
     """Check the first message of a Read.
+
+    Args:
+        jobs: The jobs.
+        request: The message.
+        numbered: Gives what is known of a job's order.
 
     Raises:
         ProtocolMismatch, UnknownJob, RankOutOfRange, UnevenStep: As they say.
@@ -169,20 +205,14 @@ def open_read(jobs: Mapping[str, Job], request: feed_pb2.Open) -> OpenedRead:
             field="start",
             value=request.start,
         )
-    tail = None
-    if job.order.batches is not None:
-        pad = request.tail == feed_pb2.TAIL_PAD
-        tail = Tail(job.order.batches, share.batches_per_step, pad)
-        if request.start > tail.end:
-            raise PastEnd(
-                f"position {request.start} lies past the end: job {request.job!r} holds "
-                f"{job.order.batches} batches, {tail.steps} steps of {share.batches_per_step}",
-                position=request.start,
-                batches=job.order.batches,
-                steps=tail.steps,
-            )
+    numbering = numbered(job)
+    pad = request.tail == feed_pb2.TAIL_PAD
+    cut = Cut(share.batches_per_step, pad) if numbering.is_finite else None
     given_from = request.given_from if request.HasField("given_from") else None
-    return OpenedRead(job, share, tail, request.start, _lanes(job, request.lanes), given_from)
+    lanes = _lanes(job, request.lanes)
+    opening = OpenedRead(job, share, cut, request.start, lanes, numbering, given_from)
+    opening.check_start()
+    return opening
 
 
 def opened(opening: OpenedRead, node: str, *, lends: bool = False) -> feed_pb2.ReadReply:
@@ -194,8 +224,8 @@ def opened(opening: OpenedRead, node: str, *, lends: bool = False) -> feed_pb2.R
         node=node,
         lends=lends,
     )
-    if opening.tail is not None:
-        message.batches = opening.tail.batches
+    if opening.numbering.batches is not None:
+        message.batches = opening.numbering.batches
     return feed_pb2.ReadReply(opened=message)
 
 
@@ -204,6 +234,12 @@ def ended(tail: Tail) -> feed_pb2.ReadReply:
     return feed_pb2.ReadReply(
         end=feed_pb2.End(batches=tail.batches, steps=tail.steps, dropped_batches=tail.dropped)
     )
+
+
+def draining() -> feed_pb2.ReadReply:
+    """Return the message that sends a consumer away, as the node shuts down."""
+    text = "this node is shutting down; read on from another, or from this one when it is back"
+    return feed_pb2.ReadReply(draining=feed_pb2.Draining(detail=text))
 
 
 def parse_open(data: bytes) -> feed_pb2.Open:
@@ -246,6 +282,7 @@ __all__ = [
     "OpenedRead",
     "check_protocol",
     "describe",
+    "draining",
     "ended",
     "open_read",
     "opened",

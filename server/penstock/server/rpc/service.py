@@ -25,13 +25,14 @@ from penstock.server.core.frames import error_line
 from penstock.server.metrics import Metrics
 from penstock.server.node.node import Node
 from penstock.server.rpc.address import check_free, in_use
+from penstock.server.rpc.call import Call, HungUp
 from penstock.server.rpc.cursors import Cursors
 from penstock.server.rpc.ending import ending
 from penstock.server.rpc.lending import Lending
 from penstock.server.rpc.opening import (
     describe,
 )
-from penstock.server.rpc.read import Call, HungUp, Reads
+from penstock.server.rpc.reads import Reads
 from penstock.server.rpc.status import status
 from penstock.server.rpc.streams import Streams
 from penstock.server.store.base import Store
@@ -82,7 +83,13 @@ class Service:
         self.node, self.store, self.metrics = node, store, metrics
         self.streams = Streams(store, metrics)
         self.cursors = Cursors(
-            node.jobs, store, self.streams, node.release, computes_here=False, asked=node.asked
+            node.jobs,
+            store,
+            self.streams,
+            node.release,
+            computes_here=False,
+            asked=node.asked,
+            numbered=node.numbering,
         )
         self.health = HealthServicer()
         self.draining = asyncio.Event()
@@ -211,7 +218,8 @@ class Service:
 
     async def _describe(self, data: bytes) -> bytes:
         request = parse(feed_pb2.DescribeRequest, data)
-        one = self.node.logs.get(request.job)
+        job = self.node.jobs.get(request.job)
+        one = None if job is None else self.node.log(job)
         reply = describe(
             self.node.jobs,
             request,
@@ -219,6 +227,7 @@ class Service:
             node_id=self.node_id,
             store=self.store.uuid,
             max_body_bytes=one.largest_body_bytes if one is not None else 0,
+            numbered=self.node.numbering,
         )
         return reply.SerializeToString()
 

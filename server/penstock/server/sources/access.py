@@ -46,7 +46,7 @@ def check_columns(columns: Any, existing: Sequence[str], where: str) -> list[str
     """Return the columns to read: those asked for, or all.
 
     Raises:
-        InvalidJob: `columns` is no list of names, is empty, or names a column that is not there.
+        InvalidJob: `columns` is not a list of names, is empty, or names a column that is not there.
     """
     if columns is None:
         return list(existing)

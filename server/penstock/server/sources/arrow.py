@@ -68,7 +68,7 @@ def _arrays(kind: Any) -> Callable[[Any], Any]:
         if not count:
             return np.empty(0, dtype)
         data = values.buffers()[1]
-        # A copy: a view would keep the whole block alive behind the back of the cache's bound.
+        # A copy: a view would keep the whole block alive, which the cache's bound does not count.
         if dtype.kind == "b":
             first = start // 8
             bits = np.frombuffer(data, np.uint8, (start + count + 7) // 8 - first, first)

@@ -1,4 +1,4 @@
-"""Decoded blocks, least recently used first out, bounded in number and in bytes."""
+"""Decoded blocks: the least recently used are dropped first, above bounds in number and bytes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Value = TypeVar("Value")
 
 
 FREE_BYTES = 16 << 20
-"""Blocks are kept up to here whatever their number: small ones are read in less order than large
-ones, since a batch then draws from many."""
+"""Blocks are kept up to this size whatever their number: small ones are read
+in less order than large ones, since a batch then draws from many."""
 
 
 class BlockCache(Generic[Value]):
@@ -30,7 +30,7 @@ class BlockCache(Generic[Value]):
         self._blocks: OrderedDict[int, tuple[Value, int]] = OrderedDict()
 
     def get(self, block: int) -> Value | None:
-        """Return a block and count it as used; None = it is not here."""
+        """Return a block and count it as used; None = it is not in the cache."""
         kept = self._blocks.get(block)
         if kept is None:
             return None
@@ -38,19 +38,19 @@ class BlockCache(Generic[Value]):
         return kept[0]
 
     def bound(self, max_blocks: int) -> None:
-        """Set the bound in blocks, and let go of the oldest ones above it; 0 = of all."""
+        """Set the bound in blocks, and release the oldest ones above it; 0 = all."""
         self.max_blocks = max_blocks
         self._shrink(max_blocks)
         if max_blocks == 0:
             self.clear()
 
     def make_room(self) -> None:
-        """Let go of the oldest block if there is no room for one more: before that is read."""
+        """Release the oldest block if there is no room for another: before that is read."""
         if self.max_blocks is not None:
             self._shrink(self.max_blocks - 1)
 
     def put(self, block: int, value: Value, nbytes: int) -> None:
-        """Keep a block that was just read, and let go of the oldest ones above the bounds."""
+        """Keep a block that was just read, and release the oldest ones above the bounds."""
         self.make_room()
         while self._blocks and self.bytes + nbytes > self.max_bytes:
             self._let_go()
@@ -66,7 +66,7 @@ class BlockCache(Generic[Value]):
         self.bytes -= freed
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Drop everything."""
         self._blocks.clear()
         self.bytes = 0
 

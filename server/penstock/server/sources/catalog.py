@@ -1,11 +1,11 @@
 """What is known of data files without opening them: their hashes and footers, kept for next time.
 
-A catalog belongs to the patterns of one source. It is found in two places: below the user's cache
-folder, where the last start left it, and in what the node's own process hands to its workers, so
-that one process of a node looks at the files and no other.
+A catalog belongs to the patterns of one source. It is found in two places: in the user's cache
+folder, where the last start left it, and in memory that the node's own process passes to its
+workers, so that only one process of a node looks at the files.
 
 A file is taken for the one that was hashed if its path, size, time of change, inode and the time of
-the inode's last change are the same: nobody sets the last one back by `touch` or `utime`. Behind a
+the inode's last change are the same: the last one cannot be set back by `touch` or `utime`. For a
 URL it is what the filesystem gives: an ETag, a checksum, a time. Nothing of it enters a log id.
 """
 
@@ -42,19 +42,21 @@ VARIABLE = "PENSTOCK_HASH_CACHE"
 AUTO, OFF = "auto", "off"
 
 MAX_FACTS = 8
-"""Kept of one file: of jobs that read other columns of it, or of another version of Arrow."""
+"""How many entries are kept for a file: jobs may read other columns of it, or use another version
+of Arrow."""
 
 _MAGIC = b"penstock catalog %d " % FORMAT
 _LENGTHS = struct.Struct("<II")
 
 
 class Stamp(NamedTuple):
-    """How a file looked from outside.
+    """A file's metadata when it was looked at.
 
     Attributes:
         size: Bytes.
-        version: What changes when the file does; empty = its filesystem tells nothing.
-        whole: All that tells it from another file at its path; the key of what is remembered.
+        version: Changes when the file does; empty = its filesystem does not tell.
+        whole: Everything that distinguishes it from another file at its path; the key of what is
+            kept.
         is_settled: Any later change gives it another `whole`.
     """
 
@@ -97,7 +99,8 @@ def _is_past(value: Any) -> bool:
         except ValueError:
             return False
     if isinstance(value, datetime):
-        # One without a zone is UTC or local: in doubt it must be older than any zone's distance.
+        # One without a zone is UTC or local: so it must be older than the largest difference
+        # between zones.
         doubt_s = 0 if value.tzinfo else 86_400
         return time.time() - value.timestamp() > SETTLED_S + doubt_s
     return isinstance(value, int | float) and time.time() - value > SETTLED_S
@@ -268,7 +271,7 @@ def _make_room(folder: Path) -> None:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):  # another node moves or removes it
                 found.append((entry.stat(), entry.path))
-    found.sort(key=lambda one: one[0].st_mtime, reverse=True)
+    found.sort(key=lambda entry: entry[0].st_mtime, reverse=True)
     total = 0
     for stat, path in found:
         total += stat.st_size
@@ -281,7 +284,7 @@ def _make_room(folder: Path) -> None:
 # --- where catalogs are found ---------------------------------------------------------------------
 
 _kept: list[Path | None] = []  # the folder that `keep_in` was told last
-_handed: dict[str, memoryview] = {}  # in a worker, what its node knows
+_handed: dict[str, memoryview] = {}  # in a worker, what its node has found
 
 
 def catalog_key(*parts: Any) -> str:
@@ -304,7 +307,7 @@ def open_catalog(key: str) -> Catalog:
 
 
 def keep_in(setting: str, base: Path) -> None:
-    """Say where catalogs are kept from now on, in this process.
+    """Set where catalogs are kept from now on, in this process.
 
     Args:
         setting: The setting `hash_cache`: `auto`, `off`, or a folder.
@@ -316,6 +319,11 @@ def keep_in(setting: str, base: Path) -> None:
 def cache_folder() -> Path | None:
     """Return the folder of the catalogs; None = nothing is kept."""
     return _kept[0] if _kept else _folder(os.environ.get(VARIABLE, AUTO), Path.cwd())
+
+
+def cache_variable() -> dict[str, str]:
+    """Return the environment variable by which processes that this one starts keep them there."""
+    return {VARIABLE: str(cache_folder() or OFF)}
 
 
 def _folder(setting: str, base: Path) -> Path | None:
@@ -332,7 +340,7 @@ def _folder(setting: str, base: Path) -> Path | None:
 def pack_catalogs(catalogs: Iterable[Catalog]) -> int:
     """Return a memfd that holds catalogs, for processes that this one starts.
 
-    Nobody can change it any more, neither here nor there.
+    It is sealed: no process can change it.
 
     Raises:
         OSError: There is no memory for it.
@@ -382,6 +390,7 @@ __all__ = [
     "Catalog",
     "Stamp",
     "cache_folder",
+    "cache_variable",
     "catalog_key",
     "keep_in",
     "local_stamp",

@@ -11,7 +11,8 @@ WHOLE_BYTES = 64 << 20
 """Up to this size every byte is hashed."""
 
 BLOCK_BYTES = 64 << 10
-"""Of larger files the head, the tail and some blocks of this size between them are hashed."""
+"""Of larger files the head, the tail and some blocks between them, each of this size, are
+hashed."""
 
 BLOCKS = 16
 """How many blocks between head and tail."""

@@ -53,7 +53,8 @@ class FileSet:
 
     Attributes:
         files: The files, in order.
-        catalog: What is known of them: in a worker what its node found, which lists them, too.
+        catalog: What is known of them; in a worker it comes from the node, with the list of the
+            files.
 
     Raises:
         InvalidJob: A pattern matches nothing, or the patterns lie on two filesystems.
@@ -76,7 +77,7 @@ class FileSet:
             )
         self.fs: Any = None
         self._key, self._suffix = key, suffix
-        places: list[tuple[str, str]] = []
+        located: list[tuple[str, str]] = []
         for pattern in given:
             fs, path = self._filesystem(pattern, storage_options or {})
             if self.fs is not None and type(fs) is not type(self.fs):
@@ -86,14 +87,14 @@ class FileSet:
                     key=key,
                 )
             self.fs = fs
-            places.append((pattern, path))
+            located.append((pattern, path))
         self._seen: dict[str, Stamp] = {}  # by path, how a file looked
-        paths = [path for _, path in places]
+        paths = [path for _, path in located]
         self.catalog = open_catalog(
             catalog_key(type(self.fs).__name__, paths, suffix, storage_options)
         )
         if self.catalog.listing is None:
-            self.files = self._list(places)
+            self.files = self._list(located)
         else:
             self.files = [self._listed(name, path) for name, path in self.catalog.listing]
 
@@ -102,10 +103,10 @@ class FileSet:
         stamp = self._seen[path] = self.catalog.stamp(path)
         return DataFile(name, path, stamp.size)
 
-    def _list(self, places: Sequence[tuple[str, str]]) -> list[DataFile]:
+    def _list(self, located: Sequence[tuple[str, str]]) -> list[DataFile]:
         found: dict[str, dict[str, Any]] = {}
         roots: list[str] = []
-        for pattern, path in places:
+        for pattern, path in located:
             try:
                 root, matches = self._match(path)
             except FileNotFoundError:
@@ -146,7 +147,7 @@ class FileSet:
         """Return the open file, a binary reader that seeks."""
         if self.is_local:
             return open(file.path, "rb")
-        # Readers ask for exact ranges: a read-ahead would fetch megabytes that nobody asked for.
+        # Readers ask for exact ranges: a read-ahead would fetch megabytes that are not needed.
         return self.fs.open(file.path, "rb", cache_type="none")
 
     def watch(self, file: DataFile) -> None:
@@ -176,9 +177,9 @@ class FileSet:
             raise self._changed(file, stamp)
 
     def check_all(self) -> None:
-        """Refuse files that are gone, or others than `watch` saw, where they lie on this machine.
+        """Refuse local files that are gone, or are not those that `watch` saw.
 
-        What else hinders a look may be over when they are read.
+        Other errors may be gone when the files are read.
 
         Raises:
             SourceChanged: Names the first one.
@@ -207,8 +208,8 @@ class FileSet:
         """Keep what is noted for the next start.
 
         Args:
-            read: The files that were read. One that is another now was maybe read in between, so
-                that nothing of it is kept.
+            read: The files that were read. For a file that has changed since, nothing is kept: it
+                may have changed before it was read.
         """
 
         def has_changed(file: DataFile) -> bool:
@@ -226,7 +227,7 @@ class FileSet:
 
     def map(self, look: Callable[[DataFile], T], files: Sequence[DataFile]) -> list[T]:
         """Return what a look at each file gives; many at once where a look takes a round trip."""
-        if self.is_local:  # it takes far less than to ask a thread for it
+        if self.is_local:  # it takes far less than handing it to a thread
             return [look(file) for file in files]
         with ThreadPoolExecutor(LOOKERS) as pool:
             return list(pool.map(look, files))
@@ -256,7 +257,7 @@ class FileSet:
         except ImportError as error:  # the filesystem's own package: s3fs, gcsfs, adlfs
             package = getattr(error.__cause__, "name", None) or pattern.partition(":")[0]
             raise MissingExtra(
-                f"{pattern!r} needs a package that is not here: pip install {package} ({error})",
+                f"{pattern!r} needs a package that is missing: pip install {package} ({error})",
                 package=package,
                 extra="",
             ) from None
@@ -279,7 +280,7 @@ class FileSet:
         return root, {
             path: info
             for path, info in matches.items()
-            # Hidden files are what tools leave behind: ._part.parquet, .part.parquet.crc
+            # Hidden files are leftovers of tools: ._part.parquet, .part.parquet.crc
             if info["type"] == "file" and not posixpath.basename(path).startswith(".")
         }
 

@@ -1,4 +1,4 @@
-"""Everything else that `datasets` opens from local files, memory-mapped, read at random."""
+"""What else `datasets` opens from local files: memory-mapped, with random access."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class HfSource(IndexedSource):
         path: The name of a builder (`arrow`, `csv`, `json`, `text`, `webdataset`, `imagefolder`,
             ...), or a folder: one that `save_to_disk` wrote, or one of data files.
         data_files: Paths and globs for a builder: one, a list, or a dict of them by split.
-        split: Which split, `train[:10%]` and the like included; needed where there are several.
+        split: Which split, such as `train` or `train[:10%]`; required where there are several.
         name: The builder's configuration, where it has several.
         columns: Which columns to keep, in this order; None = all.
         options: More parameters of the builder, for example `{delimiter: ";"}` of csv.
@@ -168,7 +168,7 @@ class HfSource(IndexedSource):
             for item in items:
                 self._settle(item)
         except OSError as error:
-            if not is_transient(error):  # of Arrow: the map was there, and holds something else
+            if not is_transient(error):  # raised by Arrow: what it has read makes no sense
                 raise BadItem(
                     f"the prepared rows {indices[0]} ... cannot be decoded: {error_line(error)}",
                     reason=error_line(error),
@@ -220,7 +220,7 @@ class HfSource(IndexedSource):
         return count
 
     def close(self) -> None:
-        """Forget the expected files; the maps go when the last reader does."""
+        """Forget the expected files; the maps are freed with their last reader."""
         self._mapped.clear()
 
     def _check_mapped(self) -> None:
@@ -233,7 +233,7 @@ class HfSource(IndexedSource):
                 )
 
     def _settle(self, item: dict[str, Any]) -> None:
-        """Make an item what `datasets` gives, without the place of files.
+        """Make an item what `datasets` gives, without the paths of files.
 
         Media get their bytes, and paths become names; JSON that is stored as text becomes values.
         """
@@ -260,7 +260,7 @@ def json_decoder(kind: Any) -> Callable[[Any], Any] | None:
         kind: The type of a column.
 
     Returns:
-        None where nothing of the type is JSON.
+        The decoder; None if the type has no JSON in it.
     """
     import pyarrow as pa
 
@@ -285,7 +285,7 @@ def json_decoder(kind: Any) -> Callable[[Any], Any] | None:
 
 
 def _builder_name(path: str, data_files: DataFiles | None) -> str | None:
-    """Return the builder that `path` names, or None where it is a folder.
+    """Return the builder that `path` names, or None if it is a folder.
 
     A job file's relative paths arrive absolute, so `json` may arrive as `/jobs/json`: the last part
     is a builder's name unless there is such a folder and no data files.
@@ -314,7 +314,7 @@ def _is_saved(path: str) -> bool:
 
 
 def _saved_split(datasets: Any, path: str, saved: Any, split: str | None) -> tuple[Any, Any]:
-    """Return the name of a saved split, None where there are none, and its dataset."""
+    """Return the name of a saved split, None if it has none, and its dataset."""
     if not isinstance(saved, datasets.DatasetDict):
         if split is not None:
             raise InvalidJob(
@@ -386,7 +386,7 @@ def _quietly(
     except PenstockError:
         raise
     except Exception as error:
-        # The reason lies at the bottom: the library wraps a parser's error in its own.
+        # The reason is the innermost error: the library wraps a parser's error in its own.
         deep: BaseException = error
         while deep.__cause__ is not None:
             deep = deep.__cause__

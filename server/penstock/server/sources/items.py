@@ -23,7 +23,7 @@ class ItemsSource(IndexedSource):
             and dicts of these.
 
     Raises:
-        InvalidJob: `items` is no list.
+        InvalidJob: `items` is not a list.
     """
 
     type_name: ClassVar[str] = "items"
@@ -50,13 +50,13 @@ class ItemsSource(IndexedSource):
         return [own_copy(self._items[index]) for index in indices]
 
     def columns_of_items(self) -> dict[str, str] | None:
-        """Return the keys of all items, where all are dicts."""
+        """Return the keys of all items, if all are dicts."""
         if not all(isinstance(item, Mapping) for item in self._items):
             return None
         return {str(key): "" for item in self._items for key in item}
 
     def parameters(self) -> dict[str, Any]:
-        """Return nothing: the fingerprint stands for the items."""
+        """Return nothing: the fingerprint identifies the items."""
         return {}
 
     def fingerprint(self) -> dict[str, Any]:
@@ -90,13 +90,13 @@ def canonical_bytes(value: Any, where: str) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return _framed(b"b", bytes(value))
     if isinstance(value, (list, tuple)):
-        inner = [canonical_bytes(one, f"{where}[{at}]") for at, one in enumerate(value)]
+        inner = [canonical_bytes(element, f"{where}[{at}]") for at, element in enumerate(value)]
         return _framed(b"l" if isinstance(value, list) else b"u", b"".join(inner))
     if isinstance(value, dict):
         # In the dict's own order: a collator may keep it.
         pairs = [
-            canonical_bytes(key, f"{where} key") + canonical_bytes(one, f"{where}[{key!r}]")
-            for key, one in value.items()
+            canonical_bytes(key, f"{where} key") + canonical_bytes(element, f"{where}[{key!r}]")
+            for key, element in value.items()
         ]
         return _framed(b"m", b"".join(pairs))
     if hasattr(value, "__array__"):

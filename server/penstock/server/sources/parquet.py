@@ -1,4 +1,4 @@
-"""Parquet files as they lie, on local disks or behind any fsspec URL: without conversion."""
+"""Parquet files without conversion, on local disks or at any fsspec URL."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from penstock.wire.errors import BadItem, InvalidJob, SourceChanged, SourceUnava
 logger = logging.getLogger("penstock")
 
 CACHE_BYTES = 512 << 20
-"""Decoded row groups kept by one process where nobody says how many are needed."""
+"""Decoded row groups that a process keeps if `keep_blocks` was not called."""
 
 HEAD_BYTES = 64 << 20
 """The same of the few columns that sizes are known from."""
@@ -65,15 +65,17 @@ class ParquetSource(IndexedSource):
 
     A row group is a block: it is read and decoded once for all rows that a fetch wants of it, and
     as many decoded groups are kept as the job's reading groups draw from at a time. Items are dicts
-    as `ArrowRows` gives them. `fetch` may be called from several threads, one at a time goes on.
+    as `ArrowRows` gives them. `fetch` may be called from several threads; calls run one at a time.
 
     Args:
         files: Paths, globs, folders or URLs (`s3://...`, `memory://...`); one or a list.
-        columns: Which columns to read, in this order; None = all.
-        cache_bytes: Bound of the decoded row groups in memory of one worker; with less than its
-            reading groups draw from, row groups are read again and again. Decides no bytes of a
-            batch. None = what is needed.
-        storage_options: For the fsspec filesystem: endpoint, credentials; decides no bytes.
+        columns: Which columns to read, in this order; None = all. Fewer are read faster and take
+            less memory.
+        cache_bytes: The most bytes of decoded row groups that one worker keeps. None = as many as
+            its reading groups draw from. A smaller bound saves memory, and row groups are then read
+            and decoded again and again. It changes no batch.
+        storage_options: Options of the fsspec filesystem, such as endpoint and credentials. They
+            change no batch.
 
     Raises:
         InvalidJob: No file matches, a file is no Parquet file, a column is missing, no rows.
@@ -123,11 +125,11 @@ class ParquetSource(IndexedSource):
             CACHE_BYTES if cache_bytes is None else cache_bytes
         )
         self._open: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
-        self._damaged: dict[int, BadItem] = {}  # by block: it is read for one item and not for each
+        self._damaged: dict[int, BadItem] = {}  # by block: it is read once, and not for each item
         self._heads: BlockCache[ArrowRows] = BlockCache(HEAD_BYTES)
         self._head_columns: list[str] = []
         self._read_bytes = 0
-        # Of its own: who asks what was read must not wait for what is being read.
+        # A lock of its own: asking what was read must not wait for what is being read.
         self._counting = threading.Lock()
 
     def __len__(self) -> int:
@@ -192,15 +194,15 @@ class ParquetSource(IndexedSource):
         """Return the rows at `indices`, from blocks that `rows_of(block, an index)` gives."""
         check_indices(indices, len(self))
         wanted: dict[int, list[int]] = {}
-        for place, index in enumerate(indices):
-            wanted.setdefault(bisect_right(self._starts, index) - 1, []).append(place)
+        for number, index in enumerate(indices):
+            wanted.setdefault(bisect_right(self._starts, index) - 1, []).append(number)
         items: list[Any] = [None] * len(indices)
         for block in sorted(wanted):
-            places, start = wanted[block], self._starts[block]
-            rows = rows_of(block, indices[places[0]])
-            found = rows.items([indices[place] - start for place in places])
-            for place, item in zip(places, found, strict=True):
-                items[place] = item
+            numbers, start = wanted[block], self._starts[block]
+            rows = rows_of(block, indices[numbers[0]])
+            found = rows.items([indices[number] - start for number in numbers])
+            for number, item in zip(numbers, found, strict=True):
+                items[number] = item
         return items
 
     def columns_of_items(self) -> dict[str, str]:
@@ -274,7 +276,7 @@ class ParquetSource(IndexedSource):
         return count
 
     def close(self) -> None:
-        """Close all files and let go of decoded row groups."""
+        """Close all files and release decoded row groups."""
         with self._lock:
             self._cache.clear()
             self._heads.clear()
@@ -287,7 +289,7 @@ class ParquetSource(IndexedSource):
         number, group = self._groups[block]
         file, footer = self._set.files[number], self._footers[number]
         table = None
-        # Before and not after: else a worker would hold one block more than it may.
+        # Before reading and not after: else a worker would hold one block more than it may.
         self._cache.make_room()
         try:
             self._set.check(file)
@@ -303,13 +305,13 @@ class ParquetSource(IndexedSource):
         except (SourceChanged, BadItem, MemoryError):
             raise
         except Exception as error:
-            if number in self._open:  # a broken connection must not be met again by the retry
+            if number in self._open:  # the retry must not use a broken connection again
                 self._open.move_to_end(number, last=False)
                 self._close_one()
             if is_transient(error):
                 raise _unavailable(file, error, index) from error
         if table is None:
-            # Reading and decoding were one call, and fail alike: now one after the other.
+            # Reading and decoding were one call, with the same errors: now one after the other.
             table = self._decoded(block, self._read_pieces(number, group, index))
         self._count_read(block, self.columns)
         rows = ArrowRows(table.select(self.columns))
@@ -317,7 +319,7 @@ class ParquetSource(IndexedSource):
         return rows
 
     def _head_block(self, block: int, index: int) -> ArrowRows:
-        """Return a row group with the columns of heads; the whole one where they cannot be read."""
+        """Return a row group with the columns of heads; all columns if these cannot be read."""
         if (kept := self._heads.get(block)) is not None:
             return kept
         number, group = self._groups[block]
@@ -330,7 +332,7 @@ class ParquetSource(IndexedSource):
             if table.num_rows != rows:
                 raise ValueError(f"{table.num_rows} rows where the footer says {rows}")
         except Exception as error:
-            # What is wrong with it is found, and said, where whole rows are read.
+            # What is wrong with it is found and reported where whole rows are read.
             logger.debug("%s: no heads of row group %d: %s", file.path, group, error_line(error))
             return self._block(block, index)
         self._count_read(block, self._head_columns)
@@ -344,7 +346,7 @@ class ParquetSource(IndexedSource):
             self._read_bytes += sum(nbytes for name, nbytes in stored if name in columns)
 
     def _read_pieces(self, number: int, group: int, index: int) -> Pieces:
-        """Return one row group's columns as they lie, read whole into memory.
+        """Return a row group's columns, read whole into memory and not decoded.
 
         Raises:
             SourceUnavailable: They cannot be read at the moment.
@@ -412,12 +414,12 @@ class ParquetSource(IndexedSource):
                 except Exception as its:
                     said, which = error_line(its), f", column {column!r},"
                     break
-            place = f"row group {group}{which}"
+            what = f"row group {group}{which}"
             self._damaged[block] = BadItem(
-                f"{file.path}: {place} was read whole and cannot be decoded, it is damaged: {said}",
+                f"{file.path}: {what} was read whole and cannot be decoded, it is damaged: {said}",
                 path=file.path,
                 row_group=group,
-                reason=f"{file.name}: {place} is damaged: {said}",
+                reason=f"{file.name}: {what} is damaged: {said}",
             )
             raise self._damaged[block] from error
 
@@ -491,17 +493,17 @@ class ParquetSource(IndexedSource):
     def _stored_bytes(self) -> NDArray[np.int64]:
         """Return the compressed bytes of each block's columns: int64 (blocks, columns)."""
         found = np.empty((len(self._groups), len(self.columns)), np.int64)
-        places: dict[int, list[int]] = {}  # by schema, where the columns stand in its files
+        columns: dict[int, list[int]] = {}  # by schema, where the columns stand in its files
         numbers: list[list[int]] = []
         at = -1
         for block, (number, group) in enumerate(self._groups):
             schema = self._footers[number].schema
             if number != at:
                 at, numbers = number, self._set.known(self._set.files[number], self._fact)[2]
-            if id(schema) not in places:
+            if id(schema) not in columns:
                 names = self._read_columns(schema.columns)
-                places[id(schema)] = [names.index(name) for name in self.columns]
-            found[block] = [numbers[group][place] for place in places[id(schema)]]
+                columns[id(schema)] = [names.index(name) for name in self.columns]
+            found[block] = [numbers[group][column] for column in columns[id(schema)]]
         return found
 
     def _decoded_bytes(self) -> list[int]:
@@ -528,7 +530,7 @@ class ParquetSource(IndexedSource):
             raise InvalidJob(f"{file.path} is {kind}: it does not end in PAR1", key="source.files")
         try:
             metadata = self._pq.read_metadata(pa.BufferReader(tail))
-        except (OSError, pa.ArrowException) as error:  # the bytes are here: they make no sense
+        except (OSError, pa.ArrowException) as error:  # the bytes were read, and are not valid
             raise InvalidJob(
                 f"{file.path} has no readable Parquet footer: {error}", key="source.files"
             ) from None

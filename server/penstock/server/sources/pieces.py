@@ -1,4 +1,4 @@
-"""Parts of a file in memory, at their places: what decodes them cannot meet a failing disk."""
+"""Parts of a file in memory, at their offsets: decoding them cannot fail because of the disk."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Pieces:
         self._pieces: list[tuple[int, bytes]] = []
 
     def add(self, start: int, data: bytes) -> None:
-        """Put bytes at their place in the file."""
+        """Put bytes where they are in the file."""
         self._pieces.append((start, data))
 
     def reader(self) -> Any:
-        """Return a file as Arrow reads it, from its start on."""
+        """Return a file for Arrow to read, at its start."""
         return require("pyarrow").PythonFile(_Reader(self), mode="r")
 
     def read(self, start: int, count: int) -> bytes:
         """Return bytes of the file.
 
         Raises:
-            ValueError: They are not all here.
+            ValueError: Some of them were not read.
         """
         for first, data in self._pieces:
             if first <= start and start + count <= first + len(data):
@@ -40,7 +40,7 @@ class Pieces:
 
 
 class _Reader:
-    """What Arrow asks of a file of Python's."""
+    """The interface that Arrow needs of a Python file."""
 
     closed = False
 
@@ -48,12 +48,12 @@ class _Reader:
         self._pieces, self._at = pieces, 0
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a place."""
+        """Go to an offset in the file."""
         self._at = (0, self._at, self._pieces.size)[whence] + offset
         return self._at
 
     def tell(self) -> int:
-        """Return the place."""
+        """Return the offset in the file."""
         return self._at
 
     def read(self, count: int = -1) -> bytes:

@@ -1,7 +1,7 @@
 """Rows that `datasets` prepares from files, kept in a folder that is named by the files' content.
 
-`datasets` itself keys what it prepares by path and time of change: an edited file whose time was
-kept would give its old rows, under a log id that names the new content. Here the content is the
+`datasets` itself keys what it prepares by path and time of change: an edited file with an unchanged
+time would give its old rows, under a log id that names the new content. Here the content is the
 key, as it is of the log id.
 """
 
@@ -22,14 +22,14 @@ from penstock.server.sources.files import LOOKERS
 from penstock.wire.errors import SourceChanged, SourceUnavailable
 
 FOLDER = "penstock"
-"""Below the cache folder of `datasets`. Whatever lies in it may be removed while no job reads."""
+"""In the cache folder of `datasets`. Its content may be removed while no job reads."""
 
 
 class HashedFile(NamedTuple):
     """A data file as it was when it was hashed.
 
     Attributes:
-        path: Where it lies.
+        path: Its path.
         size: Bytes.
         digest: SHA-256, hex: whole up to 64 MiB, above it head, tail and 16 blocks.
         stamp: What changes when the file does, even where its time of change is set back.
@@ -46,7 +46,7 @@ def hash_files(paths: Sequence[Path], catalog: Catalog) -> list[HashedFile]:
 
     Args:
         paths: The files.
-        catalog: What is known of them; what is not is read, and noted.
+        catalog: What is known of them; files that are not known are read, and noted.
 
     Raises:
         SourceUnavailable: A file cannot be read at the moment.
@@ -55,12 +55,12 @@ def hash_files(paths: Sequence[Path], catalog: Catalog) -> list[HashedFile]:
     def hashed(path: Path) -> HashedFile:
         try:
             found = os.stat(path)
-            seen, place = local_stamp(found), os.path.abspath(path)
-            digest = catalog.find(place, seen, "content")
+            seen, absolute = local_stamp(found), os.path.abspath(path)
+            digest = catalog.find(absolute, seen, "content")
             if digest is None:
                 digest = _digest(path, seen.size)
                 if local_stamp(os.stat(path)).whole == seen.whole:
-                    catalog.note(place, seen, "content", digest)
+                    catalog.note(absolute, seen, "content", digest)
         except OSError as error:
             raise SourceUnavailable(
                 f"{path} cannot be read at the moment: {error}", item=path.name
@@ -84,9 +84,9 @@ def _digest(path: Path, size: int) -> str:
 def prepare(datasets: Any, builder: Any, files: Mapping[str, Sequence[HashedFile]]) -> None:
     """Let a builder prepare its rows, or find them prepared; `as_dataset` then reads them.
 
-    Processes that prepare the same rows at once wait for the first. A folder counts once the
-    builder has finished and the files still are those that were hashed; one without that mark is
-    what a killed process left, and is made anew.
+    Processes that prepare the same rows at once wait for the first. A folder is complete once the
+    builder has finished and the files are still those that were hashed; a folder without that mark
+    was left by a killed process, and is made again.
 
     Args:
         datasets: The package.
@@ -105,7 +105,7 @@ def prepare(datasets: Any, builder: Any, files: Mapping[str, Sequence[HashedFile
             folder.mkdir()
         builder.download_and_prepare(
             output_dir=str(rows),
-            # Archives are unpacked there, too: elsewhere they would be known by their path alone.
+            # Archives are unpacked there, too: elsewhere only their path would identify them.
             download_config=datasets.DownloadConfig(
                 cache_dir=str(folder / "unpacked"), use_etag=False
             ),
@@ -136,7 +136,7 @@ def _root(datasets: Any) -> Path:
 def _key(datasets: Any, builder: Any, files: Mapping[str, Sequence[HashedFile]]) -> str:
     """Return what decides the prepared rows, and the paths in them, as 32 hex digits.
 
-    Places are part of it, unlike of the log id: prepared rows of images and archives name them.
+    Paths are part of it, unlike of the log id: prepared rows of images and archives name them.
     """
     config = {name: value for name, value in vars(builder.config).items() if name != "data_files"}
     decides = (
@@ -155,7 +155,7 @@ def _key(datasets: Any, builder: Any, files: Mapping[str, Sequence[HashedFile]])
 
 
 def _stamp(found: os.stat_result) -> tuple[int, ...]:
-    # The time of the last change of the inode cannot be set back by anybody.
+    # The time of the last change of the inode cannot be set back.
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 

@@ -1,4 +1,4 @@
-"""A researcher's own map-style Dataset as a source, unedited. Torch itself is not needed."""
+"""A map-style Dataset of the user as a source, without changes. Torch itself is not needed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from penstock.server.core.contained import contained
-from penstock.server.core.frames import error_line, user_place, user_traceback
+from penstock.server.core.frames import error_line, user_line, user_traceback
 from penstock.server.core.imports import is_file_spec, load_attribute
 from penstock.server.core.seeding import purpose_key, seeded_globals
 from penstock.server.roles.base import IndexedSource, RawItem, unseen_sentence
@@ -18,20 +18,20 @@ from penstock.wire.errors import InvalidJob, PenstockError
 class TorchDatasetSource(IndexedSource):
     """The items of any object with `__len__` and `__getitem__`.
 
-    What identifies it is its length, the source of the module that defines it, the factory's name
-    and arguments, and, where the dataset has a method `fingerprint()`, what that returns
-    (JSON-able: give one where the data behind the dataset can change).
+    It is identified by its length, the source of the module that defines it, the factory's name and
+    arguments, and, if the dataset has a method `fingerprint()`, what that returns (JSON-able: give
+    one where the data behind the dataset can change).
 
     `__getitem__` is called with the global generators of random, numpy and torch seeded from (seed,
-    epoch, item), so augmentation in it is reproducible as it is, and new in every epoch; the
-    factory is called with them seeded alike on every node. What it returns is copied before a
+    epoch, item), so augmentation in it is reproducible without changes, and differs in every epoch;
+    the factory is called with them seeded alike on every node. What it returns is copied before a
     processor sees it, so a Dataset may return rows that it keeps.
 
     Args:
         factory: `./file.py:name` or `package.module:name`: a Dataset class, or a function that
             returns a Dataset.
         dataset: A Dataset, in Python, in place of a factory.
-        arguments: Given to the factory.
+        arguments: Passed to the factory by name.
 
     Raises:
         InvalidJob: Neither or both of factory and dataset are given, the factory cannot be found or
@@ -98,10 +98,10 @@ class TorchDatasetSource(IndexedSource):
     def content(self) -> dict[str, str]:
         """Return what was called, and the hash of the module that defines it."""
         name = getattr(self._maker, "__qualname__", type(self._maker).__qualname__)
-        place, _, attribute = (self._factory or "").rpartition(":")
-        if place:
-            # A file is its content, wherever it lies; a package's module has a name of its own.
-            name = attribute if is_file_spec(place) else self._factory or name
+        path, _, attribute = (self._factory or "").rpartition(":")
+        if path:
+            # A file is identified by its content, wherever it is; a package's module by its name.
+            name = attribute if is_file_spec(path) else self._factory or name
         thing = self._maker if hasattr(self._maker, "__module__") else type(self._maker)
         return {"factory": f"{name}:{module_hash(thing)}"}
 
@@ -136,9 +136,9 @@ class TorchDatasetSource(IndexedSource):
         except PenstockError:
             raise
         except Exception as error:
-            place = user_place(error)
+            line = user_line(error)
             raise InvalidJob(
-                f"{factory} failed: {error_line(error)}" + (f" ({place})" if place else ""),
+                f"{factory} failed: {error_line(error)}" + (f" ({line})" if line else ""),
                 key="source.factory",
                 traceback=user_traceback(error),
             ) from error

@@ -2,10 +2,10 @@
 
 `base` is the contract. What may happen is decided by `rules`, pure functions over `rows`; each
 method of the contract is one of `transactions` (load, ask the rule, write), over `tables`, which is
-all that a kind of store has to be able to do. `sqlite` is the embedded store of one node:
-`sqlite_tables` (statements), `schema` (sealed rows), `migrations` (older formats), `database` (the
-file, its thread, its errors). `memory` is the second kind. `news` asks a store that is shared what
-others have done, `watch` logs that a store fails.
+all that a kind of store must implement. `sqlite` is the embedded store of one node: `sqlite_tables`
+(statements), `schema` (sealed rows), `migrations` (older formats), `database` (the file, its
+thread, its errors). `memory` is the second kind. `news` asks a store that is shared what others
+have done, `watch` logs that a store fails.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def open_store(url: str, base: Path) -> Store:
             finds the same store from every working directory.
 
     Raises:
-        InvalidJob: The URL is not of that form, or names a kind of store that there is not.
+        InvalidJob: The URL is not of that form, or names an unknown kind of store.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:

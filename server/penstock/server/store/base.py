@@ -1,8 +1,8 @@
 """The store's contract: where cursors, checkpoints, snapshots and verdicts outlive every process.
 
-What a method answered survives `kill -9` and power loss (snapshots excepted: they only accelerate).
-Every method is one transaction. Methods are coroutines: SQLite runs in a thread of its own, and a
-server database over the network fits the same contract.
+What a method has acknowledged survives `kill -9` and power loss (except for snapshots: they only
+save time). Every method is one transaction. Methods are coroutines: SQLite runs in a thread of its
+own, and a server database over the network fits the same contract.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ class JobRecord:
         name: Its name in the job file.
         log_id: 32 bytes.
         plan: The canonical plan, JSON-able: what the log id is the hash of.
+        definition: What it is built from, see `penstock.server.jobs.definition`; empty = not known.
     """
 
     name: str
     log_id: bytes
     plan: Any
+    definition: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class BeginRequest:
         token: The attempt; all its ranks present the same.
         rank: Below `world_size`.
         world_size: W.
-        batches_per_step: What the caller asked for; None = the group's own.
+        batches_per_step: The caller's; None = the group's.
         default_batches_per_step: The job file's; None = none.
         start_step: None = the cursor.
         owner: Host and process, for people.
@@ -68,14 +70,15 @@ class Begun:
     Attributes:
         generation: The number that this attempt has.
         batches_per_step: G of the group.
-        batches_per_step_from: `request`, `job` or `world_size`: who decided as the group was made;
-            `group`: it was there.
+        batches_per_step_from: `request`, `job` or `world_size`: what decided it when the group was
+            made; `group`: the group existed.
         start_step: This rank's row: the first step that it has not finished in this generation.
-        joined: The token was the latest already.
+        joined: The token was already the latest.
         committed_at: The store's time of the group's last commit, ISO 8601 UTC, for people;
             "" = never.
         committed_by: The generation of that commit; 0 = none.
         token: What the attempt is called now.
+        timeline: The logs that the group reads, by the first step of each.
     """
 
     generation: int
@@ -86,6 +89,7 @@ class Begun:
     committed_at: str
     committed_by: int
     token: str
+    timeline: tuple[tuple[int, bytes], ...] = ()
 
 
 class Committed(NamedTuple):
@@ -119,10 +123,10 @@ class GroupRecord:
     Attributes:
         rows: Per rank of the current generation the first step that it has not finished; empty
             after a seek or restore, until the next attempt begins.
-        cursor: min of `rows`, or `start_step` where there are none.
+        cursor: The lowest of `rows`, or `start_step` if there are none.
         committed_at: The store's time of the last commit, ISO 8601 UTC, for people; "" = never.
         committed_by: The generation of that commit; 0 = none.
-        committed_owner: Who began that generation, for people; "" = it is not known any more.
+        committed_owner: Who began that generation, for people; "" = it is no longer known.
     """
 
     job: str
@@ -152,7 +156,7 @@ class SnapshotRecord(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What the process that asks has done of a log, beside what the store knows of it.
+    """What the calling process has done of a log, beside what the store knows about it.
 
     Attributes:
         order: How the log's positions lie on its lanes.
@@ -175,7 +179,7 @@ class Halt(NamedTuple):
         code: The error's, as of `penstock.wire.errors`.
         message: Its sentence.
         fields: Its fields, JSON-able.
-        node: Who stopped, for people.
+        node: The node, for people.
         change: The number of the log's change; 0 = it is not recorded.
         made_at: The store's time, ISO 8601 UTC, for people.
     """
@@ -194,7 +198,7 @@ class LogNews(NamedTuple):
     """What has changed in a log.
 
     Attributes:
-        change: The number of its last change: ask for what comes after it the next time.
+        change: The number of its last change: the next call asks for what comes after it.
         verdicts: Those that were made or released, as they are now, by number.
         halts: By number; the last 256 changes' at most.
     """
@@ -229,27 +233,27 @@ class Store(ABC):
     @property
     @abstractmethod
     def uuid(self) -> str:
-        """Return the identity of this store: an empty one is not taken for a fresh start."""
+        """Return the identity of this store, so that another store is never mistaken for it."""
 
     @property
     @abstractmethod
-    def place(self) -> str:
+    def where(self) -> str:
         """Return where it is, for people: an absolute path, or an address without passwords."""
 
     @property
     def created(self) -> str:
-        """Return where `open` made an empty store because there was none; empty = it was there."""
+        """Return where `open` created an empty store; empty = the store existed."""
         return ""
 
     @abstractmethod
     def watch(self, on_error: Callable[[PenstockError], None]) -> None:
-        """Tell every error that a call ends with, from now on, in the event loop."""
+        """Call back with every error that a call ends with, from now on, in the event loop."""
 
     @abstractmethod
     async def probe(self) -> None:
-        """Write something of no account, durably: find out whether commits would work.
+        """Write something meaningless, durably: find out whether commits would work.
 
-        What it fails with is not told to `watch`.
+        Its errors are not reported to `watch`.
 
         Raises:
             StoreUnavailable, StoreCorrupt: As any other call would.
@@ -260,20 +264,28 @@ class Store(ABC):
         """Open or create.
 
         Raises:
-            StoreLocked: Another process holds it.
+            StoreLocked: Another process has it open.
             StoreCorrupt: It is damaged, or not a store, or of a newer format.
             StoreUnavailable: It cannot be reached, or its folder cannot be written.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """Finish what runs and let go; idempotent."""
+        """Finish running calls and close; idempotent."""
 
     # --- jobs and groups ---
 
     @abstractmethod
     async def register_job(self, job: JobRecord) -> None:
-        """Remember a job's plan under (name, log id); a name may have had other logs before."""
+        """Remember a job's plan under (name, log id); a name may have had other logs before.
+
+        Its definition, where there is one, is kept under the log id, in place of an older one: the
+        same log may be read from another path.
+        """
+
+    @abstractmethod
+    async def definition(self, log_id: bytes) -> bytes | None:
+        """Return what the job of a log is built from; None = it is not known."""
 
     @abstractmethod
     async def begin(self, request: BeginRequest) -> Begun:
@@ -286,7 +298,7 @@ class Store(ABC):
         highest generation of all groups that were deleted.
 
         Raises:
-            RankOutOfRange, UnevenStep: The rank or the world size cannot be.
+            RankOutOfRange, UnevenStep: The rank or the world size is invalid.
             InvalidRequest: A name, a token or a step cannot be, or ranks of one attempt disagree on
                 its start.
             StaleGeneration: The token belongs to an older attempt; names the current owner.
@@ -331,10 +343,10 @@ class Store(ABC):
     async def checkpoint(
         self, job: str, group: str, name: str, step: int | None
     ) -> CheckpointRecord:
-        """Name a step for good; None = the cursor. The same name and step again is a success.
+        """Give a step a permanent name; None = the cursor. Repeating it is a success.
 
         Raises:
-            CheckpointExists: The name stands at another step.
+            CheckpointExists: The name belongs to another step.
             UnknownGroup: There is no such group.
         """
 
@@ -342,7 +354,7 @@ class Store(ABC):
     async def restore(self, job: str, group: str, name: str, request_id: str, owner: str) -> Moved:
         """Go to a checkpoint: a new generation, in the same transaction.
 
-        It has no rows, and a token that no rank can present: whoever read before is fenced. A
+        It has no rows, and a token that no rank can present: all readers so far are fenced. A
         repeated `request_id` gets the first answer and moves nothing; an empty one always moves.
 
         Raises:
@@ -359,10 +371,10 @@ class Store(ABC):
 
     @abstractmethod
     async def batches_per_step(self, job: str, group: str) -> int:
-        """Return G of a group: what a commit needs to know of it, at no cost.
+        """Return G of a group: all that a commit needs to know about it.
 
         Raises:
-            UnknownGroup: There is no such group; lists those there are.
+            UnknownGroup: There is no such group; lists the existing ones.
         """
 
     @abstractmethod
@@ -373,24 +385,25 @@ class Store(ABC):
 
         Args:
             job: The job's name.
-            group: This one alone; `after` and `limit` are then of no account.
+            group: This one alone; `after` and `limit` are then ignored.
             after: Only groups whose names come later than this one.
             limit: At most so many; None = all.
 
         Raises:
-            UnknownGroup: `group` is given and there is none; lists those there are.
+            UnknownGroup: `group` is given and there is none; lists the existing ones.
         """
 
     @abstractmethod
     async def delete_group(
         self, job: str, group: str, generation: int | None = None
     ) -> GroupRecord:
-        """Forget a group: its cursor, its generations and its checkpoints; return what there was.
+        """Delete a group: its cursor, its generations and its checkpoints; return what it was.
 
-        Snapshots that were kept for it alone are collected. What is about the log stays: verdicts,
-        ends of lanes, the archive of snapshots. A reader that began before gets `UnknownGroup` from
-        `commit` and `check_token`, and the name is free: a `begin` starts a new group under it, at
-        a higher generation than any group had that was deleted, so such a reader stays fenced.
+        Snapshots that were kept for it alone are collected. Everything about the log stays:
+        verdicts, ends of lanes, the archive of snapshots. A reader that began before gets
+        `UnknownGroup` from `commit` and `check_token`, and the name is free: a `begin` starts a new
+        group under it, at a higher generation than any group had that was deleted, so such a reader
+        stays fenced.
 
         Args:
             job: The job's name.
@@ -398,7 +411,7 @@ class Store(ABC):
             generation: The latest one that the caller knows of; None = whatever it is.
 
         Raises:
-            UnknownGroup: There is no such group; lists those there are.
+            UnknownGroup: There is no such group; lists the existing ones.
             StaleGeneration: The group has a newer generation; nothing was deleted.
         """
 
@@ -413,7 +426,7 @@ class Store(ABC):
         doubles when it is full. Thinning may lag: a lane holds at most 512, or twice what is kept.
 
         Raises:
-            LogDiverged: Another content stands at the same address.
+            LogDiverged: There is another content at the same lane and offset.
         """
 
     @abstractmethod
@@ -422,12 +435,12 @@ class Store(ABC):
     ) -> SnapshotRecord | None:
         """Return the intact snapshot with the highest offset that is at most `offset`, or None.
 
-        One whose bytes are not those that were put is dropped, with a warning in the log.
+        One whose bytes are not those that were put is dropped, and a warning is logged.
         """
 
     @abstractmethod
     async def drop_snapshot(self, log_id: bytes, lane: int, offset: int) -> None:
-        """Remove a snapshot that proved unusable, so that a good one can take its place."""
+        """Remove an unusable snapshot, so that a good one can replace it."""
 
     # --- verdicts and ends ---
 
@@ -435,9 +448,9 @@ class Store(ABC):
     async def add_verdict(
         self, log_id: bytes, verdict: Verdict, seen: Seen, limit: int | None = None
     ) -> Verdict:
-        """Insert a verdict if none holds for its item at its place; return the one that does.
+        """Insert a verdict if none holds for its item at its stage; return the one that does.
 
-        In one transaction with the look at what groups were given: rows above the start of their
+        In one transaction with reading what groups were given: rows above the start of their
         generation, checkpoints of groups that have committed, snapshots of the verdict's lane.
 
         Args:
@@ -493,14 +506,14 @@ class Store(ABC):
 
     @property
     def shared(self) -> bool:
-        """Tell whether other processes, or other nodes of this one, may write to it meanwhile."""
+        """Tell whether other processes, or other nodes of this one, may write to it, too."""
         return False
 
     @abstractmethod
     async def add_halt(self, log_id: bytes, halt: Halt) -> Halt:
         """Record that a lane has stopped at a node; return it with its number.
 
-        It stops no lane elsewhere by itself: whoever reads the same log may be told, see `news`.
+        It stops no lane elsewhere by itself: nodes that read the same log can be told, see `news`.
         """
 
     @abstractmethod
@@ -509,8 +522,8 @@ class Store(ABC):
 
         Args:
             log_id: The log.
-            after: The number of the last change that the caller knows; 0 = all, None = none: tell
-                only which is the last one.
+            after: The number of the last change that the caller knows; 0 = all, None = return no
+                changes, only the number of the last one.
         """
 
     @abstractmethod

@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 _FOREIGN = "is a SQLite file, but not a penstock store"
 _MAGIC = b"SQLite format 3\0"
 
-# Situations of the machine, not of the file's content: they may pass.
+# Errors of the machine, not of the file's content: they may be temporary.
 _PASSING = {
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_CANTOPEN,
@@ -39,7 +39,8 @@ _PASSING = {
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 BUSY_TIMEOUT_S = 5.0
-"""How long a transaction waits for another program, say an operator's `sqlite3`, to let go."""
+"""How long a transaction waits for a lock that another program holds, say an operator's
+`sqlite3`."""
 
 
 class _Task(NamedTuple):
@@ -63,7 +64,7 @@ class Database:
     """
 
     def __init__(self, path: Path) -> None:
-        # Two names of one file must meet at one lock.
+        # Two names of a file must lead to the same lock.
         self.path = Path(os.path.realpath(path))
         self.uuid = ""
         self.created = False
@@ -75,7 +76,7 @@ class Database:
         self._opened: dict[Path, tuple[int, int]] = {}  # device and inode of what is open
 
     async def open(self) -> None:
-        """Open the file, or create it where there is none.
+        """Open the file, or create it.
 
         Raises:
             StoreLocked, StoreCorrupt, StoreUnavailable: As `Store.open` says.
@@ -91,7 +92,7 @@ class Database:
             raise
 
     async def close(self) -> None:
-        """Finish what was asked for, then close the file and release the lock; idempotent."""
+        """Finish running calls, then close the file and release the lock; idempotent."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -106,7 +107,7 @@ class Database:
 
         Args:
             operation: Called in the thread, once.
-            told: What it fails with is told to `on_error`.
+            told: Its errors are reported to `on_error`.
 
         Raises:
             PenstockError: What the operation raised; it had no effect.
@@ -148,16 +149,16 @@ class Database:
         outcomes: list[tuple[Any, BaseException | None]] = []
         try:
             if connection.in_transaction:
-                connection.execute("ROLLBACK")  # the one below failed the last time
+                connection.execute("ROLLBACK")  # the last transaction failed
             self._check_place()
             connection.execute("BEGIN IMMEDIATE")
             outcomes += [self._attempt(connection, task) for task in tasks]
             connection.execute("COMMIT")
-            self._check_place()  # else what is answered now lies where nobody looks for it
+            self._check_place()  # the answer must be in the file that is the store
         except Exception as error:
             outcomes = [(None, self._named(error))] * len(tasks)
             if connection.in_transaction:
-                # A second failure adds nothing to the first, and nobody may wait for ever.
+                # A second failure adds nothing to the first, and no caller may wait forever.
                 with contextlib.suppress(sqlite3.Error):
                     connection.execute("ROLLBACK")
         for task, (result, failure) in zip(tasks, outcomes, strict=True):
@@ -174,7 +175,7 @@ class Database:
             result = task.operation(connection)
         except Exception as error:
             if not connection.in_transaction:
-                raise  # SQLite gave up the whole transaction: nobody's part of it may be answered
+                raise  # SQLite gave up the whole transaction: no part of it may be acknowledged
             connection.execute("ROLLBACK TO task")
             connection.execute("RELEASE task")
             return None, self._named(error)
@@ -251,7 +252,7 @@ class Database:
             return False
 
     def _check_place(self) -> None:
-        """Refuse to go on in files that nobody finds under the store's name any more.
+        """Refuse to go on in files that no longer have the store's name.
 
         SQLite itself would write on into a file that was moved or removed.
 
@@ -273,7 +274,7 @@ class Database:
             connection.execute("PRAGMA journal_mode = WAL").fetchone()
             connection.execute(
                 "PRAGMA synchronous = FULL"
-            )  # an answered commit survives power loss
+            )  # an acknowledged commit survives power loss
             connection.execute("PRAGMA journal_size_limit = 16777216")
         except BaseException:
             connection.close()
@@ -308,7 +309,7 @@ class Database:
             what = "is empty" if not header else "is not a SQLite file"
             raise self._corrupt(what)
         if header[68:72] != schema.APPLICATION_ID.to_bytes(4, "big"):
-            # Here already: opening another program's file would change its journal mode.
+            # Checked here: opening another program's file would change its journal mode.
             raise self._corrupt(_FOREIGN)
         if header[18:20] not in (b"\1\1", b"\2\2"):
             raise self._corrupt(f"has journal versions {header[18]} and {header[19]} in its header")

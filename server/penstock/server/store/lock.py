@@ -1,4 +1,4 @@
-"""An exclusive lock on a file, let go by the kernel when its holder dies, however it dies."""
+"""An exclusive lock on a file, which the kernel releases when its holder dies, however it dies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.wire.errors import StoreLocked, StoreUnavailable
 class FileLock:
     """Holds `<path>.lock` by `flock`, with the holder's pid in it for people.
 
-    The file stays behind when the lock is let go: removing it would let two processes hold two
+    The file stays when the lock is released: removing it would let two processes hold two
     files of one name.
     """
 
@@ -23,10 +23,10 @@ class FileLock:
         self._fd = -1
 
     def acquire(self) -> None:
-        """Take the lock, at once or not at all.
+        """Take the lock without waiting.
 
         Raises:
-            StoreLocked: Another holder has it; names its pid where the file tells it.
+            StoreLocked: Another holder has it; names its pid if the file has it.
             StoreUnavailable: The lock file cannot be made, or the file system knows no locks.
         """
         try:
@@ -60,7 +60,7 @@ class FileLock:
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)
 
     def release(self) -> None:
-        """Let go; idempotent."""
+        """Release the lock; idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

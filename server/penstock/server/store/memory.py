@@ -30,7 +30,7 @@ _Key = tuple[Value, ...]
 
 
 class Memory:
-    """The rows of a store, for as long as somebody holds them.
+    """The rows of a store, as long as this object exists.
 
     Stores over the same memory are one store: nodes of one process share it.
 
@@ -76,7 +76,7 @@ class _Table:
 
 
 class MemoryTables(Tables):
-    """The rows of a memory, within a transaction that can be taken back. No method ever waits.
+    """The rows of a memory, within a transaction that can be undone. No method ever waits.
 
     Args:
         memory: Its lock is held.
@@ -169,12 +169,12 @@ class MemoryTables(Tables):
 
 
 class MemoryStore(RuledStore):
-    """Rows in this process, gone with it: what was answered survives no kill.
+    """Rows in this process, lost with it: acknowledged changes do not survive a kill.
 
     Transactions of all stores over one memory follow each other, from any task and any thread.
 
     Args:
-        memory: What it is a store over; None = an empty one of its own.
+        memory: Where the rows are; None = a new, empty one.
     """
 
     def __init__(self, memory: Memory | None = None) -> None:
@@ -188,7 +188,7 @@ class MemoryStore(RuledStore):
         return self.memory.uuid
 
     @property
-    def place(self) -> str:  # noqa: D102
+    def where(self) -> str:  # noqa: D102
         return "memory"
 
     @property

@@ -1,6 +1,6 @@
 """How a SQLite store of an older format becomes one of this: a list of steps, in one transaction.
 
-A step makes format n + 1 of format n, and knows these two alone: it names tables and columns as
+A step turns format n into format n + 1, and knows only these two: it names tables and columns as
 they were then, never by `rows`, which are those of today. Each format has a kept file that is
 opened in a test, see `tests/data/stores`.
 """
@@ -38,7 +38,7 @@ _VERDICTS_3 = {
 
 
 def _number_verdicts(connection: sqlite3.Connection) -> None:
-    """Format 3: numbers and places. Each holds for its item and epoch everywhere, as it did."""
+    """Format 3: numbers and offsets. Each holds for its item and epoch everywhere, as it did."""
     old = connection.execute(
         "SELECT log_id, stage, source, item, epoch, content_hash, reason FROM verdicts "
         "ORDER BY log_id, source, item, epoch, stage"
@@ -48,8 +48,8 @@ def _number_verdicts(connection: sqlite3.Connection) -> None:
     numbers: dict[bytes, int] = {}
     for log_id, stage, source, item, epoch, content_hash, reason in old:
         numbers[log_id] = numbers.get(log_id, 0) + 1
-        place = (0, 0, 0, 0, -1)  # every_epoch, lane, offset, above, released
-        row = (log_id, numbers[log_id], stage, source, item, epoch, *place, content_hash, reason)
+        since = (0, 0, 0, 0, -1)  # every_epoch, lane, offset, above, released
+        row = (log_id, numbers[log_id], stage, source, item, epoch, *since, content_hash, reason)
         insert(connection, "verdicts", *row)
 
 
@@ -81,12 +81,19 @@ def _number_changes(connection: sqlite3.Connection) -> None:
     connection.execute(sealed_table("halts", "log_id, change", halts))
 
 
+def _keep_definitions(connection: sqlite3.Connection) -> None:
+    """Format 6: what the job of a log is built from."""
+    kinds = {"log_id": "BLOB", "definition": "BLOB"}
+    connection.execute(sealed_table("definitions", "log_id", kinds))
+
+
 STEPS: dict[int, Callable[[sqlite3.Connection], None]] = {
-    # format: what makes the next one of it
+    # format -> what turns it into the next one
     1: _record_libraries,
     2: _number_verdicts,
     3: _remember_deleted,
     4: _number_changes,
+    5: _keep_definitions,
 }
 
 OLDEST = min(STEPS)
@@ -96,7 +103,7 @@ OLDEST = min(STEPS)
 def upgrade(connection: sqlite3.Connection, version: int) -> None:
     """Bring a store of an older format, at least `OLDEST`, up to this one.
 
-    In the caller's transaction: a store is of one format or of the other, whenever it is killed.
+    In the caller's transaction: a kill at any moment leaves a store of one format or the other.
     """
     for step in range(version, FORMAT):
         STEPS[step](connection)

@@ -2,8 +2,8 @@
 
 A node that shares its store with others ends readers of attempts that were fenced elsewhere, obeys
 verdicts that were made elsewhere, and hears of lanes that stopped elsewhere. Polling is enough: a
-fenced attempt cannot commit whether it has heard of it or not, so what comes a second late costs
-work that is thrown away, never a wrong cursor.
+fenced attempt cannot commit whether it has heard of it or not, so news that comes a second late
+costs wasted work, never a wrong cursor.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from penstock.server.store.base import Halt, Latest, Store
 from penstock.wire.errors import StoreUnavailable
 
 EVERY_S = 1.0
-"""How often a store is asked: more often tells sooner, and costs a query for each log each time."""
+"""Seconds between two queries: fewer bring news sooner, and cost a query per log each time."""
 
 
 class Listener:
-    """Told what has changed, in the event loop. What this node did itself is told to it, too."""
+    """Is told what has changed, in the event loop, including what this node did itself."""
 
     def verdicts(self, log_id: bytes, verdicts: Sequence[Verdict]) -> None:
         """Verdicts of a log were made or released; they come as they are now, by number."""
@@ -36,7 +36,7 @@ class Listener:
 class News:
     """Asks a store what is new in some logs and groups, and tells a listener.
 
-    Every change is told once, in its order, also if the store was away meanwhile.
+    Every change is told once, in order, even if the store was away in between.
 
     Args:
         store: Open.
@@ -66,11 +66,11 @@ class News:
         self._groups[job, group] = generation
 
     def leave_group(self, job: str, group: str) -> None:
-        """Tell no more of a group; idempotent."""
+        """Stop following a group; idempotent."""
         self._groups.pop((job, group), None)
 
     async def look(self) -> None:
-        """Ask once, and tell what is new.
+        """Query once, and tell what is new.
 
         Raises:
             StoreUnavailable: The store does not answer; the next look tells what this one missed.
@@ -84,24 +84,24 @@ class News:
                 self._listener.halted(log_id, halt)
         followed = dict(self._groups)
         found = await self._store.latest(list(followed)) if followed else []
-        for place, latest in zip(followed, found, strict=True):
-            if self._groups.get(place) != followed[place]:
-                continue  # it was left, or followed anew, while the store was asked
+        for group, latest in zip(followed, found, strict=True):
+            if self._groups.get(group) != followed[group]:
+                continue  # it was left, or followed anew, during the query
             if latest is None:
-                del self._groups[place]
-            elif latest.generation != followed[place]:
-                self._groups[place] = latest.generation
+                del self._groups[group]
+            elif latest.generation != followed[group]:
+                self._groups[group] = latest.generation
             else:
                 continue
-            self._listener.moved_on(*place, latest)
+            self._listener.moved_on(*group, latest)
 
     def start(self) -> None:
-        """Look at intervals, until `close`."""
+        """Query at intervals, until `close`."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Stop looking; idempotent."""
+        """Stop; idempotent."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -109,7 +109,7 @@ class News:
 
     async def _run(self) -> None:
         while True:
-            with contextlib.suppress(StoreUnavailable):  # the store's own watch tells of it, once
+            with contextlib.suppress(StoreUnavailable):  # the store's own watch reports it, once
                 await self.look()
             await asyncio.sleep(self._every_s)
 

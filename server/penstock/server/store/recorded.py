@@ -1,4 +1,4 @@
-"""What a store has recorded beside a log, read by commands that hold no store."""
+"""What a store has recorded about a log, for commands that do not open the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_TRIES = 8
 
 
 class Recorded:
-    """Reads a store, maybe beside a node that holds it: nothing is locked, written or created.
+    """Reads a store, even while a node has it open: nothing is locked, written or created.
 
     Args:
         url: The store's, as the job file has it.
@@ -26,7 +26,7 @@ class Recorded:
 
     Attributes:
         path: The store's file; None = there is none.
-        problem: Why it could not be read at the last try; "" = it could.
+        problem: Why the last try to read it failed; "" = it did not fail.
 
     Raises:
         InvalidJob: The URL names no store.
@@ -57,7 +57,7 @@ class Recorded:
         return self.problem or f"the store {self.path} has no snapshot of this log near it"
 
     def lane_ends(self, log_id: bytes, lanes: int) -> list[int] | None:
-        """Return the batches of every lane, where a node has counted them."""
+        """Return the batches of every lane, if a node has counted them."""
         rows = self._rows("SELECT lane, batches FROM lane_ends WHERE log_id = ?", (log_id,))
         found = dict(rows)
         return [found[lane] for lane in range(lanes)] if set(found) == set(range(lanes)) else None
@@ -68,11 +68,11 @@ class Recorded:
         return dict(self._rows(query, (log_id,), any_format=True))
 
     def _rows(self, query: str, values: tuple[Any, ...], *, any_format: bool = False) -> list[Any]:
-        """Return the rows of a query; none where there is no store, or another format's."""
+        """Return the rows of a query; none if there is no store, or it has another format."""
         self.problem = ""
         if self.path is None:
             return []
-        # Where there is no journal nobody has it open, and SQLite would make files to read it.
+        # Without a journal no process has it open, and SQLite would create files to read it.
         journal = self.path.with_name(self.path.name + "-wal")
         mode = "mode=ro" if journal.exists() else "mode=ro&immutable=1"
         try:

@@ -1,7 +1,7 @@
 """The rows of a store, one class per table, and the changes that rules make of them.
 
 A row's fields are its table's columns, in their order; the first ones are its key. What the columns
-mean stands here, and nowhere else. Stores keep rows; `rules` decide about them.
+mean is said only here. Stores keep rows; `rules` decide about them.
 """
 
 from __future__ import annotations
@@ -36,6 +36,13 @@ class JobRow(NamedTuple):
     first_seen: str
 
 
+class DefinitionRow(NamedTuple):
+    """What the job of a log was built from last; its form is known outside of the store alone."""
+
+    log_id: bytes
+    definition: bytes
+
+
 class GroupRow(NamedTuple):
     """A group.
 
@@ -68,7 +75,7 @@ class GenerationRow(NamedTuple):
         made_by: `begin`; `state`, which is a begin that goes on from a state of this store; `seek`
             or `restore`.
         checkpoint: The one that was restored.
-        request_id: Of a move: a repeated one moves nothing.
+        request_id: Of a move; a repeated request moves nothing.
     """
 
     group_id: int
@@ -118,7 +125,7 @@ class SnapshotRow(NamedTuple):
 
 
 class BodyRow(NamedTuple):
-    """The bytes of a snapshot, apart from it: rows that are searched stay short."""
+    """The bytes of a snapshot, in a row of their own, so that rows that are searched stay short."""
 
     id: int
     data: bytes
@@ -199,6 +206,7 @@ class Table(NamedTuple):
 TABLES: dict[type[Row], Table] = {
     MetaRow: Table("meta", 1),
     JobRow: Table("jobs", 2),
+    DefinitionRow: Table("definitions", 1),
     GroupRow: Table("groups", 2),
     TimelineRow: Table("timelines", 2),
     GenerationRow: Table("generations", 2),
@@ -221,13 +229,13 @@ DELETED = "deleted_generation"
 
 
 class Add(NamedTuple):
-    """A row that was not there."""
+    """A new row."""
 
     row: Row
 
 
 class Put(NamedTuple):
-    """A row in place of the one with its key."""
+    """A row that replaces the one with its key."""
 
     row: Row
 
@@ -236,7 +244,7 @@ class Drop(NamedTuple):
     """Remove all rows of a class whose key begins with `prefix`.
 
     Attributes:
-        up_to: Of these, those alone whose next column of the key is at most this; None = all.
+        up_to: Only rows whose next column of the key is at most this; None = all.
     """
 
     kind: type[Row]
@@ -245,7 +253,7 @@ class Drop(NamedTuple):
 
 
 Change = Add | Put | Drop
-"""What a rule wants done, in the order of its list."""
+"""The changes that a rule makes, in the order of the list."""
 
 __all__ = [
     "DELETED",
@@ -255,6 +263,7 @@ __all__ = [
     "Change",
     "CheckpointRow",
     "CursorRow",
+    "DefinitionRow",
     "Drop",
     "GenerationRow",
     "GroupRow",

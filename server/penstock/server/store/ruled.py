@@ -1,4 +1,4 @@
-"""The contract over transactions: a kind of store adds only where its rows are."""
+"""The contract over transactions: a kind of store adds only access to its rows."""
 
 from __future__ import annotations
 
@@ -40,20 +40,23 @@ class RuledStore(Store):
 
     @abstractmethod
     async def transact(self, transaction: Transaction[T]) -> T:
-        """Return what a transaction gives: all of it is written durably, or nothing is.
+        """Return what a transaction returns: all of its changes are written durably, or none.
 
         Raises:
-            PenstockError: What it raised; `StoreUnavailable` where the store is not open.
+            PenstockError: What it raised; `StoreUnavailable` if the store is not open.
         """
 
     async def register_job(self, job: JobRecord) -> None:  # noqa: D102 - the contract says it
         await self.transact(lambda tables: transactions.register_job(tables, job))
 
+    async def definition(self, log_id: bytes) -> bytes | None:  # noqa: D102
+        return await self.transact(lambda tables: transactions.definition(tables, log_id))
+
     async def begin(self, request: BeginRequest) -> Begun:  # noqa: D102 - so for all below
         if request.store not in ("", self.uuid):
             raise OtherStore(
                 f"the state of this run comes from store {request.store}, and this server has "
-                f"store {self.uuid} ({self.place}): point the server at that store, or give start= "
+                f"store {self.uuid} ({self.where}): point the server at that store, or give start= "
                 "to go on from the run's own step here",
                 expected=request.store,
                 store=self.uuid,

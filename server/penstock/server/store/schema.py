@@ -16,7 +16,7 @@ from typing import get_type_hints
 
 from penstock.server.store.rows import DELETED, TABLES, BodyRow, MetaRow, Row, Value
 
-FORMAT = 5
+FORMAT = 6
 """Raised by every change of a class of `rows`, with a step in `migrations`: stores compare it with
 what they hold."""
 
@@ -25,8 +25,9 @@ APPLICATION_ID = 0x70656E73
 
 _KINDS = {int: "INTEGER", str: "TEXT", bytes: "BLOB"}
 
-# Bytes of snapshots stand apart: long rows would make every search in a keyed b-tree deep. Their
-# checksum is in the sealed row of `snapshots`, and is compared when they are read.
+# Bytes of snapshots are in a table of their own: long rows would make every search in a keyed
+# b-tree deep. Their checksum is in the sealed row of `snapshots`, and is compared when they are
+# read.
 _BODIES = "CREATE TABLE bodies (id INTEGER PRIMARY KEY, data BLOB NOT NULL)"
 
 

@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 
 class SqliteStore(RuledStore):
-    """One file, one writer: WAL, synchronous=FULL, and a lock that other processes meet by name.
+    """One file, one writer: WAL, synchronous=FULL, and a lock file that other processes see.
 
-    What was answered is on disk. The rows are reached by `sqlite_tables`; the thread, the commits
-    and the errors stand in `database`.
+    Whatever was acknowledged is on disk. `sqlite_tables` reads and writes the rows; the thread, the
+    commits and the errors are in `database`.
 
     Args:
-        path: The file; it and its folder are created where absent.
+        path: The file; it and its folder are created if missing.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -36,7 +36,7 @@ class SqliteStore(RuledStore):
         return self._database.path
 
     @property
-    def place(self) -> str:  # noqa: D102 - the contract says it
+    def where(self) -> str:  # noqa: D102 - the contract says it
         return str(self.path)
 
     @property

@@ -1,4 +1,4 @@
-"""Rows in SQLite: the statements, and no decision."""
+"""Rows in SQLite: the statements, without any decisions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How transactions reach rows: the whole of what a kind of store has to be able to do with them.
+"""How transactions reach rows: everything that a kind of store must implement for them.
 
 `transactions` are written once, over `Tables`. Its methods are coroutines, since a database over
-the network answers later; a store that has its rows at once runs a transaction with `finish`.
+the network answers later; a store that never waits for its rows runs a transaction with `finish`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Tables(ABC):
     ) -> tuple[int | None, int | None]:
         """Return the step of a rank's cursor, and the least of all other ranks; None = no row.
 
-        A commit asks for nothing else: of 1,024 ranks that commit at once none loads all rows.
+        A commit needs nothing else: when 1,024 ranks commit at once, none loads all rows.
         """
 
     @abstractmethod

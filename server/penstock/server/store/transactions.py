@@ -1,13 +1,13 @@
 """The body of each transaction: load the rows that a rule needs, ask it, write its changes.
 
-Written once, for every kind of store. What is decided stands in `rules`; how rows are reached is
-said by `Tables`.
+Written once, for every kind of store. Decisions are in `rules`; access to rows is in `Tables`.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from penstock.server.core.verdict import Verdict
 from penstock.server.store.base import (
@@ -29,6 +29,7 @@ from penstock.server.store.rows import (
     BodyRow,
     CheckpointRow,
     CursorRow,
+    DefinitionRow,
     GenerationRow,
     GroupRow,
     HaltRow,
@@ -53,12 +54,19 @@ CROWDED = 512
 
 
 async def register_job(tables: Tables, job: JobRecord) -> None:
-    """Remember a plan, as `Store.register_job` says; forget plans that nobody refers to."""
+    """Remember a plan, as `Store.register_job` says; forget plans that nothing refers to."""
     plans.check_job(job)
     if await tables.get(JobRow, job.name, job.log_id) is None:
         known = await tables.all(JobRow, job.name)
         await tables.write(plans.register(job, known, tables.now()))
         await _forget_plans(tables, job.name)
+    await tables.write(plans.define(job, await tables.get(DefinitionRow, job.log_id)))
+
+
+async def definition(tables: Tables, log_id: bytes) -> bytes | None:
+    """Return what the job of a log is built from, as `Store.definition` says."""
+    row = await tables.get(DefinitionRow, log_id)
+    return None if row is None else row.definition
 
 
 async def _forget_plans(tables: Tables, name: str) -> None:
@@ -86,7 +94,7 @@ async def _known(tables: Tables, job: str, name: str) -> GroupRow:
     """Return a group.
 
     Raises:
-        InvalidRequest: The name is no text.
+        InvalidRequest: The name is not text.
         UnknownGroup: There is none; lists those there are.
     """
     check_text("job", job)
@@ -154,7 +162,7 @@ async def delete_group(
     standing, _ = await _standing(tables, group)
     record = await _record(tables, standing)
     logs = {row.log_id for row in await tables.all(TimelineRow, group.id)}
-    logs.update(one.log_id for one in record.checkpoints)
+    logs.update(checkpoint.log_id for checkpoint in record.checkpoints)
     await tables.write(groups.delete(standing, generation, await _deleted(tables)))
     for log_id in sorted(logs):
         await crowded.collect(tables, log_id)
@@ -182,6 +190,7 @@ async def begin(tables: Tables, request: BeginRequest) -> Begun:
         )
         await register_job(tables, request.job)
     else:
+        group_id = group.id
         standing, own = await _standing(tables, group, request.rank)
         older, plan = None, None
         if not attempts.joins(request.token, standing.current):
@@ -195,7 +204,8 @@ async def begin(tables: Tables, request: BeginRequest) -> Begun:
             request, standing, own=own, older=older, plan=plan, now=tables.now()
         )
     await tables.write(changes)
-    return begun
+    logs = await tables.all(TimelineRow, group_id)
+    return replace(begun, timeline=tuple((row.from_step, row.log_id) for row in logs))
 
 
 async def check_token(tables: Tables, job: str, name: str, token: str, generation: int) -> None:
@@ -233,7 +243,7 @@ async def commit(
 async def _fenced(
     tables: Tables, job: str, name: str, token: str, generation: int
 ) -> tuple[GroupRow, GenerationRow]:
-    """Return a group to its latest attempt, and to nobody else.
+    """Return a group to its latest attempt, and refuse all others.
 
     Raises:
         UnknownGroup: It is not there any more.
@@ -255,7 +265,7 @@ async def _fenced(
 async def checkpoint(
     tables: Tables, job: str, group_name: str, name: str, step: int | None
 ) -> CheckpointRecord:
-    """Name a step for good, as `Store.checkpoint` says."""
+    """Give a step a permanent name, as `Store.checkpoint` says."""
     check_name("checkpoint", name)
     if step is not None:
         check_step("a checkpoint", step)
@@ -337,7 +347,7 @@ class Crowded:
             await self._thin(tables, log_id, found)
 
     async def collect(self, tables: Tables, log_id: bytes) -> None:
-        """Remove at once what is not worth keeping: somebody it was kept for is gone."""
+        """Remove at once what is not worth keeping, after a reader that it was kept for is gone."""
         counts = await tables.counts(SnapshotRow, log_id)
         await self._thin(tables, log_id, [lane for lane, n in counts.items() if n > ARCHIVE])
 
@@ -379,7 +389,7 @@ async def nearest_snapshot(
         data = None if body is None else body.data
         if isinstance(data, bytes) and hashlib.sha256(data).digest() == row.checksum:
             return SnapshotRecord(log_id, lane, row.offset, data)
-        # A snapshot only accelerates: an older one gives the same batches, later.
+        # A snapshot only saves time: an older one gives the same batches, later.
         _warn_of_damage(log_id, lane, row.offset)
         await tables.write(lanes.drop(row))
 
@@ -549,6 +559,7 @@ __all__ = [
     "check_token",
     "checkpoint",
     "commit",
+    "definition",
     "delete_group",
     "drop_snapshot",
     "lane_ends",

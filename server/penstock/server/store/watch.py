@@ -1,4 +1,4 @@
-"""A node's log about its store: once when it fails, and once when it is back."""
+"""What a node logs about its store: once when it fails, and once when it is back."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import structlog
 from penstock.server.store.base import Store
 from penstock.wire.errors import PenstockError, StoreCorrupt, StoreUnavailable
 
-log = structlog.get_logger("penstock.store")
+logger = structlog.get_logger("penstock.store")
 
 PROBE_S, QUIET_S = 1.0, 3.0
-"""How often a store that fails is tried, and for how long no call may fail before it is back: on a
-full disk small writes pass between large ones that fail, and looking always works."""
+"""Seconds between two tries of a failing store, and for how long no call may fail before it counts
+as back: on a full disk small writes succeed between large ones that fail, and reading always
+works."""
 
 
 class StoreWatch:
-    """Tells once that the store fails, and once that it is back, with how long it was away.
+    """Logs once that the store fails, and once that it is back, and how long it was away.
 
-    Every call that fails is retried or answered by name; the log of the node needs neither each of
+    Every call that fails is retried or answered by name; the node's output needs neither each of
     them nor a line for each try.
 
     Args:
@@ -36,11 +37,11 @@ class StoreWatch:
         self._probing: asyncio.Task[None] | None = None
 
     def failed(self, error: PenstockError) -> None:
-        """A call has ended with an error; in the event loop."""
+        """Take the error of a call; in the event loop."""
         if isinstance(error, StoreCorrupt):
-            if not self._damaged:  # it will not be back by itself
+            if not self._damaged:  # it will not recover by itself
                 self._damaged = True
-                log.error("the store is damaged", store=self._store.place, error=error.message)
+                logger.error("the store is damaged", store=self._store.where, error=error.message)
             return
         if not isinstance(error, StoreUnavailable):
             return
@@ -48,7 +49,7 @@ class StoreWatch:
         self._calls += 1
         if self._failed_at is None:
             self._failed_at, self._calls = self._last, 1
-            log.error("the store fails", store=self._store.place, error=error.message)
+            logger.error("the store fails", store=self._store.where, error=error.message)
             self._probing = asyncio.get_running_loop().create_task(self._probe())
 
     async def close(self) -> None:
@@ -73,9 +74,9 @@ class StoreWatch:
             now = time.monotonic()
             if now - self._last >= QUIET_S:
                 break
-        log.info(
+        logger.info(
             "the store is back",
-            store=self._store.place,
+            store=self._store.where,
             after_s=round(now - self._failed_at, 1),
             failed_calls=self._calls,
         )

@@ -1,8 +1,8 @@
 """The contracts that roles and stores keep, as checks to run in your own tests.
 
-penstock's tests hold its own roles and stores to the same code. Each `check_` function takes a role
-and says with an AssertionError in words which property it lacks; none needs pytest. A store's suite
-is a class for pytest and pytest-asyncio: `penstock.server.testing.store`.
+penstock's tests use the same code for its own roles and stores. Each `check_` function takes a role
+and raises an AssertionError whose message says which property it lacks; none needs pytest. A
+store's suite is a class for pytest and pytest-asyncio: `penstock.server.testing.store`.
 """
 
 from penstock.server.testing.job import check_job

@@ -1,4 +1,4 @@
-"""What every job keeps, whatever its roles: a lane goes on from any offset as if never stopped."""
+"""What every job guarantees: a lane goes on from any offset as if it had never stopped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def step(line: Line) -> Step:
 
 
 def check_job(make: Callable[[], Job], *, lane: int = 0, batches: int = 41) -> list[Step]:
-    """Hold a job to exact resume: at every offset, bytes and snapshots are those of one whole run.
+    """Test that a job resumes exactly: at every offset with the bytes of an uninterrupted run.
 
     A line restored from a restored line is no different: at every offset the next one starts from
     the snapshot that the previous one gave.

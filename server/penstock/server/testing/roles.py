@@ -1,4 +1,4 @@
-"""What every source, processor, batcher and collator keeps."""
+"""What every source, processor, batcher and collator guarantees."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ SampleRows = Sequence[Sequence[Sample]]
 
 
 def check_source(source: IndexedSource) -> None:
-    """Hold a source of items by index to its contract; its items are fetched several times.
+    """Test a source of items by index; its items are fetched several times.
 
     Items come by index in the order asked, repeats included; an index outside is an IndexError;
     blocks add up to the length; the identity can be hashed.
 
     Raises:
-        AssertionError: It does not keep it; says how.
+        AssertionError: A property does not hold; says which.
     """
     name, count = type(source).__name__, len(source)
     holds(count > 0, f"{name} holds no item")
@@ -67,13 +67,13 @@ def check_source(source: IndexedSource) -> None:
 
 
 def check_stream(source: StreamSource) -> None:
-    """Hold a stream to its contract; its shards are read from the start, and from every mark.
+    """Test a stream; its shards are read from the start, and from every mark.
 
-    From each mark on come the rows and the marks that a reading from the start has there; marks are
+    Reading from a mark gives the same rows and marks as reading from the start; marks are
     JSON; rows are found in any order; the identity can be hashed.
 
     Raises:
-        AssertionError: It does not keep it; says how.
+        AssertionError: A property does not hold; says which.
     """
     name, shards = type(source).__name__, source.shards()
     holds(list(source.shards()) == list(shards), f"{name}.shards() gives others the second time")
@@ -117,14 +117,14 @@ def _plain(value: Any) -> Any:
 
 
 def check_processor(processor: RawItemProcessor, items: Sequence[RawItem]) -> None:
-    """Hold a processor to its contract, with items as its source gives them.
+    """Test a processor, with items as its source gives them.
 
-    The item alone decides the samples: whatever was processed before, by whichever copy of the
-    role. The item is left as it was. None comes with a reason, and `one_to_one` never filters. The
-    identity can be hashed.
+    The item alone decides the samples: whatever was processed before, by any copy of the role. The
+    item is not changed. None comes with a reason, and `one_to_one` never filters. The identity can
+    be hashed.
 
     Raises:
-        AssertionError: It does not keep it; says how.
+        AssertionError: A property does not hold; says which.
     """
     holds(items, "give at least one item")
     for number, item in enumerate(items):
@@ -165,11 +165,11 @@ def _item_context(number: int) -> ProcessContext:
 
 
 def check_batcher(batcher: SampleBatcher, samples: Sequence[tuple[int, Sample]]) -> None:
-    """Hold a batcher to its contract, with samples of your sizes.
+    """Test a batcher, with samples of your sizes.
 
-    Nothing is lost or comes twice: after every sample each one is in a group, pending or counted as
-    dropped. A batcher restored from its state at any point goes on as if nothing had been, also one
-    that was restored from a restored one. Equal histories give equal groups and states.
+    Nothing is lost or repeated: after every sample each one is in a group, pending or counted as
+    dropped. A batcher restored from its state at any point goes on as if it had not been restored,
+    even one that was restored from a restored one. Equal histories give equal groups and states.
 
     Args:
         batcher: The batcher.
@@ -177,7 +177,7 @@ def check_batcher(batcher: SampleBatcher, samples: Sequence[tuple[int, Sample]])
             `needs_content`.
 
     Raises:
-        AssertionError: It does not keep it; says how.
+        AssertionError: A property does not hold; says which.
     """
     name = type(batcher).__name__
     refs = [SampleRef(ItemRef("main", n, 0), size=size) for n, (size, _) in enumerate(samples)]
@@ -217,7 +217,7 @@ def thawed(batcher: SampleBatcher, state: bytes) -> SampleBatcher:
 def tell(
     batcher: SampleBatcher, refs: Sequence[SampleRef], content: Mapping[SampleRef, Sample]
 ) -> list[Any]:
-    """Return everything that can be seen of a batcher from here to the end of its lane."""
+    """Return everything that can be observed of a batcher from here to the end of its lane."""
     seen: list[Any] = []
     for ref in refs:
         seen += [add(batcher, ref, content), batcher.counters(), frozen(batcher)]
@@ -227,7 +227,7 @@ def tell(
 def check_restored(
     batcher: SampleBatcher, refs: Sequence[SampleRef], content: Mapping[SampleRef, Sample]
 ) -> None:
-    """Hold a batcher to going on, from its state now, as it would have gone on itself.
+    """Test that a batcher restored from the current state goes on as this one would.
 
     Args:
         batcher: It is not changed.
@@ -235,7 +235,7 @@ def check_restored(
         content: The samples.
 
     Raises:
-        AssertionError: It goes on otherwise.
+        AssertionError: It goes on differently.
     """
     name, state = type(batcher).__name__, frozen(batcher)
     once = thawed(batcher, state)
@@ -306,15 +306,15 @@ def _check_places(
 
 
 def check_collator(collator: BatchCollator, rows: SampleRows, later: SampleRows) -> None:
-    """Hold a collator to its contract, with the rows of two batches.
+    """Test a collator, with the rows of two batches.
 
-    The rows alone decide the batch, and are left as they were. Names, their order, types and dtypes
-    are those of every batch, and what `specs` announced. Every value has a form on the wire. A
+    The rows alone decide the batch, and are not changed. Names, their order, types and dtypes
+    are those of every batch, and what `specs` announced. Every value can be sent. A
     padding batch has the same names, dtypes and shapes.
 
     Raises:
-        AssertionError: It does not keep it; says how.
-        UnsupportedValue: A value has no form on the wire.
+        AssertionError: A property does not hold; says which.
+        UnsupportedValue: A value cannot be sent.
     """
     name = f"{type(collator).__name__}.collate()"
     before, told = copy.deepcopy(rows), _batch_context()

@@ -90,7 +90,7 @@ class StoreContract(ABC):
     async def test_the_first_versions_of_a_log_are_the_recorded_ones(
         self, store: Store, tmp_path: Path
     ) -> None:
-        """Each name is recorded once per log, whoever comes with another version later."""
+        """Each name is recorded once per log, even if another version comes later."""
         first = await store.note_libraries(LOG, {"numpy": "2.1.0", "Python": "3.11.2"})
         later = await store.note_libraries(LOG, {"numpy": "1.26.4", "torch": "2.9.0"})
         other = await store.note_libraries(b"\1" * 32, {"numpy": "1.26.4"})
@@ -114,7 +114,7 @@ class StoreContract(ABC):
         begun = await store.begin(ask(world_size=3, rank=2))
 
         expected = Begun(
-            1, 3, "world_size", 0, joined=False, committed_at="", committed_by=0, token="t1"
+            1, 3, "world_size", 0, False, "", 0, token="t1", timeline=((0, JOB.log_id),)
         )
         assert begun == expected
         (group,) = await store.groups("code")
@@ -460,6 +460,15 @@ class StoreContract(ABC):
 
     # --- checkpoints, restore, seek ---
 
+    async def test_a_log_has_the_definition_that_was_registered_last(self, store: Store) -> None:
+        """Of whatever name; who registers it without one takes none away."""
+        assert await store.definition(JOB.log_id) is None
+        for name, definition in (("code", b"first"), ("twin", b"\x00last"), ("code", b"")):
+            await store.register_job(replace(JOB, name=name, definition=definition))
+
+        assert await store.definition(JOB.log_id) == b"\x00last"
+        assert await store.definition(bytes(32)) is None
+
     async def test_a_checkpoint_never_changes(self, store: Store) -> None:
         """Its name and step again is a success; another step is an error that names both."""
         await store.begin(ask())
@@ -802,7 +811,7 @@ class StoreContract(ABC):
 
         with pytest.raises(errors.LogDiverged, match="read a new log"):
             await store.release_verdicts(LOG, "main", 7, finite)
-        assert [one.released for one in await store.verdicts(LOG)] == [None]
+        assert [verdict.released for verdict in await store.verdicts(LOG)] == [None]
         assert await store.release_verdicts(LOG, "main", 7, finite._replace(asked=5)) != []
         drawn = Verdict("draw", ItemRef("main", 8, 0), "", "r", True, 0, 3)
         await store.add_verdict(LOG, drawn, finite._replace(asked=4))
@@ -814,7 +823,7 @@ class StoreContract(ABC):
         for index in range(5):
             await store.add_verdict(LOG, Verdict("exit", ItemRef("m", index, 0), "", "r"), NOTHING)
 
-        numbers = [one.number for one in await store.verdicts(LOG, after=1, limit=3)]
+        numbers = [verdict.number for verdict in await store.verdicts(LOG, after=1, limit=3)]
         assert numbers == [2, 3, 4]
 
     async def test_the_budget_counts_items_of_all_lanes_and_stages(self, store: Store) -> None:
@@ -936,7 +945,7 @@ class StoreContract(ABC):
         await again.open()
 
         assert gone == before
-        assert (gone.cursor, [one.name for one in gone.checkpoints]) == (5, ["best"])
+        assert (gone.cursor, [checkpoint.name for checkpoint in gone.checkpoints]) == (5, ["best"])
         assert await again.groups("code") == [other]
         for call in (
             again.delete_group("code", "run"),

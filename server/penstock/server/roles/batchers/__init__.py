@@ -1,8 +1,8 @@
 """The batchers: how samples become batches of rows.
 
-`SimpleBatcher` counts, the others pack: `BestFitPackingBatcher` fills rows of tokens from a pool,
-`SequentialPackingBatcher` keeps nearly the order of the draws, `PoolPackingBatcher` makes padded
-batches of like lengths. Your own is a subclass of `SampleBatcher` with one method, `add`.
+`SimpleBatcher` counts samples, the others pack: `BestFitPackingBatcher` fills rows of tokens from a
+pool, `SequentialPackingBatcher` keeps nearly the order of the draws, `PoolPackingBatcher` makes
+padded batches of like lengths. Your own is a subclass of `SampleBatcher` with one method, `add`.
 """
 
 from penstock.server.roles.base import SampleBatcher
@@ -20,7 +20,7 @@ BUILTIN_BATCHERS: dict[str, type[SampleBatcher]] = {
         BestFitPackingBatcher,
     )
 }
-"""What `type:` in a job file may say of a batcher without an import path."""
+"""The built-in names that `type:` of a batcher in a job file knows."""
 
 __all__ = [
     "BUILTIN_BATCHERS",

@@ -21,19 +21,23 @@ class PoolPackingBatcher(PackingBatcher):
     waits for more than `pool_size` batches; it is never left out, however long it is: alone, it may
     exceed `max_tokens`. A sample of size 0 is dropped as `empty`.
 
-    The modality of a sample is seen by its values: `pixel_values_videos`, else `pixel_values`,
+    The modality of a sample follows from its values: `pixel_values_videos`, else `pixel_values`,
     else text.
 
     Args:
-        max_tokens: What a batch may cost once padded: size of the longest * samples (`<=`).
-        pool_size: How many samples there are to choose from.
+        max_tokens: The most tokens of a batch once it is padded: the size of its longest sample
+            times its number of samples.
+        pool_size: How many samples a lane chooses from. A larger pool finds samples of nearer
+            sizes, so there is less padding; it takes memory for that many samples of every lane,
+            the first batch comes only when it is full, and a sample waits for up to `pool_size`
+            batches.
         max_batch_size: The most samples of a batch; None or 0 = no such limit. 1 keeps the order
             of the draws.
         long_threshold: A sample of this size or more is a batch of its own.
         batching_strategy: What decides between samples of equal cost: `prefer_closest`, the size
             nearest to the longest so far, or `prefer_first`, age.
-        apply_long_sample_halving: Halve `max_tokens` once the longest sample of a batch has 1,000
-            or more: head room for the memory of long samples.
+        apply_long_sample_halving: Halve `max_tokens` for a batch whose longest sample has a size
+            of 1,000 or more, since long samples take more memory in training.
         length_key: The value of a sample whose length is its size.
 
     Raises:
@@ -73,12 +77,12 @@ class PoolPackingBatcher(PackingBatcher):
         """Take one sample; return a batch when this one fills the pool.
 
         Raises:
-            InvalidJob: There is no sample to see the modality by.
+            InvalidJob: The sample is missing, so its modality is not known.
         """
         if sample is None:
             raise InvalidJob(
                 f"the pool batcher was given {ref.item} without its content: it tells modalities "
-                "apart by it, so whoever adds samples passes them along",
+                "apart by it, so add() must be given them",
                 key="type",
             )
         if ref.size == 0:
@@ -111,7 +115,7 @@ class PoolPackingBatcher(PackingBatcher):
         return batches
 
     def _take(self) -> Rows:
-        places = choose(
+        indices = choose(
             [ref.size for ref, _ in self._pool],
             [kind for _, kind in self._pool],
             self.max_tokens,
@@ -120,9 +124,9 @@ class PoolPackingBatcher(PackingBatcher):
             strategy=self.batching_strategy,
             halve_long=self.apply_long_sample_halving,
         )
-        batch = [[self._pool[place][0]] for place in places]
-        for place in sorted(places, reverse=True):
-            del self._pool[place]
+        batch = [[self._pool[index][0]] for index in indices]
+        for index in sorted(indices, reverse=True):
+            del self._pool[index]
         return batch
 
 

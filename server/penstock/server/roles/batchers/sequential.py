@@ -19,19 +19,21 @@ class SequentialPackingBatcher(PackingBatcher):
     The algorithm is that of cosmos-framework's `SequentialPackingBatcher`, fed sample by sample. A
     sample that would bring the row to `max_sequence_length` is set aside; the row is finished when
     it holds something and `lookahead_limit` samples are set aside, and these, in their order, are
-    the first that the next row is offered. A sample that alone reaches `max_sequence_length` is
+    the first candidates for the next row. A sample that alone reaches `max_sequence_length` is
     dropped as `overlong` when it comes, but is set aside like others that do not fit and counts
-    towards the limit until it leads: rows are then those of the original. One of size 0 is dropped
-    as `empty`.
+    towards the limit until it would be the first: so rows are those of the original. One of size 0
+    is dropped as `empty`.
 
     With `max_samples_per_batch` rows are finished by count, and sizes are not looked at.
 
     Args:
-        max_sequence_length: What a row stays *below* (`<`, strictly: as in the original).
+        max_sequence_length: The number of tokens that a row stays below: it has at least one less,
+            as in the original.
         max_samples_per_batch: How many samples a row has. Give this or `max_sequence_length`.
-        lookahead_limit: How many samples may be set aside before a row is finished; with 0 every
-            sample is a row of its own.
-        rows: How many rows a batch has, consecutive ones. The last batch of a lane may have fewer.
+        lookahead_limit: How many samples that do not fit may be set aside before a row is finished.
+            More leave less padding, and change the order of the draws more; with 0 every sample is
+            a row of its own.
+        rows: How many consecutive rows a batch has. The last batch of a lane may have fewer.
         length_key: The value of a sample whose length is its size.
 
     Raises:
@@ -69,7 +71,7 @@ class SequentialPackingBatcher(PackingBatcher):
         self.rows = check_whole("rows", rows, 1, "the rows of a batch")
         self._row: Row = []
         self._total = 0
-        # None stands where a sample was that no row can hold: it is gone, its place still counts.
+        # None is a sample that no row can hold: it is gone, and still counts towards the limit.
         self._skipped: list[SampleRef | None] = []
         self._finished: list[Row] = []
 
@@ -91,7 +93,7 @@ class SequentialPackingBatcher(PackingBatcher):
 
     @property
     def pending(self) -> Sequence[SampleRef]:
-        """Return the row, what was set aside, and finished rows of a batch that lacks some."""
+        """Return the row, the samples set aside, and the finished rows of an incomplete batch."""
         if not self.keeps(SequentialPackingBatcher):  # a subclass may hold more
             return super().pending
         finished = (ref for row in self._finished for ref in row)

@@ -13,13 +13,13 @@ from penstock.server.roles.base import Sample, SampleBatcher
 class SimpleBatcher(SampleBatcher):
     """Forms batches of `batch_size` samples in the order of the draws.
 
-    Sizes are not looked at, and where every draw gives one sample any offset of a lane is found
-    by arithmetic.
+    Sizes are not looked at, and if every draw gives one sample, any offset of a lane is found by
+    arithmetic.
 
     Args:
         batch_size: How many samples a batch has.
-        drop_last: Leave the samples out that do not fill a last batch; they are dropped as
-            `tail`. False makes a shorter last batch of them.
+        drop_last: Drop the samples of a last batch that is not full; they are counted as `tail`.
+            False makes a shorter last batch of them.
 
     Raises:
         InvalidJob: The batch size is below 1.

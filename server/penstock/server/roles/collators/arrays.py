@@ -24,7 +24,7 @@ def as_array(value: Any) -> Array | None:
 
     Returns:
         Bool, integer, float or complex, of any shape; bfloat16 tensors as `ml_dtypes.bfloat16`. A
-        view where possible: not to be written to. None where `value` is something else, such as
+        view where possible: not to be written to. None if `value` is something else, such as
         text, None, a dict, or a list that is ragged.
     """
     if isinstance(value, np.ma.MaskedArray):
@@ -33,7 +33,7 @@ def as_array(value: Any) -> Array | None:
         return value if _is_numeric(value) else None
     if value is None or isinstance(value, str | bytes | dict):
         return None
-    torch = sys.modules.get("torch")  # a tensor can only be here where its user imported torch
+    torch = sys.modules.get("torch")  # a tensor can only come from code that has imported torch
     if torch is not None and isinstance(value, torch.Tensor):
         return _tensor(torch, value)
     try:
@@ -75,7 +75,7 @@ def token_row(value: Any, name: str, context: CollateContext) -> Array:
 
 
 def masked(values: dict[str, Any], ignored: int = IGNORE_INDEX) -> dict[str, Any]:
-    """Return `values` with other `labels`, all `ignored`; labels that are no integers are kept."""
+    """Return `values` with other `labels`, all `ignored`; labels that are not integers are kept."""
     labels = values.get("labels")
     if not isinstance(labels, np.ndarray) or labels.dtype.kind != "i":
         return values

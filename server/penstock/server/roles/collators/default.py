@@ -34,7 +34,7 @@ class DefaultBatchCollator(BatchCollator):
     uses_global_rng: ClassVar[bool] = False
 
     def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
-        """Return the stacked values; the samples of all rows, one behind the other.
+        """Return the stacked values; the samples of all rows, one after another.
 
         Raises:
             BadBatch: The samples differ in their keys, or under one key in shape or dtype.
@@ -64,7 +64,7 @@ def stack_samples(
                 raise bad_batch(
                     context,
                     f"sample {number} of {len(samples)} has {name!r}, which the first has not; "
-                    "give every sample the same keys, None where there is no value",
+                    "give every sample the same keys, with None for a value that it lacks",
                 )
     return {name: _stack(name, named(samples, name, context), context) for name in names}
 

@@ -22,7 +22,7 @@ class FunctionCollator(FunctionRole, BatchCollator):
     `samples` is the list of the batch's samples in their order, each a dict that the function may
     change. Of a batch of several rows they are the samples of the first row, then of the second:
     where rows matter, write a collator of your own. The function returns a dict of named values:
-    arrays, tensors, and what else a batch may hold.
+    arrays, tensors, and whatever else a batch may hold.
 
     It is called as `function(samples, context)` where it has a parameter of that name, or a second
     one without a default: `context.rng` is the batch's own generator, `context.count(name, n)` adds
@@ -57,7 +57,7 @@ class FunctionCollator(FunctionRole, BatchCollator):
 
         Raises:
             Exception: Whatever the function raises.
-            TypeError: It returned no dict.
+            TypeError: It did not return a dict.
         """
         # Copies: functions pop keys, and a sample may be read again, for another piece of it.
         samples = [dict(sample) for row in rows for sample in row]
@@ -86,7 +86,7 @@ def _described(result: Any) -> str:
 
 
 def _array_of(value: Any) -> np.ndarray[Any, Any] | None:
-    """Return an array or a tensor as an array; lists stay lists on the wire, and are none."""
+    """Return an array or a tensor as an array; lists stay lists on the wire, and are not arrays."""
     return as_array(value) if hasattr(value, "__array__") else None
 
 

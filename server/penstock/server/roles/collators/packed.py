@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.server.core.parameters import check_whole
+from penstock.server.core.parameters import check_choice, check_whole
 from penstock.server.roles.base import BatchCollator, KeySpec, Layout, Sample
 from penstock.server.roles.collators.arrays import (
     IGNORE_INDEX,
     Array,
     bad_batch,
     masked,
-    token_ids,
-    token_row,
 )
+from penstock.server.roles.collators.segments import lay_out
 from penstock.server.roles.context import CollateContext
 from penstock.wire.errors import InvalidJob
-
-
-class _Segment(NamedTuple):
-    """A stretch of one row that cu_seq_lens bounds: a document with its own padding, or padding."""
-
-    start: int
-    """Its first token in the flattened rows."""
-    size: int
-    """How many tokens it takes up."""
-    ids: Array | None
-    """The document's tokens, at most `size`; None = padding."""
-    labels: Array | None
-    """The labels that the document brought itself."""
-    number: int
-    """The document's number in its row, from 1; 0 = padding."""
 
 
 class PackedCollator(BatchCollator):
@@ -62,17 +46,21 @@ class PackedCollator(BatchCollator):
     Counts: `samples`, `tokens`, `loss_tokens` (labels other than -100), `padding_tokens`.
 
     Args:
-        pad_to: T. None = the longest row of the batch.
-        document_multiple: Every document takes up a multiple of this, filled with padding that
-            cu_seq_lens counts to it (it lies after the document, where causal attention of its
-            tokens does not look). Context parallelism wants 2 x cp. None = 1.
-        max_documents: cu_seq_lens has always this many entries and one more, the last value
-            repeated: static shapes for torch.compile and CUDA graphs. The padding of a row counts
-            as one.
-        labels: `unshifted` for models that shift themselves (transformers), or `shifted`.
+        pad_to: The length T of every row, in tokens; a longer row is an error. None = the longest
+            row of each batch. A fixed length gives static shapes, for torch.compile and CUDA
+            graphs, and costs padding.
+        document_multiple: Pads every document to a multiple of this many tokens, and cu_seq_lens
+            counts that padding to the document; it comes after the document's own tokens, so causal
+            attention does not see it. Context parallelism needs 2 x cp; a larger multiple costs
+            padding. None = 1.
+        max_documents: The most documents of a batch, the padding of a row counted as one; more are
+            an error. cu_seq_lens then always has this many entries and one more, the last value
+            repeated: static shapes for torch.compile and CUDA graphs. None = as many entries as the
+            batch needs.
+        labels: `unshifted` for models that shift labels themselves (transformers), or `shifted`.
         pad_value: The id on padding in `input_ids`.
-        ids_dtype: `int64`, or `int32` for half of the bytes on the wire: of `input_ids`, `labels`
-            and `position_ids`. The Loader hands labels over as int64 either way.
+        ids_dtype: The dtype of `input_ids`, `labels` and `position_ids`: `int64`, or `int32` for
+            half of the bytes on the wire. The Loader hands labels over as int64 either way.
 
     Raises:
         InvalidJob: A parameter has a value that cannot be.
@@ -105,20 +93,12 @@ class PackedCollator(BatchCollator):
                 f"{document_multiple}; make it one",
                 key="pad_to",
             )
-        for name, given, choices in (
-            ("labels", labels, ("unshifted", "shifted")),
-            ("ids_dtype", ids_dtype, ("int64", "int32")),
-        ):
-            if given not in choices:
-                raise InvalidJob(
-                    f"{name} is {given!r}; choose {choices[0]!r} or {choices[1]!r}", key=name
-                )
         self.pad_to = pad_to
         self.document_multiple = document_multiple
         self.max_documents = max_documents
-        self.labels = labels
+        self.labels = check_choice("labels", labels, ("unshifted", "shifted"))
         self.pad_value = pad_value
-        self.ids_dtype = ids_dtype
+        self.ids_dtype = check_choice("ids_dtype", ids_dtype, ("int64", "int32"))
         # Without it the width is that of the longest row: of a batch of no row, nothing.
         self.pads_empty = pad_to is not None
 
@@ -129,7 +109,7 @@ class PackedCollator(BatchCollator):
             BadBatch: A row is longer than `pad_to`; there are more documents than `max_documents`;
                 a sample has no `input_ids`, or `labels` of another length.
         """
-        segments, width = self._lay_out(rows, context)
+        segments, width = lay_out(rows, self.pad_to, self.document_multiple, context)
         shape = (max(1, len(rows)), width)
         starts = np.array([segment.start for segment in segments])
         sizes = np.array([segment.size for segment in segments])
@@ -202,62 +182,6 @@ class PackedCollator(BatchCollator):
     def value_layout(self) -> Layout:
         """Return that documents are packed, and what their labels are."""
         return Layout("packed", self.labels == "shifted", IGNORE_INDEX)
-
-    def _lay_out(
-        self, rows: Sequence[Sequence[Sample]], context: CollateContext
-    ) -> tuple[list[_Segment], int]:
-        """Return the segments of the flattened rows, in order and without gaps, and the width T."""
-        multiple = self.document_multiple or 1
-        documents = [
-            [document for sample in row if len((document := self._document(sample, context))[0])]
-            for row in rows
-        ] or [[]]
-        lengths = [sum(-(-len(ids) // multiple) * multiple for ids, _ in row) for row in documents]
-        width = self.pad_to or max(*lengths, multiple)
-        if max(lengths) > width:
-            raise self._too_long(documents, lengths, context)
-
-        segments: list[_Segment] = []
-        for row_number, row in enumerate(documents):
-            start, end = row_number * width, (row_number + 1) * width
-            for number, (ids, labels) in enumerate(row, start=1):
-                size = -(-len(ids) // multiple) * multiple
-                segments.append(_Segment(start, size, ids, labels, number))
-                start += size
-            if start < end:
-                segments.append(_Segment(start, end - start, None, None, 0))
-        return segments, width
-
-    def _document(self, sample: Sample, context: CollateContext) -> tuple[Array, Array | None]:
-        ids = token_ids(sample, context)
-        if sample.get("labels") is None:
-            return ids, None
-        labels = token_row(sample["labels"], "labels", context)
-        if len(labels) != len(ids):
-            raise bad_batch(
-                context,
-                f"a sample has {len(labels)} labels for {len(ids)} tokens; give one per token",
-            )
-        return ids, labels
-
-    def _too_long(
-        self,
-        documents: list[list[tuple[Array, Array | None]]],
-        lengths: list[int],
-        context: CollateContext,
-    ) -> Exception:
-        longest = max(lengths)
-        row = lengths.index(longest)
-        rounded = (
-            f", each document rounded up to a multiple of {self.document_multiple}"
-            if self.document_multiple
-            else ""
-        )
-        return bad_batch(
-            context,
-            f"row {row} has {longest} tokens in {len(documents[row])} documents{rounded}, and "
-            f"pad_to is {self.pad_to}; raise pad_to or lower the batcher's max_tokens",
-        )
 
     def _cu_seq_lens(self, starts: Array, area: int, context: CollateContext) -> Array:
         entries = len(starts) if self.max_documents is None else self.max_documents

@@ -45,13 +45,16 @@ class PaddedCollator(BatchCollator):
     Counts: `samples`, `tokens`, `loss_tokens` (labels other than `label_pad`), `padding_tokens`.
 
     Args:
-        pad_to: T. None = the longest sample of the batch.
-        pad_to_multiple_of: Rounds T up, for kernels that like 8 or 64. None = 1.
+        pad_to: The length T of every batch, in tokens; a longer sample is an error. None = the
+            longest sample of each batch. A fixed length gives static shapes, for torch.compile and
+            CUDA graphs, and costs padding.
+        pad_to_multiple_of: Rounds T up to a multiple of this, such as 8 or 64, which some kernels
+            are faster with. None = 1.
         pad_value: The id on padding in `input_ids`.
         label_pad: The label on padding.
-        sequences: Further keys with one entry per token.
-        make_labels: False = there are `labels` only where the samples bring them, and those that
-            are one value per sample (classes) are stacked, (B,).
+        sequences: The names of further values that have an entry per token, and are padded too.
+        make_labels: Copy `input_ids` to `labels` where a sample has none. With false, `labels` that
+            are a single value per sample (classes) are stacked, (B,).
 
     Raises:
         InvalidJob: A parameter has a value that cannot be.

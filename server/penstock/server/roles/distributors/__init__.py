@@ -6,8 +6,8 @@
 | `shards` | `ShardsDistributor` | every row of a stream once per epoch; shards dealt to lanes |
 
 A distributor of your own is a subclass of `DataDistributor` with `draw(lane, lanes, k)`, a pure
-function: it is told no rank, worker or node, and its whole state is `k`. One that cannot give draw
-k by its number has `open(lane, lanes)`, which returns `LaneDraws` with a state of their own.
+function: it knows no rank, worker or node, and its whole state is `k`. If draw k cannot be computed
+from its number, it has `open(lane, lanes)`, which returns `LaneDraws` with a state of their own.
 """
 
 from penstock.server.roles.base import DataDistributor

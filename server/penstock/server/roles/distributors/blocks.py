@@ -79,7 +79,7 @@ class BlockOrder:
         self._seed, self._epoch, self._purpose = seed, epoch, purpose
         self._groups = groups
         every = np.asarray(sizes, dtype=np.int64)
-        held = np.flatnonzero(every)  # an empty block is read by nobody
+        held = np.flatnonzero(every)  # no group reads an empty block
         blocks = Permutation(len(held), seed, epoch, f"blocks {purpose}")
         order = held[blocks.take(np.arange(len(held)))]
         self._sizes = every[order]
@@ -104,11 +104,11 @@ class BlockOrder:
         """
         if not 0 <= position < self._length:
             raise IndexError(f"position {position} is not in [0, {self._length})")
-        place, slot = divmod(position, self._groups)
+        index, slot = divmod(position, self._groups)
         ends = (self._segments[slot] or self._segment(slot)).ends
-        number = bisect_right(ends, place)
+        number = bisect_right(ends, index)
         rows, parts, shifts = self._window(slot, number)
-        row = rows[place - (ends[number - 1] if number else 0)]
+        row = rows[index - (ends[number - 1] if number else 0)]
         return row * self._parts + shifts[bisect_right(parts, row)]
 
     def blocks_of(self, slot: int) -> int:
@@ -146,14 +146,14 @@ class BlockOrder:
         """Return a window's row order, where its blocks end, and what makes a row an item."""
         segment, width = self._segment(slot), self._parts
         if self._whole:
-            places = np.arange(len(segment.counts))
+            indices = np.arange(len(segment.counts))
         else:
-            places = np.arange(max(0, number - width + 1), min(number + 1, len(segment.counts)))
-        counts = _rows(segment.counts[places], places, number - places, width)
+            indices = np.arange(max(0, number - width + 1), min(number + 1, len(segment.counts)))
+        counts = _rows(segment.counts[indices], indices, number - indices, width)
         ends = list(accumulate(counts.tolist()))
         starts = np.array([0, *ends[:-1]])
         # Rows of one residue modulo the width: the windows of a block share it evenly.
-        first = segment.items[places] + (number - 2 * places) % width
+        first = segment.items[indices] + (number - 2 * indices) % width
         purpose = f"rows {slot} {number} {self._purpose}"
         rows = Permutation(ends[-1], self._seed, self._epoch, purpose)
         return rows, ends, (first - width * starts).tolist()
@@ -161,16 +161,16 @@ class BlockOrder:
 
 def _rows(
     counts: npt.NDArray[np.int64],
-    places: npt.NDArray[np.int64],
+    indices: npt.NDArray[np.int64],
     ahead: int | npt.NDArray[np.int64],
     width: int,
 ) -> npt.NDArray[np.int64]:
     """Return how many rows blocks give to the window that is `ahead` of the first they are in.
 
-    These are the rows r with `r mod width == (ahead - place) mod width`, the place being the
+    These are the rows r with `r mod width == (ahead - index) mod width`, the index being the
     block's number in its segment: so no row number is always among the first.
     """
-    found: npt.NDArray[np.int64] = (counts - (ahead - places) % width + width - 1) // width
+    found: npt.NDArray[np.int64] = (counts - (ahead - indices) % width + width - 1) // width
     return found
 
 

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any, ClassVar, Protocol
 
 from penstock.server.core.parameters import check_choice, check_whole
-from penstock.server.core.permutation import MAX_ITEMS, ORDER_VERSION, Permutation
+from penstock.server.core.permutation import ORDER_VERSION, Permutation
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.base import DataDistributor, Source, indexed
 from penstock.server.roles.distributors.blocks import BlockOrder
-from penstock.server.roles.distributors.together import blocks_of, laid_together
-from penstock.server.roles.distributors.windows import (
-    UNKNOWN_BYTES,
-    blocks_needed,
-    default_groups,
-    default_window,
-    divisors,
-)
+from penstock.server.roles.distributors.groups import Groups
+from penstock.server.roles.distributors.together import Together
 from penstock.server.roles.reading import Reading
 from penstock.wire.errors import InvalidJob
 
 SHUFFLES = ("full", "blocks", "none")
 
-_EPOCHS = 4  # orders kept at hand: around a seam, lanes and their look-ahead draw from two
+_EPOCHS = (
+    4  # orders kept in memory: at the end of an epoch, lanes and their look-ahead draw from two
+)
 
 
 class _Order(Protocol):
@@ -46,20 +40,21 @@ class MapDistributor(DataDistributor):
     and a step that is made of many lanes mixes the blocks of many groups.
 
     Args:
-        shuffle: `full` permutes all items alike (for sources of cheap random access), `blocks`
-            permutes storage blocks and then the rows within a sliding window of them, `none` keeps
-            the source's order over all lanes, so that each worker reads every block. Default:
+        shuffle: `full` permutes all items, for sources with cheap random access. `blocks` permutes
+            storage blocks (row groups), and then the rows within a sliding window of them. `none`
+            keeps the source's order over all lanes, so that each worker reads every block. Default:
             `blocks` where the source has blocks, else `full`.
-        window_blocks: How many blocks a group draws from at a time. More of them mix a lane's
-            batches better, and take memory. Default: as many as fit into 2 GiB over all groups, 2
-            to 16; all of them where the source is small.
-        reading_groups: Into how many groups the lanes are dealt; it divides the lanes. A node
-            decodes about `reading_groups x (window_blocks + 1)` blocks at a time, and at most so
-            many of its workers have work. Default: up to 64, as memory allows; 1 where the source
-            takes at most 128 MiB, and every worker then holds all of it.
+        window_blocks: How many blocks a reading group draws from at a time. More of them mix the
+            batches better and take memory: a node keeps about `reading_groups x (window_blocks +
+            1)` decoded blocks. With 2 blocks consecutive rows of a lane lie half as far apart as in
+            a full shuffle, with 16 nine tenths (decision 0019). Default: as many as fit into 2 GiB
+            over all groups, 2 to 16; all of them where the source is small.
+        reading_groups: Into how many groups the lanes are dealt for reading; it divides the lanes.
+            At most that many workers of a node have work. More groups also mix a step better, and
+            take memory: see `window_blocks`. Default: up to 64, as memory allows; 1 where the
+            decoded source takes at most 128 MiB, and every worker then holds all of it.
         source: The name of the only source to draw from, where the job has several; default: all
-            of them. A source that is much smaller than another one has as small a part of every
-            epoch.
+            of them, each in proportion to its number of items.
 
     Raises:
         InvalidJob: A parameter has a value that cannot be.
@@ -83,14 +78,14 @@ class MapDistributor(DataDistributor):
         self.shuffle, self.source = shuffle, source
         self.window_blocks, self.reading_groups = window_blocks, reading_groups
         self._settled = shuffle
-        self._groups = self._window = 1
+        self._groups: Groups | None = None
         self._names: list[str] = []
         self._only: str | None = None
 
     def bind(
         self, sources: Mapping[str, Source], seed: int, epochs: int | None, lanes: int
     ) -> None:
-        """Take the job's sources and seed, and settle what `shuffle` means for these sources.
+        """Take the job's sources and seed, and decide what `shuffle` means for these sources.
 
         Raises:
             InvalidJob: There is no such source, it gives no items by index, it is empty, its blocks
@@ -104,84 +99,38 @@ class MapDistributor(DataDistributor):
                 f"{', '.join(map(repr, sources))}: name one of them with source",
                 key="distributor.source",
             )
-        self._names = list(sources) if self.source is None else [self.source]
-        self._only = self._names[0] if len(self._names) == 1 else None
-        parts = dict(zip(self._names, indexed(sources, self._names, self), strict=True))
-        lengths = {name: len(part) for name, part in parts.items()}
-        self._ends = list(accumulate(lengths.values()))
-        self.items = self._ends[-1]
-        for name, length in lengths.items():
-            if not 0 < length <= MAX_ITEMS or self.items > MAX_ITEMS:
-                raise InvalidJob(
-                    f"source {name!r} holds {length} items: a job needs 1 to {MAX_ITEMS}",
-                    key="source",
-                )
-        stored = {name: blocks_of(name, part) for name, part in parts.items()}
-        self._blocked = tuple(name for name, blocks in stored.items() if blocks is not None)
-        self._has_blocks = bool(self._blocked)
-        blocks = laid_together([stored[name] or lengths[name] for name in self._names])
-        self._settled = self.shuffle or ("blocks" if self._has_blocks else "full")
-        if self._settled == "full" and len(blocks) > 1:
+        names = list(sources) if self.source is None else [self.source]
+        parts = indexed(sources, names, self)
+        self._together = together = Together(dict(zip(names, parts, strict=True)))
+        self._names, self.items = names, together.items
+        self._only = names[0] if len(names) == 1 else None
+        self._settled = self.shuffle or ("blocks" if together.blocked else "full")
+        blocks = len(together.blocks)
+        if self._settled == "full" and blocks > 1:
             raise InvalidJob(
-                f"shuffle: full over {len(blocks)} storage blocks would decode a whole block for "
-                f"every row: use shuffle: blocks (reading_groups: 1 with window_blocks: "
-                f"{len(blocks)} mixes all of them, and every worker holds them all)",
+                f"shuffle: full over {blocks} storage blocks would decode a whole block for every "
+                f"row: use shuffle: blocks (reading_groups: 1 with window_blocks: {blocks} mixes "
+                "all of them, and every worker holds them all)",
                 key="distributor.shuffle",
             )
-        self._blocks, self._lanes = blocks, lanes
-        self._settle_groups(lanes)
+        self._groups = Groups.settle(together, lanes, self.reading_groups, self.window_blocks)
         self._order = lru_cache(_EPOCHS)(self._make_order)
 
-    def _settle_groups(self, lanes: int) -> None:
-        held = sum(items > 0 for items in self._blocks.items)
-        known = self._blocks.nbytes
-        self._block_bytes = float(UNKNOWN_BYTES if known is None else max(1, sum(known)) / held)
-        groups, window = self.reading_groups, self.window_blocks
-        if groups is not None and lanes % groups:
-            near = sorted(divisors(lanes), key=lambda n: (abs(n - groups), n))[:2]
-            raise InvalidJob(
-                f"reading_groups is {groups}, and {lanes} lanes cannot be dealt to so many groups "
-                f"alike: give a number that divides the lanes, such as "
-                f"{' or '.join(map(str, sorted(near)))}",
-                key="distributor.reading_groups",
-            )
-        self._groups = groups or default_groups(lanes, held, self._block_bytes, window)
-        self._window = window or default_window(self._groups, held, self._block_bytes)
-        self._whole = self._groups == 1 and self._window >= held
-        if self._whole:
-            self._window = held
-
     def reading(self) -> Reading | None:
-        """Return how the sources' blocks are read; None where they have none."""
-        if not self._has_blocks:
-            return None
-        stored = self._blocks.stored
-        total = 0 if stored is None else sum(stored)
-        held = sum(items > 0 for items in self._blocks.items)
-        block_bytes = 0.0 if self._blocks.nbytes is None else self._block_bytes
-        means = (held, block_bytes, total / held, total / self.items)
-        if self._settled == "full":
-            return Reading(self._blocked, None, None, *means)
-        if self._settled == "none":
-            # All lanes are at one place, and go on from it together: there is no window.
-            needed = blocks_needed(1, self._lanes, self.items / held)
-            return Reading(self._blocked, None, min(needed, held), *means)
-        if self._whole:
-            return Reading(self._blocked, None, held, *means)
-        needed = blocks_needed(self._window, self._lanes // self._groups, self.items / held)
-        return Reading(self._blocked, self._groups, min(needed, held), *means)
+        """Return how the sources' blocks are read; None if they have none."""
+        assert self._settled is not None
+        assert self._groups is not None
+        return self._groups.reading(self._together, self._settled)
 
     def draw(self, lane: int, lanes: int, k: int) -> ItemRef | None:
         """Return the k-th draw of a lane; None = the lane is over."""
         epoch, position = divmod(k * lanes + lane, self.items)
         if self.epochs is not None and epoch >= self.epochs:
             return None
-        place = self._order(epoch)[position]
+        index = self._order(epoch)[position]
         if self._only is not None:
-            return ItemRef(self._only, place, epoch)
-        part = bisect_right(self._ends, place)
-        before = self._ends[part - 1] if part else 0
-        return ItemRef(self._names[part], place - before, epoch)
+            return ItemRef(self._only, index, epoch)
+        return ItemRef(*self._together.find(index), epoch)
 
     def draws(self, lane: int, lanes: int) -> int | None:
         """Return how many draws a lane has; None = endless."""
@@ -194,19 +143,19 @@ class MapDistributor(DataDistributor):
         return -(-self.items // lanes)
 
     def parameters(self) -> dict[str, Any]:
-        """Return the parameters that decide bytes: what was settled, not how it was written."""
+        """Return the parameters that decide bytes, with defaults resolved."""
         parameters = super().parameters()
-        if self.source == "main":  # the name of a source that was given none
+        if self.source == "main":  # the name of a source without one
             del parameters["source"]
         if len(self._names) > 1:
-            parameters["sources"] = self._names  # their order decides which item has which place
+            parameters["sources"] = self._names  # their order decides which item has which index
         if self._settled is not None:
             parameters["shuffle"] = self._settled
             parameters.pop("window_blocks", None)
             parameters.pop("reading_groups", None)
-            if self._settled == "blocks":
-                parameters["window_blocks"] = self._window
-                parameters["reading_groups"] = self._groups
+            if self._settled == "blocks" and self._groups is not None:
+                parameters["window_blocks"] = self._groups.window
+                parameters["reading_groups"] = self._groups.number
         return parameters
 
     def identity(self) -> dict[str, Any]:
@@ -219,7 +168,9 @@ class MapDistributor(DataDistributor):
             return range(self.items)
         if self._settled == "full":
             return Permutation(self.items, self.seed, epoch, f"items {purpose}")
-        return BlockOrder(self._blocks.items, self._groups, self._window, self.seed, epoch, purpose)
+        groups, sizes = self._groups, self._together.blocks.items
+        assert groups is not None
+        return BlockOrder(sizes, groups.number, groups.window, self.seed, epoch, purpose)
 
 
 __all__ = ["SHUFFLES", "MapDistributor"]

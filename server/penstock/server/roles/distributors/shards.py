@@ -16,7 +16,8 @@ from penstock.wire.errors import InvalidJob, LaneStarved
 from penstock.wire.refs import MAX_SHARDS, row_index
 
 EMPTY_SHARDS = 1000
-"""A lane gives up after four epochs of shards without one row, and no fewer shards than these."""
+"""A lane gives up after four epochs of shards without a row, and after at least this many
+shards."""
 
 
 class ShardsDistributor(DataDistributor):
@@ -101,7 +102,7 @@ class ShardsDistributor(DataDistributor):
         return Permutation(self.shards, self.seed, epoch, f"shards {self.name}")
 
 
-class _Place(NamedTuple):
+class _Point(NamedTuple):
     """Where a lane is.
 
     Attributes:
@@ -127,8 +128,8 @@ class ShardDraws(LaneDraws):
     def __init__(self, distributor: ShardsDistributor, lane: int, lanes: int) -> None:
         self._distributor, self._lane, self._lanes = distributor, lane, lanes
         self._rows = distributor.stream.rows
-        self._at = _Place(0, 0, FIRST)
-        self._ahead: deque[tuple[ItemRef, _Place]] = deque()  # looked at: with the place after it
+        self._at = _Point(0, 0, FIRST)
+        self._ahead: deque[tuple[ItemRef, _Point]] = deque()  # peeked at: with the point after it
 
     def next(self) -> ItemRef | None:
         """Return the next row, or None when the lane is over.
@@ -161,28 +162,28 @@ class ShardDraws(LaneDraws):
     def restore(self, state: Any) -> None:
         """Go on where `state` was taken, reading from its mark on."""
         mark = Mark(*state["mark"]) if "mark" in state else FIRST
-        place = _Place(int(state["shard"]), int(state["row"]), mark)
-        if place == self._at:
+        point = _Point(int(state["shard"]), int(state["row"]), mark)
+        if point == self._at:
             return
-        self._at = place
+        self._at = point
         self._ahead.clear()
-        dealt = self._distributor.shard(self._lane, self._lanes, place.j)
+        dealt = self._distributor.shard(self._lane, self._lanes, point.j)
         if dealt is not None and mark != FIRST:
             self._rows.note(dealt[1], mark)
 
-    def _look(self, place: _Place) -> tuple[ItemRef, _Place] | None:
-        """Return the first row from a place on, and the place after it."""
+    def _look(self, point: _Point) -> tuple[ItemRef, _Point] | None:
+        """Return the first row from a point on, and the point after it."""
         shards = self._distributor.shards
         for _ in range(max(EMPTY_SHARDS, 4 * shards)):
-            dealt = self._distributor.shard(self._lane, self._lanes, place.j)
+            dealt = self._distributor.shard(self._lane, self._lanes, point.j)
             if dealt is None:
                 return None
             epoch, shard = dealt
-            found = self._rows.look(shard, place.row)
+            found = self._rows.look(shard, point.row)
             if found is not None:
-                item = ItemRef(self._distributor.name, row_index(shard, place.row), epoch)
-                return item, _Place(place.j, place.row + 1, found.after)
-            place = _Place(place.j + 1, 0, FIRST)
+                item = ItemRef(self._distributor.name, row_index(shard, point.row), epoch)
+                return item, _Point(point.j, point.row + 1, found.after)
+            point = _Point(point.j + 1, 0, FIRST)
         raise LaneStarved(
             f"lane {self._lane} read {max(EMPTY_SHARDS, 4 * shards)} shards of source "
             f"{self._distributor.name!r} without finding one row: look at the data",

@@ -1,13 +1,53 @@
-"""The storage blocks of several sources, laid one after another."""
+"""Several sources, drawn from as one: their items, and their storage blocks, one after another."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
+from penstock.server.core.permutation import MAX_ITEMS
 from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.reading import Blocks
 from penstock.server.roles.role import asked
 from penstock.wire.errors import InvalidJob
+
+
+class Together:
+    """Sources as one: the items of the second follow those of the first.
+
+    Args:
+        sources: The sources by name, in their order.
+
+    Attributes:
+        names: Their names.
+        items: How many items they hold in all.
+        blocks: The storage blocks of all.
+        blocked: The names of those that have blocks of their own.
+
+    Raises:
+        InvalidJob: One of them is empty or too long, or its blocks do not add up to its length.
+    """
+
+    def __init__(self, sources: Mapping[str, IndexedSource]) -> None:
+        self.names = list(sources)
+        lengths = {name: len(source) for name, source in sources.items()}
+        self._ends = list(accumulate(lengths.values()))
+        self.items = self._ends[-1]
+        for name, length in lengths.items():
+            if not 0 < length <= MAX_ITEMS or self.items > MAX_ITEMS:
+                raise InvalidJob(
+                    f"source {name!r} holds {length} items: a job needs 1 to {MAX_ITEMS}",
+                    key="source",
+                )
+        stored = {name: blocks_of(name, source) for name, source in sources.items()}
+        self.blocked = tuple(name for name, blocks in stored.items() if blocks is not None)
+        self.blocks = laid_together([stored[name] or lengths[name] for name in self.names])
+
+    def find(self, index: int) -> tuple[str, int]:
+        """Return the source of an item of all of them, and its index there."""
+        part = bisect_right(self._ends, index)
+        return self.names[part], index - (self._ends[part - 1] if part else 0)
 
 
 def blocks_of(name: str, source: IndexedSource) -> Blocks | None:
@@ -67,4 +107,4 @@ def _joined(parts: Sequence[Sequence[int] | None]) -> list[int] | None:
     return [number for part in parts if part is not None for number in part]
 
 
-__all__ = ["blocks_of", "laid_together"]
+__all__ = ["Together", "blocks_of", "laid_together"]

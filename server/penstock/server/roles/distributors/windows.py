@@ -26,7 +26,7 @@ LAG_DRAWS = 64
 """How many draws lanes of a group may be apart: what a planner looks ahead, and its pool holds."""
 
 UNKNOWN_BYTES = 8 << 20
-"""Taken for a block of unknown size."""
+"""The assumed size of a block whose size is not known."""
 
 
 def divisors(lanes: int) -> list[int]:
@@ -44,7 +44,7 @@ def default_groups(lanes: int, blocks: int, block_bytes: float, window: int | No
     """Return into how many groups the lanes are dealt.
 
     As many as `ROOMY_BYTES` allow with windows of eight blocks, at most 64, and with two blocks
-    each; where that are fewer than 16, up to 16 with windows of two blocks, if `MOST_BYTES` hold
+    each; if these are fewer than 16, up to 16 with windows of two blocks, if `MOST_BYTES` hold
     them. One for a small source.
 
     Args:
@@ -73,7 +73,7 @@ def default_groups(lanes: int, blocks: int, block_bytes: float, window: int | No
 def default_window(groups: int, blocks: int, block_bytes: float) -> int:
     """Return how many blocks a window has: as many as `ROOMY_BYTES` allow, 2 to 16.
 
-    All of them where the source is small and read by one group.
+    All of them if the source is small and read by one group.
     """
     if groups == 1 and is_small(blocks, block_bytes):
         return max(1, blocks)

@@ -16,20 +16,21 @@ SampleFunction = Callable[..., Sample | Sequence[Sample] | None]
 class FunctionProcessor(FunctionRole, RawItemProcessor):
     """Call a function for every item: `function(raw)`, or `function(raw, context)`.
 
-    The context is given where the function has a parameter of that name, or a second one without a
+    The context is passed if the function has a parameter of that name, or a second one without a
     default. The function returns a sample, None to filter the item, or a list of samples.
 
     A function that draws nothing from the global generators of random, numpy and torch may say so
     with an attribute, `to_sample.uses_global_rng = False`: they are not seeded for it then, which
-    saves 10 us an item. To draw from `context.rng` is not to draw from these.
+    saves 10 us an item. `context.rng` is not one of these.
 
-    In the job's identity stands the function's `version` attribute where it has one, else the hash
-    of its module's source. What a function closes over, or reads from files, is known to neither.
+    The job's identity holds the function's `version` attribute if it has one, else the hash of its
+    module's source. What a function closes over, or reads from files, is in neither.
 
     Args:
         function: A callable, `package.module:name` or `/path/to/file.py:name`.
-        one_to_one: A promise that the function returns exactly one sample for every item, so that
-            batches can be planned without calling it.
+        one_to_one: A promise that the function returns exactly one sample for every item: batches
+            of `batch_size` are then planned without calling it, and every position is reached at
+            once.
 
     Raises:
         InvalidJob: `function` is neither text nor callable.

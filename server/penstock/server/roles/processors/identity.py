@@ -11,9 +11,9 @@ from penstock.server.roles.role import Role
 
 
 class IdentityProcessor(RawItemProcessor):
-    """Pass items through, giving names to what has none.
+    """Pass items through, with names for values that have none.
 
-    * A mapping is a sample as it stands.
+    * A mapping is a sample.
     * A named tuple gives its field names as keys.
     * Any other tuple or list, such as the `(x, y)` of a torch Dataset, gives `"0"`, `"1"`, ...
     * Everything else (an array, a number, a string) becomes `{"value": item}`.
@@ -25,22 +25,22 @@ class IdentityProcessor(RawItemProcessor):
     one_to_one: ClassVar[bool] = True
 
     def keys_of_samples(self, columns: Mapping[str, str] | None) -> Sequence[str] | None:
-        """Return the items' own keys, where they are known."""
+        """Return the items' own keys, if they are known."""
         if columns is None or not self.keeps(IdentityProcessor, "process"):
             return None
         return list(columns)
 
     def keeps_sizes(self) -> bool:
-        """Tell that a sample is its item."""
+        """Return True: a sample is its item."""
         return self.keeps(IdentityProcessor, "process")
 
     def author(self, source: Source) -> Role:
-        """Return the source: an item that cannot be passed on is what its Dataset made of it."""
+        """Return the source: if an item cannot be passed on, its Dataset is the reason."""
         return source if self.keeps(IdentityProcessor, "process") else self
 
     def process(self, raw: RawItem, context: ProcessContext) -> Sample:
         """Return the item as a dict with string keys; its values are shared, not copied."""
-        if type(raw) is dict or isinstance(raw, Mapping):  # the first is seen sooner
+        if type(raw) is dict or isinstance(raw, Mapping):  # the first test is faster
             return {str(name): value for name, value in raw.items()}
         if isinstance(raw, tuple | list):
             names = getattr(raw, "_fields", None) or map(str, range(len(raw)))

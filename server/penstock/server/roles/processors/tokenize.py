@@ -26,14 +26,14 @@ _NO_TEXT = re.compile(
     r"u?int|float|double|halffloat|bool|(large_|fixed_size_)?(binary|list)|struct|map|decimal|date"
     r"|time|duration"
 )
-"""Arrow's types whose values are not text; others, such as extensions, are asked item by item."""
+"""Arrow's types whose values are not text; others, such as extensions, are decided item by item."""
 
 
 LONG_TEXT, LONG_BY = 250_000, 8
 """Characters, and so many times the usual length. `tokenizers` takes about 130 bytes for each while
 it encodes, and malloc would keep that in every worker for the rest of the run: 93 MiB after a text
-of 750,000. Giving it back costs a quarter of what encoding such a text does, so it is done after
-rare ones."""
+of 750,000. Giving it back takes a quarter of the time that encoding such a text does, so it is done
+only if these are rare."""
 
 
 class TokenizeProcessor(RawItemProcessor):
@@ -45,13 +45,14 @@ class TokenizeProcessor(RawItemProcessor):
 
     Args:
         tokenizer: Path of a `tokenizer.json`, as `tokenizers` and `transformers` save it. Its
-            bytes, not its place, are part of the job's identity.
+            bytes, not its path, are part of the job's identity.
         column: The column that holds the text; items that are plain strings need none.
-        append: A token of the vocabulary after every document, such as `<eos>`.
-        prepend: A token of the vocabulary before every document, such as `<bos>`.
-        max_length: Longer documents are cut on the right so that all ids, `append` and `prepend`
-            among them, are at most this many. None = never cut.
-        add_special_tokens: Let the tokenizer's own template add what it adds.
+        append: A token of the vocabulary that is put after every document, such as `<eos>`.
+        prepend: A token of the vocabulary that is put before every document, such as `<bos>`.
+        max_length: The most tokens of a document, `append` and `prepend` included; longer ones are
+            cut on the right, and what is cut is never trained on. None = never cut, and the batcher
+            decides about long ones.
+        add_special_tokens: Let the tokenizer add the special tokens of its own template.
 
     Raises:
         InvalidJob: A parameter has a value that cannot be.
@@ -99,7 +100,7 @@ class TokenizeProcessor(RawItemProcessor):
         self._added = 0
 
     def content(self) -> dict[str, str]:
-        """Return the SHA-256 of the tokenizer's file, once it is known to be one that fits.
+        """Return the SHA-256 of the tokenizer's file, after checking that it fits.
 
         Raises:
             InvalidJob: As `setup`: a job with a wrong tokenizer ends before any worker starts.
@@ -112,21 +113,21 @@ class TokenizeProcessor(RawItemProcessor):
         return self._content
 
     def setup(self) -> None:
-        """Load the tokenizer; `process` does so by itself where nobody called this.
+        """Load the tokenizer; otherwise the first `process` does so.
 
-        Sets TOKENIZERS_PARALLELISM=false where the environment does not say otherwise: a worker has
+        Sets TOKENIZERS_PARALLELISM=false unless the environment sets it: a worker has
         one core, and the library's thread pool would compete with the other workers.
 
         Raises:
-            InvalidJob: The file is missing or no tokenizer, or `append` or `prepend` is not in its
-                vocabulary, or `max_length` leaves no room.
+            InvalidJob: The file is missing or not a tokenizer, or `append` or `prepend` is not in
+                its vocabulary, or `max_length` leaves no room.
             MissingExtra: The package `tokenizers` is not installed.
         """
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._load()
 
     def check_columns(self, columns: Mapping[str, str]) -> None:
-        """Refuse items without the column, or with something else than text in it.
+        """Refuse items without the column, or with something other than text in it.
 
         Raises:
             InvalidJob: Names the columns that there are, or the type.
@@ -148,7 +149,7 @@ class TokenizeProcessor(RawItemProcessor):
         return ["input_ids"] if self.keeps(TokenizeProcessor, "process") else None
 
     def process(self, raw: RawItem, context: ProcessContext) -> Sample | None:
-        """Return `{"input_ids": int32 (t,)}`, or None where there is no text.
+        """Return `{"input_ids": int32 (t,)}`, or None if there is no text.
 
         Raises:
             InvalidJob: The item has no such column, or the tokenizer is not fit (see `setup`).
@@ -159,9 +160,9 @@ class TokenizeProcessor(RawItemProcessor):
         if text is None:
             context.skip("null")
             return None
-        # encode_batch_fast leaves out the character offsets that nobody here reads. A list of one
-        # was as fast as one of 16: 0.9 M tokens/s against 0.6 M/s for encode (8k BPE, the standard
-        # library's sources, one core); and alone a text cannot depend on its neighbours.
+        # encode_batch_fast leaves out the character offsets, which are not needed here. A list of
+        # one was as fast as one of 16: 0.9 M tokens/s against 0.6 M/s for encode (8k BPE, the
+        # standard library's sources, one core); and alone a text cannot depend on its neighbours.
         ids = tokenizer.encode_batch_fast([text], add_special_tokens=self.add_special_tokens)[0].ids
         if len(text) > max(LONG_TEXT, LONG_BY * self._usual):
             release_memory()

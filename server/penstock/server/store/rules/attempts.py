@@ -36,7 +36,7 @@ from penstock.wire.order import check_divides
 def joins(token: str, current: GenerationRow) -> bool:
     """Tell whether a token is the latest attempt's.
 
-    A rank that was started again alone does not know that its attempt has moved.
+    A rank that was restarted alone does not know that its attempt has moved.
     """
     return moves_between(token, current.token) is not None
 
@@ -50,7 +50,7 @@ def begin(
     plan: str | None,
     now: str,
 ) -> tuple[Begun, list[Change]]:
-    """Start or join an attempt of a group that is there, as `Store.begin` says.
+    """Start or join an attempt of an existing group, as `Store.begin` says.
 
     Args:
         request: Checked by `check_begin`.
@@ -113,8 +113,8 @@ def begin_first(
         request: Checked by `check_begin`.
         group_id: One that no group has.
         deleted: The highest generation of all groups that were deleted; 0 = none was. The new group
-            begins above it: so no name ever has the same generation twice, and who outlived a
-            deleted group stays fenced, also where the next run has the same token.
+            begins above it: so a name never has the same generation twice, and processes of a
+                deleted group stay fenced, even if the next run has the same token.
         now: The store's time.
 
     Raises:
@@ -141,7 +141,7 @@ def begin_first(
 def _attempt(
     request: BeginRequest, group_id: int, number: int, start: int, now: str
 ) -> GenerationRow:
-    # Who goes on from a state of this store was given all below it.
+    # A run that goes on from a state of this store was given everything below it.
     made_by = "state" if request.store and request.start_step is not None else "begin"
     token, ranks, owner = request.token, request.world_size, request.owner
     return GenerationRow(group_id, number, token, ranks, start, owner, made_by, "", "", now)
@@ -185,10 +185,10 @@ def _changed(request: BeginRequest, standing: Standing, plan: str | None) -> Job
 
 
 def check_commit(step: int) -> None:
-    """Refuse a step that no commit can name.
+    """Refuse an invalid step of a commit.
 
     Raises:
-        CommitOutOfRange: It is negative or does not fit.
+        CommitOutOfRange: It is negative or too large.
     """
     if not 0 <= step <= MAX_STEP:
         raise CommitOutOfRange(
@@ -197,7 +197,7 @@ def check_commit(step: int) -> None:
 
 
 def check_rank(group: GroupRow, current: GenerationRow, rank: int) -> None:
-    """Refuse a rank that a generation has not.
+    """Refuse a rank that a generation does not have.
 
     Raises:
         RankOutOfRange: With the world size.
@@ -214,12 +214,12 @@ def check_rank(group: GroupRow, current: GenerationRow, rank: int) -> None:
 def commit(
     group: GroupRow, own: CursorRow, others: int | None, step: int, now: str
 ) -> tuple[Committed, list[Change]]:
-    """Move one row forward: a max-write.
+    """Move a row forward; never backwards.
 
     Args:
         group: The group.
         own: The rank's row of the latest generation.
-        others: The least of its other rows; None = it has no other.
+        others: The lowest of its other rows; None = it has no others.
         step: The first step that the rank has not finished.
         now: The store's time.
     """
@@ -238,7 +238,7 @@ def commit_all(
     Args:
         group: The group.
         rows: All rows of its latest generation, by rank.
-        rank: Whose row the answer has.
+        rank: The rank whose row is in the answer.
         step: As of `commit`.
         now: The store's time.
     """

@@ -1,4 +1,4 @@
-"""What a caller may ask of a store: every value that is stored is checked here first."""
+"""What a caller may pass to a store: every value that is stored is checked here first."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ MAX_STEP = MAX_POSITION
 """Steps are stored in 63 bits."""
 
 MOVED = "moved:"
-"""How the token of a seek's or restore's generation begins: no rank may present it."""
+"""The prefix of the token of a seek's or restore's generation: no rank may present it."""
 
 
 def check_begin(request: BeginRequest) -> None:
-    """Refuse a request that makes no sense for any state of the store.
+    """Refuse a request that is invalid whatever the store holds.
 
     Raises:
-        InvalidRequest: A name, token, step or count that cannot be.
+        InvalidRequest: A name, token, step or count is invalid.
         RankOutOfRange: The rank is not below the world size.
     """
     check_name("job", request.job.name)
@@ -76,10 +76,10 @@ def check_name(what: str, name: str, limit: int = MAX_NAME) -> None:
 
 
 def check_text(what: str, text: str, limit: int = MAX_NAME) -> None:
-    """Refuse a text that is too long, or holds what no terminal, log or metric should be given.
+    """Refuse a text that is too long, or holds what no terminal, message or metric should be given.
 
     Raises:
-        InvalidRequest: With its start, and the first character that cannot be.
+        InvalidRequest: With its start, and the first character that is not allowed.
     """
     if len(text) > limit:
         raise InvalidRequest(
@@ -94,7 +94,7 @@ def check_text(what: str, text: str, limit: int = MAX_NAME) -> None:
 
 def printable(text: str, limit: int = MAX_NAME) -> str:
     """Return a text for people, such as an owner: cut, and `?` for what cannot be printed."""
-    return "".join(one if one.isprintable() else "?" for one in text[:limit])
+    return "".join(character if character.isprintable() else "?" for character in text[:limit])
 
 
 def clean(text: str) -> str:

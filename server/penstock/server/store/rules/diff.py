@@ -1,4 +1,4 @@
-"""What differs between two canonical plans, in lines that a person can act on."""
+"""What differs between two canonical plans, in lines for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may write to a group: its latest attempt alone."""
+"""Who may write to a group: only its latest attempt."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def unknown(job: str, name: str, names: Sequence[str]) -> UnknownGroup:
 
     Args:
         job: Its job.
-        name: What was asked for.
-        names: The groups that the job has.
+        name: The name that was given.
+        names: The existing groups of the job.
     """
     return UnknownGroup(
         f"job {job!r} has no group {name!r}; it has {listed(names)}: a group begins when its "
@@ -27,7 +27,7 @@ def unknown(job: str, name: str, names: Sequence[str]) -> UnknownGroup:
 
 
 def gone(job: str, name: str, names: Sequence[str], generation: int) -> UnknownGroup:
-    """Return the error for a group that is not there any more, to one who has begun it."""
+    """Return the error for an attempt whose group is not there any more."""
     return replace(
         unknown(job, name, names),
         message=f"group {name!r} of job {job!r}, of which this attempt is generation {generation}, "

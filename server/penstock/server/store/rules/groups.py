@@ -23,12 +23,11 @@ from penstock.wire import MAX_WORLD_SIZE
 from penstock.wire.errors import StaleGeneration
 
 KEPT_ROWS = 64
-"""The rows of so many latest generations stay, for people: only the latest are the cursor.
-
-Fewer where they are large: together about as many rows as the largest generation may have."""
+"""The rows of this many latest generations are kept, for people: only the latest ones are the
+cursor. Fewer if they are large: together about as many rows as the largest generation may have."""
 
 KEPT_TOKENS = 1024
-"""So many latest generations of a group are remembered: a token among them stays fenced."""
+"""This many latest generations of a group are remembered: their tokens stay fenced."""
 
 
 class Standing(NamedTuple):
@@ -37,7 +36,7 @@ class Standing(NamedTuple):
     Attributes:
         group: Its row.
         current: Its latest generation.
-        cursor: The least row of that generation, or its start where it has none.
+        cursor: The lowest row of that generation, or its start if it has none.
         log_id: The log that it reads.
     """
 
@@ -59,7 +58,7 @@ def record(
         standing: The group.
         rows: All of its latest generation, by rank.
         checkpoints: All of it.
-        committer: The generation that committed last, where it is remembered.
+        committer: The generation that committed last, if it is remembered.
     """
     group, current, cursor, log_id = standing
     return GroupRecord(
@@ -94,7 +93,7 @@ def by_step(checkpoints: Sequence[CheckpointRow]) -> list[CheckpointRow]:
 def new_generation(row: GenerationRow) -> list[Change]:
     """Return the changes that add a generation with its rows, and forget what is too old.
 
-    History is bounded: a run that restarts every hour must not grow the store for ever.
+    History is bounded: a run that restarts every hour must not grow the store forever.
     """
     group, number, ranks = row.group_id, row.generation, row.world_size
     rows = max(1, min(KEPT_ROWS, MAX_WORLD_SIZE // max(1, ranks)))
@@ -107,7 +106,7 @@ def new_generation(row: GenerationRow) -> list[Change]:
 
 
 def delete(standing: Standing, generation: int | None, deleted: int) -> list[Change]:
-    """Forget a group, and let no group that begins later have one of its generations.
+    """Delete a group, and let no later group have one of its generations.
 
     Args:
         standing: The group.

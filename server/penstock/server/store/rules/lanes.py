@@ -1,4 +1,4 @@
-"""What a log's lanes leave beside their batches: snapshots, ends, halts, versions of libraries."""
+"""What is stored about a log's lanes: snapshots, ends, halts, versions of libraries."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from penstock.server.store.rules.retention import keep
 from penstock.wire.errors import LogDiverged
 
 KEPT_HALTS = 256
-"""A halt is forgotten after so many later changes of its log: who watches has seen it long since,
-and a node that starts later tries the lane anew."""
+"""A halt is forgotten after this many later changes of its log: nodes that watch have seen it by
+then, and a node that starts later tries the lane again."""
 
 # --- snapshots -----------------------------------------------------------------------------------
 
@@ -30,16 +30,16 @@ and a node that starts later tries the lane anew."""
 def put(
     snapshot: SnapshotRecord, checksum: bytes, stands: SnapshotRow | None, body: int
 ) -> list[Change]:
-    """Add a snapshot if there is none at its address.
+    """Add a snapshot if there is none at its lane and offset.
 
     Args:
         snapshot: What is to be added.
         checksum: SHA-256 of its bytes.
-        stands: What is there; None = nothing.
+        stands: The snapshot that is there; None = none.
         body: A number that no body has.
 
     Raises:
-        LogDiverged: Another content stands there.
+        LogDiverged: There is another content.
     """
     log_id, lane, offset, data = snapshot
     if stands is None:
@@ -138,10 +138,10 @@ def halt_of(row: HaltRow) -> Halt:
 def note_libraries(
     log_id: bytes, versions: Mapping[str, str], recorded: Sequence[LibraryRow], now: str
 ) -> tuple[dict[str, str], list[Change]]:
-    """Record the versions of libraries that no version is recorded of; return all.
+    """Record versions of libraries without a recorded version; return all.
 
     Raises:
-        InvalidRequest: A name or a version cannot be.
+        InvalidRequest: A name or a version is invalid.
     """
     found = {row.name: row.version for row in recorded}
     changes: list[Change] = []

@@ -15,7 +15,7 @@ from penstock.wire.errors import CheckpointExists, UnknownCheckpoint
 def checkpoint(
     group: GroupRow, asked: CheckpointRow, stands: CheckpointRow | None
 ) -> tuple[CheckpointRow, list[Change]]:
-    """Name a step for good.
+    """Give a step a permanent name.
 
     Args:
         group: The group.
@@ -23,7 +23,7 @@ def checkpoint(
         stands: The checkpoint of that name; None = there is none.
 
     Raises:
-        CheckpointExists: The name stands at another step.
+        CheckpointExists: The name belongs to another step.
     """
     if stands is None:
         return asked, [Add(asked)]
@@ -38,7 +38,7 @@ def checkpoint(
 
 
 def unknown(group: GroupRow, name: str, checkpoints: Sequence[CheckpointRow]) -> UnknownCheckpoint:
-    """Return the error for a checkpoint that a group has not."""
+    """Return the error for a checkpoint that a group does not have."""
     names = [row.name for row in by_step(checkpoints)]
     return UnknownCheckpoint(
         f"group {group.name!r} of job {group.job!r} has no checkpoint {name!r}; it has "
@@ -59,14 +59,14 @@ def move(
     owner: str,
     now: str,
 ) -> tuple[Moved, list[Change]]:
-    """Go to a step by a new generation, which has no ranks and a token that none can present.
+    """Go to a step by a new generation, which has no ranks and a token that no rank can present.
 
     Args:
         current: The latest generation of the group.
-        done: The generation that this very request has made before; None = none.
+        done: The generation that the same request has made before; None = none.
         step: Where to go.
-        checkpoint: The checkpoint that stands there; empty = it is a seek.
-        request_id: A repeated one moves nothing; an empty one always moves.
+        checkpoint: The checkpoint of that step; empty = it is a seek.
+        request_id: A repeated request moves nothing; an empty id always moves.
         owner: Who moves it, for people.
         now: The store's time.
     """

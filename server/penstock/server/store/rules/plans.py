@@ -10,23 +10,26 @@ from penstock.server.store.rows import (
     Add,
     BodyRow,
     Change,
+    DefinitionRow,
     Drop,
     JobRow,
     LibraryRow,
+    Put,
     SnapshotRow,
 )
 from penstock.server.store.rules.checks import check_name
 from penstock.wire.errors import InvalidRequest
 
 KEPT_PLANS = 16
-"""So many latest plans of a name stay, beside those that a group or a checkpoint refers to."""
+"""This many latest plans of a name are kept, beside those that a group or a checkpoint refers
+to."""
 
 
 def check_job(job: JobRecord) -> None:
-    """Refuse a job that cannot be remembered.
+    """Refuse a job that cannot be stored.
 
     Raises:
-        InvalidRequest: Its name or its log id cannot be.
+        InvalidRequest: Its name or its log id is invalid.
     """
     check_name("job", job.name)
     if len(job.log_id) != 32:
@@ -46,6 +49,17 @@ def register(job: JobRecord, plans: Sequence[JobRow], now: str) -> list[Change]:
     return [Add(JobRow(job.name, job.log_id, number, plan, now))]
 
 
+def define(job: JobRecord, known: DefinitionRow | None) -> list[Change]:
+    """Keep what a job is built from now.
+
+    Args:
+        job: Checked by `check_job`.
+        known: What its log was built from last.
+    """
+    row = DefinitionRow(job.log_id, job.definition)
+    return [] if not job.definition or row == known else [Put(row)]
+
+
 def forgotten(name: str, plans: Sequence[JobRow], referred: Collection[bytes]) -> list[JobRow]:
     """Return the old plans of a name that no group reads.
 
@@ -63,7 +77,7 @@ def forgotten(name: str, plans: Sequence[JobRow], referred: Collection[bytes]) -
 
 
 def forget(old: JobRow, plans: Sequence[JobRow], snapshots: Iterable[SnapshotRow]) -> list[Change]:
-    """Drop an old plan, with the snapshots of its log where that has no other plan.
+    """Drop an old plan, with its log's snapshots and definition if that has no other plan.
 
     Verdicts and ends stay: they are facts, small, and a log that comes back must meet them.
 
@@ -75,15 +89,16 @@ def forget(old: JobRow, plans: Sequence[JobRow], snapshots: Iterable[SnapshotRow
     changes: list[Change] = [Drop(JobRow, (old.name, old.log_id))]
     if all(row.log_id != old.log_id or row.name == old.name for row in plans):
         changes += [Drop(BodyRow, (row.body,)) for row in snapshots]
-        changes += [Drop(SnapshotRow, (old.log_id,)), Drop(LibraryRow, (old.log_id,))]
+        of_log = (SnapshotRow, LibraryRow, DefinitionRow)
+        changes += [Drop(kind, (old.log_id,)) for kind in of_log]
     return changes
 
 
 def lanes_of(plan: JobRow | None) -> int | None:
-    """Return how many lanes a log has, where its plan says so."""
+    """Return how many lanes a log has, if its plan says so."""
     found = None if plan is None else json.loads(plan.plan)
     lanes = found.get("lanes") if isinstance(found, dict) else None
     return lanes if isinstance(lanes, int) and lanes > 0 else None
 
 
-__all__ = ["KEPT_PLANS", "check_job", "forget", "forgotten", "lanes_of", "register"]
+__all__ = ["KEPT_PLANS", "check_job", "define", "forget", "forgotten", "lanes_of", "register"]

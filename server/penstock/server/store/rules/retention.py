@@ -1,6 +1,6 @@
 """Which snapshots of one lane are worth keeping: a pure function of offsets.
 
-Snapshots only accelerate, so dropping one costs time, never data. Three kinds of readers come
+Snapshots only save time, so dropping one costs time, never data. Three kinds of readers come
 back: those that run (near a cursor), those that go to a named step (a checkpoint), and those that
 look at any past step (the archive).
 """
@@ -11,10 +11,10 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 ARCHIVE = 256
-"""At most so many archived snapshots per lane."""
+"""The most archived snapshots per lane."""
 
 NEAR_CURSOR = 4
-"""So many at or below each cursor, and so many newest: ranks stand at different steps."""
+"""This many at or below each cursor, and this many newest: ranks are at different steps."""
 
 
 def keep(

@@ -1,7 +1,7 @@
 """Verdicts: made above what readers were given, or refused.
 
 A lane is a pure function of its log and its verdicts, so a verdict is a part of the log. What a
-reader was given must not depend on when it was made: it holds from a place on that nobody has seen.
+reader was given must not depend on when it was made: it holds from an offset that nobody has seen.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Run(NamedTuple):
 
     def gave(self, position: int) -> bool:
         """Tell whether the rank that reads a position has committed its step."""
-        step, place = divmod(position, self.batches_per_step)
-        return self.start_step <= step < self.rows.get(place % self.world_size, 0)
+        step, number = divmod(position, self.batches_per_step)
+        return self.start_step <= step < self.rows.get(number % self.world_size, 0)
 
     @property
     def end(self) -> int:
@@ -55,7 +55,7 @@ class Run(NamedTuple):
     def reached(self, order: Order, lane: int) -> int:
         """Return the offset of a lane above the last one that was given; 0 = none was.
 
-        A rank that is ahead of others says nothing of their batches.
+        A rank that is ahead of others says nothing about their batches.
         """
         # The ranks of a lane's batches repeat after at most `world_size` of them.
         found = 0
@@ -74,7 +74,7 @@ class Given(NamedTuple):
     Attributes:
         runs: Of every generation that is remembered of every group that reads the log.
         named: The positions of the checkpoints of groups that have committed: all below was given.
-            Elsewhere a checkpoint is a name for a step that nobody has read.
+            In other groups a checkpoint may name a step that no reader has read.
         stored: The highest offset of a snapshot of any lane; 0 = there is none.
         stored_in_lane: The highest offset of a snapshot of the verdict's lane; 0 = there is none.
     """
@@ -98,15 +98,15 @@ def runs(
     for row in rows:
         by_generation.setdefault(row.generation, {})[row.rank] = row.step
     return [
-        # Who resumes from a state was given what is below it, committed or not.
+        # A run that resumes from a state was given everything below it, committed or not.
         Run(
             group.batches_per_step,
-            one.world_size,
-            0 if one.made_by == "state" else one.start_step,
-            by_generation[one.generation],
+            begun.world_size,
+            0 if begun.made_by == "state" else begun.start_step,
+            by_generation[begun.generation],
         )
-        for one in generations
-        if one.generation in by_generation
+        for begun in generations
+        if begun.generation in by_generation
     ]
 
 
@@ -114,7 +114,7 @@ def runs(
 
 
 def standing(verdict: Verdict, about: Iterable[VerdictRow]) -> Verdict | None:
-    """Return the verdict that holds already for the item at its place.
+    """Return the verdict that holds already for the item at its stage.
 
     Args:
         verdict: What is to be added.
@@ -142,10 +142,10 @@ def add(
 
     Args:
         log_id: The log.
-        verdict: None holds for its item at its place, see `standing`.
+        verdict: None holds for its item at its stage, see `standing`.
         seen: What was planned and given in the caller's process.
         given: What readers were given.
-        out: The verdicts that are not released; looked at where there is a limit.
+        out: The verdicts that are not released; used if there is a limit.
         limit: How many items may be left out at once; None = any number.
         last_number: The number of the log's last verdict.
         last_change: The number of the log's last change.
@@ -186,10 +186,12 @@ def release(
     found: list[Verdict] = []
     changes: list[Change] = []
     above, ends = given.above(seen), seen.order.ends
+    # Where a lane's end is not known yet there may be a batch above.
+    last = max((MAX_POSITION if end is None else end for end in ends or ()), default=0)
     for verdict in map(verdict_of, about):
         if verdict.released is None:
-            if ends is not None and (above >= max(ends) or verdict.stage == "draw"):
-                raise _too_late(verdict, above, max(ends))
+            if ends is not None and (above >= last or verdict.stage == "draw"):
+                raise _too_late(verdict, above, last)
             # Where it was to hold from a later offset on in other lanes, it never will.
             verdict = verdict._replace(released=max(above, verdict.offset + 1))
             changes.append(Put(_row(log_id, verdict, last_change + len(changes) + 1)))
@@ -278,7 +280,7 @@ def _too_late(verdict: Verdict, above: int, end: int) -> LogDiverged:
 
 
 def _refuse_too_many(verdict: Verdict, out: Iterable[VerdictRow], limit: int) -> None:
-    """Hold the budget: one for all lanes and stages, counted here since it outlives every node.
+    """Enforce the budget of all lanes and stages; the store counts, since it outlives nodes.
 
     An item counts once, however many lanes and epochs have met it.
     """
@@ -286,8 +288,8 @@ def _refuse_too_many(verdict: Verdict, out: Iterable[VerdictRow], limit: int) ->
         (row.stage, row.source, row.item, -1 if row.every_epoch else row.epoch) for row in out
     }
     source, index, epoch = verdict.item
-    place = verdict.stage, source, index, -1 if verdict.every_epoch else epoch
-    if len(counted) >= limit and place not in counted:
+    key = verdict.stage, source, index, -1 if verdict.every_epoch else epoch
+    if len(counted) >= limit and key not in counted:
         raise budget_spent(limit, verdict)
 
 
@@ -295,7 +297,7 @@ def _rows(order: Order, end: int) -> int:
     """Return the offset that no lane reaches below a position."""
     total = order.batches
     end = min(end, MAX_POSITION if total is None else total)
-    return order.address(end - 1).offset + 1 if end > 0 else 0
+    return order.lane_offset(end - 1).offset + 1 if end > 0 else 0
 
 
 def _below(order: Order, end: int, lane: int) -> int:
@@ -303,9 +305,10 @@ def _below(order: Order, end: int, lane: int) -> int:
     rows = _rows(order, end)
     if rows == 0:
         return 0
-    last = order.address(min(end, MAX_POSITION if order.batches is None else order.batches) - 1)
+    last = order.lane_offset(min(end, MAX_POSITION if order.batches is None else order.batches) - 1)
     held = rows if lane <= last.lane else rows - 1
-    return held if order.ends is None else min(held, order.ends[lane])
+    lane_end = None if order.ends is None else order.ends[lane]
+    return held if lane_end is None else min(held, lane_end)
 
 
 __all__ = ["Given", "Run", "add", "release", "runs", "standing", "verdict_of"]

@@ -1,4 +1,4 @@
-"""Where in a job file something stands: file, line and key path of every complaint about it."""
+"""Where a key is in a job file: file, line and key path, for error messages about it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def key_text(path: KeyPath) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """A key of a job file.
 
     Attributes:
@@ -35,9 +35,9 @@ class Place:
     path: KeyPath = ()
     lines: Mapping[KeyPath, int] = field(default_factory=dict, repr=False)
 
-    def at(self, *keys: str | int) -> Place:
-        """Return the place of a key below this one."""
-        return Place(self.file, self.base, self.path + keys, self.lines)
+    def at(self, *keys: str | int) -> Location:
+        """Return the location of a key below this one."""
+        return Location(self.file, self.base, self.path + keys, self.lines)
 
     @property
     def key(self) -> str:
@@ -53,11 +53,11 @@ class Place:
         return self.lines.get(path)
 
     def error(self, sentence: str, cause: InvalidJob | None = None) -> InvalidJob:
-        """Return the error that says `sentence` about this place; the caller raises it.
+        """Return the error that says `sentence` about this location; the caller raises it.
 
         Args:
             sentence: What is wrong there.
-            cause: The error that did not know the place; its other fields stay.
+            cause: The error that did not know the location; its other fields stay.
         """
         line = self.line
         where = self.file if line is None else f"{self.file}:{line}"
@@ -67,4 +67,4 @@ class Place:
         )
 
 
-__all__ = ["KeyPath", "Place", "key_text"]
+__all__ = ["KeyPath", "Location", "key_text"]

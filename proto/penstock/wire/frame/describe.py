@@ -1,0 +1,60 @@
+"""What a batch holds, for people and for records: kinds, dtypes and shapes, and its digest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.wire.digest import batch_digest
+from penstock.wire.frame.octets import Buffer
+from penstock.wire.v1 import feed_pb2
+
+_KINDS = {
+    "tensor": "tensor",
+    "list": "list",
+    "integer": "int",
+    "real": "float",
+    "truth": "bool",
+    "text": "str",
+    "raw": "bytes",
+    "json": "json",
+    "none": "none",
+}
+"""Field of `Value` -> the kind's name in Describe and in records."""
+
+
+def describe_values(header: feed_pb2.BatchHeader) -> dict[str, dict[str, Any]]:
+    """Return `{name: {"kind", "dtype", "shape"}}`; `""` and `[]` where a value is no tensor."""
+    found: dict[str, dict[str, Any]] = {}
+    for named in header.values:
+        field = named.value.WhichOneof("kind")
+        tensor = named.value.tensor if field == "tensor" else None
+        found[named.name] = {
+            "kind": _KINDS[field] if field else "none",
+            "dtype": tensor.dtype if tensor else "",
+            "shape": list(tensor.shape) if tensor else [],
+        }
+    return found
+
+
+def batch_record(header: feed_pb2.BatchHeader, body: Buffer, step: int) -> dict[str, Any]:
+    """Return the object that `penstock cat --json` and `penstockd show --json` print for one batch.
+
+    Args:
+        header: A header that `check_header` has passed, with position and samples.
+        body: The whole body.
+        step: The step that holds the position.
+    """
+    return {
+        "position": header.position,
+        "step": step,
+        "lane": header.lane,
+        "offset": header.offset,
+        "digest": batch_digest(header, body),
+        "values": describe_values(header),
+        "counts": {count.name: count.value for count in header.counts},
+        "items": [[sample.source, sample.index, sample.epoch] for sample in header.samples],
+        "bytes": header.body_bytes,
+    }
+
+
+__all__ = ["batch_record", "describe_values"]

@@ -1,0 +1,185 @@
+"""A job's whole definition as a value that is stored and sent: any process builds it from there.
+
+It holds what the section of a job file says, and the folder that its paths start from. Data, and
+the code of users' roles, it names and does not hold: so whoever builds the job compares the log id,
+which knows of both. A job that code has built may hold any object, which no text can say: its
+definition names that code, which then runs again. Where modules are searched for is the node's own:
+its workers search as it does (`penstock.server.environment`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from penstock.server.job import Job, find_job
+from penstock.server.jobs.location import Location
+from penstock.server.jobs.python_file import jobs_in
+from penstock.server.jobs.registry import KINDS, build
+from penstock.server.jobs.settings import JobSettings
+from penstock.server.jobs.validate import validate
+from penstock.wire.errors import InvalidJob, JobChanged, PenstockError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What a job is made of.
+
+    Attributes:
+        name: Its name.
+        file: The job file that it stands in, absolute, for messages; or `/abs/jobs.py:name`.
+        base: The folder that relative paths start from, absolute.
+        settings: Its section of the job file; None = `file` is code, which builds the job.
+    """
+
+    name: str
+    file: str
+    base: str
+    settings: dict[str, Any] | None
+
+    def encode(self) -> bytes:
+        """Return it as JSON, the same bytes for the same section of the same file.
+
+        The section's keys keep their order: sources are drawn from in the order they are given in.
+
+        Raises:
+            InvalidJob: It holds what JSON cannot hold, such as a date.
+        """
+        data = json.dumps({"format": FORMAT, **asdict(self)}, default=str, skipkeys=True).encode()
+        if decode(data) != self:
+            raise InvalidJob(
+                f"{self.file}: jobs.{self.name} holds a value that JSON cannot hold, such as a "
+                "date, bytes, .nan or a key that is no text: put it in quotes",
+                key=f"jobs.{self.name}",
+                file=self.file,
+            )
+        return data
+
+    def build(self, location: Location | None = None, make: Callable[[], Job] | None = None) -> Job:
+        """Build the job.
+
+        Args:
+            location: Where it stands in its file, with the lines; None = they are not known.
+            make: The code that builds it, where it was run already.
+
+        Raises:
+            InvalidJob: Something in it does not hold together; names the key.
+            PenstockError: The data cannot be opened; the message begins with the key.
+        """
+        definition = self.encode()
+        if self.settings is None:
+            job = (make or find_job(_jobs_of_code(self.file), self.name))()
+        else:
+            location = location or Location(self.file, Path(self.base), ("jobs", self.name))
+            job = _built(self.name, validate(JobSettings, self.settings, location), location)
+        job.definition = definition
+        return job
+
+
+@cache
+def _jobs_of_code(spec: str) -> dict[str, Callable[[], Job]]:
+    """Run the code that builds jobs, once for all of them."""
+    return jobs_in(spec, spec)
+
+
+def decode(data: bytes) -> Definition:
+    """Return the definition that `encode` wrote.
+
+    Raises:
+        InvalidJob: It is none, or of another format.
+    """
+    what = "is none"
+    try:
+        found = json.loads(data)
+        written = found.pop("format")
+        if written == FORMAT:
+            return Definition(**found)
+        what = f"has format {written!r}"
+    except (ValueError, TypeError, AttributeError, KeyError):
+        if not data:
+            what = (
+                "is empty: the job was built in code that nobody named, so serve it as jobs.py:NAME"
+            )
+    raise InvalidJob(f"the definition of a job {what} (this penstock reads format {FORMAT})")
+
+
+def rebuild(data: bytes, log_id: bytes) -> Job:
+    """Return the job of a definition, in another process or at another time than it was written.
+
+    Args:
+        data: What `encode` wrote.
+        log_id: The log that it must be.
+
+    Raises:
+        JobChanged: It is another one now.
+        PenstockError: As `decode` and `Definition.build`.
+    """
+    job = decode(data).build()
+    if job.log_id != log_id:
+        raise JobChanged(
+            f"job {job.name!r} is not what it was when the server started: the files changed that "
+            "its definition names, data or code; restart the server, and put the old files back if "
+            "its cursors shall go on",
+            job=job.name,
+            differences=["log id"],
+        )
+    return job
+
+
+def _built(name: str, settings: JobSettings, location: Location) -> Job:
+    """Build the sources and the roles of one job, and the job of them.
+
+    Args:
+        name: Its name.
+        settings: Its section of the file, checked.
+        location: Where the section stands.
+
+    Raises:
+        InvalidJob: Something in it does not hold together; names the key.
+        PenstockError: The data cannot be opened; the message begins with the key.
+    """
+    values = settings.model_dump(exclude_unset=True)
+    function = values.pop("function", None)
+    if function is not None:
+        if values.get("processor") is not None:
+            at = location.at("function")
+            raise at.error(
+                f"{at.key} and {location.at('processor').key} are both given: remove one of them"
+            )
+        values["processor"] = {"function": function}
+    roles: dict[str, Any] = {}
+    several = values.pop("sources", None)
+    if several is not None:
+        roles["source"] = {
+            key: build(KINDS["source"], spec, location.at("sources", key))
+            for key, spec in several.items()
+        }
+    for role, kind in KINDS.items():
+        spec = values.pop(role, None)
+        if spec is not None:
+            at = location if role == "processor" and function is not None else location.at(role)
+            roles[role] = build(kind, spec, at)
+    try:
+        job = Job(**roles, **values, name=name)
+        job.check_end()  # whether lanes end, and where, is part of what the file says
+        if not job.needs_counting:
+            _ = job.order
+        return job
+    except PenstockError as error:
+        key = str(error.fields.get("key") or "")
+        keys = key.split(".")
+        if several is not None and keys[0] == "source":
+            keys = ["sources"]
+        at = location.at(*keys) if keys[0] in JobSettings.model_fields else location
+        if not isinstance(error, InvalidJob):
+            raise error.reworded(f"{location.key}: {error.message}") from error
+        raise at.error(f"{location.key}: {error.message}") from error
+
+
+__all__ = ["Definition", "decode", "rebuild"]

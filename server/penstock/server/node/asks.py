@@ -1,0 +1,63 @@
+"""What is planned although no reader wants it: positions of others depend on whether it exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from penstock.server.node.entry import Entry, Key, State
+from penstock.server.node.lanes import LaneState
+from penstock.server.node.reader import Reader
+from penstock.wire.numbering import Numbering
+
+
+class Asks:
+    """Asks for lanes of a log to be planned, as far as the batches that are owed depend on them.
+
+    A rank waits for no other rank: what that one would have had made is planned for this one.
+
+    Args:
+        numbering: What is known of the log's order.
+        lanes: Its lanes.
+    """
+
+    def __init__(self, numbering: Numbering, lanes: Sequence[LaneState]) -> None:
+        self._numbering, self._lanes = numbering, lanes
+        self._entries: dict[int, Entry] = {}  # by lane, the batch that is to be planned
+
+    def holds(self, entry: Entry) -> bool:
+        """Tell whether an entry is still asked for."""
+        return self._entries.get(entry.key.lane) is entry
+
+    def wanted(self, readers: Iterable[Reader]) -> Iterator[Entry]:
+        """Yield what is to be planned for readers who wait to know their positions.
+
+        Not of a lane of which a line is at work: its answer may say it.
+        """
+        if self._numbering.is_complete:
+            return
+        before, self._entries = self._entries, {}
+        for reader in readers:
+            position = reader.lacks
+            for number, offset in () if position is None else self._numbering.missing(position):
+                lane = self._lanes[number]
+                if lane.is_planned or lane.has_ended(offset):
+                    continue
+                entry = self._entries.get(number)
+                if entry is None or entry.key.offset != offset:
+                    entry = self._entry(before.get(number), number, offset)
+                    self._entries[number] = entry
+                entry.readers.add(reader)
+                if lane.error is not None:
+                    entry.fail(lane.error)
+        yield from [entry for entry in self._entries.values() if entry.state is State.WANTED]
+
+    def _entry(self, before: Entry | None, lane: int, offset: int) -> Entry:
+        """Return what stands for a batch: the same as before, as long as it is looked for."""
+        if before is not None and before.key.offset == offset and before.state is State.WANTED:
+            before.readers.clear()
+            return before
+        at = self._numbering.order.position(lane, offset)
+        return Entry(Key(at, lane, offset, False), is_asked=True)
+
+
+__all__ = ["Asks"]

@@ -1,0 +1,128 @@
+"""What one lane of a log does on this node: its lines, its plans, and what went wrong in it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from penstock.server.node.entry import Key
+from penstock.wire.errors import PenstockError
+
+KEPT_PLANS = 64
+"""Plans of past batches kept per lane: an evicted batch costs itself again, not a replay."""
+
+PLANS_AHEAD = 8
+"""Plans asked for at once where planning needs no processing."""
+
+MAX_LINES_PER_LANE = 4
+"""A lane has several lines when readers stand far apart; the least recently used one is closed."""
+
+KEPT_EMPTIED = 1024
+"""Offsets kept per lane of batches that quarantine has emptied: enough to see many in a row."""
+
+MAX_STARTS = 16
+"""Starts kept per lane for lines that are not open yet."""
+
+
+@dataclass(eq=False)
+class LineState:
+    """One line as the server process knows it.
+
+    Attributes:
+        number: Its number, unique in this process.
+        worker: The worker that holds it.
+        start: The offset that it was opened at.
+        next: The offset that its planner reaches after every ticket given out so far.
+        used: When it was last given a ticket, in tickets.
+        busy: Tickets that it has not answered.
+    """
+
+    number: int
+    worker: int
+    lane: int
+    start: int
+    next: int
+    used: int = 0
+    busy: int = 0
+
+
+class Start(NamedTuple):
+    """Where a new line may begin, decided and waiting for a worker with room."""
+
+    offset: int
+    snapshot: bytes | None
+
+
+@dataclass(eq=False)
+class LaneState:
+    """What one lane of one log does here."""
+
+    lane: int
+    wanted: list[tuple[int, int, Key]] = field(
+        default_factory=list
+    )  # heap of (offset, position, key)
+    lines: list[LineState] = field(default_factory=list)
+    starts: dict[int, Start] = field(default_factory=dict)  # by the offset they were looked for
+    looking: set[int] = field(default_factory=set)  # offsets for which the store is being asked
+    planning: bool = False
+    plans: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
+    error: PenstockError | None = None  # stopped for good
+    planned_by: int | None = None  # the worker that has read the items of the latest plans
+    planned: int = 0  # offsets below were planned, by whatever line, or given by another node
+    asked: int = 0  # offsets below were planned, or a worker was told to
+    emptied: set[int] = field(default_factory=set)  # latest offsets whose every item was left out
+    # What was being done when a worker died, by the offset that it was working for.
+    deaths: dict[int, list[str]] = field(default_factory=dict)
+    end: int | None = None  # how many batches it holds; recorded, or about to be
+    gives_way: bool = False  # for a while after a death other lanes' batches go first
+
+    def note_planned(self, offset: int) -> None:
+        """Note that a batch was planned: nobody looks for where to start for it any more."""
+        self.starts.pop(offset, None)
+        self.planned = max(self.planned, offset + 1)
+
+    def note_emptied(self, offset: int, at_most: int) -> bool:
+        """Note a batch without an item; tell whether there are `at_most` of them in a row."""
+        self.emptied.add(offset)
+        first, last = offset, offset
+        while first - 1 in self.emptied:
+            first -= 1
+        while last + 1 in self.emptied:
+            last += 1
+        if len(self.emptied) > KEPT_EMPTIED:
+            self.emptied.remove(min(self.emptied))
+        return last - first + 1 >= at_most
+
+    def remember_plan(self, offset: int, plan: bytes) -> None:
+        """Keep a plan for a while: whoever wants this batch again has it made without a replay."""
+        self.note_planned(offset)
+        self.plans[offset] = plan
+        self.plans.move_to_end(offset)
+        while len(self.plans) > KEPT_PLANS:
+            self.plans.popitem(last=False)
+
+    def find_line(self, offset: int, reach: int) -> LineState | None:
+        """Return the line that stands at or closest below `offset`, within `reach` batches."""
+        below = [line for line in self.lines if 0 <= offset - line.next <= reach]
+        return max(below, key=lambda line: line.next, default=None)
+
+    @property
+    def is_planned(self) -> bool:
+        """Tell whether a worker plans batches of it now."""
+        return self.planning or any(line.busy for line in self.lines)
+
+    def has_ended(self, offset: int) -> bool:
+        """Tell whether it ends at or before an offset, be that recorded yet or not."""
+        return self.end is not None and offset >= self.end
+
+
+__all__ = [
+    "KEPT_PLANS",
+    "MAX_LINES_PER_LANE",
+    "MAX_STARTS",
+    "PLANS_AHEAD",
+    "LaneState",
+    "LineState",
+    "Start",
+]

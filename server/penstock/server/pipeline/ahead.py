@@ -1,0 +1,115 @@
+"""Items of coming draws are fetched and processed together with the one that is drawn."""
+
+from __future__ import annotations
+
+import logging
+
+from penstock.server.core.frames import error_line
+from penstock.server.core.held import held_bytes
+from penstock.server.core.refs import ItemRef
+from penstock.server.pipeline.items import Filtered, Items
+from penstock.server.pipeline.verdicts import Bad
+from penstock.server.roles.base import Sample
+from penstock.server.roles.draws import LaneDraws
+
+logger = logging.getLogger("penstock")
+
+LOOK_AHEAD, BATCHES_PER_ITEM_AHEAD = 16, 16
+"""Items fetched and processed at once, at most: coalesced reads, and processors' batch calls. What
+is processed for later batches delays the next one, so a lane begins with one item, and looks ahead
+of as many as a batch takes, or as one for so many batches that it made."""
+
+AHEAD_BYTES = 4 << 20
+"""Memory that a lane may take for what it has processed ahead, beyond the item that it needs: large
+samples gain nothing from company, and every lane of a node holds some."""
+
+
+class LookAhead:
+    """What is known of the coming draws of one lane, before they are drawn.
+
+    Args:
+        lane: The lane.
+        items: Fetches and processes.
+        draws: The lane's draws.
+    """
+
+    def __init__(self, lane: int, items: Items, draws: LaneDraws) -> None:
+        self._lane, self._items, self._draws = lane, items, draws
+        self._known: dict[ItemRef, list[Sample] | Filtered | Bad | int] = {}
+        self._outcome_bytes = 0.0  # memory that an item takes once it is processed, in the mean
+
+    def __len__(self) -> int:
+        """Return of how many items something is known."""
+        return len(self._known)
+
+    def outcome(self, item: ItemRef, offset: int, useful: int) -> list[Sample] | Filtered | Bad:
+        """Return what processing gives for a drawn item.
+
+        Args:
+            item: The item, of the lane's last draw.
+            offset: The lane's, for verdicts.
+            useful: How many items to process at once, so that the next batch is soon there.
+        """
+        if item not in self._known:
+            room = AHEAD_BYTES / max(1.0, self._outcome_bytes)
+            count = max(1, min(useful, LOOK_AHEAD, int(room)))
+            items = [item, *self._coming(item, offset, count)]
+            # What follows these is read while they are processed; this draw is one of them.
+            later = self.peek(count - 1, LOOK_AHEAD) if self._items.reads_ahead else []
+            outcomes = self._items.outcomes(items, "draw", later)
+            # One of them will do: they are many, and alike.
+            taken = held_bytes(outcomes[-1])
+            before = self._outcome_bytes or taken
+            self._outcome_bytes = before + 0.25 * (taken - before)
+            self._known.update(zip(items, outcomes, strict=True))
+        outcome = self._known.pop(item)
+        assert not isinstance(outcome, int)
+        return outcome
+
+    def size(self, item: ItemRef, offset: int) -> int | Bad:
+        """Return a drawn item's size from its raw form, unprocessed; arguments as for `outcome`."""
+        if item not in self._known:
+            items = [item, *self._coming(item, offset, LOOK_AHEAD)]
+            self._known.update(zip(items, self._items.sizes(items), strict=True))
+        size = self._known.pop(item)
+        assert isinstance(size, int | Bad)
+        return size
+
+    def peek(self, past: int, count: int) -> list[ItemRef]:
+        """Return up to `count` coming draws, those after the next `past`."""
+        try:
+            return self._draws.peek(past + count)[past:]
+        except Exception as error:  # of a user's distributor
+            # It stops the lane, by name, when that draw is the next one.
+            logger.debug("lane %d looks no further ahead: %s", self._lane, error_line(error))
+            return []
+
+    def forget(self, item: ItemRef) -> None:
+        """Forget what is known of an item."""
+        self._known.pop(item, None)
+
+    def clear(self) -> None:
+        """Forget all: the lane goes on elsewhere."""
+        self._known.clear()
+
+    def _coming(self, item: ItemRef, offset: int, count: int) -> list[ItemRef]:
+        """Return the items to fetch together with this one: distinct, and not known to be bad.
+
+        Args:
+            item: The item that is drawn.
+            offset: The lane's.
+            count: How many to fetch together, with this one.
+        """
+        if self._items.careful or count == 1:
+            return []
+        coming = dict.fromkeys(self.peek(0, count - 1))
+        coming.pop(item, None)
+        find = self._items.verdicts.find
+        return [
+            each
+            for each in coming
+            if each not in self._known and find("draw", each, self._lane, offset) is None
+        ]
+
+
+__all__ = ["AHEAD_BYTES", "BATCHES_PER_ITEM_AHEAD", "LOOK_AHEAD", "LookAhead"]

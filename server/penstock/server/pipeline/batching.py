@@ -1,0 +1,149 @@
+"""The batcher of one lane at work: it gets all samples of an item, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from penstock.server.core.contained import as_exception, contained
+from penstock.server.core.frames import error_line, user_traceback
+from penstock.server.core.refs import ItemRef, Rows, SampleRef
+from penstock.server.job import Job
+from penstock.server.pipeline.retry import Calls
+from penstock.server.roles.base import Sample, SampleBatcher
+from penstock.wire.errors import BadBatch, PenstockError
+
+
+class Batching:
+    """A clone of the job's batcher, with the samples that it holds.
+
+    Args:
+        job: The job.
+        lane: The lane.
+        calls: Says what an error of a role means.
+
+    Attributes:
+        batcher: The batcher.
+        samples: What processing gave for what the batcher holds, by (item, part).
+        dropped: How many samples it has left out since the lane's beginning.
+    """
+
+    def __init__(self, job: Job, lane: int, calls: Calls) -> None:
+        self._job, self._lane, self._calls = job, lane, calls
+        self.samples: dict[tuple[ItemRef, int], Sample] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Go on with a fresh batcher."""
+        self._take(self._job.batcher.clone())
+
+    def restore(self, state: Any) -> None:
+        """Go on with a batcher of this state."""
+        batcher: SampleBatcher = self._job.batcher.clone()
+        batcher.restore(state)
+        self._take(batcher)
+
+    def _take(self, batcher: SampleBatcher) -> None:
+        self.batcher = batcher
+        self.dropped = sum(batcher.dropped().values())
+
+    def add(
+        self, refs: Sequence[SampleRef], samples: Sequence[Sample | None], offset: int
+    ) -> tuple[list[Rows], bool]:
+        """Give the samples of an item to the batcher: all of them, or none if one is bad.
+
+        Args:
+            refs: The samples.
+            samples: They, where they were processed.
+            offset: The lane's, for errors.
+
+        Returns:
+            The finished batches, and whether a sample was kept.
+
+        Raises:
+            BadItem: The batcher refuses one of them.
+            PenstockError: It fails on one of them.
+        """
+        copies = len(refs) > 1 and self.batcher.may_refuse
+        before = self.batcher.state() if copies else None
+        batches: list[Rows] = []
+        accepted = False
+        try:
+            for ref, sample in zip(refs, samples, strict=True):
+                batches += self._add(ref, sample, offset)
+                before_it, self.dropped = self.dropped, sum(self.batcher.dropped().values())
+                if self.dropped == before_it:
+                    accepted = True
+                    if sample is not None:
+                        self.samples[ref.item, ref.part] = sample
+        except Exception:
+            if before is not None:
+                # A verdict is about the item: a replay, which knows it, adds no part of it either.
+                # And before the store is asked, which may fail: then the item is drawn again.
+                self.restore(before)
+            for ref in refs:
+                self.samples.pop((ref.item, ref.part), None)
+            raise
+        return batches, accepted
+
+    def _add(self, ref: SampleRef, sample: Sample | None, offset: int) -> list[Rows]:
+        try:
+            return self.batcher.add(ref, sample if self.batcher.needs_content else None)
+        except PenstockError:
+            raise
+        except BaseException as raised:
+            doing = f"sample {ref.part} of item {ref.item}"
+            raise self._failure(as_exception(raised), doing, offset) from raised
+
+    def flush(self, offset: int) -> list[Rows]:
+        """Return the batches of what the batcher still holds, at the lane's end.
+
+        Raises:
+            PenstockError: It fails.
+        """
+        try:
+            batches: list[Rows] = contained(self.batcher.flush)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise self._failure(error, "flush()", offset) from error
+        self.dropped = sum(self.batcher.dropped().values())
+        return batches
+
+    def _failure(self, error: Exception, doing: str, offset: int) -> PenstockError:
+        what = f"{self.batcher.code_of()} fails on {doing}, in lane {self._lane},"
+        return self._calls.failure(error, what, self._lane, offset)
+
+    def size_of(self, item: ItemRef, sample: Sample, offset: int) -> int:
+        """Return the size of a sample; 0 where the batcher needs none.
+
+        Raises:
+            BadBatch: The batcher finds none.
+        """
+        if not self.batcher.needs_sizes:
+            return 0
+        try:
+            size: int = contained(lambda: self.batcher.size_of(sample))
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise BadBatch(
+                f"{self.batcher.code_of()} finds no size of a sample of item {item} of job "
+                f"{self._job.name!r}: {error_line(error)}; the sample has {', '.join(sample)}",
+                lane=self._lane,
+                offset=offset,
+                traceback=user_traceback(error),
+            ) from error
+        return size
+
+    def forget(self, ready: Iterable[Rows]) -> None:
+        """Forget every sample that neither the batcher nor a ready batch needs."""
+        if not self.samples:
+            return
+        held = {(ref.item, ref.part) for ref in self.batcher.pending}
+        held |= {(ref.item, ref.part) for batch in ready for row in batch for ref in row}
+        for key in [key for key in self.samples if key not in held]:
+            del self.samples[key]
+
+
+__all__ = ["Batching"]

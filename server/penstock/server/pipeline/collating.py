@@ -1,0 +1,96 @@
+"""Calls of the collator: seeded where it draws, tried again where that helps, its errors named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.server.core.frames import error_line, user_traceback
+from penstock.server.core.refs import BatchPlan
+from penstock.server.core.seeding import BorrowedGlobals
+from penstock.server.pipeline.retry import Call, Calls
+from penstock.server.roles.base import Sample
+from penstock.server.roles.context import CollateContext, batch_key
+from penstock.wire.errors import BadBatch, PenstockError, SourceUnavailable
+
+
+class Collating:
+    """Calls the collator of one job in one process.
+
+    Args:
+        calls: What roles are called with.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls, self._job = calls, calls.job
+        self._globals = BorrowedGlobals()
+        self._what = Call(calls.job.collator, "collate")
+
+    def collate(
+        self, rows: Sequence[Sequence[Sample]], plan: BatchPlan
+    ) -> tuple[dict[str, Any], dict[str, int]]:
+        """Return the values of a batch and its counts, `samples` and those that the collator adds.
+
+        Args:
+            rows: Its samples.
+            plan: Where it stands, and for errors its items.
+
+        Raises:
+            BadBatch: The collator fails on these samples.
+            SourceUnavailable: What it reads is away.
+        """
+        self._calls.progress("collate", None)
+        try:
+            values, counted = self._calls.retried(lambda: self._collate(rows, plan), self._what)
+        except SourceUnavailable:
+            raise
+        except BadBatch as error:
+            raise error.reworded(f"job {self._job.name!r}, {error.message}") from error
+        except Exception as error:
+            text = f"{error_line(error)}; fix the collator, or the samples that it gets"
+            if isinstance(error, PenstockError):
+                text = error.message
+            items = [str(ref.item) for row in plan.rows for ref in row]
+            shown = ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
+            raise BadBatch(
+                f"{self._job.collator.code_of()} fails on the batch at lane {plan.lane}, "
+                f"offset {plan.offset} of job {self._job.name!r} ({shown}): {text}",
+                lane=plan.lane,
+                offset=plan.offset,
+                traceback=user_traceback(error),
+            ) from error
+        return values, {"samples": sum(map(len, rows)), **counted}
+
+    def blank(self, values: dict[str, Any], plan: BatchPlan) -> dict[str, Any]:
+        """Return the values of a padding batch, with nothing in `values` changed.
+
+        Raises:
+            BadBatch: The collator fails on them.
+            SourceUnavailable: What it reads is away.
+        """
+        collator = self._job.collator
+        try:
+            return collator.blank(values)
+        except PenstockError:
+            raise
+        except Exception as error:
+            place = f"lane {plan.lane}, offset {plan.offset}"
+            what = f"{collator.code_of()} fails on blank(), at {place},"
+            raise self._calls.failure(error, what, plan.lane, plan.offset) from error
+
+    def _collate(
+        self, rows: Sequence[Sequence[Sample]], plan: BatchPlan
+    ) -> tuple[dict[str, Any], dict[str, int]]:
+        job, collator = self._job, self._job.collator
+        context = CollateContext(job.seed, plan.lane, plan.offset)
+        if collator.uses_global_rng:
+            with self._globals as borrowed:
+                borrowed.seed(batch_key(job.seed, plan.lane, plan.offset))
+                values = collator.collate(rows, context)
+        else:
+            values = collator.collate(rows, context)
+        # NumPy's integers, which a sum gives, have no place in a message.
+        return values, {name: int(value) for name, value in context.counts.items()}
+
+
+__all__ = ["Collating"]

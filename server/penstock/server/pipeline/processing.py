@@ -1,0 +1,203 @@
+"""Raw items to samples, with the processor: what happens to every item that is drawn.
+
+What is about the moment is retried, see `penstock.server.pipeline.retry`. What fails twice on the
+same bytes is a bad item, named here and judged elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from penstock.server.core.contained import contained
+from penstock.server.core.frames import error_line, user_traceback
+from penstock.server.core.refs import ItemRef
+from penstock.server.job import Job
+from penstock.server.pipeline.chance import Chance
+from penstock.server.pipeline.raws import RawItems
+from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Call, Progress
+from penstock.server.pipeline.verdicts import Bad, content_hash
+from penstock.server.roles.base import RawItem, Sample
+from penstock.server.roles.context import ProcessContext, item_key
+from penstock.wire.errors import (
+    BadItem,
+    InvalidJob,
+    MissingExtra,
+    PenstockError,
+    SourceChanged,
+    SourceUnavailable,
+)
+
+NEVER_ABOUT_AN_ITEM = (SourceUnavailable, SourceChanged, InvalidJob, MissingExtra)
+"""What these say is true of a node, of a file or of the job: no item is judged for it."""
+
+
+class Filtered(NamedTuple):
+    """The processor gave no sample for an item."""
+
+    reason: str
+
+
+class ProcessedItems(RawItems):
+    """Fetches and processes the items of one job in one process.
+
+    Args:
+        job: The job.
+        progress: Told what is being worked on.
+        retry_deadline_s: How long a source may be unavailable.
+
+    Attributes:
+        processed: How often `process` was called.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        progress: Progress | None = None,
+        retry_deadline_s: float = RETRY_DEADLINE_S,
+    ) -> None:
+        super().__init__(job, progress, retry_deadline_s)
+        self.processed = 0
+        self.chance = Chance(self)
+        self._ready = False
+        self._drew_first = False  # the last item that failed drew random numbers before
+        self._processed_by: dict[str, Call] = {}  # by source, asked once
+
+    def outcomes(
+        self, items: Sequence[ItemRef], stage: str, coming: Sequence[ItemRef] = ()
+    ) -> list[list[Sample] | Filtered | Bad]:
+        """Return what processing gives for each item; nobody is judged, no verdict looked up.
+
+        Args:
+            items: The items, each once.
+            stage: `draw` where the planner asks, `exit` where a maker does.
+            coming: Items that will be needed next: they are read while these are processed.
+
+        Raises:
+            SourceUnavailable: A read failed to the deadline.
+        """
+        if not items:
+            return []
+        self.set_up()
+        try:
+            raws = self.raws(items)
+        except BadItem:
+            return [self._alone(item, stage) for item in items]
+        if coming:
+            self.read_ahead(coming)
+        return self._process(items, raws, stage)
+
+    def _alone(self, item: ItemRef, stage: str) -> list[Sample] | Filtered | Bad:
+        """Fetch and process one item whose neighbours must not suffer from it."""
+        try:
+            [raw] = self.raws([item])
+        except BadItem as error:
+            return Bad(error, content_hash(None), self.chance.fetch_is_pure(item))
+        return self._process([item], [raw], stage)[0]
+
+    def _process(
+        self, items: Sequence[ItemRef], raws: Sequence[RawItem], stage: str
+    ) -> list[list[Sample] | Filtered | Bad]:
+        processor = self.job.processor
+        if len(items) > 1 and not processor.uses_global_rng and not self.careful:
+            contexts = [ProcessContext(item, self.job.seed) for item in items]
+            self.progress("process", items[0])
+            try:
+                results = contained(lambda: processor.process_batch(raws, contexts))
+            except Exception as error:
+                # One of them fails, and is named when it is alone.
+                outcomes = self._one_by_one(items, raws, stage)
+                if not any(isinstance(outcome, Bad) for outcome in outcomes):
+                    self.tell_of(Call(processor, "process_batch"), error)
+                return outcomes
+            self.processed += len(items)
+            return [
+                outcome_of(result, context)
+                for result, context in zip(results, contexts, strict=True)
+            ]
+        return self._one_by_one(items, raws, stage)
+
+    def _one_by_one(
+        self, items: Sequence[ItemRef], raws: Sequence[RawItem], stage: str
+    ) -> list[list[Sample] | Filtered | Bad]:
+        pairs = zip(items, raws, strict=True)
+        if not self.job.processor.uses_global_rng:
+            return [self._process_one(item, raw, stage) for item, raw in pairs]
+        with self.globals:
+            return [self._process_one(item, raw, stage) for item, raw in pairs]
+
+    def _process_one(
+        self, item: ItemRef, raw: RawItem, stage: str
+    ) -> list[Sample] | Filtered | Bad:
+        what = self.processing(item)
+        self.progress("process", item)
+        try:
+            process = partial(self._process_once, item, raw)
+            return self.twice(process, what, item, NEVER_ABOUT_AN_ITEM)
+        except NEVER_ABOUT_AN_ITEM:
+            raise
+        except Exception as error:
+            bad = self.bad_item(stage, what, item, error)
+            return Bad(bad, content_hash(raw), every_epoch=not self._drew_first)
+
+    def _process_once(self, item: ItemRef, raw: RawItem) -> list[Sample] | Filtered:
+        """Process an item; where that fails, note whether anything random was drawn before."""
+        processor = self.job.processor
+        context = ProcessContext(item, self.job.seed)
+        self.processed += 1
+        if processor.uses_global_rng:
+            self.seed(item)
+        try:
+            return outcome_of(processor.process(raw, context), context)
+        except BaseException:
+            self._drew_first = self.chance.drew(context, item_key(self.job.seed, item))
+            raise
+
+    def processing(self, item: ItemRef) -> Call:
+        """Return the code that decides what processing an item gives."""
+        found = self._processed_by.get(item.source)
+        if found is None:
+            processor = self.job.processor
+            author = processor.author(self.job.sources[item.source])
+            found = Call(author, "process" if author is processor else "fetch")
+            self._processed_by[item.source] = found
+        return found
+
+    def set_up(self) -> None:
+        """Have the processor set up what it needs, once.
+
+        Raises:
+            InvalidJob: It fails.
+            SourceUnavailable, MissingExtra: As `retried`.
+        """
+        if not self._ready:
+            processor = self.job.processor
+            what = Call(processor, "setup")
+            self.progress("setup", None)
+            try:
+                self.retried(processor.setup, what)
+            except PenstockError:
+                raise
+            except Exception as error:
+                raise InvalidJob(
+                    f"{what.role} of job {self.job.name!r} fails with {error_line(error)}",
+                    key="processor",
+                    traceback=user_traceback(error),
+                ) from error
+            self._ready = True
+
+
+def outcome_of(result: Any, context: ProcessContext) -> list[Sample] | Filtered:
+    """Return what a processor's result means."""
+    if context.skipped is not None:
+        return Filtered(context.skipped)
+    if result is None:
+        return Filtered("none")
+    if isinstance(result, dict):
+        return [result]
+    samples = list(result)
+    return samples if samples else Filtered("empty")
+
+
+__all__ = ["NEVER_ABOUT_AN_ITEM", "Filtered", "ProcessedItems", "outcome_of"]

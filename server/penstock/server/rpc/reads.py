@@ -1,0 +1,158 @@
+"""A `Feed/Read` from its first message to its end: it is opened, listened to and ended here.
+
+What is sent meanwhile is `penstock.server.rpc.read`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.server.metrics import Metrics
+from penstock.server.node.node import Node
+from penstock.server.rpc.call import EOF, Call, HungUp
+from penstock.server.rpc.lending import Lending
+from penstock.server.rpc.opening import draining, open_read, opened, parse_horizon, parse_open
+from penstock.server.rpc.present import Present
+from penstock.server.rpc.read import SHUTTING_DOWN, Sender
+from penstock.server.rpc.story import UNCHECKED
+from penstock.server.rpc.streams import Stream, Streams
+from penstock.server.store.base import Store
+from penstock.wire.errors import Internal, PenstockError, StaleGeneration, StoreUnavailable
+from penstock.wire.v1 import feed_pb2
+
+CHECK_DEADLINE_S = 10.0
+
+
+class Reads:
+    """Serves reads, each from its first message to its end.
+
+    Args:
+        node: The node, started.
+        store: Its store, open.
+        streams: The open ones.
+        present: Looks for a job's files before a run begins.
+        metrics: Where batches and waits are counted.
+        draining: Set once the node shuts down.
+        lending: Knows the processes on this host that bodies are lent to.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        store: Store,
+        streams: Streams,
+        present: Present,
+        metrics: Metrics,
+        draining: asyncio.Event,
+        lending: Lending,
+    ) -> None:
+        self.node, self.store, self.streams, self.present = node, store, streams, present
+        self.metrics, self.draining, self.lending = metrics, draining, lending
+
+    async def serve(self, call: Call, peer: str) -> None:
+        """Answer a call to its end.
+
+        Args:
+            call: The call.
+            peer: Where it comes from, as gRPC says it.
+
+        Raises:
+            HungUp: The consumer is gone.
+            PenstockError: What it asks for cannot be given.
+        """
+        first = await call.read()
+        if first is EOF:
+            return
+        request = parse_open(first)
+        opening = open_read(self.node.jobs, request, self.node.numbering)
+        if self.draining.is_set():
+            # A client that was sent away reconnects at once: accepting it would keep the node up.
+            await call.write(draining().SerializeToString())
+            return
+        await self._check_token(request)
+        if not request.token and opening.given_from is None:
+            await self.present.check(opening.job)  # it begins: nothing was given yet
+        wake = asyncio.Event()
+        self.node.note_given(opening.job, opening.given())
+        reader = self.node.open(
+            opening.job, opening.share, opening.cut, opening.start, opening.lanes, wake.set
+        )
+        stream = Stream(request, reader, wake, peer, self.lending.find(request.borrower))
+        number = self.streams.add(stream)
+        listening = asyncio.ensure_future(self._listen(stream, call))
+        listening.add_done_callback(lambda _: wake.set())
+        try:
+            self.streams.joined(stream)
+            reply = opened(opening, self.node.incarnation, lends=stream.lender is not None)
+            await call.write(reply.SerializeToString())
+            self.node.extend(reader, request.horizon, request.next, request.bytes_limit)
+            sender = Sender(
+                self.node,
+                stream,
+                opening,
+                call,
+                listening,
+                streams=self.streams,
+                metrics=self.metrics,
+                draining=self.draining,
+                lending=self.lending,
+            )
+            stream.ending = await sender.run()
+        except asyncio.CancelledError:
+            if self.draining.is_set():
+                stream.ending = SHUTTING_DOWN
+            raise
+        except Exception as error:
+            stream.ending = _why(error)
+            raise
+        finally:
+            # First what may not fail: a reader that stays would want its batches for ever.
+            self.node.leave(reader)
+            listening.cancel()
+            self.streams.remove(number)
+            await asyncio.gather(listening, return_exceptions=True)
+
+    async def _check_token(self, request: feed_pb2.Open) -> None:
+        if not request.group or not request.token:
+            return
+        try:
+            async with asyncio.timeout(CHECK_DEADLINE_S):
+                await self.store.check_token(
+                    request.job, request.group, request.token, request.generation
+                )
+        except StaleGeneration as error:
+            self.streams.refused(error, "Read")
+            raise
+        except (StoreUnavailable, TimeoutError) as error:
+            # Reading goes on without the store; commits will tell whether this attempt was fenced.
+            self.streams.story.tell(
+                UNCHECKED,
+                level="warning",
+                job=request.job,
+                group=request.group,
+                rank=request.rank,
+                error=str(error) or f"the store did not answer within {CHECK_DEADLINE_S:.0f} s",
+            )
+
+    async def _listen(self, stream: Stream, call: Call) -> None:
+        """Take the consumer's horizons until it hangs up."""
+        while True:
+            data = await call.read()
+            if data is EOF:
+                return
+            moved = parse_horizon(data)
+            stream.note_finished(moved.finished_step)
+            self.node.extend(stream.reader, moved.horizon, moved.next, moved.bytes_limit)
+            stream.wake.set()
+
+
+def _why(error: Exception) -> str:
+    """Return in a word or two why a stream ends with an error."""
+    if isinstance(error, StaleGeneration):
+        return "fenced"
+    if isinstance(error, HungUp):
+        return "hung up"
+    return error.code if isinstance(error, PenstockError) else Internal.code
+
+
+__all__ = ["Reads"]
