@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +24,18 @@ for _name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
 # A machine may be busy: how long an example takes says nothing.
 hypothesis.settings.register_profile("penstock", deadline=None)
 hypothesis.settings.load_profile("penstock")
+
+
+def pytest_sessionstart() -> None:
+    """Find no garbage while tests are collected: there are only modules and functions."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of every later search for garbage what is there now, and stays: 0.2 s each."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

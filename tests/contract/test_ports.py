@@ -154,11 +154,11 @@ def test_who_waits_is_woken(ends: Ends) -> None:
     waiting = threading.Thread(target=lambda: heard.extend(take(theirs, 2)))
     waiting.start()
 
-    ours.send([Hurry("job")])
+    ours.send([Hurry(b"log")])
     ours.send([CloseLine(3)])
     waiting.join(60)
 
-    assert heard == [Hurry("job"), CloseLine(3)]
+    assert heard == [Hurry(b"log"), CloseLine(3)]
     last = threading.Thread(target=lambda: heard.append(theirs.receive(wait=True)))
     last.start()
     ours.close()
@@ -175,7 +175,7 @@ def test_what_was_sent_before_the_end_arrives(ends: Ends) -> None:
     assert take(ours, 2) == [Ready(), Warned("last words")]
     assert [ours.receive(wait=True), ours.receive(wait=False)] == [None, None]
     with pytest.raises(OSError):  # noqa: PT011 - whichever the system says
-        ours.send([Hurry("job")])
+        ours.send([Hurry(b"log")])
 
 
 async def test_a_loop_hears_all_of_it(ends: Ends) -> None:
@@ -200,13 +200,13 @@ async def test_a_loop_never_waits_for_who_does_not_read(ends: Ends) -> None:
     """Far more than a socket holds is sent at once, and comes in order when it is read."""
     ours, theirs = ends
     Listener(ours)
-    large = [OpenLine(n, "job", 0, bytes([n]) * (1 << 20)) for n in range(8)]
+    large = [OpenLine(n, b"log", 0, bytes([n]) * (1 << 20)) for n in range(8)]
 
     for message in large:
         ours.send([message])
-    ours.send([Hurry("job")])
+    ours.send([Hurry(b"log")])
 
-    assert await asyncio.to_thread(take, theirs, 9) == [*large, Hurry("job")]
+    assert await asyncio.to_thread(take, theirs, 9) == [*large, Hurry(b"log")]
 
 
 async def test_a_loop_that_sends_to_nobody_hears_of_it_once(ends: Ends) -> None:
@@ -215,7 +215,7 @@ async def test_a_loop_that_sends_to_nobody_hears_of_it_once(ends: Ends) -> None:
     listener = Listener(ours)
     theirs.close()
 
-    ours.send([Hurry("job")])
+    ours.send([Hurry(b"log")])
     await listener.until(listener.ended.is_set)
 
     assert listener.heard == []
@@ -227,7 +227,7 @@ async def test_what_is_not_meant_for_an_end_comes_after_all_good_messages(ends: 
     listener = Listener(ours)
 
     theirs.send([Ready(), Verified(1, b"header")])
-    theirs.send([Hurry("job")])
+    theirs.send([Hurry(b"log")])
     with suppress(OSError):  # it may have been closed for what came before
         theirs.send([Ready()])
     await listener.until(listener.ended.is_set)
@@ -282,6 +282,6 @@ def test_freed_spans_need_no_answer(ends: Ends) -> None:
     """They are told with whatever is sent, before it."""
     ours, theirs = ends
 
-    ours.send([Free(((0, 0), (0, 128))), Hurry("job")])
+    ours.send([Free(((0, 0), (0, 128))), Hurry(b"log")])
 
-    assert take(theirs, 2) == [Free(((0, 0), (0, 128))), Hurry("job")]
+    assert take(theirs, 2) == [Free(((0, 0), (0, 128))), Hurry(b"log")]

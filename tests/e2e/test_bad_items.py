@@ -157,7 +157,8 @@ def make_jobs(folder: Path, **server: Any) -> Path:
     quarantine = {"on_item_error": "quarantine"}
     jobs = {
         "stop": {**simple, "processor": {"type": "./roles.py:Fails"}},
-        "stop_sized": {**pack, "processor": {"type": "./roles.py:SizedFails"}},
+        # Another log than `exit`: what happens to a bad item is a fact of a log.
+        "stop_sized": {**pack, "seed": 1, "processor": {"type": "./roles.py:SizedFails"}},
         "draw": {**pack, "processor": {"type": "./roles.py:Fails"}, **quarantine},
         "exit": {**pack, "processor": {"type": "./roles.py:SizedFails"}, **quarantine},
         "single": {

@@ -100,12 +100,12 @@ class InlineWorker(WorkerProcess):
         self,
         *,
         stage: str = "idle",
-        job: str | None = None,
+        of: str | None = None,
         lane: int | None = None,
         item: ItemRef | None = None,
     ) -> None:
         """End the worker: what is in its inbox is lost, what it answered is not."""
-        self.page.note(stage, job, lane, item)
+        self.page.note(stage, of, lane, item)
         self._end()
 
 

@@ -74,7 +74,7 @@ def test_any_messages_in_any_pieces(frames: list[list[list[bytes]]], pieces: lis
 
 def test_what_goes_together_is_one_frame() -> None:
     """Twenty tickets take far fewer bytes than twenty frames of objects with named fields."""
-    tickets = [Produce(n, "main", n, 0, False, n, False) for n in range(20)]
+    tickets = [Produce(n, bytes(32), n, 0, False, n, False) for n in range(20)]
     named = [{one: getattr(ticket, one) for one in Produce.__slots__} for ticket in tickets]
 
     assert len(encode(tickets)[0]) < len(frame(named)) / 2
@@ -99,7 +99,7 @@ DONE = ["Done", 3, [0, 64, 5], 0, None, {}, False, []]
         ([[]], b""),
         ([[["Ready"]]], b""),
         ([["Nothing"]], b""),
-        ([["Hurry", "job"]], b""),
+        ([["Hurry", 3]], b"log"),
         ([["Ready", 1]], b""),
         ([["Ready"]], b"x"),
         ([DONE[:-1]], b""),
@@ -117,10 +117,11 @@ DONE = ["Done", 3, [0, 64, 5], 0, None, {}, False, []]
         ([[*DONE[:6], 0, *DONE[7:]]], b""),
         ([[*DONE[:7], [[1]]]], b""),
         ([[*DONE[:7], [[-1, 0]]]], b""),
-        ([["Judge", "job", None, ["draw"]]], b""),
+        ([["Judge", 3, None, ["draw"]]], b"log"),
         ([["Warned", None]], b""),
         ([["NewArena", 0, 4096, None]], b""),
-        ([["Cost", "job", 1, {"fetch": "long"}, 0, 0]], b""),
+        ([["Cost", 3, 1, {"fetch": "long"}, 0, 0]], b"log"),
+        ([["Cost", "log", 1, {}, 0, 0]], b""),
     ],
 )
 def test_what_no_process_of_ours_writes_breaks_the_stream(rows: Any, tail: bytes) -> None:
@@ -147,8 +148,8 @@ def test_a_verdict_has_one_form() -> None:
     assert list(VERDICT.encode()) == form
     assert Verdict.decode(form) == VERDICT
     for message in (
-        Judge("job", None, VERDICT),
-        KnowJob("job", b"", b"", None, 1, (VERDICT,), False),
+        Judge(b"log", None, VERDICT),
+        KnowJob(b"", b"", None, 1, (VERDICT,), False),
     ):
         assert json.dumps(form, separators=(",", ":")).encode() in encode([message])[0]
     row = verdicts._row(b"log", VERDICT, 9)

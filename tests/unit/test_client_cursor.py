@@ -13,6 +13,7 @@ import pytest
 
 from harness import write_job_file
 from penstock.client import Loader
+from penstock.server.store.rows import GroupRow, TimelineRow
 from penstock.wire.errors import (
     BadState,
     CheckpointExists,
@@ -314,6 +315,12 @@ def good_state(node: ServedNode, **changes: Any) -> dict[str, Any]:
         ({"world_size": -2}, BadState, "read by -2 ranks"),
         ({"world_size": 3}, BadState, "steps of 2 batches, read by 3 ranks"),
         ({"log_id": "ff" * 32}, JobChanged, "ffffffffffff"),
+        ({"timeline": [[0, "aa"], [9, "bb"]]}, BadState, "a run that has read 2 logs, one after"),
+        ({"timeline": [[0, "ff" * 32]]}, BadState, "'timeline' is .*'ffff"),
+        ({"timeline": [[7, "aa"]]}, BadState, r"'timeline' is \[\[7, 'aa'\]\], and its log is"),
+        ({"timeline": []}, BadState, r"'timeline' is \[\]"),
+        ({"timeline": [0]}, BadState, r"'timeline' is \[0\]"),
+        ({"timeline": "aa"}, BadState, "'timeline' is 'aa'"),
         ({"store": "elsewhere"}, OtherStore, "elsewhere"),
     ],
 )
@@ -322,6 +329,37 @@ def test_a_state_that_does_not_fit_says_what_differs(
 ) -> None:
     with reader(node, batches_per_step=2) as loader, pytest.raises(error, match=sentence):
         loader.load_state_dict(good_state(node, **changes))
+
+
+@pytest.mark.parametrize("entry", [list, tuple])
+def test_a_state_has_the_logs_of_its_run(node: ServedNode, entry: type[Any]) -> None:
+    """One today, from step 0 on; a state from before timelines loads, and gets one."""
+    log_id = node.log_id.hex()
+    with reader(node, batches_per_step=2) as loader:
+        loader.load_state_dict(good_state(node))
+        state = loader.state_dict()
+
+    assert state == good_state(node, timeline=[[0, log_id]])
+    with reader(node, batches_per_step=2, attempt="again") as loader:
+        loader.load_state_dict({**state, "timeline": [entry((0, log_id))]})
+        assert loader.state_dict() == state
+
+
+def test_a_group_of_several_logs_is_refused_by_name(node: ServedNode) -> None:
+    """As a server with revisions may have it."""
+    with reader(node, attempt="a") as loader:
+        positions(loader, 1)
+    [group] = node.memory.tables[GroupRow].rows.values()
+    later = TimelineRow(group.id, 7, node.log_id)
+    node.memory.tables[TimelineRow].put((group.id, 7), later)
+
+    with (
+        reader(node, attempt="b") as loader,
+        pytest.raises(
+            JobChanged, match=r"several logs, one after the other \(\w{12} from step 0, "
+        ),
+    ):
+        next(iter(loader))
 
 
 @pytest.mark.parametrize("state", [{}, None])

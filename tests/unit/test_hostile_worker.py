@@ -207,7 +207,11 @@ def some_bytes(rng: random.Random, worker: Wild) -> bytes:
     else:
         one = rng.choice(KINDS)
         row = spoilt(rng, [one.name, *one.names], len(one.names))
-        data = frame([row], rng.randbytes(3 * rng.randrange(2)))
+        tail = rng.randbytes(3 * rng.randrange(2))
+        if "log_id" in one.names and worker.logs and rng.random() < 0.8:
+            row[1 + one.names.index("log_id")] = 32
+            tail = rng.choice(sorted(worker.logs)) + tail
+        data = frame([row], tail)
     return data[: rng.randrange(len(data))] if kind > 0.97 else data
 
 
@@ -221,7 +225,8 @@ async def test_whatever_a_worker_says_the_node_goes_on(node: WildNode) -> None:
     rng = random.Random(24)
     readers = {
         name: [
-            node.open(name, Share(64, rank, 64), None, 0, None, lambda: None) for rank in range(64)
+            node.open(node.jobs[name], Share(64, rank, 64), None, 0, None, lambda: None)
+            for rank in range(64)
         ]
         for name in node.jobs
     }
@@ -237,7 +242,7 @@ async def test_whatever_a_worker_says_the_node_goes_on(node: WildNode) -> None:
                 told.append(error)
                 node.leave(reader)
                 readers[name][(turn + number) % 64] = node.open(
-                    name, Share(64, reader.share.rank, 64), None, 0, None, lambda: None
+                    node.jobs[name], Share(64, reader.share.rank, 64), None, 0, None, lambda: None
                 )
         for worker in node.workers:
             assert isinstance(worker, Wild)

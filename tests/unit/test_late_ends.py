@@ -75,7 +75,9 @@ class Play:
         # As a client does: what has come beyond the first that is missing comes once more.
         start = next(own for own in share.walk(0) if own not in self.given[rank])
         self.given[rank] = {own for own in self.given[rank] if own < start}
-        self.readers[rank] = self.node.open("job", share, self.cut, start, None, lambda: None)
+        self.readers[rank] = self.node.open(
+            self.node.jobs["job"], share, self.cut, start, None, lambda: None
+        )
 
     def extend(self) -> None:
         """Move some horizons."""
@@ -164,7 +166,7 @@ async def test_ranks_are_given_all_of_a_log_whose_ends_are_found_as_it_is_read(
             own = [p for step in range(play.tail.steps) for p in share.positions(step)]
             assert sorted(positions) == own, seed
         counted = play.counted.order.ends
-        one = play.node.log("job")
+        one = play.node.log(play.node.jobs["job"])
         known = {lane: one.numbering.end_of(lane) for lane in range(one.job.lanes)}
         assert one.numbering.batches in (play.tail.batches, None)
         assert {lane: end for lane, end in known.items() if end is not None} == (

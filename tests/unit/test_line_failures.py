@@ -81,7 +81,8 @@ async def test_nothing_is_made_of_a_half_changed_state(tmp_path: Path) -> None:
     node = InlineNode({"job": job}, store, workers=1, bound_bytes=1 << 20)
     await node.start()
     readers = [
-        node.open("job", Share(3, rank, 3), None, 0, None, lambda: None) for rank in range(3)
+        node.open(node.jobs["job"], Share(3, rank, 3), None, 0, None, lambda: None)
+        for rank in range(3)
     ]
     got: dict[int, bytes] = {}
     failures: list[str] = []

@@ -54,7 +54,7 @@ class _Play:
         count = self.rng.randrange(1, 30)
         world = self.rng.choice([1, 1, 2, 3])
         share = Share(6, self.rng.randrange(world), world)
-        reader = self.node.open("job", share, None, start, None, lambda: None)
+        reader = self.node.open(self.job, share, None, start, None, lambda: None)
         first = share.at_or_after(start)
         self.owed[reader] = [first + n * world for n in range(count)]
         if self.rng.random() < 0.3:
@@ -113,7 +113,7 @@ class _Play:
         await self.finish()
         self.stalled.clear()
         await self.finish()
-        one = self.node.log("job")
+        one = self.node.log(self.job)
         for reader in list(self.owed):
             self.node.leave(reader)
         while self.answer():
@@ -173,7 +173,7 @@ async def test_the_books_do_not_grow_with_the_run(
     play = _Play(1, plan, store)
     node = play.node
     await node.start()
-    reader = node.open("job", Share(1, 0, 1), None, 0, None, lambda: None)
+    reader = node.open(node.jobs["job"], Share(1, 0, 1), None, 0, None, lambda: None)
     sizes = {}
     try:
         for position in range(1000):
@@ -183,7 +183,7 @@ async def test_the_books_do_not_grow_with_the_run(
                 play.answer()
             node.sent(reader, entry)
             if position in (99, 999):
-                one = node.log("job")
+                one = node.log(node.jobs["job"])
                 lines = [line for hand in node.hands for line in hand.side.lines.values()]
                 sizes[position] = {
                     "entries": len(one.entries),
@@ -218,7 +218,7 @@ async def test_an_evicted_batch_costs_itself_again_and_no_replay(tmp_path: Path)
     [hand] = node.hands
 
     async def read() -> None:
-        reader = node.open("job", Share(1, 0, 1), None, 0, None, lambda: None)
+        reader = node.open(node.jobs["job"], Share(1, 0, 1), None, 0, None, lambda: None)
         node.extend(reader, 60)
         for _ in range(60):
             while (entry := reader.take()) is None:
@@ -231,7 +231,7 @@ async def test_an_evicted_batch_costs_itself_again_and_no_replay(tmp_path: Path)
     try:
         await read()
         hand.answered.clear()
-        processed = hand.side.jobs["job"].items.processed
+        processed = hand.side.jobs[node.jobs["job"].log_id].items.processed
         await read()
     finally:
         await node.close()
@@ -244,4 +244,4 @@ async def test_an_evicted_batch_costs_itself_again_and_no_replay(tmp_path: Path)
         len({tuple(ref[:3]) for row in json.loads(message.plan)[2] for ref in row})
         for message in asked
     )
-    assert hand.side.jobs["job"].items.processed - processed == own_items
+    assert hand.side.jobs[node.jobs["job"].log_id].items.processed - processed == own_items

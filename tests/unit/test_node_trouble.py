@@ -94,12 +94,12 @@ async def test_a_lane_that_cannot_be_opened_stops_no_other(store: SqliteStore) -
     node.life.on_fatal = lambda: ended.append("ended")
     await node.start()
     try:
-        others = node.open("job", Share(1, 0, 1), None, 0, [0, 2], lambda: None)
+        others = node.open(node.jobs["job"], Share(1, 0, 1), None, 0, [0, 2], lambda: None)
         got: list[int] = []
         node.extend(others, 60)
         for _ in range(20):
             await run_until_idle(node, {others: got})
-        everything = node.open("job", Share(1, 0, 1), None, 60, None, lambda: None)
+        everything = node.open(node.jobs["job"], Share(1, 0, 1), None, 60, None, lambda: None)
         node.extend(everything, 120)
         node.extend(others, 120)
         failed: list[str] = []
@@ -136,7 +136,7 @@ async def test_a_reader_of_some_lanes_gets_what_comes_late(store: SqliteStore) -
     await node.start()
     cut = Cut(3)
     woken = asyncio.Event()
-    reader = node.open("job", Share(3, 2, 3), cut, 0, [1], woken.set)
+    reader = node.open(node.jobs["job"], Share(3, 2, 3), cut, 0, [1], woken.set)
     got: list[int] = []
     try:
         node.extend(reader, 6924)
@@ -190,7 +190,7 @@ async def test_the_workers_that_are_left_take_every_lane(store: SqliteStore) -> 
     job = make_job(6, processor=Through())
     node = UnwillingNode({"job": job}, store, workers=2, bound_bytes=1 << 20)
     await node.start()
-    reader = node.open("job", Share(1, 0, 1), None, 0, None, lambda: None)
+    reader = node.open(node.jobs["job"], Share(1, 0, 1), None, 0, None, lambda: None)
     got: list[int] = []
     try:
         await node.settle()
@@ -212,7 +212,7 @@ async def test_a_worker_that_cannot_be_started_now_is_started_later(store: Sqlit
     node = UnwillingNode({"job": job}, store, workers=1, bound_bytes=1 << 20)
     node.life.on_fatal = lambda: ended.append("ended")
     await node.start()
-    reader = node.open("job", Share(1, 0, 1), None, 0, None, lambda: None)
+    reader = node.open(node.jobs["job"], Share(1, 0, 1), None, 0, None, lambda: None)
     got: list[int] = []
     try:
         Unwilling.refusals = 2
@@ -243,7 +243,7 @@ async def test_one_refused_snapshot_costs_the_other_lanes_nothing(store: SqliteS
     node = make_node(job, store)
     await node.start()
     await store.put_snapshots([SnapshotRecord(job.log_id, 1, 16, b"what another node found")])
-    reader = node.open("job", Share(1, 0, 1), None, 0, None, lambda: None)
+    reader = node.open(node.jobs["job"], Share(1, 0, 1), None, 0, None, lambda: None)
     got: list[int] = []
     try:
         node.extend(reader, 3 * 17)
@@ -308,7 +308,10 @@ async def test_many_jobs_share_one_bound(store: SqliteStore) -> None:
     bound = 8 * 1024
     node = InlineNode(jobs, store, workers=1, bound_bytes=bound)
     await node.start()
-    readers = {name: node.open(name, Share(1, 0, 1), None, 0, None, lambda: None) for name in jobs}
+    readers = {
+        name: node.open(node.jobs[name], Share(1, 0, 1), None, 0, None, lambda: None)
+        for name in jobs
+    }
     try:
         for position in range(30):
             for name, reader in readers.items():
@@ -328,10 +331,15 @@ async def test_many_jobs_share_one_bound(store: SqliteStore) -> None:
 async def test_a_death_is_blamed_on_the_job_that_the_worker_was_at(store: SqliteStore) -> None:
     """Two jobs have a lane 0 in the same worker, and an item of one of them ends it."""
     items = ItemsSource([{"x": [n]} for n in range(5)])
-    jobs = {name: Job(items, batch_size=1, lanes=1, name=name) for name in ("good", "bad")}
+    jobs = {
+        name: Job(items, batch_size=1, lanes=1, seed=seed, name=name)
+        for seed, name in enumerate(("good", "bad"))
+    }
     node = InlineNode(jobs, store, workers=1, bound_bytes=1 << 20)
     await node.start()
-    readers = [node.open(name, Share(1, 0, 1), None, 0, None, lambda: None) for name in jobs]
+    readers = [
+        node.open(node.jobs[name], Share(1, 0, 1), None, 0, None, lambda: None) for name in jobs
+    ]
     try:
         await node.settle()
         for reader in readers:
@@ -339,9 +347,10 @@ async def test_a_death_is_blamed_on_the_job_that_the_worker_was_at(store: Sqlite
         await node.settle()
         [worker] = node.hands
         assert {ticket.log.job.name for ticket in worker.tickets.values()} == set(jobs)
-        worker.die(stage="process", job="bad", lane=0, item=ItemRef("main", 3, 0))
+        bad = jobs["bad"].log_id.hex()
+        worker.die(stage="process", of=bad, lane=0, item=ItemRef("main", 3, 0))
 
-        deaths = {name: log.lanes[0].deaths for name, log in node.logs.items()}
+        deaths = {name: node.log(job).lanes[0].deaths for name, job in jobs.items()}
         assert deaths == {"good": {}, "bad": {0: ["main[3] in epoch 0"]}}
     finally:
         await node.close()
@@ -360,7 +369,7 @@ async def test_a_draining_node_takes_no_stream_in(store: SqliteStore) -> None:
 
         [reply] = [feed_pb2.ReadReply.FromString(data) for data in call.replies]
         assert reply.HasField("draining")
-        assert node.log("job").produced == 0
+        assert node.log(node.jobs["job"]).produced == 0
     finally:
         await node.close()
 
@@ -378,7 +387,7 @@ async def test_a_stream_that_breaks_leaves_nothing_behind(
         async with asyncio.timeout(30):
             await service._read(None, call)  # type: ignore[arg-type]  # it reads by the call
 
-        assert not node.log("job").readers
+        assert not node.log(node.jobs["job"]).readers
         assert not service.streams
     finally:
         await node.close()
@@ -403,7 +412,7 @@ async def test_a_cancelled_stream_lets_its_batch_go(store: SqliteStore) -> None:
             while any([hand.answer_one() for hand in node.hands]):  # noqa: C419 - each
                 await node.settle()
 
-        one = node.log("job")
+        one = node.log(node.jobs["job"])
         one.kept.shed()
         assert not one.readers
         assert not service.streams
@@ -462,7 +471,7 @@ async def test_a_connection_that_breaks_is_no_bug(store: SqliteStore, breaks: st
 async def test_a_snapshot_that_differs_stops_its_lane(store: SqliteStore, name: str) -> None:
     """Readers are told what differs; what is ready of that lane, and not sent, goes to nobody.
 
-    So it is in every job of the same log; other lanes go on.
+    So it is by every name of the log; other lanes go on.
     """
     jobs = {
         one: make_job(2, processor=Through(), snapshot_every=4, name=one) for one in ("job", "twin")
@@ -471,13 +480,13 @@ async def test_a_snapshot_that_differs_stops_its_lane(store: SqliteStore, name: 
     node = InlineNode(jobs, store, workers=1, bound_bytes=1 << 20)
     await node.start()
     try:
-        reader = node.open(name, Share(1, 0, 1), None, 0, None, lambda: None)
+        reader = node.open(node.jobs[name], Share(1, 0, 1), None, 0, None, lambda: None)
         node.extend(reader, 8)
         for _ in range(200):
             await node.settle()
             for hand in node.hands:
                 hand.answer_one()
-        assert node.logs[name].ready_bytes > 0
+        assert node.log(node.jobs[name]).ready_bytes > 0
         first = node.take(reader)
         assert first is not None
         assert reader.pending[1].body is not None
@@ -486,16 +495,16 @@ async def test_a_snapshot_that_differs_stops_its_lane(store: SqliteStore, name: 
         with pytest.raises(LogDiverged, match="snapshot of lane 1 at offset 4") as caught:
             node.take(reader)
         assert caught.value.fields["ours"] != caught.value.fields["theirs"]
-        late = node.open("twin", Share(1, 0, 1), None, 1, [1], lambda: None)
+        late = node.open(node.jobs["twin"], Share(1, 0, 1), None, 1, [1], lambda: None)
         node.extend(late, 4)
         with pytest.raises(LogDiverged):
             node.take(late)
-        other = node.open(name, Share(1, 0, 1), None, 2, [0], lambda: None)
+        other = node.open(node.jobs[name], Share(1, 0, 1), None, 2, [0], lambda: None)
         node.extend(other, 12)
         entry = node.take(other)
         assert entry is not None
         assert entry.key.position == 2
-        assert node.logs[name].ready_bytes >= 0
+        assert node.log(node.jobs[name]).ready_bytes >= 0
         assert not node.shelf.unsaved
     finally:
         await node.close()

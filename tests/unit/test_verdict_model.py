@@ -123,7 +123,7 @@ class World:
     @property
     def stopped(self) -> bool:
         """Tell whether nothing can be given any more."""
-        return all(lane.error is not None for lane in self.node.logs["job"].lanes)
+        return all(lane.error is not None for lane in self.node.log(self.job).lanes)
 
     async def act(self) -> None:
         """Do one thing, any."""
@@ -137,7 +137,7 @@ class World:
             highest = max((offset for _, offset in self.given), default=0)
             start = dice.choice([0, dice.randint(0, highest + 2)]) * LANES
             lanes = dice.choice([None, [0], [1]])
-            reader = self.node.open("job", Share(1, 0, 1), None, start, lanes, lambda: None)
+            reader = self.node.open(self.job, Share(1, 0, 1), None, start, lanes, lambda: None)
             self.readers.append(reader)
             self.node.extend(reader, start + dice.randint(1, 30))
         elif roll < 0.13 and self.readers:

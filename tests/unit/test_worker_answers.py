@@ -69,10 +69,10 @@ class Talk:
         self._theirs, self._thread = theirs, threading.Thread(target=worker.run, daemon=True)
         self._thread.start()
         self._found, self._number = list[FromWorker](), 0
+        self.logs = {name: job.log_id for name, job in jobs.items()}
         for line, name in ((1, "a"), (2, "b"), (3, "a")):
-            job = jobs[name]
-            known = KnowJob(name, job.log_id, job.definition, None, 1, (), False)
-            self.send(known, OpenLine(line, name, 0, None))
+            known = KnowJob(self.logs[name], jobs[name].definition, None, 1, (), False)
+            self.send(known, OpenLine(line, self.logs[name], 0, None))
         for offset in range(CHEAP):
             ticket = self.ask("a", offset, 1)
             self.send(ticket)
@@ -81,7 +81,7 @@ class Talk:
     def ask(self, job: str, offset: int, line: int) -> Produce:
         """Return a ticket."""
         self._number += 1
-        return Produce(self._number, job, 0, offset, False, line, False)
+        return Produce(self._number, self.logs[job], 0, offset, False, line, False)
 
     def send(self, *messages: FromServer) -> None:
         """Send messages together."""
@@ -96,9 +96,10 @@ class Talk:
         """Return how many batches the answers up to that of a ticket have charged to each job."""
         self.until(number)
         counts: Counter[str] = Counter()
+        names = {log_id: name for name, log_id in self.logs.items()}
         for message in self._found:
             if isinstance(message, Cost):
-                counts[message.job] += message.batches
+                counts[names[message.log_id]] += message.batches
             if _ticket_of(message) == number:
                 break
         return counts
@@ -128,7 +129,7 @@ def test_no_job_pays_for_another(talk: Talk, way: str) -> None:
     before = talk.charged(first.ticket - 1)
     second: Produce | Plan = talk.ask("a", 0, 777)
     if way == "plan":
-        second = Plan(second.ticket, "a", 0, 0, False, 3, 1)
+        second = Plan(second.ticket, talk.logs["a"], 0, 0, False, 3, 1)
     third = talk.ask("b", 0, 2)
     talk.send(first, second, third)
 
@@ -142,7 +143,7 @@ def test_no_job_pays_where_a_line_opens_in_between(talk: Talk) -> None:
     first = talk.ask("a", CHEAP, 1)
     before = talk.charged(first.ticket - 1)
     other = talk.ask("b", 0, 2)
-    talk.send(first, OpenLine(4, "a", 0, None), other)
+    talk.send(first, OpenLine(4, talk.logs["a"], 0, None), other)
 
     assert talk.charged(other.ticket) - before == {"a": 1, "b": 1}
 

@@ -33,7 +33,8 @@ class Loader:
     Args:
         target: Where the node is: `host:port`, `dns:///name:port`, `unix:/path`; `local:FILE`
             computes in a process beside this one; `spawn:FILE?workers=4` starts a node on this
-            machine and ends it with its last reader; or an open `Transport`.
+            machine, with the settings `workers`, `store` and `metrics` if given, and ends it with
+            its last reader; or an open `Transport`.
         job: The job's name in the job file.
         group: The name of the training run, the same on all its ranks: its cursor is kept in the
             node's store. `None` stores nothing and begins at step 0.
@@ -52,8 +53,8 @@ class Loader:
         mode: `"stream"`: `iter()` again goes on where the last one stood; after the end of a finite
             job it reads the job again from step 0 or, with a group, raises `PastEnd`. `"eval"`:
             every `iter()` is one whole pass from step 0, and nothing is stored.
-        device: Where tensors go, in one copy per batch through pinned memory: `"cuda"`, or a
-            device. `None` leaves them on the host.
+        device: Where tensors go, in one copy per batch: `"cuda"`, or a device; to CUDA through
+            pinned memory, while the loop works on the batch before. `None` leaves them on the host.
         attempt: A token that all ranks of one start of the run share, and no other start has.
             `None` makes it from torch.distributed or the launcher's variables.
         prefetch: How many batches may be ready beyond the one in use. A larger number bridges
@@ -295,7 +296,8 @@ class Loader:
             start = Start(position=position)
         else:
             assert step is not None
-            start = Start(step, State(self.job, info.log_id.hex(), info.store, self.group, 0, step))
+            timeline = ((0, info.log_id.hex()),)
+            start = Start(step, State(self.job, timeline, info.store, self.group, 0, step))
         before = self._reader.at
         self._reader.restart(start)
         try:
@@ -323,7 +325,7 @@ class Loader:
         consumed = (counted - share.positions(step).start) // share.world_size
         return State(
             job=self.job,
-            log_id=session.log_id.hex(),
+            timeline=tuple((step, log_id.hex()) for step, log_id in session.timeline),
             store=session.store,
             group=self.group,
             batches_per_step=share.batches_per_step,

@@ -416,7 +416,7 @@ class LocalTransport:
                 return again  # another call has met this death already
             self._children.child = None
             note = child.note()
-            work = Work(note.stage or "start", note.job, note.lane, note.item)
+            work = Work(note.stage or "start", note.of, note.lane, note.item)
             self._deaths[work] += 1
             child.end()
         if work.stage == "idle":
@@ -496,7 +496,7 @@ class LocalCall:
             note = self._child.note()
             raise DataTimeout(
                 f"local:{self._transport.target} has not answered for {self.deadline_s:.0f} s: its "
-                f"process is at stage {note.stage}" + (f" of job {note.job!r}" if note.job else ""),
+                f"process is at stage {note.stage}" + (f" of job {note.of!r}" if note.of else ""),
                 waited_s=self.deadline_s,
                 reason=note.stage,
             ) from None

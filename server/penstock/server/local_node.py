@@ -117,7 +117,7 @@ class LocalNode:
         self._runner: asyncio.Runner | None = None
         self._store: Store | None = None
         self._compared: set[bytes] = set()  # logs whose libraries were compared
-        self._computed: dict[str, int] = {}  # by job: offsets of any lane below this
+        self._computed: dict[bytes, int] = {}  # by log: offsets of any lane below this
         self._marks: dict[bytes, Marks] = {}
         self._books: dict[bytes, VerdictBook] = {}
         self._lock = threading.Lock()  # guards the runner, the store and both of these
@@ -180,8 +180,8 @@ class LocalNode:
             self._page.note("plan", loader.job.name, lane)
             try:
                 computed = loader.batch(position, opening.cut)
-                name = loader.job.name
-                self._computed[name] = max(self._computed.get(name, 0), lane_offset + 1)
+                log_id = loader.job.log_id
+                self._computed[log_id] = max(self._computed.get(log_id, 0), lane_offset + 1)
                 self._compare_versions(loader.job)
                 return computed
             finally:
@@ -251,7 +251,7 @@ class LocalNode:
 
     def _asked(self, job: Job) -> int:
         """Return below which offset some lane of a job was computed here."""
-        return self._computed.get(job.name, 0)
+        return self._computed.get(job.log_id, 0)
 
     def _verdicts(self, job: Job) -> tuple[VerdictBook, Marks]:
         """Return the verdicts of a log that the store holds; new ones are inserted there."""

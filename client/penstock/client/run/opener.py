@@ -87,6 +87,7 @@ class Opener:
         # A state from `seek` has no step size: the group keeps its own.
         wanted = options.batches_per_step or (state.batches_per_step if state else 0) or None
         token, generation, store = "", 0, info.store
+        timeline: tuple[tuple[int, bytes], ...] = ((0, info.log_id),)
         if options.group is None:
             step_size = wanted or info.batches_per_step or world_rank.world_size
             first_step = start.step or 0
@@ -98,6 +99,7 @@ class Opener:
             moves = moves_between(attempt, token) or 0
             generation, step_size = int(begun.generation), int(begun.batches_per_step)
             store = begun.store
+            timeline = timeline_of(begun)
             # A joining rank's row may be ahead of the state, but the trainer's checkpoint decides.
             first_step = state.step if state else int(begun.start_step)
         share = Share(step_size, world_rank.rank, world_rank.world_size)
@@ -109,7 +111,7 @@ class Opener:
         session = Session(
             target=self.target,
             job=options.job,
-            log_id=info.log_id,
+            timeline=timeline,
             store=store,
             batches=self.batches(),
             share=share,
@@ -159,8 +161,25 @@ class Opener:
                 log_id=begun.log_id.hex(),
                 expected=self.info.log_id.hex(),
             )
+        logs = timeline_of(begun)
+        if logs != ((0, begun.log_id),):
+            read = ", ".join(f"{log_id.hex()[:12]} from step {step:,}" for step, log_id in logs)
+            raise JobChanged(
+                f"group {group!r} of job {self._options.job!r} has read several logs, one after "
+                f"the other ({read}), and this penstock reads groups of one: install the server's "
+                "version, or read with another group name",
+                job=self._options.job,
+                group=group,
+                log_id=begun.log_id.hex(),
+            )
         tell(logger.info, "%s", resuming(self._options.job, group, begun, start))
         return begun
+
+
+def timeline_of(begun: cursors_pb2.BeginReply) -> tuple[tuple[int, bytes], ...]:
+    """Return the logs that a group reads, by the first step of each."""
+    told = tuple((int(entry.from_step), entry.log_id) for entry in begun.timeline)
+    return told or ((0, begun.log_id),)
 
 
 def _check_end(session: Session, start: Start) -> None:

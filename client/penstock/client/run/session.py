@@ -30,7 +30,8 @@ class Session:
     Attributes:
         target: Where the node is, for messages.
         job: The job's name.
-        log_id: The log that is read, 32 bytes.
+        timeline: The logs of the run, 32 bytes each, with the first step that is read from each:
+            one, from step 0 on.
         store: The UUID of the server's store.
         batches: T of a finite log; None = endless, or not known yet.
         finite: The log ends, whether or not it is known where.
@@ -48,7 +49,7 @@ class Session:
 
     target: str
     job: str
-    log_id: bytes
+    timeline: tuple[tuple[int, bytes], ...]
     store: str
     batches: int | None
     share: Share
@@ -60,6 +61,11 @@ class Session:
     moves: int = 0
     tail_pad: bool = True
     given_from: int | None = None
+
+    @property
+    def log_id(self) -> bytes:
+        """The log that is read, 32 bytes."""
+        return self.timeline[-1][1]
 
     @property
     def is_finite(self) -> bool:

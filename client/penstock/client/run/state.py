@@ -22,7 +22,8 @@ class State:
 
     Attributes:
         job: The job's name.
-        log_id: The log, hex.
+        timeline: The logs of the run, hex, each with the first step that is read from it. One
+            today: a run that goes on in a changed job would have several.
         store: The UUID of the server's store.
         group: The group; None = ephemeral.
         batches_per_step: G.
@@ -32,7 +33,7 @@ class State:
     """
 
     job: str
-    log_id: str
+    timeline: tuple[tuple[int, str], ...]
     store: str
     group: str | None
     batches_per_step: int
@@ -40,12 +41,18 @@ class State:
     consumed: int = 0
     world_size: int = 1
 
+    @property
+    def log_id(self) -> str:
+        """Return the log that is read at `step`, hex."""
+        return self.timeline[-1][1]
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for any format of checkpoints."""
         return {
             "format": FORMAT,
             "job": self.job,
             "log_id": self.log_id,
+            "timeline": [list(entry) for entry in self.timeline],
             "store": self.store,
             "group": self.group,
             "batches_per_step": self.batches_per_step,
@@ -75,7 +82,7 @@ class State:
             )
         found = cls(
             job=_field(state, "job", str),
-            log_id=_field(state, "log_id", str),
+            timeline=_timeline(state),
             store=_field(state, "store", str),
             group=None if state.get("group") is None else _field(state, "group", str),
             batches_per_step=_field(state, "batches_per_step", int),
@@ -85,7 +92,7 @@ class State:
         )
         if wrong := found._impossible():
             raise BadState(
-                f"the state holds numbers that cannot be: {wrong}; it was changed or damaged, so "
+                f"the state holds impossible numbers: {wrong}; it was changed or damaged, so "
                 "load another one, or go to a step with seek(step=)",
                 step=found.step,
                 consumed=found.consumed,
@@ -171,6 +178,30 @@ class State:
                 expected=self.store,
                 store=store,
             )
+
+
+def _timeline(state: Mapping[str, Any]) -> tuple[tuple[int, str], ...]:
+    """Return the timeline of a state; one that has none is of a run that began with its log.
+
+    Raises:
+        BadState: It is none, or has several logs, or another one than the state.
+    """
+    log_id = _field(state, "log_id", str)
+    found = state.get("timeline", [[0, log_id]])
+    entries = list(found) if isinstance(found, list | tuple) else []
+    if len(entries) > 1:
+        raise BadState(
+            f"the state is of a run that has read {len(entries)} logs, one after the other, and "
+            "this penstock goes on in runs of one: load it with the version that wrote it",
+            field="timeline",
+        )
+    if [list(entry) if isinstance(entry, tuple) else entry for entry in entries] != [[0, log_id]]:
+        raise BadState(
+            f"the state's 'timeline' is {_short(found)}, and its log is {log_id[:12]} from step 0 "
+            "on: pass what state_dict() gave",
+            field="timeline",
+        )
+    return ((0, log_id),)
 
 
 def _field(state: Mapping[str, Any], name: str, kind: type) -> Any:

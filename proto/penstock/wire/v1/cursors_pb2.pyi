@@ -31,7 +31,7 @@ class BeginRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., group: _Optional[str] = ..., token: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start_step: _Optional[int] = ..., owner: _Optional[str] = ..., store: _Optional[str] = ...) -> None: ...
 
 class BeginReply(_message.Message):
-    __slots__ = ("generation", "batches_per_step", "start_step", "log_id", "store", "joined", "committed_at", "committed_by", "batches_per_step_from", "token")
+    __slots__ = ("generation", "batches_per_step", "start_step", "log_id", "store", "joined", "committed_at", "committed_by", "batches_per_step_from", "token", "timeline")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BATCHES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     START_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class BeginReply(_message.Message):
     COMMITTED_BY_FIELD_NUMBER: _ClassVar[int]
     BATCHES_PER_STEP_FROM_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
     generation: int
     batches_per_step: int
     start_step: int
@@ -52,7 +53,16 @@ class BeginReply(_message.Message):
     committed_by: int
     batches_per_step_from: str
     token: str
-    def __init__(self, generation: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start_step: _Optional[int] = ..., log_id: _Optional[bytes] = ..., store: _Optional[str] = ..., joined: bool = ..., committed_at: _Optional[str] = ..., committed_by: _Optional[int] = ..., batches_per_step_from: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
+    timeline: _containers.RepeatedCompositeFieldContainer[LogFrom]
+    def __init__(self, generation: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start_step: _Optional[int] = ..., log_id: _Optional[bytes] = ..., store: _Optional[str] = ..., joined: bool = ..., committed_at: _Optional[str] = ..., committed_by: _Optional[int] = ..., batches_per_step_from: _Optional[str] = ..., token: _Optional[str] = ..., timeline: _Optional[_Iterable[_Union[LogFrom, _Mapping]]] = ...) -> None: ...
+
+class LogFrom(_message.Message):
+    __slots__ = ("from_step", "log_id")
+    FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    from_step: int
+    log_id: bytes
+    def __init__(self, from_step: _Optional[int] = ..., log_id: _Optional[bytes] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("job", "group", "token", "generation", "rank", "step", "all_rows")

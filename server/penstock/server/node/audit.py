@@ -46,7 +46,7 @@ class Audit:
         self._dispatch, self._crew, self._store = dispatch, crew, store
         self._life, self._observer = life, observer
         self._checks: dict[int, tuple[Ticket, bytes]] = {}
-        self._libraries: dict[str, dict[str, str]] = {}  # by job, what was compared already
+        self._libraries: dict[bytes, dict[str, str]] = {}  # by log, what was compared already
 
     def made(self, maker: WorkerProcess, ticket: Ticket, header: bytes, plan: bytes) -> None:
         """Have a batch made once more, if its turn has come.
@@ -59,7 +59,7 @@ class Audit:
         """
         one, key = ticket.log, ticket.entry.key
         is_due = one.produced % VERIFY_EVERY == 0
-        if not is_due or not (plan or self._dispatch.seekable(one.job.name)):
+        if not is_due or not (plan or self._dispatch.seekable(one.job.log_id)):
             return
         others = [worker for worker in self._crew.sharing() if worker is not maker]
         if not one.homes.may_read_elsewhere():
@@ -70,8 +70,8 @@ class Audit:
         number = next(self._dispatch.numbers)
         self._checks[number] = (ticket, header)
         self._dispatch.introduce(worker, one.job)
-        name, lane, offset = one.job.name, key.lane, key.offset
-        worker.send(Verify(number, name, lane, offset, key.blank, plan or None))
+        address = one.job.log_id, key.lane, key.offset
+        worker.send(Verify(number, *address, key.blank, plan or None))
 
     def made_twice(self, check: int, header: bytes) -> None:
         """Compare a batch that was made once more.
@@ -105,7 +105,7 @@ class Audit:
 
     def note_libraries(self, job: Job, versions: Mapping[str, str]) -> None:
         """Compare what a worker computes a job with, unless another worker said the same."""
-        seen = self._libraries.setdefault(job.name, {})
+        seen = self._libraries.setdefault(job.log_id, {})
         new = {key: version for key, version in versions.items() if seen.get(key) != version}
         if new:
             seen.update(new)

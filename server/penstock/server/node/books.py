@@ -83,9 +83,10 @@ class Log:
         start: int,
         lanes: frozenset[int] | None,
         wake: Callable[[], None],
+        job: Job | None = None,
     ) -> Reader:
-        """Return a new reader."""
-        reader = Reader(self, share, cut, start, lanes, wake)
+        """Return a new reader; `job` = the job by whose name it reads, else the log's own."""
+        reader = Reader(self, share, cut, start, lanes, wake, job or self.job)
         self.readers.add(reader)
         return reader
 

@@ -59,7 +59,7 @@ def check(
     message: FromWorker,
     tickets: Mapping[int, Ticket],
     arenas: Mapping[int, Arena],
-    jobs: Collection[str],
+    logs: Collection[bytes],
 ) -> FromWorker:
     """Return a message as it may be acted upon: it fits what was asked, its texts clean and cut.
 
@@ -67,7 +67,7 @@ def check(
         message: What came, of the right types.
         tickets: What this worker was asked and has not answered.
         arenas: What it has announced.
-        jobs: The jobs that it was told of.
+        logs: The logs whose jobs it was told of.
 
     Raises:
         Misspoken: No worker of ours says this.
@@ -77,23 +77,23 @@ def check(
             _ticket(message.ticket, tickets, plans=False)
             _body(message, arenas)
         case Cost():
-            _cost(message, jobs)
+            _cost(message, logs)
         case Planned():
             _ticket(message.ticket, tickets, plans=True)
             _need(bool(message.plans), "number of plans", 0)
         case Counted():
-            _known(message.job, jobs)
+            _known(message.log_id, logs)
             _count(message.lane, "lane")
             _counters(message.counters)
             _counters(message.before)
         case LaneEnds():
-            _known(message.job, jobs)
+            _known(message.log_id, logs)
             _count(message.lane, "lane")
             _count(message.batches, "number of batches")
         case TicketFailed():
             _need(message.ticket in tickets, "ticket", message.ticket)
         case LineFailed() | JobFailed() | VerifyFailed() | Libraries() | Judge():
-            _known(message.job, jobs)
+            _known(message.log_id, logs)
         case NewArena():
             _need(message.number == len(arenas), "number of an arena", message.number)
             size = message.size_bytes
@@ -116,7 +116,7 @@ def _cleaned(message: FromWorker) -> FromWorker:
         case Warned():
             return Warned(clean_text(message.text, MAX_TEXT))
         case Libraries():
-            return Libraries(message.job, _libraries(message.versions))
+            return Libraries(message.log_id, _libraries(message.versions))
         case Judge():
             return _judge(message)
     return message
@@ -136,8 +136,8 @@ def _counters(counters: Mapping[str, int]) -> None:
     _need(fits, "counts", counters)
 
 
-def _known(job: str, jobs: Collection[str]) -> None:
-    _need(job in jobs, "job", job)
+def _known(log_id: bytes, logs: Collection[bytes]) -> None:
+    _need(log_id in logs, "log", log_id)
 
 
 def _ticket(number: int, tickets: Mapping[int, Ticket], *, plans: bool) -> None:
@@ -174,8 +174,8 @@ def _judge(message: Judge) -> Judge:
     return replace(message, verdict=verdict._replace(reason=reason))
 
 
-def _cost(cost: Cost, jobs: Collection[str]) -> None:
-    _known(cost.job, jobs)
+def _cost(cost: Cost, logs: Collection[bytes]) -> None:
+    _known(cost.log_id, logs)
     _count(cost.batches, "number of batches")
     _count(cost.read_bytes, "number of bytes")
     _count(cost.drawn, "number of draws")

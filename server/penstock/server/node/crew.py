@@ -54,8 +54,11 @@ class Dispatcher(Protocol):
     """What the crew asks of who gives its workers their tickets."""
 
     @property
-    def logs(self) -> Mapping[str, Log]:
-        """Return by job what is done for its log."""
+    def logs(self) -> Mapping[bytes, Log]:
+        """Return what is done for each log."""
+
+    def name(self, log_id: bytes | None) -> str | None:
+        """Return what people call a log: a job's name."""
 
     def schedule(self) -> None:
         """See soon to what can be given out."""
@@ -107,7 +110,7 @@ class Crew:
         self._failed_starts = 0
         self._died_at: dict[int, float] = {}  # by slot, as long as it is empty
         self._page_seen: dict[int, tuple[int, float]] = {}
-        self._waiting: dict[str, Entry] = {}  # by job, its most urgent batch a turn ago
+        self._waiting: dict[bytes, Entry] = {}  # by log, its most urgent batch a turn ago
 
     def __iter__(self) -> Iterator[WorkerProcess]:
         """Yield the workers by slot."""
@@ -238,7 +241,7 @@ class Crew:
         """
         while True:
             await asyncio.sleep(WATCH_S)
-            stalled = self._stalled_jobs()
+            stalled = self._stalled_logs()
             for worker in self.workers:
                 # A child of its own may hold its socket open beyond its end.
                 worker.notice_end()
@@ -248,10 +251,10 @@ class Crew:
                     continue
                 note = worker.current()
                 # Its own readers wait with it, unless it is at what none of them accepts.
-                if (note.stage == "retrying" and note.job is not None) and (
-                    stalled - {note.job} or (stalled and self.dispatch.is_ahead(worker, note))
+                if (note.stage == "retrying" and note.log_id is not None) and (
+                    stalled - {note.log_id} or (stalled and self.dispatch.is_ahead(worker, note))
                 ):
-                    worker.send(Hurry(note.job))
+                    worker.send(Hurry(note.log_id))
                 self._look_at(worker, note)
 
     def _look_at(self, worker: WorkerProcess, note: Note) -> None:
@@ -284,7 +287,7 @@ class Crew:
 
     def _patience_s(self, note: Note) -> float:
         """Return after how long at one thing a worker is held up."""
-        one = self.dispatch.logs.get(note.job) if note.job is not None else None
+        one = self.dispatch.logs.get(note.log_id) if note.log_id is not None else None
         usual_s = one.ticket_s if one is not None else 0.0
         least_s = min(HELD_UP_S, HELD_UP_SHARE * self.item_deadline_s)
         return max(least_s, HELD_UP_TICKETS * usual_s)
@@ -299,21 +302,21 @@ class Crew:
             log.warning(
                 "a worker has been at one thing for long; others take its lanes meanwhile",
                 worker=worker.number,
-                job=note.job,
+                job=self.dispatch.name(note.log_id),
                 stage=note.stage,
                 **({} if note.item is None else {"item": str(note.item)}),
                 since_s=round(since_s, 1),
             )
 
-    def _stalled_jobs(self) -> set[str]:
-        """Return the jobs whose most urgent batch waits for a worker as it did a turn ago."""
+    def _stalled_logs(self) -> set[bytes]:
+        """Return the logs whose most urgent batch waits for a worker as it did a turn ago."""
         waiting = {
-            name: first.entry
-            for name, one in self.dispatch.logs.items()
+            log_id: first.entry
+            for log_id, one in self.dispatch.logs.items()
             if (first := most_urgent(one)) is not None
         }
         before, self._waiting = self._waiting, waiting
-        return {name for name, entry in waiting.items() if before.get(name) is entry}
+        return {log_id for log_id, entry in waiting.items() if before.get(log_id) is entry}
 
 
 __all__ = ["ITEM_DEADLINE_S", "Crew", "Dispatcher", "Hear", "Lose"]

@@ -61,15 +61,14 @@ CHEAP_S = 0.001
 """Tickets of a job that take less are given whole, planning and making, to one worker: to send a
 plan to another one, and to wake it up, costs as much as it would save."""
 
-_RANK = operator.attrgetter("rank")
+_RANK, _max_replay = operator.attrgetter("rank"), operator.attrgetter("max_replay")
 
 
 class Dispatch:
     """Gives tickets to workers.
 
     Args:
-        jobs: The node's jobs.
-        verdicts: By job, the verdicts that hold: a worker learns them with the job.
+        verdicts: By log, the verdicts that hold: a worker learns them with the job.
         crew: The workers.
         shelf: Where lines may start.
         life: The node's.
@@ -77,25 +76,24 @@ class Dispatch:
         bound_bytes: How many bytes of batches may be ready or being made.
 
     Attributes:
-        logs: By job, the books of its log.
+        logs: The books of each log.
         numbers: Numbers of tickets, lines and checks, unique in this process.
     """
 
     def __init__(
         self,
-        jobs: Mapping[str, Job],
-        verdicts: Mapping[str, VerdictBook],
+        verdicts: Mapping[bytes, VerdictBook],
         crew: Crew,
         shelf: Shelf,
         life: Life,
         observer: Observer,
         bound_bytes: int,
     ) -> None:
-        self._jobs, self._verdicts, self._bound_bytes = jobs, verdicts, bound_bytes
+        self._verdicts, self._bound_bytes = verdicts, bound_bytes
         self._crew, self._shelf, self._life, self._observer = crew, shelf, life, observer
-        self.logs: dict[str, Log] = {}
+        self.logs: dict[bytes, Log] = {}
         self.numbers = itertools.count(1)
-        self._seekable: dict[str, bool] = {}
+        self._seekable: dict[bytes, bool] = {}
         self._setups = Setups()
         self._scheduled = False
 
@@ -103,16 +101,17 @@ class Dispatch:
         """Take a job into the books."""
         workers = len(self._crew)
         ahead = AHEAD_PER_WORKER * workers, AHEAD_BYTES * workers
-        self.logs[job.name] = Log(job, self._bound_bytes, *ahead)
-        self._seekable[job.name] = Planner(job, 0, Items(job)).can_seek()
+        self.logs[job.log_id] = Log(job, self._bound_bytes, *ahead)
+        self._seekable[job.log_id] = Planner(job, 0, Items(job)).can_seek()
 
-    def seekable(self, job: str) -> bool:
-        """Tell whether arithmetic leads to any plan of a job: then its lines need no snapshots."""
-        return self._seekable[job]
+    def name(self, log_id: bytes | None) -> str | None:
+        """Return what people call a log: a job's name."""
+        one = self.logs.get(log_id) if log_id is not None else None
+        return None if one is None else one.job.name
 
-    def same(self, one: Log) -> list[Log]:
-        """Return every job of the same log, this one among them."""
-        return [other for other in self.logs.values() if other.job.log_id == one.job.log_id]
+    def seekable(self, log_id: bytes) -> bool:
+        """Tell whether arithmetic leads to any plan of a log: then its lines need no snapshots."""
+        return self._seekable[log_id]
 
     # --- giving out ---
 
@@ -220,8 +219,8 @@ class Dispatch:
         line: LineState | None = None,
     ) -> None:
         """Give a worker the next thing to do for an entry."""
-        job, offset, blank = one.job, entry.key.offset, entry.key.blank
-        self.introduce(worker, job)
+        log_id, offset, blank = one.job.log_id, entry.key.offset, entry.key.blank
+        self.introduce(worker, one.job)
         number = next(self.numbers)
         # After a death it works item by item, so that a second one names what it died of.
         careful = offset in lane.deaths
@@ -229,12 +228,12 @@ class Dispatch:
         if plan is not None:
             one.started(entry)
             ticket = Ticket(number, one, lane, entry, None, offset, suspect=careful)
-            worker.give(ticket, Make(number, job.name, lane.lane, offset, careful, blank, plan))
+            worker.give(ticket, Make(number, log_id, lane.lane, offset, careful, blank, plan))
             return
         line = line or self._line(one, lane, offset)
         line = line or self._open(one, lane, worker, lane.starts.pop(offset))
         line.used, line.busy = number, line.busy + 1
-        head = (number, job.name, lane.lane, offset, careful, line.number)
+        head = (number, log_id, lane.lane, offset, careful, line.number)
         if entry.is_asked or not self._goes_whole(one):
             lane.planning = True
             # Where planning needs the items, whoever makes the batch needs them once more.
@@ -260,10 +259,10 @@ class Dispatch:
 
     def introduce(self, worker: WorkerProcess, job: Job, *, set_up: bool = False) -> None:
         """Have a worker know a job, and set its roles up at once where that is asked for."""
-        if job.name not in worker.jobs:
-            worker.jobs.add(job.name)
-            ends = self.logs[job.name].counted_ends()
-            worker.send_job(job, self._verdicts[job.name], ends, set_up=set_up)
+        if job.log_id not in worker.logs:
+            worker.logs.add(job.log_id)
+            ends = self.logs[job.log_id].counted_ends()
+            worker.send_job(job, self._verdicts[job.log_id], ends, set_up=set_up)
 
     # --- ahead of readers ---
 
@@ -274,9 +273,9 @@ class Dispatch:
         for worker in self._crew:
             if not worker.ready or worker.dead or worker.tickets:
                 continue
-            name = self._setups.begin(worker.number, self.logs, worker.jobs)
-            if name is not None:
-                self.introduce(worker, self.logs[name].job, set_up=True)
+            log_id = self._setups.begin(worker.number, self.logs, worker.logs)
+            if log_id is not None:
+                self.introduce(worker, self.logs[log_id].job, set_up=True)
 
     def was_set_up(self, worker: WorkerProcess) -> None:
         """Note that a worker has set up its job.
@@ -302,20 +301,20 @@ class Dispatch:
 
     def in_the_way(self, worker: WorkerProcess) -> bool:
         """Tell whether readers wait for a worker that sets up a job which none of them reads."""
-        job = self._setups.at.get(worker.number)
-        others = [ticket for ticket in worker.tickets.values() if ticket.log.job.name != job]
-        return job is not None and bool(others) and not self.logs[job].readers
+        log_id = self._setups.at.get(worker.number)
+        others = [one for one in worker.tickets.values() if one.log.job.log_id != log_id]
+        return log_id is not None and bool(others) and not self.logs[log_id].readers
 
     # --- lines ---
 
     def _line(self, one: Log, lane: LaneState, offset: int) -> LineState | None:
-        if self._seekable[one.job.name]:
+        if self._seekable[one.job.log_id]:
             return lane.lines[0] if lane.lines else None
         return lane.find_line(offset, one.job.snapshot_every)
 
     async def _look(self, one: Log, lane: LaneState, entry: Entry) -> None:
         """Find out where a line for this entry can start best: a line, a snapshot, or offset 0."""
-        job, offset, seekable = one.job, entry.key.offset, self._seekable[one.job.name]
+        job, offset, seekable = one.job, entry.key.offset, self._seekable[one.job.log_id]
         try:
             snapshot = None
             if not seekable and offset >= job.snapshot_every:
@@ -326,8 +325,9 @@ class Dispatch:
                 line = None  # its group was handed on
             if line is not None and line.next >= base:
                 base = line.next
-            if offset - base > job.max_replay and not seekable:
-                one.failed(entry, far(job, lane.lane, offset, base))
+            reach = max((reader.job for reader in entry.readers), key=_max_replay, default=job)
+            if offset - base > reach.max_replay and not seekable:
+                one.failed(entry, far(reach, lane.lane, offset, base))
             elif line is not None and line.next >= base and not seekable:
                 # It plans its way there: a longer reach than usual, this once.
                 self._assign_when_free(one, entry, lane, line)
@@ -358,7 +358,7 @@ class Dispatch:
         number = next(self.numbers)
         line = LineState(number, worker.number, lane.lane, start.offset, start.offset)
         lane.lines.append(line)
-        worker.send(OpenLine(line.number, one.job.name, lane.lane, start.snapshot))
+        worker.send(OpenLine(line.number, one.job.log_id, lane.lane, start.snapshot))
         return line
 
     def close_line(self, lane: LaneState, line: LineState) -> None:
@@ -368,7 +368,7 @@ class Dispatch:
             self._crew[line.worker].send(CloseLine(line.number))
 
     def failed_open(
-        self, worker: WorkerProcess, job: str, line: int | None, error: PenstockError
+        self, worker: WorkerProcess, log_id: bytes, line: int | None, error: PenstockError
     ) -> None:
         """Give up a line that did not open, for its snapshot or its job; its tickets fail too.
 
@@ -376,17 +376,17 @@ class Dispatch:
 
         Args:
             worker: Where.
-            job: The job's name.
+            log_id: The log.
             line: The line's number; None = the job itself cannot be built there.
             error: Why.
         """
         what = "a job cannot be set up" if line is None else "a line cannot start"
-        log.error(what, job=job, code=error.code, error=error.message)
-        one = self.logs[job]
+        one = self.logs[log_id]
+        log.error(what, job=one.job.name, code=error.code, error=error.message)
         if line is None:
-            if self._setups.at.get(worker.number) == job:
+            if self._setups.at.get(worker.number) == log_id:
                 self._setups.failed(worker.number)
-            worker.jobs.discard(job)
+            worker.logs.discard(log_id)
             self.set_up_ahead()
             self._take_back(worker, [t for t in worker.tickets.values() if t.log is one], error)
             one.drop_lines(worker.number)
@@ -459,8 +459,8 @@ class Dispatch:
             ticket.log.back(ticket.entry)
         if (found := blamed(worker, tickets, note)) is not None:
             self._blame(*found, worker.how_it_ended())
-        if (job := self._setups.failed(worker.number)) is not None:
-            log.warning("a job is left for its readers to be set up", job=job)
+        if (log_id := self._setups.failed(worker.number)) is not None:
+            log.warning("a job is left for its readers to be set up", job=self.name(log_id))
 
     def _blame(self, ticket: Ticket, doing: str, how: str) -> None:
         """Count a death against the lane; the third over the same item stops it by name.
@@ -493,13 +493,12 @@ class Dispatch:
             one.stop_lane(lane, error)
 
     def diverged(self, log_id: bytes, number: int, error: PenstockError) -> None:
-        """Stop a lane whose content is in doubt, in every job of this log: readers are told."""
-        for each in [one for one in self.logs.values() if one.job.log_id == log_id]:
-            lane = each.lanes[number]
-            if lane.error is not None:
-                continue
-            self._tell_of(each, lane, error)
-            each.withhold(lane, error)
+        """Stop a lane whose content is in doubt: its readers are told."""
+        one = self.logs[log_id]
+        lane = one.lanes[number]
+        if lane.error is None:
+            self._tell_of(one, lane, error)
+            one.withhold(lane, error)
             for line in list(lane.lines):
                 self.close_line(lane, line)
         self._shelf.forget(log_id, number)

@@ -43,8 +43,7 @@ class Ends:
         if batches == one.lanes[lane].end:
             return
         try:
-            for each in self._dispatch.same(one):
-                each.ends_at(lane, batches)
+            one.ends_at(lane, batches)
         except LogDiverged as error:
             self._dispatch.diverged(one.job.log_id, lane, error)
             return
@@ -61,10 +60,9 @@ class Ends:
             except StoreUnavailable as error:  # the store's own watch tells of it, once
                 log.debug("the store does not answer; waiting", error=str(error))
                 await asyncio.sleep(STORE_RETRY_S)
-        for each in self._dispatch.same(one):
-            each.ended(lane, batches)
-            if each.numbering.is_complete:
-                log.info("counted", job=each.job.name, batches=each.numbering.batches)
+        one.ended(lane, batches)
+        if one.numbering.is_complete:
+            log.info("counted", job=one.job.name, batches=one.numbering.batches)
         self._dispatch.schedule()
 
 

@@ -24,7 +24,7 @@ class State(Enum):
 
 
 class Key(NamedTuple):
-    """What an entry is: a position, and the address whose batch stands there."""
+    """What an entry is: a position, and lane and offset of its batch."""
 
     position: int
     lane: int
@@ -37,7 +37,7 @@ class Entry:
     """One batch that somebody wants, or that is kept for late readers.
 
     Attributes:
-        key: Its position and its address; the position may change as long as it is not known.
+        key: Its position, lane and offset; the position may change as long as it is not known.
         readers: Who wants it.
         pins: Streams that are writing it to the network right now, and loans of it.
         span: Its body, in shared memory; None = it has none, or gave its memory back.

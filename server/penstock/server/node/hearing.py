@@ -111,19 +111,19 @@ class Hearing:
             case TicketFailed():
                 self._answers.failed(worker, message)
             case LineFailed():
-                dispatch.failed_open(worker, message.job, message.line, error_of(message))
+                dispatch.failed_open(worker, message.log_id, message.line, error_of(message))
             case JobFailed():
-                dispatch.failed_open(worker, message.job, None, error_of(message))
+                dispatch.failed_open(worker, message.log_id, None, error_of(message))
             case VerifyFailed():
                 text = "a batch could not be made twice"
-                log.warning(text, job=message.job, error=message.message)
+                log.warning(text, job=dispatch.name(message.log_id), error=message.message)
             case SnapshotsFailed():
                 log.error("a worker cannot say where its lines are", error=message.message)
                 self.drained(worker)
             case Verified():
                 self._audit.made_twice(message.check, message.header)
             case Libraries():
-                self._audit.note_libraries(dispatch.logs[message.job].job, message.versions)
+                self._audit.note_libraries(dispatch.logs[message.log_id].job, message.versions)
             case Judge():
                 self._quarantine.asked(worker, message)
             case Snapshots():
@@ -140,16 +140,19 @@ class Hearing:
                 assert_never(other)
 
     def _cost(self, cost: Cost) -> None:
-        self._dispatch.logs[cost.job].homes.note_read(cost.read_bytes)
-        self._observer.worked(cost.job, cost.batches, cost.stages_s, cost.read_bytes, cost.drawn)
+        books = self._dispatch.logs[cost.log_id]
+        books.homes.note_read(cost.read_bytes)
+        told = (cost.batches, cost.stages_s, cost.read_bytes, cost.drawn)
+        self._observer.worked(books.job.name, *told)
 
     def _counted(self, counted: Counted) -> None:
-        if counted.lane >= self._dispatch.logs[counted.job].job.lanes:
+        job = self._dispatch.logs[counted.log_id].job
+        if counted.lane >= job.lanes:
             raise Misspoken(f"counts of lane {counted.lane}, which there is not")
-        self._observer.counted(counted.job, counted.lane, counted.counters, counted.before)
+        self._observer.counted(job.name, counted.lane, counted.counters, counted.before)
 
     def _lane_ends(self, message: LaneEnds) -> None:
-        books = self._dispatch.logs[message.job]
+        books = self._dispatch.logs[message.log_id]
         if message.lane >= books.job.lanes or books.job.epochs is None:
             raise Misspoken(f"an end of lane {message.lane}, which there is not")
         self._ends.found(books, message.lane, message.batches)

@@ -36,7 +36,7 @@ class Known:
 
 
 class KnownJobs:
-    """Jobs by name.
+    """Jobs by their logs.
 
     Args:
         new_items: Makes what fetches and processes for a job.
@@ -51,15 +51,15 @@ class KnownJobs:
         build: Build = rebuild,
     ) -> None:
         self._new_items, self._note_setup, self._build = new_items, note_setup, build
-        self._told: dict[str, KnowJob] = {}
-        self._news: dict[str, list[Verdict]] = {}  # by job, what it has not learnt yet
-        self._known: dict[str, Known] = {}
+        self._told: dict[bytes, KnowJob] = {}
+        self._news: dict[bytes, list[Verdict]] = {}  # by log, what it has not learnt yet
+        self._known: dict[bytes, Known] = {}
 
     def __iter__(self) -> Iterator[Known]:
         """Yield every job that was built."""
         return iter(self._known.values())
 
-    def __getitem__(self, name: str) -> Known:
+    def __getitem__(self, log_id: bytes) -> Known:
         """Return a job that was built, or is now.
 
         What failed is tried again by whoever needs the job: a mount may be back, and if it is not,
@@ -69,18 +69,18 @@ class KnownJobs:
             JobChanged: It is another job than the server process has.
             PenstockError: It cannot be built.
         """
-        known = self._known.get(name)
+        known = self._known.get(log_id)
         if known is None:
-            known = self._known[name] = self._built(self._told[name])
-        if name in self._news:
-            known.items.verdicts.learn(self._news.pop(name))
+            known = self._known[log_id] = self._built(self._told[log_id])
+        if log_id in self._news:
+            known.items.verdicts.learn(self._news.pop(log_id))
         return known
 
     def hear(self, message: KnowJob | Learn) -> None:
         """Note what the server process says of a job."""
         if isinstance(message, KnowJob):
-            self._told[message.job] = message
-        self._news.setdefault(message.job, []).extend(message.verdicts)
+            self._told[message.log_id] = message
+        self._news.setdefault(message.log_id, []).extend(message.verdicts)
 
     def _built(self, message: KnowJob) -> Known:
         self._note_setup()

@@ -46,8 +46,7 @@ class KnowJob:
     """Sent before anything else about a job.
 
     Attributes:
-        job: Its name.
-        log_id: Its log id: what the worker builds must be the same.
+        log_id: Its log: what the worker builds must be the same.
         definition: What it is built from, as `penstock.server.jobs.definition` writes it.
         lane_ends: Lanes with how many batches they hold, of those where that was found out.
         workers: How many workers the node has: they share the memory for what is kept.
@@ -55,7 +54,6 @@ class KnowJob:
         set_up: Set up the roles at once, for the readers to come; answered by `SetUp`.
     """
 
-    job: str
     log_id: bytes
     definition: bytes
     lane_ends: tuple[tuple[int, int], ...]
@@ -68,7 +66,7 @@ class KnowJob:
 class Learn:
     """Sent with every news about the verdicts of a job that the worker knows."""
 
-    job: str
+    log_id: bytes
     verdicts: tuple[Verdict, ...]
 
 
@@ -77,7 +75,7 @@ class OpenLine:
     """Sent before the first ticket for a line, which begins at a snapshot or at offset 0."""
 
     line: int
-    job: str
+    log_id: bytes
     lane: int
     snapshot: bytes | None
 
@@ -100,7 +98,7 @@ class Produce:
     """
 
     ticket: int
-    job: str
+    log_id: bytes
     lane: int
     offset: int
     careful: bool
@@ -113,7 +111,7 @@ class Plan:
     """A ticket: plan up to `count` batches from an offset of a line on. Answered by `Planned`."""
 
     ticket: int
-    job: str
+    log_id: bytes
     lane: int
     offset: int
     careful: bool
@@ -126,7 +124,7 @@ class Make:
     """A ticket: make the batch of a plan, which any worker can. Answered by `Done`."""
 
     ticket: int
-    job: str
+    log_id: bytes
     lane: int
     offset: int
     careful: bool
@@ -144,7 +142,7 @@ class Verify:
     """
 
     check: int
-    job: str
+    log_id: bytes
     lane: int
     offset: int
     blank: bool
@@ -171,7 +169,7 @@ class Free:
 class Hurry:
     """Sent where another job waits for a worker that tries a read of this one again and again."""
 
-    job: str
+    log_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +289,7 @@ class LineFailed:
     """Said where a line does not open."""
 
     line: int
-    job: str
+    log_id: bytes
     code: str
     message: str
     fields: Mapping[str, Any]
@@ -301,7 +299,7 @@ class LineFailed:
 class JobFailed:
     """Said where a job cannot be built or set up."""
 
-    job: str
+    log_id: bytes
     code: str
     message: str
     fields: Mapping[str, Any]
@@ -311,7 +309,7 @@ class JobFailed:
 class VerifyFailed:
     """Said where a batch cannot be made once more."""
 
-    job: str
+    log_id: bytes
     code: str
     message: str
     fields: Mapping[str, Any]
@@ -353,7 +351,7 @@ class Judge:
         line: The line that was planning or making; None = a batch was made from its plan.
     """
 
-    job: str
+    log_id: bytes
     line: int | None
     verdict: Verdict
 
@@ -376,7 +374,7 @@ class Cost:
         drawn: How many items were drawn.
     """
 
-    job: str
+    log_id: bytes
     batches: int
     stages_s: Mapping[str, float]
     read_bytes: int
@@ -392,7 +390,7 @@ class Counted:
         before: What was counted up to where the line began.
     """
 
-    job: str
+    log_id: bytes
     lane: int
     counters: Mapping[str, int]
     before: Mapping[str, int]
@@ -406,7 +404,7 @@ class LaneEnds:
         batches: How many batches the lane holds.
     """
 
-    job: str
+    log_id: bytes
     lane: int
     batches: int
 
@@ -415,7 +413,7 @@ class LaneEnds:
 class Libraries:
     """Said before a job's first batch, which has imported what it needs: versions by library."""
 
-    job: str
+    log_id: bytes
     versions: Mapping[str, str]
 
 

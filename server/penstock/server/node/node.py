@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 import structlog
 
 from penstock.server.core.verdict import Verdict
-from penstock.server.job import Job, find_job
+from penstock.server.job import Job
 from penstock.server.node.answers import Answers
 from penstock.server.node.audit import Audit
 from penstock.server.node.books import Log
@@ -39,7 +39,7 @@ from penstock.server.node.shelf import Shelf
 from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.sources.catalog import pack_catalogs
 from penstock.server.store.base import JobRecord, Store
-from penstock.wire.errors import PenstockError
+from penstock.wire.errors import InvalidJob, PenstockError
 from penstock.wire.numbering import Numbering
 from penstock.wire.order import Cut, Share
 
@@ -52,7 +52,8 @@ class Node:
     """One loader node.
 
     Args:
-        jobs: The jobs that it holds: workers build them from their definitions.
+        jobs: The jobs that it holds, by name: workers build them from their definitions. Two names
+            may be of one log, which then has one set of books, under its id like all in the node.
         store: Where snapshots and verdicts go; open.
         workers: How many worker processes.
         bound_bytes: How many bytes of batches may be ready or being made.
@@ -76,7 +77,7 @@ class Node:
         self.observer = observer = observer or Observer()
         self.incarnation = uuid.uuid4().hex[:12]
         self.started_at = time.monotonic()
-        self.verdicts: dict[str, VerdictBook] = {}
+        self.verdicts: dict[bytes, VerdictBook] = {}
         self._files_fd = -1
         self._drained: dict[int, asyncio.Future[None]] = {}
         self.life = life = Life()
@@ -84,12 +85,10 @@ class Node:
         self._worker_count = workers
         self.crew = crew = Crew(workers, self._new_worker, life, observer, item_deadline_s)
         self.dispatch = dispatch = Dispatch(
-            self.jobs, self.verdicts, crew, self.shelf, life, observer, bound_bytes
+            self.verdicts, crew, self.shelf, life, observer, bound_bytes
         )
         audit = Audit(dispatch, crew, store, life, observer)
-        self._quarantine = Quarantine(
-            self.jobs, self.verdicts, dispatch, crew, store, life, observer
-        )
+        self._quarantine = Quarantine(self.verdicts, dispatch, crew, store, life, observer)
         self._ends = ends = Ends(dispatch, store, life)
         answers = Answers(dispatch, self.shelf, audit, observer)
         hearing = Hearing(
@@ -111,8 +110,8 @@ class Node:
         return self.crew.workers
 
     @property
-    def logs(self) -> dict[str, Log]:
-        """Return by job what this node does for its log."""
+    def logs(self) -> dict[bytes, Log]:
+        """Return what this node does for each log."""
         return self.dispatch.logs
 
     # --- life ---
@@ -124,15 +123,18 @@ class Node:
             Internal: A worker does not start.
         """
         self.life.begin()
+        firsts: dict[bytes, Job] = {}
         for name, job in self.jobs.items():
+            _check_policies(job, firsts.setdefault(job.log_id, job))
+            await self.store.register_job(JobRecord(name, job.log_id, job.plan, job.definition))
             if job.needs_counting:
                 ends = await self.store.lane_ends(job.log_id)
                 job.set_lane_ends([ends.get(lane) for lane in range(job.lanes)])
+        for log_id, job in firsts.items():
             self.dispatch.hold(job)
             self._say_how_it_reads(job)
-            await self.store.register_job(JobRecord(name, job.log_id, job.plan, job.definition))
-            self.verdicts[name] = VerdictBook(await self.store.verdicts(job.log_id))
-            self.observer.quarantined(name, self.verdicts[name].left_out)
+            self.verdicts[log_id] = VerdictBook(await self.store.verdicts(log_id))
+            self.observer.quarantined(job.name, self.verdicts[log_id].left_out)
         self._files_fd = pack_catalogs(
             catalog
             for job in self.jobs.values()
@@ -143,8 +145,8 @@ class Node:
             worker.files_fd = self._files_fd
         await self.crew.start()
         self.life.spawn(self.shelf.keep_saving(self._snapshot_seconds))
-        for name, job in self.jobs.items():
-            if not self.logs[name].numbering.is_complete:
+        for log_id, job in firsts.items():
+            if not self.logs[log_id].numbering.is_complete:
                 self.life.spawn(self._count(job))
 
     def _say_how_it_reads(self, job: Job) -> None:
@@ -184,7 +186,7 @@ class Node:
             log.error("a job cannot be counted", job=job.name, error=error.message)
             return
         for lane, batches in enumerate(ends):
-            self._ends.found(self.logs[job.name], lane, batches)
+            self._ends.found(self.log(job), lane, batches)
 
     async def drain(self, grace_s: float) -> None:
         """Give out no more tickets, let workers finish theirs, and save where lines stand."""
@@ -221,21 +223,17 @@ class Node:
 
     # --- readers ---
 
-    def log(self, job: str) -> Log:
-        """Return what this node does for a job.
-
-        Raises:
-            UnknownJob: There is no such job here; names those there are.
-        """
-        return find_job(self.logs, job)
+    def log(self, job: Job) -> Log:
+        """Return what this node does for the log of a job."""
+        return self.logs[job.log_id]
 
     def numbering(self, job: Job) -> Numbering:
         """Return what is known of the order of a job's log; it learns as lanes are planned."""
-        return self.log(job.name).numbering
+        return self.log(job).numbering
 
     def open(
         self,
-        job: str,
+        job: Job,
         share: Share,
         cut: Cut | None,
         start: int,
@@ -243,11 +241,10 @@ class Node:
         wake: Callable[[], None],
     ) -> Reader:
         """Return a new reader; the caller closes it."""
-        return self.log(job).open(
-            share, cut, start, frozenset(lanes) if lanes is not None else None, wake
-        )
+        wanted = frozenset(lanes) if lanes is not None else None
+        return self.log(job).open(share, cut, start, wanted, wake, job)
 
-    def note_given(self, job: str, offsets: Mapping[int, int]) -> None:
+    def note_given(self, job: Job, offsets: Mapping[int, int]) -> None:
         """Take in what a reader was given before this node knew of it: nothing of it may move.
 
         Args:
@@ -306,13 +303,12 @@ class Node:
             key = key._replace(lane=frontier.lane, offset=frontier.offset)
             if lane.has_ended(frontier.offset):
                 return key.lane, key.offset, "store", ""
-        name = reader.log.job.name
         if entry.state is State.MAKING or lane.planning:
             for worker in self.crew:
                 if any(t.log is reader.log and t.lane is lane for t in worker.tickets.values()):
                     note = worker.current()
-                    if (note.job, note.lane) != (name, key.lane):
-                        return key.lane, key.offset, "queued", _in_the_way(note)
+                    if (note.log_id, note.lane) != (reader.job.log_id, key.lane):
+                        return key.lane, key.offset, "queued", self._in_the_way(note)
                     return key.lane, key.offset, note.stage or "producing", str(note.item or "")
             return key.lane, key.offset, "producing", ""
         if lane.looking:
@@ -324,8 +320,14 @@ class Node:
         first = max(
             busy, key=lambda worker: (worker.number in holders, worker.held_up_s), default=None
         )
-        way = _in_the_way(first.current()) if first is not None else ""
+        way = self._in_the_way(first.current()) if first is not None else ""
         return key.lane, key.offset, "queued", way
+
+    def _in_the_way(self, note: Note) -> str:
+        """Return in words what a worker is doing for somebody else."""
+        if note.stage in ("", "idle"):
+            return ""
+        return f"{note.item or note.stage} of job {self.dispatch.name(note.log_id)!r}"
 
     async def release(self, job: Job, source: str, index: int) -> list[Verdict]:
         """Let an item be drawn again, above all that was given or asked for; tell every worker.
@@ -334,22 +336,35 @@ class Node:
             Every verdict about the item, released; empty = there is none.
 
         Raises:
-            UnknownJob: The job is not counted yet.
+            Counting: The job is not counted yet.
             LogDiverged: The log holds no batch above.
             StoreUnavailable: The store does not answer.
         """
-        return await self._quarantine.release(self.log(job.name), source, index)
+        return await self._quarantine.release(self.log(job), source, index)
 
     def asked(self, job: Job) -> int:
         """Return below which offset lanes of a job's log were planned here, or are being."""
         return self._quarantine.planned_below(job)
 
 
-def _in_the_way(note: Note) -> str:
-    """Return in words what a worker is doing for somebody else."""
-    if note.stage in ("", "idle"):
-        return ""
-    return f"{note.item or note.stage} of job {note.job!r}"
+def _check_policies(job: Job, first: Job) -> None:
+    """Refuse another name of a log with other policies about its items: verdicts are the log's.
+
+    Args:
+        job: The job.
+        first: The first one of its log.
+
+    Raises:
+        InvalidJob: Names both.
+    """
+    for key in ("on_item_error", "max_quarantined"):
+        ours, theirs = getattr(first, key), getattr(job, key)
+        if ours != theirs:
+            raise InvalidJob(
+                f"jobs {first.name!r} and {job.name!r} are one log, {job.log_id.hex()[:12]}, and "
+                f"their {key} is {ours} and {theirs}: give both the same, or another seed",
+                key=key,
+            )
 
 
 __all__ = ["Node"]

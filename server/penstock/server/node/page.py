@@ -41,16 +41,24 @@ class Note(NamedTuple):
     Attributes:
         serial: Grows with every note.
         stage: What it does; empty = the note was not finished.
-        job: The job that it does it for.
+        of: What it does it for: a log by its id, hex, or in the process of `local:` a job by name.
         lane: The lane.
         item: The item, where there is one.
     """
 
     serial: int
     stage: str = ""
-    job: str | None = None
+    of: str | None = None
     lane: int | None = None
     item: ItemRef | None = None
+
+    @property
+    def log_id(self) -> bytes | None:
+        """Return the log that it is about, where `of` is one; a role may write anything there."""
+        try:
+            return bytes.fromhex(self.of or "") or None
+        except (TypeError, ValueError):
+            return None
 
 
 class Page:
@@ -69,7 +77,7 @@ class Page:
     def note(
         self,
         stage: str,
-        job: str | None = None,
+        of: str | None = None,
         lane: int | None = None,
         item: ItemRef | None = None,
     ) -> None:
@@ -79,7 +87,7 @@ class Page:
         self._stage, self._since_s = stage, now
         if item is not self._item:  # one is noted several times
             self._item, self._item_text = item, _item_text(item)
-        text = (_note_head(stage, job, lane) + self._item_text)[:MAX_NOTE_BYTES]
+        text = (_note_head(stage, of, lane) + self._item_text)[:MAX_NOTE_BYTES]
         self._serial += 1
         data = _PAGE_HEAD.pack(self._serial, len(text)) + text
         self._map[: len(data)] = data
@@ -96,10 +104,10 @@ class Page:
         serial, length = _PAGE_HEAD.unpack_from(self._map)
         try:
             text = self._map[_PAGE_HEAD.size : _PAGE_HEAD.size + length]
-            stage, job, lane, item = json.loads(text)
+            stage, of, lane, item = json.loads(text)
             if stage not in STAGES:  # a role's code may write anything here
                 return Note(serial)
-            return Note(serial, stage, job, lane, _item(item) if item else None)
+            return Note(serial, stage, of, lane, _item(item) if item else None)
         except (ValueError, TypeError, RecursionError):
             return Note(serial)
 
@@ -112,9 +120,9 @@ def _item(entry: Any) -> ItemRef:
 
 
 @cache
-def _note_head(stage: str, job: str | None, lane: int | None) -> bytes:
+def _note_head(stage: str, of: str | None, lane: int | None) -> bytes:
     """Return the JSON of a note up to its item; by hand, since every batch writes several."""
-    return json.dumps([stage, job, lane, None]).removesuffix("null]").encode()
+    return json.dumps([stage, of, lane, None]).removesuffix("null]").encode()
 
 
 def _item_text(item: ItemRef | None) -> bytes:

@@ -62,7 +62,7 @@ class Ticket:
 
     def is_of(self, note: Note) -> bool:
         """Tell whether a worker's note is about this ticket; without a lane, about all its job."""
-        return note.job == self.log.job.name and note.lane in (None, self.lane.lane)
+        return note.log_id == self.log.job.log_id and note.lane in (None, self.lane.lane)
 
 
 @dataclass(eq=False)
@@ -79,6 +79,7 @@ class WorkerProcess:
 
     Attributes:
         tickets: What it was asked and has not answered, in the order in which it was asked.
+        logs: Those whose jobs it was told of.
         taken_back: Tickets that it may still answer, and whose answer nobody wants any more.
         fault: What it said that no worker says, for which it was ended.
         held_up_s: For how long it has been at one thing, where that is long: it is asked nothing
@@ -95,7 +96,7 @@ class WorkerProcess:
     tickets: dict[int, Ticket] = field(default_factory=dict)
     taken_back: dict[int, Ticket] = field(default_factory=dict)
     arenas: dict[int, ArenaReader] = field(default_factory=dict)
-    jobs: set[str] = field(default_factory=set)
+    logs: set[bytes] = field(default_factory=set)
     started: bool = False
     ready: bool = False
     dead: bool = False
@@ -154,7 +155,7 @@ class WorkerProcess:
             ends: Lanes with how many batches they were found to hold.
             set_up: Whether its roles are set up at once.
         """
-        told = (job.name, job.log_id, job.definition, tuple(ends), self.workers, tuple(verdicts))
+        told = (job.log_id, job.definition, tuple(ends), self.workers, tuple(verdicts))
         self.send(KnowJob(*told, set_up))
 
     @property
@@ -323,7 +324,7 @@ class WorkerProcess:
             OSError: An arena cannot be mapped.
         """
         known = ChainMap(self.tickets, self.taken_back) if self.taken_back else self.tickets
-        message = check(message, known, self.arenas, self.jobs)
+        message = check(message, known, self.arenas, self.logs)
         if isinstance(message, NewArena):
             self.arenas[message.number] = ArenaReader(message.memory.take(), message.size_bytes)
         else:

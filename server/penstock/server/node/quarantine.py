@@ -35,8 +35,7 @@ class Quarantine:
     """Makes verdicts, and their release, hold everywhere.
 
     Args:
-        jobs: The node's jobs.
-        verdicts: By job, the verdicts that hold.
+        verdicts: By log, the verdicts that hold.
         dispatch: Whose lines a verdict may overtake.
         crew: The workers that are told.
         store: Where verdicts are kept.
@@ -46,15 +45,14 @@ class Quarantine:
 
     def __init__(
         self,
-        jobs: Mapping[str, Job],
-        verdicts: Mapping[str, VerdictBook],
+        verdicts: Mapping[bytes, VerdictBook],
         dispatch: Dispatch,
         crew: Crew,
         store: Store,
         life: Life,
         observer: Observer,
     ) -> None:
-        self._jobs, self._verdicts, self._dispatch, self._crew = jobs, verdicts, dispatch, crew
+        self._verdicts, self._dispatch, self._crew = verdicts, dispatch, crew
         self._store, self._life, self._observer = store, life, observer
 
     def asked(self, worker: WorkerProcess, message: Judge) -> None:
@@ -63,12 +61,12 @@ class Quarantine:
         Raises:
             Misspoken: The verdict cannot be of this job.
         """
-        job, verdict = self._jobs[message.job], message.verdict
+        one, verdict = self._dispatch.logs[message.log_id], message.verdict
+        job = one.job
         if job.on_item_error != "quarantine":
             raise Misspoken(f"a verdict for job {job.name!r}, whose policy is to stop")
         if verdict.lane >= job.lanes:
             raise Misspoken(f"a verdict of lane {verdict.lane}, which job {job.name!r} has not")
-        one = self._dispatch.logs[job.name]
         self._life.spawn(self._answer(worker, one, verdict, message.line))
 
     async def _answer(
@@ -95,18 +93,16 @@ class Quarantine:
         deadline = self._life.loop.time() + STORE_DEADLINE_S
         lane, offset, job = verdict.lane, verdict.offset, one.job
         while True:
-            known = self._verdicts[job.name].find(verdict.stage, verdict.item, lane, offset)
+            known = self._verdicts[job.log_id].find(verdict.stage, verdict.item, lane, offset)
             if known is not None:
                 return known
             try:
                 with self._deciding(one) as seen:
-                    same = self._dispatch.same(one)
                     if verdict.stage == "draw":
                         self._overtake(one, verdict, line)
-                        planned = max(each.lanes[lane].planned for each in same)
+                        planned = one.lanes[lane].planned
                     else:
-                        made = any((lane, offset) in each.made for each in same)
-                        planned = offset + 1 if made else 0
+                        planned = offset + 1 if (lane, offset) in one.made else 0
                     held = await self._store.add_verdict(
                         job.log_id, verdict, seen._replace(planned=planned), job.max_quarantined
                     )
@@ -135,20 +131,17 @@ class Quarantine:
 
     def planned_below(self, job: Job) -> int:
         """Return below which offset lanes of a job's log were planned here, or are being."""
-        logs = [one for one in self._dispatch.logs.values() if one.job.log_id == job.log_id]
-        return max((lane.asked for each in logs for lane in each.lanes), default=0)
+        one = self._dispatch.logs.get(job.log_id)
+        return 0 if one is None else max(lane.asked for lane in one.lanes)
 
     @contextlib.contextmanager
     def _deciding(self, one: Log) -> Iterator[Seen]:
         """Let nothing new of a log be planned while its verdicts change; say what was asked for."""
-        logs = self._dispatch.same(one)
-        for each in logs:
-            each.deciding += 1
+        one.deciding += 1
         try:
             yield Seen(one.numbering.order, asked=self.planned_below(one.job))
         finally:
-            for each in logs:
-                each.deciding -= 1
+            one.deciding -= 1
             self._dispatch.schedule()
 
     def _overtake(self, one: Log, verdict: Verdict, number: int | None) -> None:
@@ -156,31 +149,28 @@ class Quarantine:
 
         What they have answered the store is told of: it refuses the verdict.
         """
-        for each in self._dispatch.same(one):
-            lane = each.lanes[verdict.lane]
-            for line in list(lane.lines):
-                if line.number == number or line.next <= verdict.offset or not line.busy:
-                    continue
-                for ticket in self._crew[line.worker].tickets.values():
-                    ticket.stale = ticket.stale or ticket.line is line
-                self._dispatch.close_line(lane, line)
+        lane = one.lanes[verdict.lane]
+        for line in list(lane.lines):
+            if line.number == number or line.next <= verdict.offset or not line.busy:
+                continue
+            for ticket in self._crew[line.worker].tickets.values():
+                ticket.stale = ticket.stale or ticket.line is line
+            self._dispatch.close_line(lane, line)
 
     def _learn(self, one: Log, news: Iterable[Verdict]) -> None:
-        """Take over verdicts of a log, new or released, and tell every worker that knows a job."""
-        for name, job in self._jobs.items():
-            if job.log_id != one.job.log_id:
-                continue
-            book = self._verdicts[name]
-            changed = [verdict for verdict in news if verdict not in book]
-            if not changed:
-                continue
-            book.learn(changed)
-            self._observer.quarantined(name, book.left_out)
-            for worker in self._crew:
-                if name in worker.jobs and not worker.dead:
-                    worker.send(Learn(name, tuple(changed)))
-            for verdict in changed:
-                _tell(name, verdict)
+        """Take over verdicts of a log, new or released, and tell every worker that knows it."""
+        job = one.job
+        book = self._verdicts[job.log_id]
+        changed = [verdict for verdict in news if verdict not in book]
+        if not changed:
+            return
+        book.learn(changed)
+        self._observer.quarantined(job.name, book.left_out)
+        for worker in self._crew:
+            if job.log_id in worker.logs and not worker.dead:
+                worker.send(Learn(job.log_id, tuple(changed)))
+        for verdict in changed:
+            _tell(job.name, verdict)
 
 
 def _tell(job: str, verdict: Verdict) -> None:

@@ -10,6 +10,7 @@ from penstock.wire.errors import PenstockError
 from penstock.wire.order import Cut, Share
 
 if TYPE_CHECKING:
+    from penstock.server.job import Job
     from penstock.server.node.books import Log
 
 MAX_PENDING = 1024
@@ -29,6 +30,7 @@ class Reader:
         start: No position below this is wanted.
         lanes: Lanes wanted from this node; None = all.
         wake: Called when something may be taken, or has failed.
+        job: The job by whose name it reads: another name of the log may have other policies.
 
     Attributes:
         next: The position that its consumer needs next; it is given in any case.
@@ -45,7 +47,9 @@ class Reader:
         start: int,
         lanes: frozenset[int] | None,
         wake: Callable[[], None],
+        job: Job,
     ) -> None:
+        self.job = job
         self.log, self.share, self.cut, self.lanes, self.wake = log, share, cut, lanes, wake
         tail = None if cut is None else log.numbering.tail(cut)
         self.end = None if tail is None else tail.end

@@ -15,41 +15,41 @@ class Setups:
     """What is set up ahead, and what is not any more.
 
     Attributes:
-        at: By worker, the job that it is setting up now.
+        at: By worker, the log whose job it is setting up now.
     """
 
     def __init__(self) -> None:
-        self.at: dict[int, str] = {}
-        self._proven: set[str] = set()
-        self._left: set[str] = set()
+        self.at: dict[int, bytes] = {}
+        self._proven: set[bytes] = set()
+        self._left: set[bytes] = set()
 
-    def begin(self, worker: int, jobs: Iterable[str], known: Collection[str]) -> str | None:
-        """Return the job that a worker sets up from now on; None = none.
+    def begin(self, worker: int, logs: Iterable[bytes], known: Collection[bytes]) -> bytes | None:
+        """Return the log whose job a worker sets up from now on; None = none.
 
         Args:
             worker: Its slot.
-            jobs: The node's jobs, in order.
-            known: Those that it knows already.
+            logs: The node's logs, in order.
+            known: Those whose jobs it knows already.
         """
         if worker in self.at:
             return None
-        for job in jobs:
-            tried = job in self._proven or job not in self.at.values()
-            if job not in known and job not in self._left and tried:
-                self.at[worker] = job
-                return job
+        for log_id in logs:
+            tried = log_id in self._proven or log_id not in self.at.values()
+            if log_id not in known and log_id not in self._left and tried:
+                self.at[worker] = log_id
+                return log_id
         return None
 
     def done(self, worker: int) -> None:
         """Note that a worker has set up its job: others may, too."""
         self._proven.add(self.at.pop(worker))
 
-    def failed(self, worker: int) -> str | None:
-        """Note that it could not, or has ended; return the job, which nobody sets up ahead now."""
-        job = self.at.pop(worker, None)
-        if job is not None:
-            self._left.add(job)
-        return job
+    def failed(self, worker: int) -> bytes | None:
+        """Note that it could not, or has ended; return the log: its readers have it set up now."""
+        log_id = self.at.pop(worker, None)
+        if log_id is not None:
+            self._left.add(log_id)
+        return log_id
 
 
 __all__ = ["Setups"]

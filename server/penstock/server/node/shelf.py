@@ -37,17 +37,19 @@ class Shelf:
     def __init__(self, store: Store, life: Life) -> None:
         self._store, self._life = store, life
         self.unsaved: dict[tuple[bytes, int], SnapshotRecord] = {}
+        self._has_unsaved = asyncio.Event()
         self.on_diverged: Callable[[bytes, int, PenstockError], None] = lambda *_: None
 
     def put(self, record: SnapshotRecord) -> None:
         """Keep a snapshot for the next write, unless a later one of its lane waits already."""
         known = self.unsaved.get((record.log_id, record.lane))
         if known is None or record.offset > known.offset:
-            self.unsaved[record.log_id, record.lane] = record
+            self.put_last(record)
 
     def put_last(self, record: SnapshotRecord) -> None:
         """Keep where a lane stands as the node ends, whatever waits of it."""
         self.unsaved[record.log_id, record.lane] = record
+        self._has_unsaved.set()
 
     def forget(self, log_id: bytes, lane: int) -> None:
         """Write nothing of a lane whose content is in doubt."""
@@ -57,10 +59,12 @@ class Shelf:
         """Write what waits, again and again.
 
         Args:
-            every_s: The least time between two writes.
+            every_s: The least time between two writes; 0 writes each snapshot at once.
         """
         while True:
+            await self._has_unsaved.wait()
             await asyncio.sleep(every_s)
+            self._has_unsaved.clear()
             await self.save()
 
     async def save(self) -> None:

@@ -115,7 +115,8 @@ class Worker:
         self._outbox = Outbox(port, hold_s)
         self._unreported = 0  # batches whose cost was not told yet
         # What it is doing, and for whom.
-        self.job: str | None = None
+        self.log_id: bytes | None = None
+        self._log_text: str | None = None
         self.lane: int | None = None
         self.line: int | None = None
         self.careful = False
@@ -146,25 +147,25 @@ class Worker:
 
     def _do(self, message: FromServer) -> None:
         match message:
-            case Produce(job=job, lane=lane, line=line):
-                self._begin(job, lane, line, careful=message.careful)
+            case Produce(log_id=log_id, lane=lane, line=line):
+                self._begin(log_id, lane, line, careful=message.careful)
                 self._produce(message)
-            case Make(job=job, lane=lane):
-                self._begin(job, lane, careful=message.careful)
+            case Make(log_id=log_id, lane=lane):
+                self._begin(log_id, lane, careful=message.careful)
                 self._make(message)
-            case Plan(job=job, lane=lane, line=line):
-                self._begin(job, lane, line, careful=message.careful)
+            case Plan(log_id=log_id, lane=lane, line=line):
+                self._begin(log_id, lane, line, careful=message.careful)
                 self._plan(message)
             case KnowJob() | Learn():
-                self._begin(message.job)
+                self._begin(message.log_id)
                 self._know(message)
-            case OpenLine(job=job, lane=lane, line=line):
-                self._begin(job, lane, line)
+            case OpenLine(log_id=log_id, lane=lane, line=line):
+                self._begin(log_id, lane, line)
                 self._open(message)
             case CloseLine():
                 self._close(message.line)
-            case Verify(job=job, lane=lane):
-                self._begin(job, lane)
+            case Verify(log_id=log_id, lane=lane):
+                self._begin(log_id, lane)
                 self._verify(message)
             case TakeSnapshots():
                 self._begin(None)
@@ -176,14 +177,16 @@ class Worker:
 
     def _begin(
         self,
-        job: str | None,
+        log_id: bytes | None,
         lane: int | None = None,
         line: int | None = None,
         *,
         careful: bool = False,
     ) -> None:
         """Note for whom the next thing is done."""
-        self.job, self.lane, self.line = job, lane, line
+        if log_id != self.log_id:
+            self.log_id, self._log_text = log_id, None if log_id is None else log_id.hex()
+        self.lane, self.line = lane, line
         if careful is not self.careful:
             self.careful = careful
             for known in self.jobs:
@@ -194,14 +197,14 @@ class Worker:
     def _know(self, message: KnowJob | Learn) -> None:
         """Build a job, and learn its verdicts; set its roles up, where that is asked for."""
         self.jobs.hear(message)
-        known = self.jobs[message.job]
+        known = self.jobs[message.log_id]
         if isinstance(message, KnowJob) and message.set_up:
             known.items.set_up()
             self._say(SetUp())
 
     def _new_items(self, job: Job, message: KnowJob) -> Items:
         def insert(verdict: Verdict) -> Verdict:
-            return self._judge(job.name, verdict)
+            return self._judge(job.log_id, verdict)
 
         items = Items(job, VerdictBook((), insert), self._progress)
         items.may_wait, items.careful = self._may_wait, self.careful
@@ -212,7 +215,7 @@ class Worker:
 
     def _open(self, message: OpenLine) -> None:
         """Open a line, from a snapshot where there is one."""
-        known = self.jobs[message.job]
+        known = self.jobs[message.log_id]
         self._progress("setup", None)
         line = Line(known.job, message.lane, known.items, message.snapshot)
         self.lines[message.line] = line
@@ -239,7 +242,7 @@ class Worker:
 
     def _make(self, message: Make) -> None:
         """Make a batch from its plan."""
-        known = self.jobs[message.job]
+        known = self.jobs[message.log_id]
         coming = self._coming(known) if known.items.reads_ahead else []
         made = known.maker.make(_plan_of(message.plan), None, coming, blank=message.blank)
         self._done(message.ticket, made, None, [], None)
@@ -262,14 +265,14 @@ class Worker:
                 break
             plans.append(_plan_bytes(plan))
             snapshots += _snapshot_if_due(line)
-        self.jobs[message.job].drawn += line.planner.counters["drawn"] - before
+        self.jobs[message.log_id].drawn += line.planner.counters["drawn"] - before
         line.planner.forget()  # whoever makes them fetches what they are made of
         answer = Planned(message.ticket, tuple(plans), broken, tuple(snapshots))
         self._say(*self._cost(), *_counted(line), *_ended(line), answer)
 
     def _verify(self, message: Verify) -> None:
         """Make a batch once more and answer its header: it holds the checksum of the body."""
-        known = self.jobs[message.job]
+        known = self.jobs[message.log_id]
         if message.plan is not None:
             plan = _plan_of(message.plan)
         else:
@@ -289,7 +292,7 @@ class Worker:
     def _coming(self, known: Known) -> list[ItemRef]:
         """Return the items of the next batch of a job to be made here."""
         for later in self.inbox:
-            if isinstance(later, Make) and later.job == known.job.name:
+            if isinstance(later, Make) and later.log_id == known.job.log_id:
                 plan = _plan_of(later.plan)
                 return list(dict.fromkeys(ref.item for row in plan.rows for ref in row))
         return []
@@ -303,7 +306,7 @@ class Worker:
         if number in self.broken:
             raise self.broken[number]
         line = self.lines[number]
-        known = self.jobs[line.job.name]
+        known = self.jobs[line.job.log_id]
         if known.places is not None and known.places.use(number, line.lane):
             _keep_blocks(known)
         try:
@@ -355,11 +358,11 @@ class Worker:
             header = made.write(memoryview(bytearray()))
         answer = Done(ticket, span, header, plan, made.counts, made.emptied, tuple(snapshots))
         before = [] if line is None else [*_counted(line), *_ended(line)]
-        assert self.job is not None
-        known = self.jobs[self.job]
+        assert self.log_id is not None
+        known = self.jobs[self.log_id]
         if not known.libraries_told:
             known.libraries_told = True  # the first batch has imported what the job needs
-            before.append(Libraries(self.job, libraries.in_use()))
+            before.append(Libraries(self.log_id, libraries.in_use()))
         self._unreported += 1
         hold = self._may_hold()
         if not hold:
@@ -374,11 +377,11 @@ class Worker:
         """
         if not self._unreported:
             return []
-        assert self.job is not None
-        known, batches = self.jobs[self.job], self._unreported
+        assert self.log_id is not None
+        known, batches = self.jobs[self.log_id], self._unreported
         self._unreported, drawn, known.drawn = 0, known.drawn, 0
         read_bytes = sum(source.read_bytes() for source in known.job.sources.values())
-        return [Cost(self.job, batches, self.page.take_spent(), read_bytes, drawn)]
+        return [Cost(self.log_id, batches, self.page.take_spent(), read_bytes, drawn)]
 
     def _may_hold(self) -> bool:
         """Tell whether a finished batch may wait a moment for the next one, of the same job."""
@@ -386,7 +389,7 @@ class Worker:
         if not (cheap and self.inbox) or self.careful:
             return False  # where it is careful, what comes next may be what ended a worker here
         following = self.inbox[0]
-        return isinstance(following, _TICKETED) and following.job == self.job
+        return isinstance(following, _TICKETED) and following.log_id == self.log_id
 
     def _fail(self, message: FromServer, error: PenstockError) -> None:
         said = told(error)
@@ -395,20 +398,20 @@ class Worker:
             case Produce() | Plan() | Make():
                 answer = TicketFailed(message.ticket, **said)
             case OpenLine():
-                answer = LineFailed(message.line, message.job, **said)
+                answer = LineFailed(message.line, message.log_id, **said)
             case KnowJob() | Learn():
-                answer = JobFailed(message.job, **said)
+                answer = JobFailed(message.log_id, **said)
             case Verify():
-                answer = VerifyFailed(message.job, **said)
+                answer = VerifyFailed(message.log_id, **said)
             case TakeSnapshots():
                 answer = SnapshotsFailed(**said)
             case _:  # nobody waits for an answer
                 answer = Warned(said["message"])
         self._say(*self._cost(), answer)
 
-    def _judge(self, job: str, verdict: Verdict) -> Verdict:
+    def _judge(self, log_id: bytes, verdict: Verdict) -> Verdict:
         """Make a verdict durable before anything that depends on it is released."""
-        self._say(Judge(job, self.line, verdict))
+        self._say(Judge(log_id, self.line, verdict))
         meanwhile: list[FromServer] = []
         while (message := self._next()) is not None:
             match message:
@@ -425,7 +428,7 @@ class Worker:
     def _progress(self, stage: str, item: ItemRef | None) -> None:
         if not (MARK and MARK[0]):  # asked here: every batch comes by several times
             self._end_fork()
-        self.page.note(stage, self.job, self.lane, item)
+        self.page.note(stage, self._log_text, self.lane, item)
 
     def _end_fork(self) -> None:
         """End this process if a role has forked it and it came back out of the role.
@@ -433,8 +436,11 @@ class Worker:
         It shares the port and the arenas: a second answer, or a batch written over another.
         """
         if is_forked(self.pid):
-            job = f" of job {self.job!r}" if self.job else ""
-            text = f"penstock: a process that a role{job} forked came back; it is ended\n"
+            built = (known.job for known in self.jobs)
+            names = [f" of job {job.name!r}" for job in built if job.log_id == self.log_id]
+            text = (
+                f"penstock: a process that a role{''.join(names)} forked came back; it is ended\n"
+            )
             os.write(2, text.encode("utf-8", "backslashreplace"))
             os._exit(70)
 
@@ -464,10 +470,10 @@ class Worker:
         for message in self.inbox:
             match message:
                 case Hurry():
-                    if message.job == self.job:
+                    if message.log_id == self.log_id:
                         return False
                 case Produce() | Plan() | Make():
-                    if message.job != self.job:
+                    if message.log_id != self.log_id:
                         return False
         return True
 
@@ -517,7 +523,7 @@ def _counted(line: Line) -> list[FromWorker]:
     if mark == line.told_mark:
         return []
     line.told_mark = mark
-    return [Counted(line.job.name, line.lane, line.counters(), line.counters_before)]
+    return [Counted(line.job.log_id, line.lane, line.counters(), line.counters_before)]
 
 
 def _ended(line: Line) -> list[FromWorker]:
@@ -529,7 +535,7 @@ def _ended(line: Line) -> list[FromWorker]:
     if end is None or line.told_end or line.job.epochs is None or line.planner.can_seek():
         return []
     line.told_end = True
-    return [LaneEnds(line.job.name, line.lane, end)]
+    return [LaneEnds(line.job.log_id, line.lane, end)]
 
 
 def _plan_bytes(plan: BatchPlan) -> bytes:

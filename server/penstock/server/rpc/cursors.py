@@ -119,7 +119,7 @@ class Cursors:
     ) -> None:
         self._computes_here = computes_here
         self._jobs, self._store = jobs, store
-        self._seekable: dict[str, bool] = {}  # by job: arithmetic leads anywhere
+        self._seekable: dict[bytes, bool] = {}  # by log: arithmetic leads anywhere
         self._asked = asked or (lambda job: 0)
         self._numbered = numbered
         self._listener = Listener() if listener is None else listener
@@ -192,6 +192,7 @@ class Cursors:
             committed_by=begun.committed_by,
             batches_per_step_from=begun.batches_per_step_from,
             token=begun.token,
+            timeline=[pb.LogFrom(from_step=step, log_id=log) for step, log in begun.timeline],
         )
 
     async def _compare_libraries(self, job: Job) -> None:
@@ -350,16 +351,16 @@ class Cursors:
         self._check_step(job, step, size, PastEnd)
         order, first = self._numbered(job).order, step * size
         last = first + order.lanes if order.batches is None else min(first + size, order.batches)
-        if first >= last or order.address(last - 1).offset <= asked + job.max_replay:
+        if first >= last or order.lane_offset(last - 1).offset <= asked + job.max_replay:
             return
-        if job.name not in self._seekable:
-            self._seekable[job.name] = Planner(job, 0, Items(job)).can_seek()
-        if self._seekable[job.name]:
+        if job.log_id not in self._seekable:
+            self._seekable[job.log_id] = Planner(job, 0, Items(job)).can_seek()
+        if self._seekable[job.log_id]:
             return
         # The first batch of each lane: those after it are planned on the way.
         lanes: set[int] = set()
         for position in range(first, last):
-            lane, offset = order.address(position)
+            lane, offset = order.lane_offset(position)
             if lane in lanes:
                 continue
             lanes.add(lane)

@@ -154,7 +154,7 @@ class OpenedRead(NamedTuple):
         window = min(self.job.lanes * self.share.world_size, MAX_LOOKED)
         for position in range(end - 1, max(self.given_from, end - window) - 1, -1):
             if self.share.owns(position):
-                lane, offset = order.address(position)
+                lane, offset = order.lane_offset(position)
                 found[lane] = max(found.get(lane, 0), offset + 1)
         return found
 

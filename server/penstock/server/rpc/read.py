@@ -139,7 +139,7 @@ class Sender:
                 self._node.sent(reader, one)
         stream.wrote_at = time.monotonic()
         for one in entries:
-            self._metrics.sent(reader.log.job.name, one.nbytes)
+            self._metrics.sent(reader.job.name, one.nbytes)
 
     def _lend(self, entry: Entry) -> feed_pb2.Lent | None:
         """Lend a batch to a consumer on this host; None = send it."""

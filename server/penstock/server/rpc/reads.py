@@ -73,9 +73,9 @@ class Reads:
         if not request.token and opening.given_from is None:
             await self.present.check(opening.job)  # it begins: nothing was given yet
         wake = asyncio.Event()
-        self.node.note_given(request.job, opening.given())
+        self.node.note_given(opening.job, opening.given())
         reader = self.node.open(
-            request.job, opening.share, opening.cut, opening.start, opening.lanes, wake.set
+            opening.job, opening.share, opening.cut, opening.start, opening.lanes, wake.set
         )
         stream = Stream(request, reader, wake, peer, self.lending.find(request.borrower))
         number = self.streams.add(stream)

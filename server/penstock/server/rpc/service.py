@@ -218,7 +218,8 @@ class Service:
 
     async def _describe(self, data: bytes) -> bytes:
         request = parse(feed_pb2.DescribeRequest, data)
-        one = self.node.logs.get(request.job)
+        job = self.node.jobs.get(request.job)
+        one = None if job is None else self.node.log(job)
         reply = describe(
             self.node.jobs,
             request,

@@ -13,21 +13,20 @@ from penstock.server.rpc.streams import Streams
 def status(node: Node, streams: Streams, *, lent_bytes: int, draining: bool) -> dict[str, Any]:
     """Return what this node is doing, for `penstock top`; the keys are in docs/operate.md."""
     jobs = []
-    for name, one in sorted(node.logs.items()):
-        jobs.append(
-            {
-                "name": name,
-                "log_id": one.job.log_id.hex(),
-                "lanes": one.job.lanes,
-                "ready_batches": sum(1 for e in one.entries.values() if e.span is not None),
-                "ready_bytes": one.ready_bytes,
-                "kept_bytes": one.kept.nbytes,
-                "produced": one.produced,
-                "recomputed": one.recomputed,
-                "cache_hits": one.cache_hits,
-                **streams.status(name),
-            }
-        )
+    for name, job in sorted(node.jobs.items()):
+        one = node.log(job)
+        batches = {
+            "ready_batches": sum(1 for e in one.entries.values() if e.span is not None),
+            "ready_bytes": one.ready_bytes,
+            "kept_bytes": one.kept.nbytes,
+            "produced": one.produced,
+            "recomputed": one.recomputed,
+            "cache_hits": one.cache_hits,
+        }
+        if one.job is not job:  # those of the log are told once, or sums over jobs would be wrong
+            batches = dict.fromkeys(batches, 0)
+        named = {"name": name, "log_id": job.log_id.hex(), "lanes": job.lanes}
+        jobs.append({**named, **batches, **streams.status(name)})
     return {
         "version": VERSION,
         "node": node.incarnation,

@@ -78,6 +78,7 @@ class Begun:
             "" = never.
         committed_by: The generation of that commit; 0 = none.
         token: What the attempt is called now.
+        timeline: The logs that the group reads, by the first step of each.
     """
 
     generation: int
@@ -88,6 +89,7 @@ class Begun:
     committed_at: str
     committed_by: int
     token: str
+    timeline: tuple[tuple[int, bytes], ...] = ()
 
 
 class Committed(NamedTuple):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from penstock.server.core.verdict import Verdict
 from penstock.server.store.base import (
@@ -189,6 +190,7 @@ async def begin(tables: Tables, request: BeginRequest) -> Begun:
         )
         await register_job(tables, request.job)
     else:
+        group_id = group.id
         standing, own = await _standing(tables, group, request.rank)
         older, plan = None, None
         if not attempts.joins(request.token, standing.current):
@@ -202,7 +204,8 @@ async def begin(tables: Tables, request: BeginRequest) -> Begun:
             request, standing, own=own, older=older, plan=plan, now=tables.now()
         )
     await tables.write(changes)
-    return begun
+    logs = await tables.all(TimelineRow, group_id)
+    return replace(begun, timeline=tuple((row.from_step, row.log_id) for row in logs))
 
 
 async def check_token(tables: Tables, job: str, name: str, token: str, generation: int) -> None:

@@ -114,7 +114,7 @@ class StoreContract(ABC):
         begun = await store.begin(ask(world_size=3, rank=2))
 
         expected = Begun(
-            1, 3, "world_size", 0, joined=False, committed_at="", committed_by=0, token="t1"
+            1, 3, "world_size", 0, False, "", 0, token="t1", timeline=((0, JOB.log_id),)
         )
         assert begun == expected
         (group,) = await store.groups("code")
