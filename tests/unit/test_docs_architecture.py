@@ -30,10 +30,23 @@ def test_every_room_is_named_and_stands() -> None:
         if (folder / "__init__.py").exists()
     }
 
-    rooms = PAGE[PAGE.index("## The rooms") : PAGE.index("## The way")]
+    rooms = PAGE[PAGE.index("## The rooms") : PAGE.index("## Inside")]
     assert set(re.findall(r"^\| `([^`]+)`", rooms, re.MULTILINE)) == there | {
         "proto/penstock/wire/"
     }
+
+
+def test_every_file_of_the_larger_rooms_is_named_once() -> None:
+    """A stranger finds each file under what it is about, and none that is not there."""
+    inside = PAGE[PAGE.index("## Inside") : PAGE.index("## The way")]
+    named: dict[str, list[str]] = {}
+    for room, files in re.findall(r"^\| `([^`]+)` \| .*? \| (.*?) \|$", inside, re.MULTILINE):
+        named.setdefault(room, []).extend(re.findall(r"`(\w+)`", files))
+
+    assert len(named) == 5
+    for room, files in named.items():
+        there = {file.stem for file in (ROOT / room).glob("*.py")} - {"__init__"}
+        assert sorted(files) == sorted(there), room
 
 
 def test_the_way_of_a_batch_is_as_long_as_the_page_says() -> None:
