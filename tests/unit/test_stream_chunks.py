@@ -29,6 +29,17 @@ def test_the_first_large_batch_goes_in_the_fewest_messages() -> None:
     assert one.chunk_bytes(300, 100 * MB) == CHUNK_BYTES  # nothing is twice as wide
 
 
+def test_bundles_are_wide_until_one_was() -> None:
+    """For malloc, too: a stream of small batches has no large one."""
+    one = stream()
+    wide = one.bundle_bytes
+
+    one.note_bundle(wide // 4)
+    assert one.bundle_bytes == wide > CHUNK_BYTES
+    one.note_bundle(wide // 2)
+    assert one.bundle_bytes == CHUNK_BYTES
+
+
 def test_sizes_that_grow_are_followed_by_doubling() -> None:
     """A batch that is a little larger than all before it is no reason; small ones never are."""
     one = stream()

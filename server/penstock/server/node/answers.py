@@ -6,9 +6,9 @@ import structlog
 
 from penstock.server.node.audit import Audit
 from penstock.server.node.dispatch import Dispatch
+from penstock.server.node.failures import error_of
 from penstock.server.node.messages import (
     Done,
-    Failed,
     Planned,
     Snapshot,
     TicketFailed,
@@ -18,7 +18,7 @@ from penstock.server.node.process import Ticket, WorkerProcess
 from penstock.server.node.shelf import Shelf
 from penstock.server.pipeline.line import MAX_EMPTIED, only_padding
 from penstock.server.store.base import SnapshotRecord
-from penstock.wire.errors import ERRORS, Internal, LogDiverged, PastEnd, PenstockError
+from penstock.wire.errors import LogDiverged, PastEnd
 
 log = structlog.get_logger("penstock.node")
 
@@ -137,9 +137,4 @@ class Answers:
         one.failed(ticket.entry, error)
 
 
-def error_of(message: Failed) -> PenstockError:
-    """Return the error that a message carries."""
-    return ERRORS.get(message.code, Internal).with_fields(message.message, message.fields)
-
-
-__all__ = ["Answers", "error_of"]
+__all__ = ["Answers"]

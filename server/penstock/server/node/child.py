@@ -7,7 +7,7 @@ import mmap
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.wire.errors import PenstockError, clean_text
@@ -50,6 +50,22 @@ def is_forked(pid: int) -> bool:
     return os.getpid() != pid if MARK is None else not MARK[0]
 
 
+def end_fork(pid: int, jobs: Iterable[str]) -> None:
+    """End this process if a role has forked it and it came back out of the role.
+
+    It shares the port and the arenas: a second answer, or a batch written over another.
+
+    Args:
+        pid: The process that it may be a fork of.
+        jobs: The names of the job that that was working for.
+    """
+    if is_forked(pid):
+        whose = "".join(f" of job {name!r}" for name in jobs)
+        text = f"penstock: a process that a role{whose} forked came back; it is ended\n"
+        os.write(2, text.encode("utf-8", "backslashreplace"))
+        os._exit(70)
+
+
 def told(error: PenstockError) -> dict[str, Any]:
     """Return an error as JSON of bounded texts: `code`, `message` and `fields`."""
     return {
@@ -72,4 +88,4 @@ def _clean(value: Any) -> Any:
     return f"a {type(value).__name__}"
 
 
-__all__ = ["MARK", "MAX_MESSAGE", "die_with_parent", "is_forked", "told"]
+__all__ = ["MARK", "MAX_MESSAGE", "die_with_parent", "end_fork", "is_forked", "told"]

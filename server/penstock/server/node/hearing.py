@@ -7,12 +7,13 @@ from typing import assert_never
 
 import structlog
 
-from penstock.server.node.answers import Answers, error_of
+from penstock.server.node.answers import Answers
 from penstock.server.node.audit import Audit
 from penstock.server.node.channel import Misspoken
 from penstock.server.node.crew import Crew
 from penstock.server.node.dispatch import Dispatch
 from penstock.server.node.ends import Ends
+from penstock.server.node.failures import error_of
 from penstock.server.node.life import Life
 from penstock.server.node.messages import (
     Cost,
