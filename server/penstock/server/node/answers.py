@@ -20,7 +20,7 @@ from penstock.server.pipeline.line import MAX_EMPTIED, only_padding
 from penstock.server.store.base import SnapshotRecord
 from penstock.wire.errors import ERRORS, Internal, LogDiverged, PastEnd, PenstockError
 
-log = structlog.get_logger("penstock.node")
+logger = structlog.get_logger("penstock.node")
 
 
 class Answers:
@@ -110,7 +110,7 @@ class Answers:
         ticket, error = worker.answer(message.ticket), error_of(message)
         if ticket is None:
             return
-        one, lane = ticket.log, ticket.lane
+        log, lane = ticket.log, ticket.lane
         if ticket.line is not None:
             ticket.line.busy -= 1
             # Its state may be in the middle of something.
@@ -118,23 +118,23 @@ class Answers:
         if ticket.plans:
             lane.planning = False
         if ticket.stale or (isinstance(error, PastEnd) and lane.has_ended(ticket.offset)):
-            one.back(ticket.entry)
+            log.back(ticket.entry)
             return
         if isinstance(error, LogDiverged):
-            self._dispatch.diverged(one.job.log_id, lane.lane, error)
-            one.failed(ticket.entry, error)
+            self._dispatch.diverged(log.job.log_id, lane.lane, error)
+            log.failed(ticket.entry, error)
             return
-        log.error(
+        logger.error(
             "a batch cannot be made",
-            job=one.job.name,
+            job=log.job.name,
             lane=lane.lane,
             offset=ticket.offset,
             code=error.code,
             error=error.message,
             **({"traceback": error.traceback} if error.traceback else {}),
         )
-        self._observer.failed(one.job.name, error.code)
-        one.failed(ticket.entry, error)
+        self._observer.failed(log.job.name, error.code)
+        log.failed(ticket.entry, error)
 
 
 def error_of(message: Failed) -> PenstockError:

@@ -71,7 +71,7 @@ def candidates(log: Log) -> Iterator[Candidate]:
 
 def most_urgent(log: Log) -> Candidate | None:
     """Return the wanted batch that somebody needs soonest."""
-    return min(candidates(log), key=lambda one: one.rank, default=None)
+    return min(candidates(log), key=lambda found: found.rank, default=None)
 
 
 def candidate_of(log: Log, lane: LaneState) -> Candidate | None:

@@ -69,7 +69,7 @@ def _wholes(values: Iterable[Any]) -> None:
 
 
 def _named(value: Any, kinds: tuple[type, ...], what: str) -> Any:
-    if type(value) is not dict or not all(type(one) in kinds for one in value.values()):
+    if type(value) is not dict or not all(type(entry) in kinds for entry in value.values()):
         raise ValueError(f"not {what} by name")
     return value
 
@@ -177,7 +177,7 @@ def _unless_none(take: Take, value: Any, beside: _Beside) -> Any:
 
 
 def _each(convert: Put | Take, values: Sequence[Any], beside: _Beside) -> tuple[Any, ...]:
-    return tuple([convert(one, beside) for one in values]) if values else ()
+    return tuple([convert(value, beside) for value in values]) if values else ()
 
 
 # --- messages ------------------------------------------------------------------------------------
@@ -200,14 +200,14 @@ class _Kind:
 
     def __init__(self, made: Any) -> None:
         self.made, self.name = made, made.__name__
-        self.names = [one.name for one in fields(made)]
+        self.names = [field.name for field in fields(made)]
         self.values_of = _as_tuple(self.names)
-        types = [str(one.type) for one in fields(made)]
-        forms = [(at, _form(one)) for at, one in enumerate(types, 1) if one not in _PLAIN]
+        types = [str(field.type) for field in fields(made)]
+        forms = [(at, _form(text)) for at, text in enumerate(types, 1) if text not in _PLAIN]
         # By place in a row, which begins with the name.
         self.puts = [(at, form.put) for at, form in forms if form.put is not None]
         self.takes = [(at, form.take) for at, form in forms]
-        self.plain = [(at, _PLAIN[one]) for at, one in enumerate(types, 1) if one in _PLAIN]
+        self.plain = [(at, _PLAIN[text]) for at, text in enumerate(types, 1) if text in _PLAIN]
 
     def put(self, message: Any, beside: _Beside) -> list[Any]:
         """Return the JSON of a message."""
@@ -251,7 +251,7 @@ class Kinds(dict[str, _Kind]):
 
     def __init__(self, messages: Any) -> None:
         super().__init__({made.__name__: _KINDS[made] for made in get_args(messages)})
-        every = [one.type for made in get_args(messages) for one in fields(made)]
+        every = [field.type for made in get_args(messages) for field in fields(made)]
         self.pass_memory = "Descriptor" in every
 
 

@@ -99,7 +99,7 @@ def check(
             size = message.size_bytes
             _need(0 < size < 1 << 46, "size of an arena", size)
         case Snapshots():
-            lines = [one.line for one in message.lines]
+            lines = [row.line for row in message.lines]
             _need(len(set(lines)) == len(lines), "list of lines", lines)
     return _cleaned(message)
 
@@ -132,7 +132,7 @@ def _count(value: int, what: str) -> None:
 
 
 def _counters(counters: Mapping[str, int]) -> None:
-    fits = all(-(1 << 63) <= one < 1 << 63 for one in counters.values())
+    fits = all(-(1 << 63) <= count < 1 << 63 for count in counters.values())
     _need(fits, "counts", counters)
 
 
@@ -161,13 +161,13 @@ def _body(message: Done, arenas: Mapping[int, Arena]) -> None:
 
 def _libraries(versions: Mapping[str, str]) -> dict[str, str]:
     _need(len(versions) <= MAX_LIBRARIES, "libraries", versions)
-    return {clean_text(name, 100): clean_text(one, 100) for name, one in versions.items()}
+    return {clean_text(name, 100): clean_text(version, 100) for name, version in versions.items()}
 
 
 def _judge(message: Judge) -> Judge:
     verdict = message.verdict
     texts = (verdict.item.source, verdict.content_hash, verdict.reason)
-    _need(all(len(one) <= MAX_TEXT for one in texts), "verdict", verdict)
+    _need(all(len(text) <= MAX_TEXT for text in texts), "verdict", verdict)
     # Its store gives it a number, and people release it.
     _need((verdict.number, verdict.released) == (0, None), "verdict", verdict)
     reason = clean_text(verdict.reason, MAX_TEXT)

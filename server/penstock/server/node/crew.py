@@ -22,7 +22,7 @@ from penstock.server.node.page import Note
 from penstock.server.node.process import WorkerProcess
 from penstock.wire.errors import Internal, PenstockError
 
-log = structlog.get_logger("penstock.node")
+logger = structlog.get_logger("penstock.node")
 
 START_DEADLINE_S = 120.0
 
@@ -157,8 +157,10 @@ class Crew:
         self._failed_starts = 0
         if (died_at := self._died_at.pop(worker.number, None)) is not None:
             after_s = round(self._life.loop.time() - died_at, 3)
-            log.info("a worker was replaced", worker=worker.number, pid=worker.pid, after_s=after_s)
-        if all(one.ready for one in self.workers):
+            logger.info(
+                "a worker was replaced", worker=worker.number, pid=worker.pid, after_s=after_s
+            )
+        if all(worker.ready for worker in self.workers):
             self._all_ready.set()
 
     def close(self, grace_s: float) -> None:
@@ -186,7 +188,7 @@ class Crew:
         note = worker.current()
         if not worker.ready:
             self._failed_starts += 1
-        log.warning(
+        logger.warning(
             "a worker died",
             worker=worker.number,
             pid=worker.pid,
@@ -226,7 +228,7 @@ class Crew:
         except OSError as error:  # memory, processes or file descriptors are short
             self._failed_starts += 1
             delay_s = self._restart_delay_s()
-            log.error("a worker cannot be started", error=str(error), again_in_s=delay_s)
+            logger.error("a worker cannot be started", error=str(error), again_in_s=delay_s)
             self._life.loop.call_later(delay_s, self._replace, number)
             return
         self.workers[number] = replacement
@@ -269,7 +271,7 @@ class Crew:
             return
         since_s = now - seen[1]
         if since_s > self.item_deadline_s:
-            log.error(
+            logger.error(
                 "a worker is stuck",
                 worker=worker.number,
                 stage=note.stage,
@@ -287,8 +289,8 @@ class Crew:
 
     def _patience_s(self, note: Note) -> float:
         """Return after how long at one thing a worker is held up."""
-        one = self.dispatch.logs.get(note.log_id) if note.log_id is not None else None
-        usual_s = one.ticket_s if one is not None else 0.0
+        log = self.dispatch.logs.get(note.log_id) if note.log_id is not None else None
+        usual_s = log.ticket_s if log is not None else 0.0
         least_s = min(HELD_UP_S, HELD_UP_SHARE * self.item_deadline_s)
         return max(least_s, HELD_UP_TICKETS * usual_s)
 
@@ -299,7 +301,7 @@ class Crew:
             return  # there is nobody who could do it instead
         self.dispatch.relieve(worker, note)
         if first:
-            log.warning(
+            logger.warning(
                 "a worker has been at one thing for long; others take its lanes meanwhile",
                 worker=worker.number,
                 job=self.dispatch.name(note.log_id),
@@ -312,8 +314,8 @@ class Crew:
         """Return the logs whose most urgent batch waits for a worker as it did a turn ago."""
         waiting = {
             log_id: first.entry
-            for log_id, one in self.dispatch.logs.items()
-            if (first := most_urgent(one)) is not None
+            for log_id, log in self.dispatch.logs.items()
+            if (first := most_urgent(log)) is not None
         }
         before, self._waiting = self._waiting, waiting
         return {log_id for log_id, entry in waiting.items() if before.get(log_id) is entry}

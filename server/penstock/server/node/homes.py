@@ -37,17 +37,19 @@ class Homes:
         least, more = divmod(len(self._of), len(workers))
         quotas: dict[int, int] = {}
         # Those that have most keep the groups that go beyond the equal part.
-        for rank, one in enumerate(sorted(workers, key=lambda one: (-len(held[one]), one))):
-            quotas[one] = least + (rank < more)
-            free += held[one][quotas[one] :]
-            del held[one][quotas[one] :]
+        for rank, worker in enumerate(
+            sorted(workers, key=lambda worker: (-len(held[worker]), worker))
+        ):
+            quotas[worker] = least + (rank < more)
+            free += held[worker][quotas[worker] :]
+            del held[worker][quotas[worker] :]
         free.sort()
-        for one in sorted(workers):
-            missing = quotas[one] - len(held[one])
-            held[one] += free[:missing]
+        for worker in sorted(workers):
+            missing = quotas[worker] - len(held[worker])
+            held[worker] += free[:missing]
             del free[:missing]
-            for group in held[one]:
-                self._of[group] = one
+            for group in held[worker]:
+                self._of[group] = worker
 
     def of(self, group: int) -> int | None:
         """Return the worker of a group; None before the first `settle`."""

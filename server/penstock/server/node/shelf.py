@@ -15,7 +15,7 @@ from penstock.server.node.life import Life
 from penstock.server.store.base import SnapshotRecord, Store
 from penstock.wire.errors import LogDiverged, PenstockError, StoreUnavailable
 
-log = structlog.get_logger("penstock.node")
+logger = structlog.get_logger("penstock.node")
 
 STORE_RETRY_S, STORE_DEADLINE_S = 0.5, 60.0
 """How often a store that is away is asked again, and for how long."""
@@ -77,7 +77,7 @@ class Shelf:
         try:
             await self._store.put_snapshots(records)
         except StoreUnavailable as error:
-            log.debug("snapshots were not written; they only accelerate", error=str(error))
+            logger.debug("snapshots were not written; they only accelerate", error=str(error))
         except PenstockError as error:
             if len(records) == 1:
                 self._refused(records[0], error)
@@ -87,7 +87,7 @@ class Shelf:
 
     def _refused(self, record: SnapshotRecord, error: PenstockError) -> None:
         """A snapshot was refused: where another one stands in its place, its lane stops."""
-        log.error(
+        logger.error(
             "a snapshot was refused",
             lane=record.lane,
             offset=record.offset,
@@ -112,7 +112,7 @@ class Shelf:
             except StoreUnavailable as error:
                 if self._life.loop.time() > deadline:
                     raise
-                log.debug("the store does not answer; waiting", error=str(error))
+                logger.debug("the store does not answer; waiting", error=str(error))
                 await asyncio.sleep(STORE_RETRY_S)
         unsaved = self.unsaved.get((log_id, lane))
         if unsaved and unsaved.offset <= offset and (not found or unsaved.offset > found.offset):
@@ -126,9 +126,9 @@ class Shelf:
             del self.unsaved[log_id, lane]
         try:
             await self._store.drop_snapshot(log_id, lane, offset)
-            log.warning("an unusable snapshot was removed", lane=lane, offset=offset)
+            logger.warning("an unusable snapshot was removed", lane=lane, offset=offset)
         except PenstockError as error:
-            log.error("an unusable snapshot stays", lane=lane, offset=offset, error=str(error))
+            logger.error("an unusable snapshot stays", lane=lane, offset=offset, error=str(error))
             await asyncio.sleep(STORE_RETRY_S)
 
 

@@ -79,7 +79,7 @@ class KeptItems:
         with self._changed:
             if self._asked:
                 wanted = set(items)
-                left = ([one for one in asked if one not in wanted] for asked in self._asked)
+                left = ([item for item in asked if item not in wanted] for asked in self._asked)
                 self._asked = deque(request for request in left if request)
             if not self._in_flight.isdisjoint(items):
                 begun = self._in_flight

@@ -27,7 +27,7 @@ from penstock.wire import LENT_BYTES, memory
 from penstock.wire.errors import BadFrame
 from penstock.wire.v1 import feed_pb2
 
-log = structlog.get_logger("penstock.rpc")
+logger = structlog.get_logger("penstock.rpc")
 
 LENT_SHARE = 2
 """Of what may be ready, one part in so many may be lent: the rest keeps everybody else going."""
@@ -79,7 +79,7 @@ class Lender:
             arena = self._announced(span.arena)
         except OSError as error:
             # It does not take its packets, or is gone: the wire serves it as long as it reads that.
-            log.debug("memory cannot be passed on", error=str(error))
+            logger.debug("memory cannot be passed on", error=str(error))
             return None
         number, self._next_loan = self._next_loan, self._next_loan + 1
         entry.pins += 1
@@ -94,7 +94,7 @@ class Lender:
         """Return an arena's number here; the other side has its descriptor, or will."""
         number = self._arenas.get(arena)
         if number is None:
-            for old in [one for one in self._arenas if one.closed]:
+            for old in [arena for arena in self._arenas if arena.closed]:
                 self._sock.send(memory.pack(memory.Gone(self._arenas[old])))
                 del self._arenas[old]
             number = self._next_arena
@@ -165,7 +165,7 @@ class Lending:
             sock.listen(128)
         except OSError as error:
             sock.close()
-            log.warning(
+            logger.warning(
                 "no memory socket; batches for this host are sent", path=path, error=str(error)
             )
             return
@@ -214,7 +214,7 @@ class Lending:
             return  # it has hung up
         except OSError as error:
             # No file or memory is left. It would be tried again at once, for ever.
-            log.warning("nobody can be let in to borrow", error=str(error), again_in_s=PAUSE_S)
+            logger.warning("nobody can be let in to borrow", error=str(error), again_in_s=PAUSE_S)
             self._loop.remove_reader(self._listening.fileno())
             self._loop.call_later(PAUSE_S, self._accept_on)
             return
@@ -264,7 +264,9 @@ class Lending:
                 lender.hear(packet)
                 return
             except BadFrame as error:
-                log.warning("a consumer gives back what it has not borrowed", error=error.message)
+                logger.warning(
+                    "a consumer gives back what it has not borrowed", error=error.message
+                )
                 # What it has stays lent until it hangs up: it may still read it.
                 lender.closed = True
                 return

@@ -46,7 +46,7 @@ from penstock.wire.errors import (
 from penstock.wire.parse import parse
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 
-log = structlog.get_logger("penstock.rpc")
+logger = structlog.get_logger("penstock.rpc")
 
 MAX_TEXT = 300
 """Characters of any text of Status."""
@@ -214,19 +214,19 @@ class Service:
         except grpc.aio.AbortError:
             raise  # so gRPC leaves a handler
         except Exception as failure:
-            log.debug("a consumer hung up", error=error_line(failure))
+            logger.debug("a consumer hung up", error=error_line(failure))
 
     async def _describe(self, data: bytes) -> bytes:
         request = parse(feed_pb2.DescribeRequest, data)
         job = self.node.jobs.get(request.job)
-        one = None if job is None else self.node.log(job)
+        log = None if job is None else self.node.log(job)
         reply = describe(
             self.node.jobs,
             request,
             node=self.node.incarnation,
             node_id=self.node_id,
             store=self.store.uuid,
-            max_body_bytes=one.largest_body_bytes if one is not None else 0,
+            max_body_bytes=log.largest_body_bytes if log is not None else 0,
             numbered=self.node.numbering,
         )
         return reply.SerializeToString()
@@ -249,7 +249,7 @@ class Service:
         try:
             await self._reads.serve(Call(context), context.peer())
         except HungUp as gone:
-            log.debug("a reader hung up", error=str(gone))
+            logger.debug("a reader hung up", error=str(gone))
         except Exception as error:
             await self._abort(context, error)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
-log = structlog.get_logger("penstock.rpc")
+logger = structlog.get_logger("penstock.rpc")
 
 LINES, WINDOW_S = 8, 10.0
 """So many events of a kind about one group are lines of their own within so many seconds."""
@@ -30,7 +30,7 @@ MAX_RANKS = 10
 class Event(NamedTuple):
     """A kind of event: what its own line is called, and a line about several of them."""
 
-    one: str
+    single: str
     many: str
 
 
@@ -108,7 +108,7 @@ class Story:
             window = self._windows[key] = _Window(now + WINDOW_S)
         if window.told < LINES:
             window.told += 1
-            _write(level, event.one, {"job": job, "group": group, **fields})
+            _write(level, event.single, {"job": job, "group": group, **fields})
             return
         if not window.count and window.length_s == WINDOW_S:
             self._at_the_end(key, window, window.ends_s - now)
@@ -180,7 +180,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 def _write(level: str, event: str, fields: dict[str, Any]) -> None:
     told = {name: value for name, value in fields.items() if value != ""}  # as of no group
-    (log.warning if level == "warning" else log.info)(event, **told)
+    (logger.warning if level == "warning" else logger.info)(event, **told)
 
 
 __all__ = [
