@@ -1,4 +1,4 @@
-"""What tickets bring: batches and plans into the books, failures to those who wait."""
+"""Answers to tickets: batches and plans go into the books, failures to the readers that wait."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Answers:
 
     Args:
         dispatch: Which gave them out.
-        shelf: Where the snapshots go that come with answers.
+        shelf: Takes the snapshots that come with answers.
         audit: Told of every batch.
         observer: Told what is made.
     """
@@ -38,7 +38,7 @@ class Answers:
         self._audit, self._observer = audit, observer
 
     def done(self, worker: WorkerProcess, message: Done) -> None:
-        """A batch was made: it is ready for all who wait for it."""
+        """A batch was made: it is ready for all readers that wait for it."""
         ticket = worker.answer(message.ticket)
         nbytes, span = 0, None
         if message.body is not None:
@@ -106,7 +106,7 @@ class Answers:
             self._shelf.put(SnapshotRecord(log_id, lane, offset, data))
 
     def failed(self, worker: WorkerProcess, message: TicketFailed) -> None:
-        """A batch cannot be planned or made: those who wait are told."""
+        """A batch cannot be planned or made: the readers that wait are told."""
         ticket, error = worker.answer(message.ticket), error_of(message)
         if ticket is None:
             return

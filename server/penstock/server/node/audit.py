@@ -1,6 +1,6 @@
-"""Whether batches are what they should be: some are made twice and compared, with which libraries.
+"""Some batches are made twice and compared, and so are the versions of libraries.
 
-Purity is what everything here stands on: any worker of any node makes the same bytes.
+Everything depends on purity: any worker of any node makes the same bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.wire.errors import LogDiverged, PenstockError
 logger = structlog.get_logger("penstock.node")
 
 VERIFY_EVERY = 1000
-"""One batch in so many is made twice, by another worker where there is one, and compared."""
+"""One batch in this many is made twice, by another worker if there is one, and compared."""
 
 MAX_CHECKS = 16
 
@@ -49,11 +49,11 @@ class Audit:
         self._libraries: dict[bytes, dict[str, str]] = {}  # by log, what was compared already
 
     def made(self, maker: WorkerProcess, ticket: Ticket, header: bytes, plan: bytes) -> None:
-        """Have a batch made once more, if its turn has come.
+        """Have a batch made again, if its turn has come.
 
         Args:
             maker: The worker that made it.
-            ticket: What it was asked.
+            ticket: Its ticket.
             header: The batch's header, which holds the checksum of its body.
             plan: Its plan; empty where there is none.
         """
@@ -74,7 +74,7 @@ class Audit:
         worker.send(Verify(number, *address, key.blank, plan or None))
 
     def made_twice(self, check: int, header: bytes) -> None:
-        """Compare a batch that was made once more.
+        """Compare a batch that was made again.
 
         Args:
             check: The number that the check was given.

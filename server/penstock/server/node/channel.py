@@ -29,13 +29,13 @@ READ_BYTES = 1 << 18
 _MAX_FDS = 4
 
 MAX_FRAME_BYTES = 1 << 28
-"""A frame that says it is longer is none of ours: plans and snapshots are far below."""
+"""A longer frame is refused: plans and snapshots are far smaller."""
 
 _ENCODE, _DECODE = json.JSONEncoder(separators=(",", ":")).encode, json.JSONDecoder().decode
 
 
 class Misspoken(Exception):
-    """The other side said what no process of ours says."""
+    """The other side sent what none of our processes sends."""
 
 
 # --- fields --------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class _Kind:
         """Return the message that a row is.
 
         Raises:
-            Misspoken: It is none of this kind.
+            Misspoken: It is not of this kind.
         """
         if len(row) != len(self.names) + 1:
             raise Misspoken(f"its {self.name} has {len(row) - 1} fields")
@@ -243,7 +243,7 @@ _KINDS = {made: _Kind(made) for made in (*get_args(FromServer), *get_args(FromWo
 
 
 class Kinds(dict[str, _Kind]):
-    """The kinds of messages that one side hears, by name.
+    """The kinds of messages that a side receives, by name.
 
     Attributes:
         pass_memory: File descriptors may ride along.
@@ -274,7 +274,7 @@ class Decoder:
     """Cuts a byte stream into messages.
 
     Args:
-        kinds: What may be said.
+        kinds: The kinds that are allowed.
 
     Attributes:
         fds: What has ridden on the bytes, and no message has taken yet.

@@ -1,8 +1,8 @@
-"""What a worker may say: every message is held against what it was asked, where it is received.
+"""What a worker may send: every message is checked against its tickets as it is received.
 
-A role is a stranger's code in the worker's process: it may write to any file descriptor, fork, or
-damage memory. So whatever no worker of ours would say is refused here, before anything in the
-node's books is changed.
+A role is foreign code in the worker's process: it may write to any file descriptor, fork, or damage
+memory. So whatever none of our workers would send is refused here, before the node's books are
+changed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock.wire.frame import MAX_HEADER_BYTES
 from penstock.wire.order import MAX_POSITION
 
 MAX_TEXT = 8000
-"""Characters that are kept of a text: an error's sentence, its fields, a warning."""
+"""How many characters of a text are kept: an error's sentence, its fields, a warning."""
 
 MAX_LIBRARIES = 64
 """Libraries whose versions are recorded."""
@@ -70,7 +70,7 @@ def check(
         logs: The logs whose jobs it was told of.
 
     Raises:
-        Misspoken: No worker of ours says this.
+        Misspoken: None of our workers sends this.
     """
     match message:
         case Done():

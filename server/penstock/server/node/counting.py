@@ -54,7 +54,7 @@ class Count:
     async def run(self) -> list[int]:
         """Return the batches of every lane, in order.
 
-        What may be gone in a moment is tried again for as long as the node runs.
+        After temporary errors it is tried again as long as the node runs.
 
         Raises:
             PenstockError: What a reader of the lanes would be told.
@@ -179,7 +179,7 @@ class Count:
             reading.cancel()
 
     def _note(self, note: Note) -> None:
-        """Say how far it is, now and then."""
+        """Log how far it is, now and then."""
         now = asyncio.get_running_loop().time()
         if now - self._logged_s >= LOG_EVERY_S:
             self._logged_s = now
@@ -189,7 +189,7 @@ class Count:
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """Let a process that has said all end by itself, and end it if it does not."""
+    """Let a process that is done end by itself, and kill it if it does not."""
     try:
         return process.wait(timeout=END_S)
     except subprocess.TimeoutExpired:

@@ -1,6 +1,7 @@
-"""The workers of a node: their start, their end and who takes the place of one that died.
+"""The workers of a node: their start, their end and their replacement.
 
-And for how long each has been at one thing: one that hangs is ended, one that is slow is relieved.
+It also watches how long each has been at one thing: a worker that hangs is killed, one that is slow
+is relieved.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ logger = structlog.get_logger("penstock.node")
 START_DEADLINE_S = 120.0
 
 MAX_FAILED_STARTS = 3
-"""A node whose workers end so often before they are ready does not start."""
+"""A node whose workers end this often before they are ready does not start."""
 
 ITEM_DEADLINE_S = 150.0
 """How long one item may take. Three times this, and two restarts, are below a client's deadline of
@@ -51,7 +52,7 @@ Hire = Callable[[int, Hear, Lose], WorkerProcess]
 
 
 class Dispatcher(Protocol):
-    """What the crew asks of who gives its workers their tickets."""
+    """What the crew needs of whatever gives its workers their tickets."""
 
     @property
     def logs(self) -> Mapping[bytes, Log]:
@@ -61,7 +62,7 @@ class Dispatcher(Protocol):
         """Return what people call a log: a job's name."""
 
     def schedule(self) -> None:
-        """See soon to what can be given out."""
+        """Soon give out the tickets that can be given out."""
 
     def relieve(self, worker: WorkerProcess, note: Note) -> None:
         """Give others what a worker that is held up has not begun."""
@@ -76,7 +77,7 @@ class Dispatcher(Protocol):
         """Tell whether it does so while readers of other jobs wait for it."""
 
     def lost(self, worker: WorkerProcess, note: Note) -> None:
-        """Take back what a worker that is gone was asked, and blame what it was at."""
+        """Take back the tickets of a worker that is gone, and blame the one that it was at."""
 
 
 class Crew:
@@ -84,7 +85,7 @@ class Crew:
 
     Args:
         size: How many.
-        hire: Makes one.
+        hire: Makes a worker.
         life: The node's.
         observer: Told of deaths.
         item_deadline_s: How long a worker may be at one thing.
@@ -164,7 +165,7 @@ class Crew:
             self._all_ready.set()
 
     def close(self, grace_s: float) -> None:
-        """End all workers; they have a moment to end by themselves.
+        """End all workers; they get a moment to end by themselves.
 
         Args:
             grace_s: How long, all together.
@@ -219,7 +220,7 @@ class Crew:
         return float(min(0.1 * 2 ** min(self._failed_starts, 10), MAX_RESTART_DELAY_S))
 
     def _replace(self, number: int) -> None:
-        """Start a worker in the place of one that died, or a little later if that cannot be."""
+        """Start a worker to replace one that died, or a little later if it cannot be started."""
         if self._life.draining:
             return
         replacement = self._new(number)
@@ -298,7 +299,7 @@ class Crew:
         """Give others what a worker that is held up has not begun, and the lines that it holds."""
         first, worker.held_up_s = not worker.held_up_s, since_s
         if not any(other.takes_part for other in self.workers):
-            return  # there is nobody who could do it instead
+            return  # no other worker could do it
         self.dispatch.relieve(worker, note)
         if first:
             logger.warning(

@@ -1,7 +1,7 @@
 """Where lanes end: recorded before any position depends on it.
 
-So whatever a reader was ever given was numbered by ends that the store holds, and a node that
-starts again numbers it alike, although it does not know how far other lanes reach.
+So every batch that a reader was given was numbered by ends that the store has, and a node that
+restarts numbers it in the same way, although it does not know how far other lanes reach.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = structlog.get_logger("penstock.node")
 
 
 class Ends:
-    """Hears where lanes end, from whoever finds it out.
+    """Is told where lanes end.
 
     Args:
         dispatch: Whose logs have the lanes.
@@ -33,7 +33,7 @@ class Ends:
         self._dispatch, self._store, self._life = dispatch, store, life
 
     def found(self, log: Log, lane: int, batches: int) -> None:
-        """Have an end recorded, and readers told; whoever says it again changes nothing.
+        """Have an end recorded, and readers told; saying it again changes nothing.
 
         Args:
             log: The books of a job, which is finite.
@@ -57,7 +57,7 @@ class Ends:
             except LogDiverged as error:
                 self._dispatch.diverged(log.job.log_id, lane, error)
                 return
-            except StoreUnavailable as error:  # the store's own watch tells of it, once
+            except StoreUnavailable as error:  # the store's own watch reports it, once
                 logger.debug("the store does not answer; waiting", error=str(error))
                 await asyncio.sleep(STORE_RETRY_S)
         log.ended(lane, batches)

@@ -1,4 +1,4 @@
-"""Every message of every worker is heard here, and given to the part that it is for."""
+"""Receives every message of every worker, and passes it to the part that it is for."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ GIVE_WAY_S = 5.0
 
 
 class Hearing:
-    """Hears every message of every worker.
+    """Receives every message of every worker.
 
     Args:
         dispatch: Told of lines and jobs that could not be opened.
@@ -86,7 +86,7 @@ class Hearing:
         self.is_draining: Callable[[WorkerProcess], bool]
 
     def hear(self, worker: WorkerProcess, message: FromWorker) -> None:
-        """Act upon a message, which was held against what the worker was asked."""
+        """Act upon a message that was checked against the worker's tickets."""
         try:
             self._hear(worker, message)
         except Misspoken as error:

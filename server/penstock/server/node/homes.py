@@ -1,4 +1,4 @@
-"""Which worker reads which group of lanes, and what others read of it; no processes here."""
+"""Which worker reads which group of lanes, and what others read of it; pure bookkeeping."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Homes:
         self._workers: list[int] = []
 
     def settle(self, workers: Sequence[int]) -> None:
-        """Deal the groups to these workers; where there is none they stay as they were."""
+        """Deal the groups to these workers; if there are none they stay as they are."""
         if not workers or workers == self._workers:
             return
         self._workers = list(workers)
@@ -70,7 +70,7 @@ class LaneHomes:
         self._read_bytes = 0  # since a batch was last made by a worker that is not its group's
 
     def settle(self, workers: Sequence[int]) -> None:
-        """Deal the reading groups to these workers; where there is none they stay as they were."""
+        """Deal the reading groups to these workers; if there are none they stay as they are."""
         if self._homes is not None:
             self._homes.settle(workers)
 

@@ -1,4 +1,4 @@
-"""Snapshots on their way to the store and back: they only accelerate, so nothing waits for a write.
+"""Snapshots on their way to the store and back: they only save time, so nothing waits for a write.
 
 The newest one of each lane waits here until the next write. An unreachable store never causes a
 replay: a lookup waits until the store answers.
@@ -30,8 +30,8 @@ class Shelf:
 
     Attributes:
         unsaved: By log id and lane, the newest snapshot that is not written yet.
-        on_diverged: Called with log id, lane and error where the store holds another snapshot in
-            the place of one of ours: one of both is wrong.
+        on_diverged: Called with log id, lane and error where the store holds another snapshot than
+            ours: one of the two is wrong.
     """
 
     def __init__(self, store: Store, life: Life) -> None:
@@ -86,7 +86,7 @@ class Shelf:
             await asyncio.gather(*(self._write([record]) for record in records))
 
     def _refused(self, record: SnapshotRecord, error: PenstockError) -> None:
-        """A snapshot was refused: where another one stands in its place, its lane stops."""
+        """A snapshot was refused: if the store has another one there, its lane stops."""
         logger.error(
             "a snapshot was refused",
             lane=record.lane,

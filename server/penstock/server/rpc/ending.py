@@ -18,10 +18,10 @@ logger = structlog.get_logger("penstock.rpc")
 
 
 def ending(error: Exception) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
-    """Return status, sentence and metadata for `context.abort`: such that it cannot refuse them.
+    """Return status, sentence and metadata for `context.abort`: such that it accepts them.
 
-    gRPC notes that the status was sent before it encodes it, so a call whose abort fails would
-    never end. So everything that can fail is done here, with a plain answer to fall back on.
+    gRPC marks the status as sent before it encodes it, so a call whose abort fails would never end.
+    So everything that can fail is done here, with a plain answer as a fallback.
     """
     if not isinstance(error, PenstockError):
         logger.exception("a bug", exc_info=error)

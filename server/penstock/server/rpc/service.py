@@ -110,7 +110,7 @@ class Service:
             socket_mode: The mode of the socket at that path.
 
         Raises:
-            PortInUse: Another process listens there, or the address is not this machine's.
+            PortInUse: Another process listens there, or this machine does not have the address.
         """
         server = grpc.aio.server(options=OPTIONS)
         server.add_generic_rpc_handlers((self._feed_handlers(), self._cursor_handlers()))
@@ -142,13 +142,13 @@ class Service:
         return address
 
     async def drain(self, grace_s: float) -> None:
-        """Tell everybody to go: health, then every stream, which sends what is ready and ends."""
+        """Drain: set the health service, then every stream sends what is ready and ends."""
         await self.health.enter_graceful_shutdown()
         self.draining.set()
         for stream in self.streams:
             stream.wake.set()
         deadline = time.monotonic() + grace_s
-        # Once in a life, and to a deadline; a stream may still open, so an event could lie.
+        # Once per process, with a deadline; a stream may still open, so an event could lie.
         while self.streams and time.monotonic() < deadline:  # noqa: ASYNC110 - as said above
             await asyncio.sleep(0.02)
 
@@ -195,12 +195,12 @@ class Service:
                 elif name == "Begin" and isinstance(error, PenstockError):
                     self._turned_away(error, data)
                 await self._abort(context, error)
-                return b""  # the consumer hung up: nobody is left to tell
+                return b""  # the consumer hung up: there is no one to tell
 
         return grpc.unary_unary_rpc_method_handler(answer)
 
     def _turned_away(self, error: PenstockError, data: bytes) -> None:
-        if error.status == "UNAVAILABLE":  # it will call again; what is away is told elsewhere
+        if error.status == "UNAVAILABLE":  # it will call again; the cause is reported elsewhere
             return
         with contextlib.suppress(BadFrame):  # what cannot be parsed names no run
             self.streams.turned_away(error, parse(cursors_pb2.BeginRequest, data))
