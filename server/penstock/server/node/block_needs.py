@@ -11,7 +11,7 @@ IDLE_ROUNDS = 8
 may be gone. If it is not, its blocks are read again."""
 
 
-class Places:
+class BlockNeeds:
     """Counts the decoded blocks that one job's lines in this process need.
 
     Lines of one group read the same blocks, unless they serve readers that are far apart: then a
@@ -53,4 +53,4 @@ class Places:
         return self.reading.blocks * max(1, sum(per_group.values()))
 
 
-__all__ = ["Places"]
+__all__ = ["BlockNeeds"]

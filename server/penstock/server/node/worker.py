@@ -225,7 +225,7 @@ class Worker:
         self.lines.pop(number, None)
         self.broken.pop(number, None)
         for known in self.jobs:
-            if known.places is not None and known.places.close(number):
+            if known.block_needs is not None and known.block_needs.close(number):
                 _keep_blocks(known)
 
     # --- tickets ---
@@ -307,7 +307,7 @@ class Worker:
             raise self.broken[number]
         line = self.lines[number]
         known = self.jobs[line.job.log_id]
-        if known.places is not None and known.places.use(number, line.lane):
+        if known.block_needs is not None and known.block_needs.use(number, line.lane):
             _keep_blocks(known)
         try:
             planner = line.planner
@@ -503,8 +503,8 @@ class Worker:
 
 def _keep_blocks(known: Known) -> None:
     """Let a job's source keep what the lines here read from, and no more."""
-    places = known.places
-    if places is not None and (count := places.blocks()) is not None:
+    needs = known.block_needs
+    if needs is not None and (count := needs.blocks()) is not None:
         known.job.keep_blocks(count)
 
 
