@@ -13,8 +13,9 @@ from typing import Any
 from penstock.wire.errors import PenstockError, clean_text
 
 MAX_MESSAGE, MAX_FIELD = 4000, 16_000
-"""Characters of an error's sentence and of any text in its fields that leave a worker: what a role
-says is copied to the server process, its log and every reader, and may be as long as a file."""
+"""Characters of an error's sentence and of any text in its fields that leave a worker: a role's
+message is copied to the server process, its output and every reader, and may be as long as a
+file."""
 
 
 def die_with_parent() -> None:
@@ -27,7 +28,7 @@ def die_with_parent() -> None:
 def _mark() -> mmap.mmap | None:
     """Return memory that holds a 1, and a 0 in every process that is forked from this one.
 
-    None where the system has no such memory (Linux has it from 4.14 on).
+    None if the system has no such memory (Linux has it from 4.14 on).
     """
     page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:

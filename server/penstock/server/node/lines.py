@@ -52,7 +52,7 @@ class Lines:
         self.by_number.pop(number, None)
         self._broken.pop(number, None)
         for known in self._jobs:
-            if known.places is not None and known.places.close(number):
+            if known.block_needs is not None and known.block_needs.close(number):
                 _keep_blocks(known)
 
     def plan_at(self, number: int, offset: int) -> tuple[Line, BatchPlan, list[Snapshot]]:
@@ -65,7 +65,7 @@ class Lines:
             raise self._broken[number]
         line = self.by_number[number]
         known = self._jobs[line.job.log_id]
-        if known.places is not None and known.places.use(number, line.lane):
+        if known.block_needs is not None and known.block_needs.use(number, line.lane):
             _keep_blocks(known)
         try:
             planner = line.planner
@@ -131,8 +131,8 @@ class Lines:
 
 def _keep_blocks(known: Known) -> None:
     """Let a job's source keep what the lines here read from, and no more."""
-    places = known.places
-    if places is not None and (count := places.blocks()) is not None:
+    needs = known.block_needs
+    if needs is not None and (count := needs.blocks()) is not None:
         known.job.keep_blocks(count)
 
 
