@@ -11,9 +11,9 @@ import pytest
 from harness import StubReader, open_channel
 from penstock.client import Limits, Loader
 from penstock.server.node.entry import Entry, Key
-from penstock.server.rpc import read
+from penstock.server.rpc import gathering
+from penstock.server.rpc.gathering import GATHER_S, gathers_until
 from penstock.server.rpc.parcel import Parcel
-from penstock.server.rpc.read import GATHER_S, gathers_until
 from penstock.wire import CHUNK_BYTES
 from penstock.wire.errors import BadItem, DataTimeout, StaleGeneration
 from penstock.wire.v1 import feed_pb2
@@ -26,7 +26,7 @@ NOW = 1000.0
 @pytest.fixture
 def for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let batches wait for each other for longer than any test runs: what comes was flushed."""
-    monkeypatch.setattr(read, "GATHER_S", 3600.0)
+    monkeypatch.setattr(gathering, "GATHER_S", 3600.0)
 
 
 @contextmanager

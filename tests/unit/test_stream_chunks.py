@@ -16,8 +16,8 @@ MB = 1_000_000
 
 def stream() -> Stream:
     """Return a stream that has sent nothing."""
-    log = cast(Any, None)  # a reader that takes nothing asks nothing of it
-    reader = Reader(log, Share(1, 0, 1), None, 0, None, lambda: None)
+    nothing = cast(Any, None)  # a reader that takes nothing asks nothing of its log and its job
+    reader = Reader(nothing, Share(1, 0, 1), None, 0, None, lambda: None, nothing)
     return Stream(feed_pb2.Open(), reader, asyncio.Event())
 
 

@@ -120,6 +120,7 @@ class Node:
         """Start the workers and wait until all are ready.
 
         Raises:
+            InvalidJob: Two names of one log have other policies about its items.
             Internal: A worker does not start.
         """
         self.life.begin()
@@ -336,7 +337,6 @@ class Node:
             Every verdict about the item, released; empty = there is none.
 
         Raises:
-            Counting: The job is not counted yet.
             LogDiverged: The log holds no batch above.
             StoreUnavailable: The store does not answer.
         """
