@@ -12,10 +12,9 @@ from penstock.server.metrics import Metrics
 from penstock.server.node.entry import Entry, State
 from penstock.server.node.node import Node
 from penstock.server.rpc.call import Call
-from penstock.server.rpc.gathering import gathers_until
+from penstock.server.rpc.gathering import Parcel, gathers_until
 from penstock.server.rpc.lending import Lending
 from penstock.server.rpc.opening import OpenedRead, draining, ended
-from penstock.server.rpc.parcel import Parcel
 from penstock.server.rpc.streams import Stream, Streams
 from penstock.wire import LENT_BYTES, frame
 from penstock.wire.errors import clean_text
