@@ -130,7 +130,7 @@ def _run(flags: list[str], command: Sequence[str]) -> None:
 
 # --- a node's first workers -----------------------------------------------------------------------
 
-WORKER = ["-P", "-m", "penstock.server.node.worker"]
+WORKER = ["-P", "-m", "penstock.server.node.worker_main"]
 
 
 class Prepared:

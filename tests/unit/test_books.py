@@ -65,7 +65,7 @@ def test_headers_take_nothing_of_the_room_for_bodies() -> None:
 
     for position in range(100):
         reader.grant(0, (position + 1) * SIZE)  # what has come, and one more
-        finish(log, next(log.candidates()).entry, SIZE, b"h" * SIZE)
+        finish(log, next(candidates(log)).entry, SIZE, b"h" * SIZE)
         taken = reader.take()
         assert taken is not None
         reader.sent(taken)

@@ -184,7 +184,7 @@ async def test_the_books_do_not_grow_with_the_run(
             node.sent(reader, entry)
             if position in (99, 999):
                 one = node.log(node.jobs["job"])
-                lines = [line for hand in node.hands for line in hand.side.lines.values()]
+                lines = [line for hand in node.hands for line in hand.side.lines.by_number.values()]
                 sizes[position] = {
                     "entries": len(one.entries),
                     "kept": len(one.kept.batches),

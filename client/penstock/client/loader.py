@@ -9,12 +9,13 @@ from typing import Any, Literal, NoReturn
 
 from penstock.client.aside import tell
 from penstock.client.options import LIMITS, Limits, Options, check_step, one_rank
-from penstock.client.passes import Batches, Steps
+from penstock.client.passes import Batches
 from penstock.client.reader import Reader
 from penstock.client.run.ranks import Ranks, WorldRank
 from penstock.client.run.resources import Resources
 from penstock.client.run.session import Start
 from penstock.client.run.state import State
+from penstock.client.step_passes import Steps
 from penstock.client.steps import Batch, BatchInfo, Step
 from penstock.wire.errors import InvalidRequest, NoGroup, PastEnd, PositionFar
 from penstock.wire.transport import Transport

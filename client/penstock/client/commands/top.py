@@ -39,7 +39,7 @@ end it with Ctrl-C.
   ahead      how many positions beyond the next one the reader accepts
   next       the position that it is sent next
   batches    how many it was sent
-  ready      batches that are made and not yet taken by all readers that want them
+  ready      batches that are made and not yet taken by every reader
   produced   batches made since the node started; again: those of them that
              were made more than once
 

@@ -1,4 +1,4 @@
-"""One batch that a reader wants, or that is kept: where it stands, who wants it, where it lies."""
+"""A batch that a reader wants, or that is kept: its position, its readers, its bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Key(NamedTuple):
 
 @dataclass(eq=False)
 class Entry:
-    """One batch that somebody wants, or that is kept for late readers.
+    """A batch that a reader wants, or that is kept for late readers.
 
     Attributes:
         key: Its position, lane and offset; the position may change as long as it is not known.
@@ -77,7 +77,7 @@ class Entry:
             reader.settled(self)
 
     def free(self) -> None:
-        """Let the bytes go as soon as no stream writes them, and no process has them lent."""
+        """Free the bytes as soon as no stream writes them, and no process has borrowed them."""
         self.evicted = True
         if self.pins == 0 and self.span is not None:
             span, self.span = self.span, None
