@@ -28,7 +28,7 @@ check: $(VENV)/.installed-dev  ## ruff, mypy --strict, import-linter.
 	$(BIN)/lint-imports
 
 test: $(VENV)/.installed-dev promtool  ## Run the tests.
-	$(BIN)/python -m pytest -q -rs -m "not bench" -n $(PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest -q -rs -m "not bench" -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test-all: check test wheel  ## check, test and wheel.
 

@@ -50,6 +50,7 @@ class Server:
         flags: Further flags.
         environment: Variables that are other than here; with them, a fresh interpreter.
         folder: Where it runs; None = here.
+        fresh: Whether its first workers are fresh programs, too, and not forked with it.
     """
 
     def __init__(
@@ -58,8 +59,9 @@ class Server:
         *flags: str,
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
+        fresh: bool = False,
     ) -> None:
-        self.file = file
+        self.file, self._fresh = file, fresh
         self.environment, self.folder = {**ENVIRONMENT, **(environment or {})}, folder
         self.is_forked = environment is None
         self.command = ["penstock.server.cli", "serve", str(file), *flags]
@@ -73,7 +75,11 @@ class Server:
         folder = str(self.folder or Path.cwd())
         if self.is_forked:
             self._process = Forge.shared().start(
-                self.command, self.environment, folder, stderr=subprocess.PIPE
+                self.command,
+                self.environment,
+                folder,
+                stderr=subprocess.PIPE,
+                workers=0 if self._fresh else self._workers(),
             )
         else:
             self._process = subprocess.Popen(
@@ -90,6 +96,17 @@ class Server:
         if wait:
             self.wait_ready()
         return self
+
+    def _workers(self) -> int:
+        """Return how many workers its job file says that it has; 0 = it does not say."""
+        path = (self.folder or Path.cwd()) / self.file
+        if "--workers" in self.command or path.suffix != ".yaml" or not path.is_file():
+            return 0
+        try:
+            stated = yaml.safe_load(path.read_text())["server"]["workers"]
+        except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError):
+            return 0  # as some tests write them
+        return stated if isinstance(stated, int) and 0 < stated < 9 else 0
 
     def wait_ready(self) -> None:
         """Wait until the node has logged its address."""
@@ -210,9 +227,10 @@ def serving(
     *flags: str,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    fresh: bool = False,
 ) -> Iterator[Server]:
     """Start a server and end it behind the block."""
-    server = Server(file, *flags, environment=environment, folder=folder)
+    server = Server(file, *flags, environment=environment, folder=folder, fresh=fresh)
     try:
         yield server.start()
     finally:

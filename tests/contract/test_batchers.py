@@ -243,7 +243,7 @@ def check_conserved(
 
 
 @EVERY_CASE
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(sizes=SIZES, items=ITEMS)
 def test_every_sample_is_delivered_pending_or_counted(
     case: Case, sizes: list[int], items: int
@@ -266,7 +266,7 @@ def test_every_sample_is_delivered_pending_or_counted(
 
 
 @EVERY_CASE
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(sizes=SIZES, items=ITEMS)
 def test_groups_keep_to_the_limits_and_what_is_held_is_bounded(
     case: Case, sizes: list[int], items: int
@@ -283,7 +283,7 @@ def test_groups_keep_to_the_limits_and_what_is_held_is_bounded(
 
 
 @EVERY_CASE
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=8)
 @given(sizes=SIZES, items=ITEMS)
 def test_every_batcher_keeps_the_contract(case: Case, sizes: list[int], items: int) -> None:
     """The published one: nothing lost, exact from any point on, alike each time.
@@ -302,7 +302,7 @@ def test_every_batcher_keeps_the_contract(case: Case, sizes: list[int], items: i
 
 
 @EVERY_CASE
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(sizes=SIZES, items=ITEMS)
 def test_equal_histories_give_equal_groups_and_equal_states(
     case: Case, sizes: list[int], items: int
@@ -318,7 +318,7 @@ def test_equal_histories_give_equal_groups_and_equal_states(
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.patience], ids=lambda case: case.name)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(sizes=SIZES, items=ITEMS)
 def test_no_sample_starves(case: Case, sizes: list[int], items: int) -> None:
     """Whatever comes later, a held sample leaves within a known number of groups."""

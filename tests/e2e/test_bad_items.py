@@ -393,7 +393,10 @@ def test_an_unreadable_source_is_waited_for(server: Server, tmp_path: Path) -> N
         purity.truth(position)
     (tmp_path / "away").touch()
     reader = server.read("flaky", horizon=30)
-    threading.Timer(2.0, (tmp_path / "away").unlink).start()
+    eventually(
+        lambda: server.status()["workers"][0]["stage"] == "retrying", 30, "the worker retries"
+    )
+    (tmp_path / "away").unlink()
 
     for delivered in reader.take(30):
         purity.saw(*delivered)

@@ -456,7 +456,7 @@ def test_check_names_an_impure_source(home: Path) -> None:
         (
             "    def state(self): return {}\n"
             "    def restore(self, state): self.held = state['held']\n",
-            "Growing.restore() does not take what state() gave behind batch 0 of lane 0 "
+            "Growing.restore() does not take what state() gave after batch 0 of lane 0 "
             "(KeyError('held'))",
         ),
     ],

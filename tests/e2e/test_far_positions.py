@@ -73,7 +73,7 @@ def open_job(folder: Path) -> Job:
 def start(folder: Path, store: str, position: int) -> int:
     """Return the offset from which `show` would go to a position."""
     job = open_job(folder)
-    address = job.order.address(position)
+    address = job.order.lane_offset(position)
     data = Recorded(store, folder).snapshot(job.log_id, *address)
     return Line(job, address.lane, snapshot=data).offset
 

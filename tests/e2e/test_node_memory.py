@@ -71,7 +71,7 @@ def test_a_node_that_reads_storage_blocks_takes_what_is_stated(runtime: Path) ->
     server_settings = {"workers": WORKERS, "ready_bytes": 256 << 20}
     file = write_job_file(runtime / "job.yaml", {"main": job}, **server_settings)
     most = 0.0
-    with serving(file) as server, Loader(server.address, "main") as loader:
+    with serving(file, fresh=True) as server, Loader(server.address, "main") as loader:
         for batch in loader:
             if batch.position % 32 == 0:
                 most = max(most, taken_mib(server.process.pid))

@@ -12,6 +12,8 @@ import venv
 import zipfile
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 CHECKOUT = Path(__file__).parents[2]
@@ -74,10 +76,10 @@ def test_batches_over_the_wire_are_those_that_are_computed_alone(
     bin_folder: Path, tmp_path: Path
 ) -> None:
     """init, check, a node with workers on a Unix socket, its client: all from the wheel."""
-    lines = [json.dumps({"text": f"document {number}"}) for number in range(64)]
-    (tmp_path / "notes.jsonl").write_text("\n".join(lines))
+    table = pa.table({"text": [f"document {number}" for number in range(64)]})
+    pq.write_table(table, tmp_path / "notes.parquet")
     penstockd, penstock = str(bin_folder / "penstockd"), str(bin_folder / "penstock")
-    run([penstockd, "init", "notes.jsonl"], tmp_path)
+    run([penstockd, "init", "notes.parquet"], tmp_path)
     run([penstockd, "check", "penstock.yaml"], tmp_path)
 
     target = "spawn:penstock.yaml?workers=2"

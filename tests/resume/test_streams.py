@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -68,23 +69,37 @@ def stream_job(
     )
 
 
-@pytest.mark.parametrize("apart", MARKS.values(), ids=MARKS)
-@pytest.mark.parametrize("lanes", [1, 3, 8])
-@pytest.mark.parametrize("processor", PROCESSORS)
-@pytest.mark.parametrize("batcher", ["simple", "pool", "best_fit_split"])
+PLANS = [
+    (batcher, processor, lanes, apart)
+    for (b, batcher), (p, processor), (n, lanes), (a, apart) in itertools.product(
+        enumerate(["simple", "pool", "best_fit_split"]),
+        enumerate(PROCESSORS),
+        enumerate([1, 3, 8]),
+        enumerate(MARKS),
+    )
+    if (b + p + n + a) % 3 == 0
+]
+"""A third of all: every three of the four meet in every way."""
+
+
+@pytest.mark.parametrize(
+    ("batcher", "processor", "lanes", "apart"),
+    PLANS,
+    ids=["-".join(map(str, plan)) for plan in PLANS],
+)
 def test_every_offset_of_a_stream_restores_exactly(
-    folder: Path, batcher: str, processor: str, lanes: int, apart: int
+    folder: Path, batcher: str, processor: str, lanes: int, apart: str
 ) -> None:
     """Bytes and snapshots are those of the uninterrupted line, in a process that has read nothing.
 
     With fewer shards than lanes, too, and over many epochs.
     """
     lane = lanes - 1
-    line = Line(stream_job(folder, batcher, processor, lanes, apart), lane)
+    line = Line(stream_job(folder, batcher, processor, lanes, MARKS[apart]), lane)
     truth = [step(line) for _ in range(OFFSETS)]
 
     for offset in range(OFFSETS - 1):
-        job = stream_job(folder, batcher, processor, lanes, apart)
+        job = stream_job(folder, batcher, processor, lanes, MARKS[apart])
         restored = Line(job, lane, snapshot=truth[offset].snapshot)
         assert restored.offset == offset
         assert [step(restored), step(restored)] == truth[offset : offset + 2], f"offset {offset}"

@@ -74,17 +74,17 @@ class InlineWorker(WorkerProcess):
 
     def _begin(self) -> None:
         """Be ready at the loop's next turn."""
-        self.side.port.send([Ready()])
+        self.side.link.port.send([Ready()])
 
     def next_message(self) -> FromServer | None:
         """Return the message that the worker has to answer next; None = there is none."""
         if self.dead:
             return None
         self._flush()
-        self.side.take_in(wait=False)
-        if not self.side.inbox:
+        self.side.link.take_in(wait=False)
+        if not self.side.link.inbox:
             return None
-        self.answered.append(self.side.inbox.popleft())
+        self.answered.append(self.side.link.inbox.popleft())
         return self.answered[-1]
 
     def answer_one(self) -> bool:

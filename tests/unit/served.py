@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from penstock.server.job import Job
 from penstock.server.metrics import Metrics
 from penstock.server.node.crew import Hear, Lose
-from penstock.server.node.worker import ServerGone
+from penstock.server.node.link import ServerGone
 from penstock.server.roles import BatchCollator, IndexedSource, MapDistributor, RawItemProcessor
 from penstock.server.roles.base import KeySpec, Sample
 from penstock.server.roles.context import CollateContext, ProcessContext

@@ -590,7 +590,7 @@ def test_numbers_of_top_are_short(value: float, shown: str) -> None:
             2,
             "--attempt",
         ),
-        (["cat", "@", "code", "--group", "g", "--commit", "--from-position", "3"], 2, "steps"),
+        (["cat", "@", "code", "--group", "g", "--commit", "--from-position", "3"], 2, "is a step"),
         (["cat", "@", "code", "--tokenizer", "x"], 2, "--text"),
         (["cat", "@", "code", "--text", "--tokenizer", "/nowhere.json"], 2, "/nowhere.json"),
         (["cursors", "@", "code", "show"], 2, "--group"),

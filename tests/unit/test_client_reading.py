@@ -454,7 +454,7 @@ def test_an_evaluation_of_an_endless_job_needs_max_steps(node: ServedNode) -> No
         ({"deadline_s": "9"}, "deadline_s='9': use seconds above 0"),
         ({"deadline_s": float("nan")}, "deadline_s=nan"),
         ({"limits": 9}, r"limits=9: pass Limits\(\.\.\.\)"),
-        ({"ranks": Ranks(0, 2)}, "rank=, world_size= beside ranks=: say it in Ranks"),
+        ({"ranks": Ranks(0, 2)}, "rank=, world_size= beside ranks=: pass it in Ranks"),
         ({"rank": "0"}, "rank='0': use an integer"),
         ({"mesh": 3, "rank": None, "world_size": None}, "mesh=3: pass a DeviceMesh"),
         ({"rank": 1.0}, "rank=1.0: use an integer"),

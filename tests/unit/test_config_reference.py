@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -9,11 +10,22 @@ from typing import Any
 
 import pytest
 
+from penstock.client.loader import DEADLINE_S
+from penstock.server.commands import memory
 from penstock.server.core.docstrings import argument_docs
 from penstock.server.jobs.load import load
 from penstock.server.jobs.reference import json_schema, markdown, parameter_rows
 from penstock.server.jobs.registry import FUNCTIONS, KINDS
-from penstock.server.jobs.settings import JobSettings, ServerSettings
+from penstock.server.jobs.settings import (
+    MAX_READY_BYTES,
+    MIN_READY_BYTES,
+    JobSettings,
+    ServerSettings,
+)
+from penstock.server.roles import MapDistributor
+from penstock.server.roles.distributors import windows
+from penstock.server.sources import catalog
+from penstock.server.store.transactions import CROWDED
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -38,6 +50,24 @@ def test_every_key_and_parameter_has_a_meaning() -> None:
     for cls in [*roles, *FUNCTIONS.values()]:
         for row in parameter_rows(cls):
             assert row.meaning, f"{cls.__name__}.{row.name}"
+
+
+def test_figures_in_the_sentences_are_those_of_the_code() -> None:
+    """What a setting costs is said with numbers: they are constants somewhere."""
+    node, job = ServerSettings.model_fields, JobSettings.model_fields
+    draws = argument_docs(inspect.getdoc(MapDistributor))
+
+    assert f"memory: {memory.WORKER_MIB} MiB" in str(node["workers"].description)
+    assert f"up to {memory.BATCHES_SPREAD} times" in str(node["ready_bytes"].description)
+    assert f"{MIN_READY_BYTES >> 20} MiB to {MAX_READY_BYTES >> 30} GiB" in str(
+        node["ready_bytes"].description
+    )
+    assert f"at most {catalog.MAX_FOLDER_BYTES >> 20} MiB" in str(node["hash_cache"].description)
+    assert f"`deadline_s` ({DEADLINE_S:.0f})" in str(node["item_seconds"].description)
+    assert f"at most {CROWDED} for a lane" in str(job["snapshot_every"].description)
+    assert f"into {windows.ROOMY_BYTES >> 30} GiB over all groups" in draws["window_blocks"]
+    assert f"up to {windows.MANY_GROUPS}, as memory allows" in draws["reading_groups"]
+    assert f"at most {windows.SMALL_BYTES >> 20} MiB" in draws["reading_groups"]
 
 
 def test_the_example_of_the_page_is_a_valid_job_file(tmp_path: Path) -> None:

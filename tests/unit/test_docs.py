@@ -12,7 +12,7 @@ from penstock import client
 from penstock.server.job import DEFAULT_LANES
 from penstock.server.node.lanes import KEPT_PLANS
 from penstock.server.node.outbox import HOLD_S
-from penstock.server.rpc.read import GATHER_S
+from penstock.server.rpc.gathering import GATHER_S
 from penstock.wire import CHUNK_BYTES, errors
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -30,10 +30,23 @@ def test_every_room_is_named_and_stands() -> None:
         if (folder / "__init__.py").exists()
     }
 
-    rooms = PAGE[PAGE.index("## The rooms") : PAGE.index("## The way")]
+    rooms = PAGE[PAGE.index("## The rooms") : PAGE.index("## Inside")]
     assert set(re.findall(r"^\| `([^`]+)`", rooms, re.MULTILINE)) == there | {
         "proto/penstock/wire/"
     }
+
+
+def test_every_file_of_the_larger_rooms_is_named_once() -> None:
+    """A stranger finds each file under what it is about, and none that is not there."""
+    inside = PAGE[PAGE.index("## Inside") : PAGE.index("## The way")]
+    named: dict[str, list[str]] = {}
+    for room, files in re.findall(r"^\| `([^`]+)` \| .*? \| (.*?) \|$", inside, re.MULTILINE):
+        named.setdefault(room, []).extend(re.findall(r"`(\w+)`", files))
+
+    assert len(named) == 5
+    for room, files in named.items():
+        there = {file.stem for file in (ROOT / room).glob("*.py")} - {"__init__"}
+        assert sorted(files) == sorted(there), room
 
 
 def test_the_way_of_a_batch_is_as_long_as_the_page_says() -> None:
@@ -52,7 +65,10 @@ def test_the_way_of_a_batch_is_as_long_as_the_page_says() -> None:
 def test_the_sum_is_the_sum() -> None:
     said = re.search(r"These are ([\d,]+) lines", WAY)
     assert said is not None
-    assert int(said[1].replace(",", "")) == sum(int(lines) for _, lines, _, _ in STEPS)
+    assert int(said[1].replace(",", "")) == sum(
+        int(lines.replace(",", "")) for _, lines, _, _ in STEPS
+    )
+    assert sum(length(path) for path, *_ in STEPS) <= 4000, "give a room to what leads aside"
 
 
 def test_what_leads_from_one_file_to_the_next_is_there() -> None:

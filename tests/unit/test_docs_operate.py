@@ -7,8 +7,8 @@ from pathlib import Path
 
 from penstock.server.commands import memory
 from penstock.server.node import dispatch
+from penstock.server.node.ahead import FAR_AHEAD
 from penstock.server.node.arena import IDLE_BYTES, IDLE_TAKES
-from penstock.server.node.books import FAR_AHEAD
 from penstock.server.node.dispatch import AHEAD_PER_WORKER
 from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
 from penstock.server.node.lanes import MAX_LINES_PER_LANE

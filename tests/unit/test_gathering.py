@@ -10,9 +10,13 @@ import pytest
 
 from harness import StubReader, open_channel
 from penstock.client import Limits, Loader
-from penstock.server.rpc import read
-from penstock.server.rpc.read import GATHER_S, gathers_until
+from penstock.server.node.entry import Entry, Key
+from penstock.server.rpc import gathering
+from penstock.server.rpc.gathering import GATHER_S, gathers_until
+from penstock.server.rpc.parcel import Parcel
+from penstock.wire import CHUNK_BYTES
 from penstock.wire.errors import BadItem, DataTimeout, StaleGeneration
+from penstock.wire.v1 import feed_pb2
 from unit.relay import Relay
 from unit.served import ServedNode, wait_until
 
@@ -22,7 +26,7 @@ NOW = 1000.0
 @pytest.fixture
 def for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let batches wait for each other for longer than any test runs: what comes was flushed."""
-    monkeypatch.setattr(read, "GATHER_S", 3600.0)
+    monkeypatch.setattr(gathering, "GATHER_S", 3600.0)
 
 
 @contextmanager
@@ -51,6 +55,35 @@ def test_batches_wait_until_half_of_what_is_accepted_is_here(accepted: int) -> N
 def test_nothing_waits_after_a_pause() -> None:
     assert gathers_until(NOW - GATHER_S, 1, 100) <= NOW
     assert gathers_until(-float("inf"), 1, 100) <= NOW
+
+
+def entry(body_bytes: int) -> Entry:
+    return Entry(Key(0, 0, 0, False), header=b"h" * 100, nbytes=100 + body_bytes)
+
+
+def test_lent_batches_share_a_message_whatever_their_size() -> None:
+    """Only their headers are in it; what is sent beside them has the rest."""
+    parcel = Parcel(entry(8 << 20), CHUNK_BYTES, lambda _: feed_pb2.Lent(loan=1))
+
+    assert all(parcel.add(entry(8 << 20)) for _ in range(99))
+    assert parcel.sent_bytes == 100 * 100
+    assert len(parcel.content) == 100
+
+
+def test_what_is_sent_shares_a_message_while_there_is_room() -> None:
+    """One that is not lent after all, for it would be too much, waits for the next message."""
+    lends = True
+    parcel = Parcel(entry(1000), 2500, lambda _: feed_pb2.Lent() if lends else None)
+    lends = False
+
+    assert [parcel.add(entry(1000)) for _ in range(3)] == [True, True, False]
+    assert parcel.sent_bytes == 100 + 2 * 1100
+
+
+def test_what_fills_messages_by_itself_goes_alone() -> None:
+    parcel = Parcel(entry(CHUNK_BYTES), 4 * CHUNK_BYTES, lambda _: None)
+
+    assert parcel.room_bytes == 0
 
 
 @pytest.mark.usefixtures("for_ever")

@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
+from penstock.server.node.block_needs import IDLE_ROUNDS, BlockNeeds
 from penstock.server.node.homes import Homes
-from penstock.server.node.places import IDLE_ROUNDS, Places
 from penstock.server.roles import Reading
 
 
@@ -68,40 +68,40 @@ def reading(groups: int | None) -> Reading:
 
 def test_a_process_keeps_blocks_for_the_groups_that_it_reads() -> None:
     """Five for each group of its lines; lanes of one group share them."""
-    places = Places(reading(4))
+    needs = BlockNeeds(reading(4))
 
-    kept = [places.use(line, lane) and places.blocks() for line, lane in enumerate([0, 4, 1, 5])]
+    kept = [needs.use(line, lane) and needs.blocks() for line, lane in enumerate([0, 4, 1, 5])]
     assert kept == [5, 5, 10, 10]
 
-    places.close(2)
-    places.close(3)
-    assert places.blocks() == 5
+    needs.close(2)
+    needs.close(3)
+    assert needs.blocks() == 5
 
 
 def test_lines_of_readers_far_apart_each_count_while_they_are_used() -> None:
-    """Two lines of a lane read two places; a line whose reader has gone keeps nothing any more."""
-    places = Places(reading(2))
+    """Two lines of a lane read at two positions; a line whose reader has gone keeps nothing."""
+    needs = BlockNeeds(reading(2))
     for _ in range(3):
         for line, lane in ((1, 0), (2, 1), (3, 0)):
-            places.use(line, lane)
-    both = places.blocks()
+            needs.use(line, lane)
+    both = needs.blocks()
 
     for _ in range(4 * IDLE_ROUNDS):
-        places.use(1, 0)
-        places.use(2, 1)
+        needs.use(1, 0)
+        needs.use(2, 1)
 
     assert both == 15
-    assert places.blocks() == 10
+    assert needs.blocks() == 10
 
 
 def test_without_groups_all_blocks_in_use_are_kept() -> None:
     """Whatever lanes a process has, they draw from the same ones."""
-    places = Places(reading(None))
+    needs = BlockNeeds(reading(None))
 
-    places.use(1, 3)
-    places.use(2, 0)
-    alike = places.blocks()
-    places.use(3, 3)
+    needs.use(1, 3)
+    needs.use(2, 0)
+    alike = needs.blocks()
+    needs.use(3, 3)
 
     assert alike == 5
-    assert places.blocks() == 10, "a lane has two lines: they read at two places"
+    assert needs.blocks() == 10, "a lane has two lines: they read at two positions"

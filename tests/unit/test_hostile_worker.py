@@ -208,8 +208,9 @@ def some_bytes(rng: random.Random, worker: Wild) -> bytes:
         one = rng.choice(KINDS)
         row = spoilt(rng, [one.name, *one.names], len(one.names))
         tail = rng.randbytes(3 * rng.randrange(2))
-        if "log_id" in one.names and worker.logs and rng.random() < 0.8:
-            row[1 + one.names.index("log_id")] = 32
+        at = 1 + one.names.index("log_id") if "log_id" in one.names else len(row)
+        if at < len(row) and worker.logs and rng.random() < 0.8:
+            row[at] = 32
             tail = rng.choice(sorted(worker.logs)) + tail
         data = frame([row], tail)
     return data[: rng.randrange(len(data))] if kind > 0.97 else data

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from harness import run_command
 from penstock.server.jobs.load import load
 
 ROLE = """\
@@ -335,14 +336,21 @@ def write_neighbours(folder: Path) -> None:
 
 
 def identity(folder: Path, code: str = IDENTITY, **environment: str) -> str:
-    """Return what a process of its own says: modules are imported once per process."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder / "penstock.yaml")],
-        env={**os.environ, **environment},
-        cwd=folder.parent,
-        capture_output=True,
-        text=True,
-    )
+    """Return what a process of its own says: modules are imported once per process.
+
+    With other variables it is a fresh interpreter, else a fork of one without modules of a user's.
+    """
+    if environment:
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(folder / "penstock.yaml")],
+            env={**os.environ, **environment},
+            cwd=folder.parent,
+            capture_output=True,
+            text=True,
+        )
+    else:
+        (folder.parent / "asking7.py").write_text(code)
+        done = run_command(["asking7", str(folder / "penstock.yaml")], folder=folder.parent)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -21,11 +21,19 @@ from penstock.server.roles import IdentityProcessor, MapDistributor
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.rpc.call import EOF
 from penstock.server.rpc.service import Service
+from penstock.server.rpc.status import status
+from penstock.server.rpc.streams import Streams
 from penstock.server.sources import ItemsSource
 from penstock.server.store import SqliteStore
 from penstock.server.store.base import SnapshotRecord
 from penstock.wire import PROTOCOL
-from penstock.wire.errors import Internal, LogDiverged, PenstockError
+from penstock.wire.errors import (
+    Internal,
+    InvalidJob,
+    LogDiverged,
+    PenstockError,
+    PositionFar,
+)
 from penstock.wire.order import Cut, Share
 from penstock.wire.v1 import feed_pb2
 from unit.inline_workers import InlineNode, InlineWorker
@@ -508,3 +516,69 @@ async def test_a_snapshot_that_differs_stops_its_lane(store: SqliteStore, name: 
         assert not node.shelf.unsaved
     finally:
         await node.close()
+
+
+async def test_two_names_of_a_log_share_its_batches(store: SqliteStore) -> None:
+    """Each is made once; a reader may go as far as the job that it names lets it."""
+    jobs = {
+        "near": make_job(2, processor=Through(), max_replay=8, name="near"),
+        "far": make_job(2, processor=Through(), max_replay=1000, name="far"),
+    }
+    node = InlineNode(jobs, store, workers=1, bound_bytes=1 << 20)
+    await node.start()
+    try:
+        readers = {
+            name: node.open(job, Share(1, 0, 1), None, 0, None, lambda: None)
+            for name, job in jobs.items()
+        }
+        got: dict[Reader, list[int]] = {reader: [] for reader in readers.values()}
+        for reader in got:
+            node.extend(reader, 20)
+        await run_until_idle(node, got)
+        one = node.log(jobs["far"])
+        assert all(positions == list(range(20)) for positions in got.values())
+        assert one is node.log(jobs["near"])
+        assert (len(node.logs), one.recomputed) == (1, 0)
+        # Those made ahead of readers, too, and each once.
+        assert 20 <= one.produced <= 20 + one.ahead
+
+        streams = Streams(store, Metrics("1"))
+        found = status(node, streams, lent_bytes=0, draining=False)["jobs"]
+        told = {job["name"]: job for job in found}
+        assert {name: job["produced"] for name, job in told.items()} == {
+            "far": 0,
+            "near": one.produced,
+        }
+
+        for name, reaches in (("near", False), ("far", True)):
+            reader = node.open(jobs[name], Share(1, 0, 1), None, 400, None, lambda: None)
+            node.extend(reader, 401)
+            await node.settle()
+            while any(hand.answer_one() for hand in node.hands):
+                await node.settle()
+            if reaches:
+                assert node.take(reader) is not None
+            else:
+                with pytest.raises(PositionFar, match="max_replay = 8"):
+                    node.take(reader)
+            node.leave(reader)
+    finally:
+        await node.close()
+
+
+@pytest.mark.parametrize(
+    ("policy", "sentence"),
+    [
+        ({"on_item_error": "quarantine"}, "their on_item_error is stop and quarantine"),
+        ({"max_quarantined": 3}, "their max_quarantined is 1000 and 3"),
+    ],
+)
+async def test_two_names_of_a_log_agree_on_its_items(
+    store: SqliteStore, policy: dict[str, Any], sentence: str
+) -> None:
+    """A verdict is a fact of the log: it cannot hold for one name and not for the other."""
+    jobs = {"one": make_job(2, name="one"), "other": make_job(2, name="other", **policy)}
+    node = InlineNode(jobs, store, workers=1, bound_bytes=1 << 20)
+
+    with pytest.raises(InvalidJob, match=f"jobs 'one' and 'other' are one log, .* {sentence}"):
+        await node.start()

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.wire.errors import InvalidRequest, LogDiverged, PastEnd
 from penstock.wire.numbering import Located, Numbering
-from penstock.wire.order import MAX_POSITION, Address, Cut, Order, position_list
+from penstock.wire.order import MAX_POSITION, Cut, LaneOffset, Order, position_list
 
 CASES = 4000
 MAX_LANES, MAX_END, MAX_STEP = 4, 4, 5
@@ -140,7 +140,7 @@ def test_an_endless_log_is_known_throughout() -> None:
     assert numbering.batches is None
     assert numbering.frontier is None
     assert numbering.locate(7) == Located(1, 2)
-    assert numbering.locate(MAX_POSITION) == Located(*Order(3).address(MAX_POSITION))
+    assert numbering.locate(MAX_POSITION) == Located(*Order(3).lane_offset(MAX_POSITION))
     assert list(numbering.missing(9)) == []
     with pytest.raises(InvalidRequest):
         numbering.end(0, 3)
@@ -159,5 +159,5 @@ def test_two_ends_of_a_lane_are_an_error() -> None:
     with pytest.raises(LogDiverged):
         numbering.reach(1, 5)
 
-    assert numbering.frontier == Address(0, 3)
+    assert numbering.frontier == LaneOffset(0, 3)
     assert numbering.end_of(0) is None

@@ -10,7 +10,7 @@ import pytest
 from penstock.wire.errors import InvalidRequest, PastEnd, RankOutOfRange, UnevenStep
 from penstock.wire.order import (
     MAX_POSITION,
-    Address,
+    LaneOffset,
     Order,
     Share,
     Tail,
@@ -42,7 +42,7 @@ def test_every_finite_log_is_numbered_as_its_rows_are_walked() -> None:
         addresses = position_list(order, MAX_LANES * MAX_END + 1)
 
         assert order.batches == len(addresses) == len(set(addresses))
-        assert [order.address(p) for p in range(len(addresses))] == list(addresses)
+        assert [order.lane_offset(p) for p in range(len(addresses))] == list(addresses)
         assert [order.position(*a) for a in addresses] == list(range(len(addresses)))
 
 
@@ -51,7 +51,7 @@ def test_every_batch_of_every_lane_has_a_position() -> None:
     for order in finite_orders():
         assert order.ends is not None
         there = {
-            Address(lane, offset) for lane, end in enumerate(order.ends) for offset in range(end)
+            LaneOffset(lane, offset) for lane, end in enumerate(order.ends) for offset in range(end)
         }
 
         assert set(position_list(order, MAX_LANES * MAX_END + 1)) == there
@@ -64,7 +64,7 @@ def test_an_endless_log_is_numbered_as_its_rows_are_walked(lanes: int) -> None:
     addresses = position_list(order, 500)
 
     assert order.batches is None
-    assert [order.address(p) for p in range(500)] == list(addresses)
+    assert [order.lane_offset(p) for p in range(500)] == list(addresses)
     assert [order.position(*a) for a in addresses] == list(range(500))
 
 
@@ -72,7 +72,7 @@ def test_equal_ends_number_a_finite_log_like_an_endless_one() -> None:
     """Where no lane ends early nothing is closed up."""
     finite, endless = Order(3, (4, 4, 4)), Order(3)
 
-    assert [finite.address(p) for p in range(12)] == [endless.address(p) for p in range(12)]
+    assert [finite.lane_offset(p) for p in range(12)] == [endless.lane_offset(p) for p in range(12)]
 
 
 def test_past_the_end_of_a_log_there_is_no_address() -> None:
@@ -80,7 +80,7 @@ def test_past_the_end_of_a_log_there_is_no_address() -> None:
     for order in finite_orders():
         assert order.batches is not None
         with pytest.raises(PastEnd, match=f"holds {order.batches} batches") as caught:
-            order.address(order.batches)
+            order.lane_offset(order.batches)
         assert caught.value.fields == {"position": order.batches, "batches": order.batches}
 
 
@@ -106,7 +106,7 @@ def test_what_is_no_position_is_refused(position: int) -> None:
     """A position is between 0 and 2**63 - 1."""
     for order in (Order(2), Order(2, (3, 3))):
         with pytest.raises(InvalidRequest, match=str(position)):
-            order.address(position)
+            order.lane_offset(position)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_the_last_position_has_an_address_and_back() -> None:
     """The arithmetic holds up to the largest position."""
     order = Order(48)
 
-    assert order.position(*order.address(MAX_POSITION)) == MAX_POSITION
+    assert order.position(*order.lane_offset(MAX_POSITION)) == MAX_POSITION
 
 
 def test_the_ranks_partition_every_step() -> None:

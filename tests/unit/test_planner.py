@@ -430,7 +430,7 @@ def test_what_a_lane_holds_ahead_is_bounded_in_bytes(size: int, most: int) -> No
     for _ in range(12):
         planner.next()
         planner.forget()
-        held.append(len(planner._ahead))
+        held.append(len(planner.ahead))
 
     assert max(held) < most, "the item that is drawn is not among them"
     assert max(held) >= most // 2

@@ -111,7 +111,7 @@ def test_what_was_read_for_its_size_is_not_read_again() -> None:
 
     batches(line, 12)
 
-    drawn = line.counters()["drawn"] + len(line.planner._ahead)
+    drawn = line.counters()["drawn"] + len(line.planner.ahead)
     assert drawn > 2 * len(source)
     assert source.fetched.total() == drawn
 

@@ -352,7 +352,7 @@ def test_no_verdict_changes_what_a_rank_was_given() -> None:
     ):
         rows = {0: max(start, first), 1: max(start, second)}
         run = verdicts.Run(2, 2, 0 if state else start, rows)
-        positions = [order.address(position) for position in range(12) if run.gave(position)]
+        positions = [order.lane_offset(position) for position in range(12) if run.gave(position)]
         for stage, lane, offset, stored, planned, asked in itertools.product(
             ("draw", "exit"), (0, 1), range(5), (0, 2), (0, 3), (0, 4)
         ):
@@ -392,7 +392,7 @@ def test_no_release_changes_what_a_rank_was_given() -> None:
         assert not after.holds(item, 0, 9)
         for position in range(8):
             if run.gave(position):
-                at = order.address(position)
+                at = order.lane_offset(position)
                 assert before.holds(item, *at) == after.holds(item, *at)
         assert verdicts.release(LOG, [change.row], Seen(order), given, 7) == ([after], [])
 

@@ -16,8 +16,8 @@ MB = 1_000_000
 
 def stream() -> Stream:
     """Return a stream that has sent nothing."""
-    log = cast(Any, None)  # a reader that takes nothing asks nothing of it
-    reader = Reader(log, Share(1, 0, 1), None, 0, None, lambda: None)
+    nothing = cast(Any, None)  # a reader that takes nothing asks nothing of its log and its job
+    reader = Reader(nothing, Share(1, 0, 1), None, 0, None, lambda: None, nothing)
     return Stream(feed_pb2.Open(), reader, asyncio.Event())
 
 
@@ -27,6 +27,17 @@ def test_the_first_large_batch_goes_in_the_fewest_messages() -> None:
 
     assert [one.chunk_bytes(300, 8 * MB) for _ in range(3)] == [8 * MB, CHUNK_BYTES, CHUNK_BYTES]
     assert one.chunk_bytes(300, 100 * MB) == CHUNK_BYTES  # nothing is twice as wide
+
+
+def test_bundles_are_wide_until_one_was() -> None:
+    """For malloc, too: a stream of small batches has no large one."""
+    one = stream()
+    wide = one.bundle_bytes
+
+    one.note_bundle(wide // 4)
+    assert one.bundle_bytes == wide > CHUNK_BYTES
+    one.note_bundle(wide // 2)
+    assert one.bundle_bytes == CHUNK_BYTES
 
 
 def test_sizes_that_grow_are_followed_by_doubling() -> None:

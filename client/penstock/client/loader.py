@@ -9,12 +9,13 @@ from typing import Any, Literal, NoReturn
 
 from penstock.client.aside import tell
 from penstock.client.options import LIMITS, Limits, Options, one_rank
-from penstock.client.passes import Batches, Steps
+from penstock.client.passes import Batches
 from penstock.client.reader import Reader
 from penstock.client.run.ranks import Ranks, WorldRank
 from penstock.client.run.resources import Resources
 from penstock.client.run.session import Start
 from penstock.client.run.state import State
+from penstock.client.step_passes import Steps
 from penstock.client.steps import Batch, BatchInfo, Step
 from penstock.wire.checks import step_argument
 from penstock.wire.errors import InvalidRequest, NoGroup, PastEnd, PositionFar
@@ -34,7 +35,8 @@ class Loader:
     Args:
         target: Where the node is: `host:port`, `dns:///name:port`, `unix:/path`; `local:FILE`
             computes in a process beside this one; `spawn:FILE?workers=4` starts a node on this
-            machine and ends it with its last reader; or an open `Transport`.
+            machine, with the settings `workers`, `store` and `metrics` if given, and ends it with
+            its last reader; or an open `Transport`.
         job: The job's name in the job file.
         group: The name of the training run, the same on all its ranks: its cursor is kept in the
             node's store. `None` stores nothing and begins at step 0.
@@ -53,8 +55,8 @@ class Loader:
         mode: `"stream"`: `iter()` again goes on where the last one stood; after the end of a finite
             job it reads the job again from step 0 or, with a group, raises `PastEnd`. `"eval"`:
             every `iter()` is one whole pass from step 0, and nothing is stored.
-        device: Where tensors go, in one copy per batch through pinned memory: `"cuda"`, or a
-            device. `None` leaves them on the host.
+        device: Where tensors go, in one copy per batch: `"cuda"`, or a device; to CUDA through
+            pinned memory, while the loop works on the batch before. `None` leaves them on the host.
         attempt: A token that all ranks of one start of the run share, and no other start has.
             `None` makes it from torch.distributed or the launcher's variables.
         prefetch: How many batches may be ready beyond the one in use. A larger number bridges

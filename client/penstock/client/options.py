@@ -41,10 +41,10 @@ class Limits:
         max_body_bytes: The most bytes of one batch; a node that announces a larger one is refused
             before memory is taken for it. It guards against a wrong node; raise it only for larger
             batches.
-        device_batches: How many batches may lie on a CUDA device beyond the one in use: they are
+        device_batches: How many batches may be on a CUDA device beyond the one in use; they are
             copied there while the loop works. Each takes its bytes of the device's memory. 1 hides
-            the copy where batches come in time; the second bridges one that comes late. Take 1
-            where the device has no memory to spare.
+            the copy if batches come in time; the second bridges one that comes late. Take 1 if the
+            device has no memory to spare.
 
     Raises:
         InvalidRequest: A value is not a whole number of at least 1.
@@ -158,7 +158,7 @@ def one_rank(rank: int | None, world_size: int | None, mesh: Any, ranks: Ranks |
         return Ranks(**given)
     twice = [f"{name}=" for name, value in given.items() if value is not None]
     if twice:
-        _refuse(f"{', '.join(twice)} beside ranks=: say it in Ranks(...) alone")
+        _refuse(f"{', '.join(twice)} beside ranks=: pass it in Ranks(...) instead")
     return ranks
 
 

@@ -1,4 +1,4 @@
-"""The iterators of a Loader. They are objects, not generators.
+"""The iterator of a Loader, batch by batch. It is an object, not a generator.
 
 A generator that has raised an exception is exhausted, which a loop would take for the end of the
 data.
@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from penstock.client.run.session import Session
-from penstock.client.steps import Batch, Step
+from penstock.client.steps import Batch
 
 if TYPE_CHECKING:
     from penstock.client.reader import Reader
@@ -57,40 +56,4 @@ class Batches:
             raise
 
 
-class Steps:
-    """Iterates a Loader's steps. It can be used again after any exception."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self._is_begun = self._is_over = False
-        self._given: tuple[Session, int] | None = None
-
-    def __iter__(self) -> Iterator[Step]:
-        return self
-
-    def __next__(self) -> Step:
-        reader = self._reader
-        if self._is_over:
-            raise StopIteration
-        if not self._is_begun:
-            reader.begin_pass()
-            self._is_begun = True
-        # If the loop's body has moved the Loader there is nothing to skip.
-        if self._given is not None and reader.at.session is self._given[0]:
-            reader.skip_rest(self._given[1])
-        step = reader.next_step()
-        session = reader.at.session
-        if step is None or session is None:
-            reader.end_pass()
-            self._is_over = True
-            raise StopIteration
-        before, given = self._given, (session, step.index)
-        try:
-            self._given = given
-            return step
-        except BaseException:
-            self._given = before
-            raise
-
-
-__all__ = ["Batches", "Steps"]
+__all__ = ["Batches"]

@@ -365,7 +365,7 @@ class Reader:
         if skipped := self.at.tally.skipped_batches - before:
             tell(
                 logger.warning,
-                "job %r: the training loop left %d batches of step %d untaken: skipped",
+                "job %r: the training loop did not take %d batches of step %d: skipped",
                 session.job,
                 skipped,
                 index,

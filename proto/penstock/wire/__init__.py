@@ -4,7 +4,7 @@ Both halves import this package; it imports neither, and it never imports grpc, 
 processes can use it.
 
 * `penstock.wire.v1`: the `.proto` files and the code generated from them.
-* `penstock.wire.frame`: the only room that knows how a batch lies in bytes.
+* `penstock.wire.frame`: the only room that knows the layout of a batch in bytes.
 * `penstock.wire.values`: what a batch may hold; `penstock.wire.digest`: one hash of all of it.
 * `penstock.wire.order`: lane, offset, position, step: the arithmetic that both halves must share.
 * `penstock.wire.prefetch`: how many batches are fetched ahead.
@@ -23,7 +23,7 @@ CHUNK_BYTES = 1 << 20
 """Body bytes in one message. Measured: 1 MiB moves 3x the bytes per second of 64 MiB messages."""
 
 WIDE_CHUNK_BYTES = 8 << 20
-"""Body bytes in one message at most, where a server makes an exception of `CHUNK_BYTES`: see
+"""The most body bytes in one message, where a server makes an exception from `CHUNK_BYTES`: see
 `Stream.chunk_bytes` in the server."""
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -34,11 +34,12 @@ MAX_REQUEST_BYTES = 1 << 20
 few hundred bytes, and small enough that a flood of them does not fill its memory."""
 
 ALIGNMENT = 64
-"""Every tensor starts at a multiple of this many bytes: vector loads and DMA stay clean."""
+"""Every tensor starts at a multiple of this many bytes, so that vector loads and DMA are
+aligned."""
 
 LENT_BYTES = 64 << 10
-"""A body at least this long has pages for itself in its worker's memory, and can be lent to a
-process on the same host. For less, a loan costs more than a copy."""
+"""A body of at least this length has pages of its own in its worker's memory, and can be lent to a
+process on the same host. For a smaller one a loan costs more than a copy."""
 
 MAX_NAME = 200
 """Characters of the name of a group or a checkpoint, and of an owner; all of them printable."""

@@ -1,25 +1,25 @@
-"""What an attempt of a group is called after it has gone elsewhere.
+"""The name of an attempt of a group after a seek or the load of a state.
 
-A seek, or a state that is loaded while a run reads, makes a new generation, and all ranks must name
-it alike without talking to each other: the token of the attempt, `#`, and how often it has moved.
-A rank that is started again alone knows the token and nothing of the moves: it joins under the
-token alone, and the reply says what the attempt is called now.
+A seek, or a state that is loaded while a run reads, makes a new generation, and all ranks must give
+it the same name without talking to each other: the token of the attempt, `#`, and how many times it
+has moved. A rank that is restarted alone knows the token and not the moves: it joins with the token
+alone, and the reply has the attempt's present name.
 """
 
 from __future__ import annotations
 
 
 def moved(token: str, moves: int) -> str:
-    """Return what the attempt `token` is called after so many moves."""
+    """Return the name of the attempt `token` after so many moves."""
     return f"{token}#{moves}" if moves else token
 
 
 def moves_between(token: str, now: str) -> int | None:
-    """Return how often the attempt `token` has moved if it is called `now`; None = it is another.
+    """Return how many times the attempt `token` has moved to become `now`; None = it has not.
 
     Args:
-        token: What the attempt was called when it began.
-        now: What some attempt is called now.
+        token: The attempt's name when it began.
+        now: The present name of an attempt.
     """
     if token == now:
         return 0

@@ -1,9 +1,9 @@
-"""One number for all that a batch says: two batches with the same digest train alike.
+"""One hash of the content of a batch: two batches with the same digest train alike.
 
 It covers names, kinds, dtypes, shapes and every value, whether it travels in the header or in the
-body, the counts, and whether the batch is padding. It does not cover where the batch stands in the
-job, which items it was made of, or how its tensors lie in the body: the same content has the same
-digest wherever it comes from.
+body, the counts, and whether the batch is padding. It does not cover the position of the batch in
+the job, the items that it was made of, or the layout of its tensors in the body: the same content
+has the same digest wherever it comes from.
 
 The bytes that are hashed, in this order; a number is a little-endian uint64, and a text is the
 number of its UTF-8 bytes and then these:
@@ -33,13 +33,13 @@ from typing import Any
 from penstock.wire.v1 import feed_pb2
 
 FORMAT = "penstock batch 1"
-"""It names the encoding: another one would be another name."""
+"""The name of the encoding: another encoding gets another name."""
 
 _NUMBER, _INT64, _FLOAT64 = (struct.Struct(code).pack for code in ("<Q", "<q", "<d"))
 
 
 def batch_digest(header: feed_pb2.BatchHeader, body: Any) -> str:
-    """Return the SHA-256 of all that a batch says, in hex; see the module.
+    """Return the SHA-256 of the content of a batch, in hex; see the module.
 
     Args:
         header: A header that `check_header` has passed.

@@ -1,6 +1,6 @@
 """Every error of penstock: its stable code, its gRPC status, its fields.
 
-An error is a *situation* that somebody can act on. Its message says what is, with the values, and
+An error is a *situation* that the caller can act on. Its message says what is, with the values, and
 what to do next. The code and the fields travel beside the gRPC status, so a client in any language
 can act without parsing sentences, and the Python client raises the same class as the server did.
 """
@@ -21,18 +21,18 @@ ERROR_METADATA_KEY = "penstock-error-bin"
 _SENTENCE_BYTES = 1500
 _FIELDS_BYTES = 2500
 _STATUS_BYTES = 1000
-# HTTP/2 peers refuse metadata above 8 KiB, where base64 costs a third, the sentence comes twice,
+# HTTP/2 peers refuse metadata above 8 KiB, where base64 costs a third, the sentence is sent twice,
 # and the status writes every byte that is not ASCII as three.
 
 ItemField: TypeAlias = "Sequence[str | int] | str | int"
-"""An item as errors name it: `[source, index, epoch]`, or what a source calls it."""
+"""An item as errors name it: `[source, index, epoch]`, or its source's own name for it."""
 
 _OWN = ("message", "more")
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
 class _Fielded:
-    """Makes of the annotations of each subclass the keywords of its constructor."""
+    """Turns the annotations of each subclass into keywords of its constructor."""
 
     def __init_subclass__(cls) -> None:
         dataclass(kw_only=True, eq=False, repr=False)(cls)
@@ -42,7 +42,7 @@ class PenstockError(_Fielded, Exception):
     """The base of every error that penstock raises on purpose.
 
     A subclass declares its fields as annotations: keywords of its constructor and attributes of the
-    error, JSON-able; None = this one has no such value, and none travels.
+    error, JSON-able; None = this error has no such value, and none is sent.
 
     Attributes:
         code: Stable, lower case with underscores; scripts may compare it.
@@ -66,7 +66,7 @@ class PenstockError(_Fielded, Exception):
 
     @classmethod
     def with_fields(cls, message: str, given: Mapping[str, Any]) -> Self:
-        """Return the error of a sentence and of fields by name, such as those that have travelled.
+        """Return the error for a sentence and fields by name, such as received ones.
 
         Args:
             message: The sentence.
@@ -83,7 +83,7 @@ class PenstockError(_Fielded, Exception):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Return the values of this situation by name, JSON-able: what travels."""
+        """Return the fields by name, JSON-able, as they are sent."""
         names = [declared.name for declared in fields(self) if declared.name not in _OWN]
         held = {name: getattr(self, name) for name in names}
         return {**{name: held[name] for name in held if held[name] is not None}, **self.more}
@@ -109,10 +109,10 @@ class InvalidJob(PenstockError):
         key: The key path in the job file, or the parameter.
         file: The job file.
         line: Its line, counted from 1.
-        spec: The code that was asked for, as the job file names it.
-        attribute: The attribute of a class that is not what it must be.
-        columns: The columns that there are.
-        pattern: The pattern of files that finds none.
+        spec: The code, as the job file names it.
+        attribute: The wrong attribute of a class.
+        columns: The existing columns.
+        pattern: The pattern that matches no file.
     """
 
     code, status = "invalid_job", "INVALID_ARGUMENT"
@@ -127,7 +127,7 @@ class InvalidJob(PenstockError):
 
 
 class InvalidRequest(PenstockError):
-    """A request, an argument or an environment variable has a value that cannot be.
+    """A request, an argument or an environment variable has an invalid value.
 
     Attributes:
         field: What has the value: a field, an argument, an option or a variable.
@@ -144,8 +144,8 @@ class UnknownJob(PenstockError):
     """This node has no job of that name.
 
     Attributes:
-        job: The name that was asked for.
-        jobs: The names that there are.
+        job: The name that was given.
+        jobs: The existing names.
     """
 
     code, status = "unknown_job", "NOT_FOUND"
@@ -159,9 +159,9 @@ class UnknownGroup(PenstockError):
 
     Attributes:
         job: The job.
-        group: The name that was asked for.
-        groups: The first of the names that there are.
-        generation: Of the attempt that had begun it; None = it never was there.
+        group: The name that was given.
+        groups: The first of the existing names.
+        generation: Of the attempt that had begun it; None = it never existed.
     """
 
     code, status = "unknown_group", "NOT_FOUND"
@@ -177,8 +177,8 @@ class UnknownCheckpoint(PenstockError):
 
     Attributes:
         group: The group.
-        name: The name that was asked for.
-        names: The first of the names that there are.
+        name: The name that was given.
+        names: The first of the existing names.
     """
 
     code, status = "unknown_checkpoint", "NOT_FOUND"
@@ -257,7 +257,7 @@ class PortInUse(PenstockError):
 
 
 class MissingExtra(PenstockError):
-    """A package that this needs is not installed.
+    """A package that is needed is not installed.
 
     Attributes:
         package: The package that is missing.
@@ -279,9 +279,9 @@ class StaleGeneration(PenstockError):
     Attributes:
         job: The job.
         group: The group.
-        generation: The attempt that asked.
-        current: The newest attempt that the store has seen.
-        owner: Who began that one.
+        generation: The generation of the caller.
+        current: The latest generation that the store knows.
+        owner: Who began that generation.
     """
 
     code, status = "stale_generation", "FAILED_PRECONDITION"
@@ -294,13 +294,13 @@ class StaleGeneration(PenstockError):
 
 
 class GroupInUse(PenstockError):
-    """What is asked would end readers of the group.
+    """The call would end readers of the group.
 
     Attributes:
         job: The job.
         group: The group.
         readers: How many read it at this node.
-        generation: The newest attempt.
+        generation: The latest generation.
         owner: Who began it.
     """
 
@@ -317,8 +317,8 @@ class WorldSizeMismatch(PenstockError):
     """Two world sizes were given in one attempt.
 
     Attributes:
-        world_size: What was given now.
-        expected: What the attempt began with.
+        world_size: The one that was given now.
+        expected: The world size that the attempt began with.
     """
 
     code, status = "world_size_mismatch", "FAILED_PRECONDITION"
@@ -331,8 +331,8 @@ class StepSizeMismatch(PenstockError):
     """The group reads steps of another size.
 
     Attributes:
-        batches_per_step: What was given now.
-        expected: What the group reads.
+        batches_per_step: The one that was given now.
+        expected: The group's.
     """
 
     code, status = "step_size_mismatch", "FAILED_PRECONDITION"
@@ -376,7 +376,7 @@ class OtherStore(PenstockError):
 
 
 class CheckpointExists(PenstockError):
-    """A checkpoint never changes: this name stands at another step.
+    """A checkpoint never changes: this name belongs to another step.
 
     Attributes:
         name: Its name.
@@ -390,11 +390,11 @@ class CheckpointExists(PenstockError):
 
 
 class CommitOutOfRange(PenstockError):
-    """A commit names a step that cannot be: negative, or past the end.
+    """A commit names an invalid step: negative, or past the end.
 
     Attributes:
         step: The step.
-        steps: How many there can be.
+        steps: The number of steps.
     """
 
     code, status = "commit_out_of_range", "OUT_OF_RANGE"
@@ -433,8 +433,8 @@ class PositionFar(PenstockError):
 
     Attributes:
         lane: The lane.
-        offset: The offset that was asked for.
-        nearest: The nearest one that is known.
+        offset: The requested offset.
+        nearest: The nearest offset with a snapshot.
         max_replay: How many batches are planned again at most.
     """
 
@@ -466,10 +466,10 @@ class Counting(PenstockError):
 
 
 class SourceUnavailable(PenstockError):
-    """What may be gone in a moment; retried, never quarantined.
+    """A temporary error about data; retried, never quarantined.
 
     Attributes:
-        item: The item, or what could not be read.
+        item: The item, or whatever could not be read.
         role: The code that failed; None = it was the storage.
         lane: The lane, if a batch was being made.
         offset: Its offset.
@@ -496,7 +496,7 @@ class SourceChanged(PenstockError):
 
 
 class BadItem(PenstockError):
-    """The same bytes fail alike on every node.
+    """The same bytes fail in the same way on every node.
 
     Attributes:
         item: The item.
@@ -539,7 +539,7 @@ class LaneStarved(PenstockError):
     Attributes:
         lane: The lane.
         offset: The offset.
-        drawn: How many items, or batches, came in vain.
+        drawn: How many items, or batches, gave nothing.
         reasons: How many by reason.
     """
 
@@ -558,7 +558,7 @@ class WorkerCrashed(PenstockError):
         lane: The lane.
         offset: The offset.
         item: What the worker was doing.
-        deaths: How many workers have died of it.
+        deaths: How many workers have died because of it.
         how: How the last one ended.
         exit_status: Its exit status.
     """
@@ -574,12 +574,12 @@ class WorkerCrashed(PenstockError):
 
 
 class LogDiverged(PenstockError):
-    """One address has two contents: something is impure.
+    """The same batch or snapshot has two contents: something is impure.
 
     Attributes:
-        what: What has two contents.
-        ours: What is here.
-        theirs: What is there.
+        what: The thing that has two contents.
+        ours: The content here.
+        theirs: The content there.
         role: The role that gives another value.
         lane: The lane.
         offset: The offset.
@@ -620,8 +620,8 @@ class BadFrame(PenstockError):
 
     Attributes:
         position: The position.
-        body_bytes: How long a body is said to be.
-        max_body_bytes: How long one may be.
+        body_bytes: The announced length of a body.
+        max_body_bytes: The longest body that is accepted.
     """
 
     code, status = "bad_frame", "DATA_LOSS"
@@ -632,7 +632,7 @@ class BadFrame(PenstockError):
 
 
 class UnsupportedValue(PenstockError):
-    """A batch holds a value that has no form on the wire.
+    """A batch holds a value that cannot be sent.
 
     Attributes:
         name: The name of the value.
@@ -663,11 +663,11 @@ class StoreUnavailable(PenstockError):
 
 
 class StoreLocked(PenstockError):
-    """Another process holds this store.
+    """Another process has this store open.
 
     Attributes:
         path: The file of the store.
-        pid: The process that holds it.
+        pid: That process.
     """
 
     code, status = "store_locked", "FAILED_PRECONDITION"
@@ -709,9 +709,9 @@ class Unreachable(PenstockError):
     """No server answered before the deadline.
 
     Attributes:
-        target: Who was asked.
+        target: The address that was called.
         waited_s: For how many seconds.
-        timed_out: It did answer before, and not in time now.
+        timed_out: It answered earlier, but not in time this time.
     """
 
     code, status = "unreachable", "UNAVAILABLE"
@@ -727,7 +727,7 @@ class DataTimeout(PenstockError):
     Attributes:
         position: The position that did not come.
         waited_s: For how many seconds.
-        reason: What it waited for.
+        reason: What was waited for.
     """
 
     code, status = "data_timeout", "DEADLINE_EXCEEDED"
@@ -755,7 +755,7 @@ class BadState(PenstockError):
     """A state_dict cannot be loaded here.
 
     Attributes:
-        field: The key that is missing or of another type.
+        field: The key that is missing or has the wrong type.
         format: The format of the state.
         job: The job of the state.
         batches_per_step: The batches of a step.
@@ -791,7 +791,7 @@ class Internal(PenstockError):
     """A bug on the other side; its output has the traceback.
 
     Attributes:
-        target: Who answered.
+        target: The address that answered.
     """
 
     code, status = "internal", "INTERNAL"
@@ -814,7 +814,7 @@ def clean_text(text: str, limit: int) -> str:
     writes them. What is longer than the limit keeps its beginning and says how much is missing.
 
     Args:
-        text: Somebody's text, of any length: no copy of the whole of it is made.
+        text: A text of any length: it is never copied as a whole.
         limit: Characters that the result has at most, with the note of what was cut; 64 or more.
     """
     length = len(text)
@@ -875,7 +875,7 @@ def encode_error(error: PenstockError) -> bytes:
 
 
 def _fields_json(error: PenstockError) -> str:
-    """The fields as JSON, cut as little as fits: a traceback must not cost code and sentence."""
+    """The fields as JSON, cut if needed: a traceback must not displace code and sentence."""
     cleaned = {name: _clean_field(name, value) for name, value in error.fields.items()}
     text = json.dumps(cleaned, sort_keys=True)
     for limit in (1000, 300, 100, 30):
@@ -888,7 +888,7 @@ def _fields_json(error: PenstockError) -> str:
 
 def _clean_field(name: str, value: Any) -> Any:
     if name == "traceback" and isinstance(value, str):
-        value = value[-_FIELDS_BYTES:]  # its end is what says most
+        value = value[-_FIELDS_BYTES:]  # its end says most
     return clean_json(value, _FIELDS_BYTES)
 
 
@@ -903,7 +903,7 @@ def _cut(name: str, value: Any, limit: int) -> Any:
 def decode_error(data: bytes) -> PenstockError:
     """Return the error that `encode_error` wrote.
 
-    An unknown code gives the base class; bytes that are no such error give a `BadFrame`.
+    An unknown code gives the base class; bytes that are not such an error give a `BadFrame`.
     """
     try:
         message = error_pb2.Error.FromString(data)

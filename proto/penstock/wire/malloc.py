@@ -1,10 +1,10 @@
 """glibc's malloc, told to keep its memory: for the process at either end of the wire.
 
 Messages of 1 MiB are allocated and freed all the time. With glibc's defaults each comes from mmap,
-or from a heap that is trimmed at once, and page faults take most of the time of large batches.
-A server does this always. In a trainer it is the trainer's allocator, so a Loader never does it
-unasked: call `keep_memory()` before the first batch, or set MALLOC_TOP_PAD_,
-MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ in the environment.
+or from a heap that is trimmed at once, and page faults take most of the time of large batches. A
+server does this always. In a trainer it is the trainer's allocator, so a Loader never does it by
+itself: call `keep_memory()` before the first batch, or set MALLOC_TOP_PAD_, MALLOC_TRIM_THRESHOLD_
+and MALLOC_MMAP_THRESHOLD_ in the environment.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def keep_memory() -> bool:
 
 
 def release_memory() -> None:
-    """Give what malloc has freed and keeps back to the system: after something large and rare."""
+    """Give freed memory that malloc keeps back to the system, after something large and rare."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -37,14 +37,14 @@ class Hello(NamedTuple):
     """The node's first packet: who this connection is.
 
     Attributes:
-        token: `TOKEN_BYTES` bytes that nobody guesses.
+        token: `TOKEN_BYTES` random bytes.
     """
 
     token: bytes
 
 
 class Refusal(NamedTuple):
-    """The node's only packet where it lends nothing.
+    """The node's only packet if it lends nothing.
 
     Attributes:
         reason: Why, for people.
@@ -57,7 +57,7 @@ class Arena(NamedTuple):
     """A piece of memory; a file descriptor comes with it.
 
     Attributes:
-        number: What it is called on this connection.
+        number: Its number on this connection.
         size_bytes: How large it is; it never shrinks.
     """
 
@@ -69,18 +69,18 @@ class Gone(NamedTuple):
     """A piece of memory from which nothing more is lent.
 
     Attributes:
-        number: What it was called.
+        number: Its number.
     """
 
     number: int
 
 
 Said = Hello | Refusal | Arena | Gone
-"""What a node says on its memory socket."""
+"""The packets that a node sends on its memory socket."""
 
 
 def memory_path(target: str) -> str | None:
-    """Return the path of the memory socket of the node at `target`; None where there is none.
+    """Return the path of the memory socket of the node at `target`; None if it has none.
 
     Args:
         target: What gRPC connects to, or what a node listens on.
@@ -92,7 +92,7 @@ def memory_path(target: str) -> str | None:
 
 
 def pack(said: Said) -> bytes:
-    """Return the packet that says it."""
+    """Return the packet of a message."""
     match said:
         case Hello(token):
             return b"H" + token
@@ -105,10 +105,10 @@ def pack(said: Said) -> bytes:
 
 
 def parse(packet: bytes) -> Said:
-    """Return what a node's packet says.
+    """Return the message of a node's packet.
 
     Raises:
-        BadFrame: It is no packet of a node.
+        BadFrame: It is not a packet of a node.
     """
     kind, length = packet[:1], len(packet)
     if kind == b"H" and length == 1 + TOKEN_BYTES:
@@ -134,7 +134,7 @@ def parse_returns(packet: bytes) -> tuple[int, ...]:
     """Return the loans that a consumer's packet gives back.
 
     Raises:
-        BadFrame: It is no packet of a consumer.
+        BadFrame: It is not a packet of a consumer.
     """
     if not packet or len(packet) % 8:
         raise BadFrame(f"a packet of {len(packet)} bytes gives no whole number of loans back")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from penstock.wire.errors import InvalidRequest, LogDiverged
-from penstock.wire.order import MAX_POSITION, Address, Cut, Order, Tail, past_end
+from penstock.wire.order import MAX_POSITION, Cut, LaneOffset, Order, Tail, past_end
 
 
 class Located(NamedTuple):
@@ -135,10 +135,10 @@ class Numbering:
     # --- asking ---
 
     @property
-    def frontier(self) -> Address | None:
+    def frontier(self) -> LaneOffset | None:
         """The first (offset, lane) of which it is not known whether it exists; None = complete."""
         self._settle()
-        return Address(self._open[0][1], self._open[0][0]) if self._open else None
+        return LaneOffset(self._open[0][1], self._open[0][0]) if self._open else None
 
     def known(self, cut: Cut | None = None) -> int:
         """Return the first position that `locate` says nothing of; above all where complete.
@@ -181,29 +181,29 @@ class Numbering:
         """
         tail = self.tail(cut)
         if tail is None:
-            return Located(*self.order.address(position))
+            return Located(*self.order.lane_offset(position))
         if position >= tail.end:
             raise past_end(position, tail.batches)
         source = tail.blanked(position)
-        found = self.order.address(position if source is None else source)
+        found = self.order.lane_offset(position if source is None else source)
         return Located(*found, source is not None)
 
     def tail(self, cut: Cut | None) -> Tail | None:
         """Return how a log of known length is cut into steps."""
         return None if cut is None or self.batches is None else cut.tail(self.batches)
 
-    def missing(self, position: int) -> Iterator[Address]:
+    def missing(self, position: int) -> Iterator[LaneOffset]:
         """Yield of each lane the last batch that must be known of, for `known() > position`.
 
         Those of which it is not known whether they exist, if no further lane ends before.
         """
         if not self._open:
             return
-        last = self.order.address(position)
+        last = self.order.lane_offset(position)
         for lane, reach in enumerate(self._reaches):
             rows = last.offset + (lane <= last.lane)
             if reach < rows and self.end_of(lane) is None:
-                yield Address(lane, rows - 1)
+                yield LaneOffset(lane, rows - 1)
 
 
 def two_ends(lane: int, known: int | None, now: int | str) -> LogDiverged:

@@ -19,8 +19,8 @@ from penstock.wire.errors import InvalidRequest, PastEnd, RankOutOfRange, Uneven
 MAX_POSITION = (1 << 63) - 1
 
 
-class Address(NamedTuple):
-    """Where a batch stands in its job's log."""
+class LaneOffset(NamedTuple):
+    """Where a batch is in its job's log."""
 
     lane: int
     offset: int
@@ -81,7 +81,7 @@ class Order:
         """
         if not 0 <= lane < self.lanes or offset < 0:
             raise InvalidRequest(
-                f"lane {lane}, offset {offset} is not an address in a log of {self.lanes} lanes",
+                f"lane {lane}, offset {offset} is not in a log of {self.lanes} lanes",
                 field="lane, offset",
                 value=[lane, offset],
             )
@@ -99,7 +99,7 @@ class Order:
         before = found.below + (offset - found.row) * found.width
         return before + bisect_left(self._lanes_of(found), lane)
 
-    def address(self, position: int) -> Address:
+    def lane_offset(self, position: int) -> LaneOffset:
         """Return the lane and offset of the batch at `position`.
 
         Raises:
@@ -113,14 +113,14 @@ class Order:
                 value=position,
             )
         if self.ends is None:
-            return Address(position % self.lanes, position // self.lanes)
+            return LaneOffset(position % self.lanes, position // self.lanes)
         total = self.batches
         if total is not None and position >= total:
             raise past_end(position, total)
         stretches: _Stretches = self._stretches  # type: ignore[attr-defined]
         found = stretches.at(bisect_right(stretches.below, position) - 1)
         row, column = divmod(position - found.below, found.width)
-        return Address(self._lanes_of(found)[column], found.row + row)
+        return LaneOffset(self._lanes_of(found)[column], found.row + row)
 
     def _stretch(self, offset: int) -> _Stretch:
         stretches: _Stretches = self._stretches  # type: ignore[attr-defined]
@@ -333,13 +333,13 @@ class Tail:
         return self.batches - 1 - k % min(self.batches, self.batches_per_step)
 
 
-def position_list(order: Order, limit: int) -> Sequence[Address]:
-    """Return the addresses of the first `limit` positions by walking rows: the definition."""
-    found: list[Address] = []
+def position_list(order: Order, limit: int) -> Sequence[LaneOffset]:
+    """Return lane and offset of the first `limit` positions by walking rows: the definition."""
+    found: list[LaneOffset] = []
     offset = 0
     while len(found) < limit:
         row = [
-            Address(lane, offset)
+            LaneOffset(lane, offset)
             for lane in range(order.lanes)
             if order.ends is None or (end := order.ends[lane]) is None or offset < end
         ]
@@ -352,8 +352,8 @@ def position_list(order: Order, limit: int) -> Sequence[Address]:
 
 __all__ = [
     "MAX_POSITION",
-    "Address",
     "Cut",
+    "LaneOffset",
     "Order",
     "Share",
     "Tail",

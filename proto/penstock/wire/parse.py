@@ -17,8 +17,7 @@ def parse(message: type[MessageT], data: bytes, sender: str = "") -> MessageT:
     Args:
         message: The class of the message.
         data: Its bytes.
-        sender: Who sent them in answer to what, for the error; empty = the reader of the error
-            knows.
+        sender: Who sent them in answer to what, for the error; empty = the error does not say.
 
     Raises:
         BadFrame: They are not such a message.

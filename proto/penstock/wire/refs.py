@@ -1,8 +1,8 @@
-"""The number of an item: its index in a source, or shard and row where a source is a stream.
+"""The number of an item: its index in a source, or shard and row if the source is a stream.
 
 Both are one unsigned integer below 2**53, on the wire, in stores and in JSON, where every reader
 has it exactly. An index is below 2**48; a row has bit 52 set, then 20 bits of the shard's number
-and 32 of the row's, so that a number says which of both it is.
+and 32 of the row's, so that a number says which of the two it is.
 """
 
 from __future__ import annotations

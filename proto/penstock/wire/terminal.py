@@ -1,4 +1,4 @@
-"""Texts for a terminal: what nodes, data and users' code say is shown there, never obeyed."""
+"""Texts for a terminal: control characters in them are shown and not obeyed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ MIN_COLUMNS = 40
 """On narrower terminals lines break where the terminal breaks them."""
 
 HANGING = 2
-"""How much further in the rest of a folded line stands."""
+"""How much further the rest of a folded line is indented."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def plain(text: str) -> str:
-    r"""Return a text as one line that is safe in a terminal: `\x1b` in place of the real one."""
+    r"""Return a text as one line that is safe in a terminal: `\x1b` in place of that character."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
         for character in text
@@ -40,7 +40,7 @@ def columns_of(stream: TextIO) -> int | None:
 def folded(text: str, columns: int | None) -> str:
     """Return a text with its lines broken between words, as wide as a terminal.
 
-    What a line is folded to stands a little further in than the line began. Words that are longer
+    The rest of a folded line is indented a little more than its beginning. Words that are longer
     than a line, such as paths, stay whole, so they can be copied; whatever goes into a pipe or a
     file (`columns` is None) stays as it is.
     """
@@ -64,7 +64,7 @@ def _folded(line: str, columns: int) -> str:
 
 
 def _width(text: str) -> int:
-    """Return how many characters are seen of a text: colours are none."""
+    """Return how many visible characters a text has: colour codes are none."""
     return len(_COLOURS.sub("", text))
 
 

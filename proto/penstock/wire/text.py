@@ -1,6 +1,6 @@
-"""What people read of a batch: one line about it, and its documents with a seam before each.
+"""A batch as text for people: a line about it, and its documents with a seam before each.
 
-`penstock cat` and `penstockd show` print the same of the same batch.
+`penstock cat` and `penstockd show` print the same for the same batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Document(NamedTuple):
 
     Attributes:
         row: Its row.
-        number: What the batch calls it; 0 = padding.
+        number: Its number in the batch; 0 = padding.
         ids: Its token ids, of shape (t,), t >= 1.
     """
 
@@ -64,8 +64,8 @@ def value_text(name: str, described: Mapping[str, Any]) -> str:
 def documents(values: Mapping[str, Any]) -> list[Document] | None:
     """Return the documents of a batch in order, padding among them; None = it has no `input_ids`.
 
-    They are told apart by `document_ids` where the batch is packed. Else each row is one document,
-    less what `attention_mask` says is padding.
+    In a packed batch `document_ids` tells them apart. Otherwise each row is a document, without
+    what `attention_mask` says is padding.
     """
     ids = values.get("input_ids")
     if not isinstance(ids, np.ndarray) or ids.ndim not in (1, 2):
@@ -109,9 +109,9 @@ def batch_text(values: Mapping[str, Any], decode: Decode | None) -> str:
 
 
 def ids_text(ids: NDArray, decode: Decode | None) -> str:
-    """Return one document as text, or as its first ids where nothing decodes them."""
+    """Return a document as text, or its first ids if nothing decodes them."""
     if decode is not None:
-        return plain_lines(decode(ids.tolist()))  # the web holds escapes, too
+        return plain_lines(decode(ids.tolist()))  # text from the web may hold escapes, too
     shown = " ".join(map(str, ids[:SHOWN_IDS].tolist()))
     return shown + (" ..." if len(ids) > SHOWN_IDS else "")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ReadCall(Protocol):
-    """One open `Feed.Read`: an iterator of what came in one message each.
+    """An open `Feed.Read`: an iterator over messages.
 
     One thread iterates, and goes on until the iteration ends, also after a `cancel`: only then is
     everything released.
@@ -29,12 +29,11 @@ class ReadCall(Protocol):
     def __next__(self) -> Sequence[Reply]:
         """Return the next message's replies: one, or all of a bundle.
 
-        The data of a chunk may be a view of the message, or of memory that was mapped: whoever
-        keeps it keeps that alive.
+        The data of a chunk may be a view of the message, or of mapped memory, which it keeps alive.
 
         Raises:
             BadFrame, ChecksumMismatch: What came is not a message of the feed.
-            PenstockError: What the server says is wrong; `Unreachable` where the connection broke.
+            PenstockError: What the server says is wrong; `Unreachable` if the connection broke.
             StopIteration: The server has closed the stream.
         """
         ...
@@ -42,7 +41,7 @@ class ReadCall(Protocol):
     def send(self, request: bytes) -> None:
         """Send a serialized `ReadRequest` with a horizon, from any thread.
 
-        A horizon says all that an earlier one said, so one that was not sent yet may be left out.
+        A horizon includes every earlier one, so one that was not sent yet may be left out.
         The thread that reads batches calls it, where a signal handler may raise between any two
         bytecodes: it takes no lock of Python code (`queue.SimpleQueue.put` is such a way).
         """
@@ -60,7 +59,7 @@ class Transport(Protocol):
     """A way to one loader node. Thread-safe.
 
     Attributes:
-        memory: Where the node's memory socket lies (`penstock.wire.memory`), if it is on this host
+        memory: The path of the node's memory socket (`penstock.wire.memory`), if it is on this host
             and has one; None = bodies are sent.
     """
 
@@ -70,7 +69,7 @@ class Transport(Protocol):
         """Call `Feed/Describe`, `Cursors/Begin`, ... with serialized messages.
 
         Raises:
-            PenstockError: What the server says is wrong; `Unreachable` where none answered in time.
+            PenstockError: What the server says is wrong; `Unreachable` if none answered in time.
         """
         ...
 
@@ -79,13 +78,13 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections; idempotent."""
+        """Close connections; idempotent."""
         ...
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a node listens that was started for this process.
+    """The address of a node that was started for this process.
 
     Attributes:
         target: What the gRPC transport connects to, for example `unix:/run/.../node.sock`.

@@ -1,8 +1,8 @@
-"""What a batch may hold: the values that have a form on the wire, and how objects become them.
+"""What a batch may hold: the values that can be sent, and how objects become such values.
 
 A value is a tensor, a list of values (ragged, nested, with None), an int, a float, a bool, a str,
 bytes, or a JSON object. Tensors of torch, images of PIL and anything else with `__array__` or
-DLPack become tensors. Nothing here imports torch: its tensors come only where it is imported.
+DLPack become tensors. Nothing here imports torch: there are tensors only if it is imported.
 """
 
 from __future__ import annotations
@@ -76,20 +76,20 @@ Plain: TypeAlias = "bool | int | float | str | bytes | Json | Array | list[Plain
 
 
 def to_plain(value: Any, name: str) -> Plain:
-    """Return `value` as one of the forms that the wire has.
+    """Return `value` as a value that can be sent.
 
     Args:
         value: Whatever a collator has put into a batch.
         name: The key of the batch that holds it, for the error's message.
 
     Raises:
-        UnsupportedValue: It has no such form. Fields `name` and `type`.
+        UnsupportedValue: It cannot be. Fields `name` and `type`.
     """
     return _plain(value, name, 0)
 
 
 def _plain(value: Any, where: str, depth: int) -> Plain:
-    kind = type(value)  # first what nearly every value of a batch is
+    kind = type(value)  # first the kind that nearly every value of a batch has
     if kind is np.ndarray:
         return _numpy_array(value, value, where)
     if kind is str:
@@ -184,7 +184,7 @@ def _array(value: Any, where: str) -> Array:
 
 
 def _numpy_array(data: NDArray, value: Any, where: str) -> Array:
-    """Return an array that a value is, or has become."""
+    """Return a value that is an array, or becomes one."""
     name = wire_name(data.dtype)
     if name is None:
         raise _unsupported(where, value, _dtype_remedy(data.dtype), dtype=data.dtype.name)

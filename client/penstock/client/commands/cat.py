@@ -31,8 +31,8 @@ TIMEOUT_S = 60.0
 DESCRIPTION = """\
 Print the batches that one rank of a training run reads, one line per batch.
 Without --group nothing is stored and reading starts at step 0; with --group and
-without --from-* it starts at the group's cursor. It only looks, unless --commit
-is given."""
+without --from-* it starts at the group's cursor. It moves no cursor unless
+--commit is given."""
 
 EPILOG = """\
 examples:
@@ -135,7 +135,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.attempt is not None and not args.commit:
         raise InvalidRequest("--attempt names an attempt that commits: add --commit")
     if args.commit and args.from_position is not None:
-        raise InvalidRequest("a group stands at steps: with --commit use --from-step")
+        raise InvalidRequest("a group's cursor is a step: with --commit use --from-step")
     if args.commit and (args.world_size or 1) > 1 and args.attempt is None:
         raise InvalidRequest(
             f"{args.world_size} ranks that commit belong to one attempt: add --attempt TOKEN, the "

@@ -26,7 +26,7 @@ def add_parser(subparsers: Any) -> None:
     actions = Actions(
         subparsers,
         "cursors",
-        help_text="where training runs stand; seek, checkpoint, restore, delete",
+        help_text="show and move the cursors of training runs",
         description="A group is one training run that reads a job; its cursor is the first step "
         "that not all of its ranks have finished. seek and restore begin a new generation: a run "
         "that is reading the group now is fenced off and ends with an error. Without an action "
@@ -37,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
     actions.add("show", "everything about one group: rows of its ranks, checkpoints", _show)
     seek = actions.add("seek", "go to a step; the run that reads now is fenced off", _seek)
     seek.add_argument("--to-step", type=natural, required=True, metavar="S", help="the next step")
-    checkpoint = actions.add("checkpoint", "name a step for good", _checkpoint)
+    checkpoint = actions.add("checkpoint", "give a step a permanent name", _checkpoint)
     checkpoint.add_argument("name", metavar="NAME", help="the checkpoint's name")
     checkpoint.add_argument(
         "--step", type=natural, metavar="S", help="the step (default: the group's cursor)"
@@ -54,7 +54,7 @@ def add_parser(subparsers: Any) -> None:
     delete.add_argument("named", nargs="?", metavar="GROUP", help="the training run")
     delete.add_argument("--yes", action="store_true", help="do not ask")
     delete.add_argument(
-        "--fence", action="store_true", help="end its readers with an error, in place of refusing"
+        "--fence", action="store_true", help="end its readers with an error instead of refusing"
     )
 
 

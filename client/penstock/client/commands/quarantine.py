@@ -29,13 +29,13 @@ def add_parser(subparsers: Any) -> None:
         subparsers,
         "quarantine",
         help_text="which items a job leaves out, and why; release them",
-        description="With `on_item_error: quarantine` an item that fails twice alike is left out, "
-        "by a verdict that every node obeys. A verdict holds from an offset that nobody had been "
-        "given; so does a release. Without an action the verdicts are listed.",
+        description="With `on_item_error: quarantine` an item that fails twice in the same way is "
+        "left out, by a verdict that every node obeys. A verdict holds from an offset that no "
+        "reader has been given yet; so does a release. Without an action the verdicts are listed.",
     )
     actions.add("list", "what is left out, and why", _list)
     release = actions.add(
-        "release", "let an item be drawn again, above all that was planned", _release
+        "release", "let an item be drawn again, after everything that was planned", _release
     )
     release.add_argument(
         "item", type=item, metavar="ITEM", help="SOURCE[INDEX], or INDEX where there is one source"
@@ -96,12 +96,12 @@ def _release(control: Control, args: argparse.Namespace) -> int:
         if verdict.every_epoch:
             say(
                 f"{name} is drawn again from offset {verdict.released:,} of every lane on "
-                f"(verdict {verdict.number}); what was planned below stays without it"
+                f"(verdict {verdict.number}); batches before that stay without it"
             )
         else:
             say(
                 f"{name} was left out of epoch {verdict.epoch} only, and stays out of it (verdict "
-                f"{verdict.number}); it counts no more"
+                f"{verdict.number}); it no longer counts"
             )
     return 0
 

@@ -31,15 +31,15 @@ end it with Ctrl-C.
 
   step       the step of the next batch that the reader is sent
   cursor     the first step that not all ranks of the group have committed;
-             - where there is none
+             - if there is none
   tokens/s   what it was sent since the last refresh, without padding
   batches/s  the same in batches
-  waited     how long it had room and nothing was ready for it, in sum
+  waited     total time that it could take a batch and none was ready
   rate       the same as tokens/s in bytes
   ahead      how many positions beyond the next one the reader accepts
   next       the position that it is sent next
   batches    how many it was sent
-  ready      batches that are made and not yet taken by all who want them
+  ready      batches that are made and not yet taken by every reader
   produced   batches made since the node started; again: those of them that
              were made more than once
 
@@ -141,7 +141,7 @@ def _draw(target: str, samples: Samples, gone: str) -> None:
     if gone:
         away_s = time.monotonic() - samples.at
         told = folded(plain(gone), width).split("\n")
-        head = [*(cut(line, width) for line in told), f"What it said {away_s:.0f} s ago:", ""]
+        head = [*(cut(line, width) for line in told), f"Its status {away_s:.0f} s ago:", ""]
     room = max(1, height - 1 - len(head))
     lines = render(target, samples, width, room).split("\n")
     if len(lines) > room:

@@ -208,8 +208,8 @@ class Play:
             except queue.Empty:
                 if time.monotonic() - heard_at > SILENCE_S:
                     raise DemoFailed(
-                        f"nothing has moved for {SILENCE_S:.0f} s: {self._silent()}; all that was "
-                        f"said lies in {self.folder}",
+                        f"nothing has moved for {SILENCE_S:.0f} s: {self._silent()}; the output of "
+                        f"all processes is in {self.folder}",
                         folder=str(self.folder),
                     ) from None
             else:
@@ -279,7 +279,7 @@ class Play:
             return missing_server(words)
         return DemoFailed(
             f"{child.name} (pid {child.pid}) ended with status {status}: {words} "
-            f"(all that was said lies in {self.folder})",
+            f"(the output of all processes is in {self.folder})",
             folder=str(self.folder),
         )
 

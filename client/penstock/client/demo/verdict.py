@@ -232,7 +232,7 @@ def _check_commits(generations: Sequence[Sequence[_Rank]], verdict: Verdict) -> 
 def report(verdict: Verdict) -> list[str]:
     """Return the result as lines for people."""
     lines = [
-        f"{verdict.wanted:,} batches were due, read by {verdict.ranks} rank processes in "
+        f"{verdict.wanted:,} batches were to be read, by {verdict.ranks} rank processes in "
         f"{len(verdict.starts)} generations",
         f"  {'identical':<10}{verdict.identical:>8,}   the same SHA-256 as local: computes",
         f"  {'lost':<10}{len(verdict.lost):>8,}{_named(verdict.lost)}",

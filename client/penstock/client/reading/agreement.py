@@ -43,7 +43,7 @@ def check_batch(
 
     Raises:
         BadFrame: It is of another log, at another rank's position or beyond the horizon, or at
-            another address than its position has.
+            another lane or offset than its position has.
     """
     position, share = header.position, session.share
     if header.log_id != session.log_id:
@@ -59,7 +59,7 @@ def check_batch(
             "version",
             position=position,
         )
-    if order is not None and order.address(position) != (header.lane, header.offset):
+    if order is not None and order.lane_offset(position) != (header.lane, header.offset):
         raise BadFrame(
             f"the batch at position {position} says that it is offset {header.offset} of lane "
             f"{header.lane}, which is another position of {order.lanes} lanes; check "

@@ -92,7 +92,7 @@ class State:
         )
         if wrong := found._impossible():
             raise BadState(
-                f"the state holds numbers that cannot be: {wrong}; it was changed or damaged, so "
+                f"the state holds impossible numbers: {wrong}; it was changed or damaged, so "
                 "load another one, or go to a step with seek(step=)",
                 step=found.step,
                 consumed=found.consumed,

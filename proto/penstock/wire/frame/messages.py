@@ -56,10 +56,10 @@ def batch_messages(
     if not view:
         yield head
         return
-    address = _address(lane, offset)
+    which = _which(lane, offset)
     for start in range(0, len(view), chunk_bytes):
         data = view[start : start + chunk_bytes]
-        fields = address + (b"\x18" + uvarint(start) if start else b"")
+        fields = which + (b"\x18" + uvarint(start) if start else b"")
         # One join, not additions: each addition would copy the chunk again.
         yield b"".join((head, _chunk_head(fields, len(data)), data))
         head = b""
@@ -83,7 +83,7 @@ def bundle(batches: Iterable[tuple[bytes, int, int, Buffer | feed_pb2.Lent]]) ->
             continue
         view = octets(body).data
         if view:
-            head += _chunk_head(_address(lane, offset), len(view))
+            head += _chunk_head(_which(lane, offset), len(view))
         parts += (_MORE_TAG, uvarint(len(head) + len(view)), head, view)
     return b"".join(parts)
 
@@ -92,7 +92,7 @@ def _field(tag: bytes, data: bytes) -> bytes:
     return tag + uvarint(len(data)) + data
 
 
-def _address(lane: int, offset: int) -> bytes:
+def _which(lane: int, offset: int) -> bytes:
     """Return the fields of a chunk that say which batch it is of; 0 is not written."""
     return (b"\x08" + uvarint(lane) if lane else b"") + (
         b"\x10" + uvarint(offset) if offset else b""

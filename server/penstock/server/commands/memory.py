@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.server.job import Job
 from penstock.server.node import dispatch
-from penstock.server.node.books import made_ahead
+from penstock.server.node.ahead import made_ahead
 from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
 from penstock.server.pipeline.ahead import AHEAD_BYTES, LOOK_AHEAD
 from penstock.server.sources.cache import FREE_BYTES

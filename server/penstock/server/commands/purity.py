@@ -259,7 +259,7 @@ def resumed_batches(job: Job, count: int) -> list[Computed]:
         except BadSnapshot as error:
             raise LogDiverged(
                 f"job {job.name!r} cannot be resumed: {job.batcher.code_of('restore')} does "
-                f"not take what state() gave behind batch {len(found) - 1} of lane {lane} "
+                f"not take what state() gave after batch {len(found) - 1} of lane {lane} "
                 f"({error.__cause__!r})",
                 what=f"batch {len(found) - 1}",
             ) from error
@@ -268,7 +268,7 @@ def resumed_batches(job: Job, count: int) -> list[Computed]:
 
 def first_lane(job: Job) -> int:
     """Return the lane of position 0: in a small finite job lane 0 may be empty."""
-    return order_of(job).address(0).lane
+    return order_of(job).lane_offset(0).lane
 
 
 def order_of(job: Job) -> Order:

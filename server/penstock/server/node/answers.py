@@ -1,4 +1,4 @@
-"""What tickets bring: batches and plans into the books, failures to those who wait."""
+"""Answers to tickets: batches and plans go into the books, failures to the readers that wait."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import structlog
 
 from penstock.server.node.audit import Audit
 from penstock.server.node.dispatch import Dispatch
+from penstock.server.node.failures import error_of
 from penstock.server.node.messages import (
     Done,
-    Failed,
     Planned,
     Snapshot,
     TicketFailed,
@@ -18,9 +18,9 @@ from penstock.server.node.process import Ticket, WorkerProcess
 from penstock.server.node.shelf import Shelf
 from penstock.server.pipeline.line import MAX_EMPTIED, only_padding
 from penstock.server.store.base import SnapshotRecord
-from penstock.wire.errors import ERRORS, Internal, LogDiverged, PastEnd, PenstockError
+from penstock.wire.errors import LogDiverged, PastEnd
 
-log = structlog.get_logger("penstock.node")
+logger = structlog.get_logger("penstock.node")
 
 
 class Answers:
@@ -28,7 +28,7 @@ class Answers:
 
     Args:
         dispatch: Which gave them out.
-        shelf: Where the snapshots go that come with answers.
+        shelf: Takes the snapshots that come with answers.
         audit: Told of every batch.
         observer: Told what is made.
     """
@@ -38,7 +38,7 @@ class Answers:
         self._audit, self._observer = audit, observer
 
     def done(self, worker: WorkerProcess, message: Done) -> None:
-        """A batch was made: it is ready for all who wait for it."""
+        """A batch was made: it is ready for all readers that wait for it."""
         ticket = worker.answer(message.ticket)
         nbytes, span = 0, None
         if message.body is not None:
@@ -106,11 +106,11 @@ class Answers:
             self._shelf.put(SnapshotRecord(log_id, lane, offset, data))
 
     def failed(self, worker: WorkerProcess, message: TicketFailed) -> None:
-        """A batch cannot be planned or made: those who wait are told."""
+        """A batch cannot be planned or made: the readers that wait are told."""
         ticket, error = worker.answer(message.ticket), error_of(message)
         if ticket is None:
             return
-        one, lane = ticket.log, ticket.lane
+        log, lane = ticket.log, ticket.lane
         if ticket.line is not None:
             ticket.line.busy -= 1
             # Its state may be in the middle of something.
@@ -118,28 +118,23 @@ class Answers:
         if ticket.plans:
             lane.planning = False
         if ticket.stale or (isinstance(error, PastEnd) and lane.has_ended(ticket.offset)):
-            one.back(ticket.entry)
+            log.back(ticket.entry)
             return
         if isinstance(error, LogDiverged):
-            self._dispatch.diverged(one.job.log_id, lane.lane, error)
-            one.failed(ticket.entry, error)
+            self._dispatch.diverged(log.job.log_id, lane.lane, error)
+            log.failed(ticket.entry, error)
             return
-        log.error(
+        logger.error(
             "a batch cannot be made",
-            job=one.job.name,
+            job=log.job.name,
             lane=lane.lane,
             offset=ticket.offset,
             code=error.code,
             error=error.message,
             **({"traceback": error.traceback} if error.traceback else {}),
         )
-        self._observer.failed(one.job.name, error.code)
-        one.failed(ticket.entry, error)
+        self._observer.failed(log.job.name, error.code)
+        log.failed(ticket.entry, error)
 
 
-def error_of(message: Failed) -> PenstockError:
-    """Return the error that a message carries."""
-    return ERRORS.get(message.code, Internal).with_fields(message.message, message.fields)
-
-
-__all__ = ["Answers", "error_of"]
+__all__ = ["Answers"]

@@ -1,4 +1,4 @@
-"""What is planned although no reader wants it: positions of others depend on whether it exists."""
+"""Batches that no reader wants, planned because positions of others depend on them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from penstock.wire.numbering import Numbering
 
 
 class Asks:
-    """Asks for lanes of a log to be planned, as far as the batches that are owed depend on them.
+    """Asks for lanes of a log to be planned, as far as the next batches of readers depend on them.
 
-    A rank waits for no other rank: what that one would have had made is planned for this one.
+    A rank waits for no other rank: batches that the other would have had made are planned for this
+    one.
 
     Args:
         numbering: What is known of the log's order.

@@ -1,6 +1,6 @@
-"""Whether batches are what they should be: some are made twice and compared, with which libraries.
+"""Some batches are made twice and compared, and so are the versions of libraries.
 
-Purity is what everything here stands on: any worker of any node makes the same bytes.
+Everything depends on purity: any worker of any node makes the same bytes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from penstock.server.node.process import Ticket, WorkerProcess
 from penstock.server.store.base import Store
 from penstock.wire.errors import LogDiverged, PenstockError
 
-log = structlog.get_logger("penstock.node")
+logger = structlog.get_logger("penstock.node")
 
 VERIFY_EVERY = 1000
-"""One batch in so many is made twice, by another worker where there is one, and compared."""
+"""One batch in this many is made twice, by another worker if there is one, and compared."""
 
 MAX_CHECKS = 16
 
@@ -49,32 +49,32 @@ class Audit:
         self._libraries: dict[bytes, dict[str, str]] = {}  # by log, what was compared already
 
     def made(self, maker: WorkerProcess, ticket: Ticket, header: bytes, plan: bytes) -> None:
-        """Have a batch made once more, if its turn has come.
+        """Have a batch made again, if its turn has come.
 
         Args:
             maker: The worker that made it.
-            ticket: What it was asked.
+            ticket: Its ticket.
             header: The batch's header, which holds the checksum of its body.
             plan: Its plan; empty where there is none.
         """
-        one, key = ticket.log, ticket.entry.key
-        is_due = one.produced % VERIFY_EVERY == 0
-        if not is_due or not (plan or self._dispatch.seekable(one.job.log_id)):
+        log, key = ticket.log, ticket.entry.key
+        is_due = log.produced % VERIFY_EVERY == 0
+        if not is_due or not (plan or self._dispatch.seekable(log.job.log_id)):
             return
         others = [worker for worker in self._crew.sharing() if worker is not maker]
-        if not one.homes.may_read_elsewhere():
+        if not log.homes.may_read_elsewhere():
             others = []
         worker = others[ticket.number % len(others)] if others else maker
         while len(self._checks) >= MAX_CHECKS:  # their workers died
             del self._checks[next(iter(self._checks))]
         number = next(self._dispatch.numbers)
         self._checks[number] = (ticket, header)
-        self._dispatch.introduce(worker, one.job)
-        address = one.job.log_id, key.lane, key.offset
+        self._dispatch.introduce(worker, log.job)
+        address = log.job.log_id, key.lane, key.offset
         worker.send(Verify(number, *address, key.blank, plan or None))
 
     def made_twice(self, check: int, header: bytes) -> None:
-        """Compare a batch that was made once more.
+        """Compare a batch that was made again.
 
         Args:
             check: The number that the check was given.
@@ -116,12 +116,12 @@ class Audit:
         try:
             recorded = await self._store.note_libraries(job.log_id, versions)
         except PenstockError as error:
-            log.warning(
+            logger.warning(
                 "the versions of libraries were not recorded", job=job.name, error=str(error)
             )
             return
         if found := libraries.differences(versions, recorded):
-            log.warning(libraries.sentence(job.name, found), job=job.name)
+            logger.warning(libraries.sentence(job.name, found), job=job.name)
 
 
 __all__ = ["Audit"]

@@ -1,4 +1,4 @@
-"""What the death of a worker is blamed on: the ticket that it was at, by its last note."""
+"""The ticket that the death of a worker is blamed on, by its last note."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def blamed(
 
     Args:
         worker: The worker, which is gone.
-        tickets: What it had not answered, in the order in which it was asked.
+        tickets: The tickets that it had not answered, in their order.
         note: What it noted last.
 
     Returns:
-        None where it died of nothing that it was asked.
+        None if no ticket is to blame.
     """
     # Not the first: what is finished may not have been answered yet.
     guilty = next((ticket for ticket in tickets if ticket.is_of(note)), None)
@@ -40,7 +40,7 @@ def blamed(
 
 
 def sentence(ticket: Ticket, doing: str, deaths: int, how: str) -> WorkerCrashed:
-    """Return the error of a lane that ends its workers.
+    """Return the error of a lane that kills its workers.
 
     Args:
         ticket: What the last one was asked.

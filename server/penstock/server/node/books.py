@@ -15,6 +15,7 @@ import heapq
 from collections.abc import Callable
 
 from penstock.server.job import Job
+from penstock.server.node.ahead import made_ahead
 from penstock.server.node.asks import Asks
 from penstock.server.node.entry import Entry, Key, State
 from penstock.server.node.homes import LaneHomes
@@ -26,9 +27,6 @@ from penstock.server.node.spans import Span
 from penstock.wire.errors import PenstockError
 from penstock.wire.numbering import two_ends
 from penstock.wire.order import Cut, Share
-
-FAR_AHEAD = 2
-"""So many times as many positions are made ahead of readers where batches are small."""
 
 
 class Log:
@@ -303,15 +301,4 @@ class Log:
             lane.lines = [line for line in lane.lines if line.worker != worker]
 
 
-def made_ahead(least: int, nbytes: int, batch_bytes: float) -> int:
-    """Return how many positions are made ahead of a reader.
-
-    Args:
-        least: So many in any case, and at most `FAR_AHEAD` times as many.
-        nbytes: What those beyond `least` may take, together with these.
-        batch_bytes: What one batch takes.
-    """
-    return max(least, min(FAR_AHEAD * least, int(nbytes / max(1.0, batch_bytes))))
-
-
-__all__ = ["FAR_AHEAD", "Log", "made_ahead"]
+__all__ = ["Log"]

@@ -1,4 +1,4 @@
-"""Which wanted batch a worker is given next: the one that somebody needs soonest."""
+"""Which wanted batch a worker is given next: the one that a reader needs soonest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class Candidate(NamedTuple):
     """A wanted batch that a worker may be given now, if it can go on with it.
 
     Attributes:
-        urgency: Its position minus the next of the reader that needs it soonest; 0 = it is owed.
+        urgency: Its position minus the next of the reader that needs it soonest; 0 = it is needed
+            next.
         position: Its position.
     """
 
@@ -70,8 +71,8 @@ def candidates(log: Log) -> Iterator[Candidate]:
 
 
 def most_urgent(log: Log) -> Candidate | None:
-    """Return the wanted batch that somebody needs soonest."""
-    return min(candidates(log), key=lambda one: one.rank, default=None)
+    """Return the wanted batch that a reader needs soonest."""
+    return min(candidates(log), key=lambda found: found.rank, default=None)
 
 
 def candidate_of(log: Log, lane: LaneState) -> Candidate | None:

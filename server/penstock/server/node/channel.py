@@ -29,13 +29,13 @@ READ_BYTES = 1 << 18
 _MAX_FDS = 4
 
 MAX_FRAME_BYTES = 1 << 28
-"""A frame that says it is longer is none of ours: plans and snapshots are far below."""
+"""A longer frame is refused: plans and snapshots are far smaller."""
 
 _ENCODE, _DECODE = json.JSONEncoder(separators=(",", ":")).encode, json.JSONDecoder().decode
 
 
 class Misspoken(Exception):
-    """The other side said what no process of ours says."""
+    """The other side sent what none of our processes sends."""
 
 
 # --- fields --------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def _wholes(values: Iterable[Any]) -> None:
 
 
 def _named(value: Any, kinds: tuple[type, ...], what: str) -> Any:
-    if type(value) is not dict or not all(type(one) in kinds for one in value.values()):
+    if type(value) is not dict or not all(type(entry) in kinds for entry in value.values()):
         raise ValueError(f"not {what} by name")
     return value
 
@@ -177,7 +177,7 @@ def _unless_none(take: Take, value: Any, beside: _Beside) -> Any:
 
 
 def _each(convert: Put | Take, values: Sequence[Any], beside: _Beside) -> tuple[Any, ...]:
-    return tuple([convert(one, beside) for one in values]) if values else ()
+    return tuple([convert(value, beside) for value in values]) if values else ()
 
 
 # --- messages ------------------------------------------------------------------------------------
@@ -200,14 +200,14 @@ class _Kind:
 
     def __init__(self, made: Any) -> None:
         self.made, self.name = made, made.__name__
-        self.names = [one.name for one in fields(made)]
+        self.names = [field.name for field in fields(made)]
         self.values_of = _as_tuple(self.names)
-        types = [str(one.type) for one in fields(made)]
-        forms = [(at, _form(one)) for at, one in enumerate(types, 1) if one not in _PLAIN]
+        types = [str(field.type) for field in fields(made)]
+        forms = [(at, _form(text)) for at, text in enumerate(types, 1) if text not in _PLAIN]
         # By place in a row, which begins with the name.
         self.puts = [(at, form.put) for at, form in forms if form.put is not None]
         self.takes = [(at, form.take) for at, form in forms]
-        self.plain = [(at, _PLAIN[one]) for at, one in enumerate(types, 1) if one in _PLAIN]
+        self.plain = [(at, _PLAIN[text]) for at, text in enumerate(types, 1) if text in _PLAIN]
 
     def put(self, message: Any, beside: _Beside) -> list[Any]:
         """Return the JSON of a message."""
@@ -222,7 +222,7 @@ class _Kind:
         """Return the message that a row is.
 
         Raises:
-            Misspoken: It is none of this kind.
+            Misspoken: It is not of this kind.
         """
         if len(row) != len(self.names) + 1:
             raise Misspoken(f"its {self.name} has {len(row) - 1} fields")
@@ -243,7 +243,7 @@ _KINDS = {made: _Kind(made) for made in (*get_args(FromServer), *get_args(FromWo
 
 
 class Kinds(dict[str, _Kind]):
-    """The kinds of messages that one side hears, by name.
+    """The kinds of messages that a side receives, by name.
 
     Attributes:
         pass_memory: File descriptors may ride along.
@@ -251,7 +251,7 @@ class Kinds(dict[str, _Kind]):
 
     def __init__(self, messages: Any) -> None:
         super().__init__({made.__name__: _KINDS[made] for made in get_args(messages)})
-        every = [one.type for made in get_args(messages) for one in fields(made)]
+        every = [field.type for made in get_args(messages) for field in fields(made)]
         self.pass_memory = "Descriptor" in every
 
 
@@ -274,7 +274,7 @@ class Decoder:
     """Cuts a byte stream into messages.
 
     Args:
-        kinds: What may be said.
+        kinds: The kinds that are allowed.
 
     Attributes:
         fds: What has ridden on the bytes, and no message has taken yet.

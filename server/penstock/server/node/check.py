@@ -1,8 +1,8 @@
-"""What a worker may say: every message is held against what it was asked, where it is received.
+"""What a worker may send: every message is checked against its tickets as it is received.
 
-A role is a stranger's code in the worker's process: it may write to any file descriptor, fork, or
-damage memory. So whatever no worker of ours would say is refused here, before anything in the
-node's books is changed.
+A role is foreign code in the worker's process: it may write to any file descriptor, fork, or damage
+memory. So whatever none of our workers would send is refused here, before the node's books are
+changed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock.wire.frame import MAX_HEADER_BYTES
 from penstock.wire.order import MAX_POSITION
 
 MAX_TEXT = 8000
-"""Characters that are kept of a text: an error's sentence, its fields, a warning."""
+"""How many characters of a text are kept: an error's sentence, its fields, a warning."""
 
 MAX_LIBRARIES = 64
 """Libraries whose versions are recorded."""
@@ -70,7 +70,7 @@ def check(
         logs: The logs whose jobs it was told of.
 
     Raises:
-        Misspoken: No worker of ours says this.
+        Misspoken: None of our workers sends this.
     """
     match message:
         case Done():
@@ -99,7 +99,7 @@ def check(
             size = message.size_bytes
             _need(0 < size < 1 << 46, "size of an arena", size)
         case Snapshots():
-            lines = [one.line for one in message.lines]
+            lines = [row.line for row in message.lines]
             _need(len(set(lines)) == len(lines), "list of lines", lines)
     return _cleaned(message)
 
@@ -132,7 +132,7 @@ def _count(value: int, what: str) -> None:
 
 
 def _counters(counters: Mapping[str, int]) -> None:
-    fits = all(-(1 << 63) <= one < 1 << 63 for one in counters.values())
+    fits = all(-(1 << 63) <= count < 1 << 63 for count in counters.values())
     _need(fits, "counts", counters)
 
 
@@ -161,13 +161,13 @@ def _body(message: Done, arenas: Mapping[int, Arena]) -> None:
 
 def _libraries(versions: Mapping[str, str]) -> dict[str, str]:
     _need(len(versions) <= MAX_LIBRARIES, "libraries", versions)
-    return {clean_text(name, 100): clean_text(one, 100) for name, one in versions.items()}
+    return {clean_text(name, 100): clean_text(version, 100) for name, version in versions.items()}
 
 
 def _judge(message: Judge) -> Judge:
     verdict = message.verdict
     texts = (verdict.item.source, verdict.content_hash, verdict.reason)
-    _need(all(len(one) <= MAX_TEXT for one in texts), "verdict", verdict)
+    _need(all(len(text) <= MAX_TEXT for text in texts), "verdict", verdict)
     # Its store gives it a number, and people release it.
     _need((verdict.number, verdict.released) == (0, None), "verdict", verdict)
     reason = clean_text(verdict.reason, MAX_TEXT)

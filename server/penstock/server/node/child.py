@@ -7,14 +7,15 @@ import mmap
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.wire.errors import PenstockError, clean_text
 
 MAX_MESSAGE, MAX_FIELD = 4000, 16_000
-"""Characters of an error's sentence and of any text in its fields that leave a worker: what a role
-says is copied to the server process, its log and every reader, and may be as long as a file."""
+"""Characters of an error's sentence and of any text in its fields that leave a worker: a role's
+message is copied to the server process, its output and every reader, and may be as long as a
+file."""
 
 
 def die_with_parent() -> None:
@@ -27,7 +28,7 @@ def die_with_parent() -> None:
 def _mark() -> mmap.mmap | None:
     """Return memory that holds a 1, and a 0 in every process that is forked from this one.
 
-    None where the system has no such memory (Linux has it from 4.14 on).
+    None if the system has no such memory (Linux has it from 4.14 on).
     """
     page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
@@ -48,6 +49,22 @@ def is_forked(pid: int) -> bool:
     However it was forked, by Python or by native code.
     """
     return os.getpid() != pid if MARK is None else not MARK[0]
+
+
+def end_fork(pid: int, jobs: Iterable[str]) -> None:
+    """End this process if a role has forked it and it came back out of the role.
+
+    It shares the port and the arenas: a second answer, or a batch written over another.
+
+    Args:
+        pid: The process that it may be a fork of.
+        jobs: The names of the job that that was working for.
+    """
+    if is_forked(pid):
+        whose = "".join(f" of job {name!r}" for name in jobs)
+        text = f"penstock: a process that a role{whose} forked came back; it is ended\n"
+        os.write(2, text.encode("utf-8", "backslashreplace"))
+        os._exit(70)
 
 
 def told(error: PenstockError) -> dict[str, Any]:
@@ -72,4 +89,4 @@ def _clean(value: Any) -> Any:
     return f"a {type(value).__name__}"
 
 
-__all__ = ["MARK", "MAX_MESSAGE", "die_with_parent", "is_forked", "told"]
+__all__ = ["MARK", "MAX_MESSAGE", "die_with_parent", "end_fork", "is_forked", "told"]

@@ -19,7 +19,7 @@ from penstock.server.node.page import PAGE_BYTES, Note, Page
 from penstock.server.sources.catalog import cache_variable
 from penstock.wire.errors import ERRORS, Internal, PenstockError, WorkerCrashed
 
-log = structlog.get_logger("penstock.node")
+logger = structlog.get_logger("penstock.node")
 
 MAX_DEATHS = 3
 LOOK_S, LOG_EVERY_S, END_S = 0.5, 10.0, 2.0
@@ -54,7 +54,7 @@ class Count:
     async def run(self) -> list[int]:
         """Return the batches of every lane, in order.
 
-        What may be gone in a moment is tried again for as long as the node runs.
+        After temporary errors it is tried again as long as the node runs.
 
         Raises:
             PenstockError: What a reader of the lanes would be told.
@@ -68,7 +68,7 @@ class Count:
             except PenstockError as error:
                 if error.status != "UNAVAILABLE":
                     raise
-                log.warning("counting waits", job=self.job.name, error=error.message)
+                logger.warning("counting waits", job=self.job.name, error=error.message)
             else:
                 return [found[lane] for lane in range(self.job.lanes)]
             await asyncio.sleep(wait_s)
@@ -91,7 +91,7 @@ class Count:
                 return ends
             if "code" in answer:
                 raise ERRORS.get(answer["code"], Internal)(answer["message"])
-            log.error(
+            logger.error(
                 "a count died", job=self.job.name, exit=code, stage=note.stage, item=str(note.item)
             )
         doing = str(note.item) if note.item else f"stage {note.stage}"
@@ -134,7 +134,7 @@ class Count:
                 definition.seek(0)
                 process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "penstock.server.node.count"]
-                    + [str(one) for one in arguments],
+                    + [str(argument) for argument in arguments],
                     env=worker_environment({**os.environ, **cache_variable()}),
                     pass_fds=[fd for fd in fds if fd >= 0],
                     stdin=definition,
@@ -179,17 +179,17 @@ class Count:
             reading.cancel()
 
     def _note(self, note: Note) -> None:
-        """Say how far it is, now and then."""
+        """Log how far it is, now and then."""
         now = asyncio.get_running_loop().time()
         if now - self._logged_s >= LOG_EVERY_S:
             self._logged_s = now
             at = f"{note.stage} of item {note.item}" if note.item else note.stage
             done = sum(self._drawn)
-            log.info("counting", job=self.job.name, items_done=done, items=self._items, now=at)
+            logger.info("counting", job=self.job.name, items_done=done, items=self._items, now=at)
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """Let a process that has said all end by itself, and end it if it does not."""
+    """Let a process that is done end by itself, and kill it if it does not."""
     try:
         return process.wait(timeout=END_S)
     except subprocess.TimeoutExpired:

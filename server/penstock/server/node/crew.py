@@ -1,6 +1,7 @@
-"""The workers of a node: their start, their end and who takes the place of one that died.
+"""The workers of a node: their start, their end and their replacement.
 
-And for how long each has been at one thing: one that hangs is ended, one that is slow is relieved.
+It also watches how long each has been at one thing: a worker that hangs is killed, one that is slow
+is relieved.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from penstock.server.node.page import Note
 from penstock.server.node.process import WorkerProcess
 from penstock.wire.errors import Internal, PenstockError
 
-log = structlog.get_logger("penstock.node")
+logger = structlog.get_logger("penstock.node")
 
 START_DEADLINE_S = 120.0
 
 MAX_FAILED_STARTS = 3
-"""A node whose workers end so often before they are ready does not start."""
+"""A node whose workers end this often before they are ready does not start."""
 
 ITEM_DEADLINE_S = 150.0
 """How long one item may take. Three times this, and two restarts, are below a client's deadline of
@@ -51,7 +52,7 @@ Hire = Callable[[int, Hear, Lose], WorkerProcess]
 
 
 class Dispatcher(Protocol):
-    """What the crew asks of who gives its workers their tickets."""
+    """What the crew needs of whatever gives its workers their tickets."""
 
     @property
     def logs(self) -> Mapping[bytes, Log]:
@@ -61,7 +62,7 @@ class Dispatcher(Protocol):
         """Return what people call a log: a job's name."""
 
     def schedule(self) -> None:
-        """See soon to what can be given out."""
+        """Soon give out the tickets that can be given out."""
 
     def relieve(self, worker: WorkerProcess, note: Note) -> None:
         """Give others what a worker that is held up has not begun."""
@@ -76,7 +77,7 @@ class Dispatcher(Protocol):
         """Tell whether it does so while readers of other jobs wait for it."""
 
     def lost(self, worker: WorkerProcess, note: Note) -> None:
-        """Take back what a worker that is gone was asked, and blame what it was at."""
+        """Take back the tickets of a worker that is gone, and blame the one that it was at."""
 
 
 class Crew:
@@ -84,7 +85,7 @@ class Crew:
 
     Args:
         size: How many.
-        hire: Makes one.
+        hire: Makes a worker.
         life: The node's.
         observer: Told of deaths.
         item_deadline_s: How long a worker may be at one thing.
@@ -157,12 +158,14 @@ class Crew:
         self._failed_starts = 0
         if (died_at := self._died_at.pop(worker.number, None)) is not None:
             after_s = round(self._life.loop.time() - died_at, 3)
-            log.info("a worker was replaced", worker=worker.number, pid=worker.pid, after_s=after_s)
-        if all(one.ready for one in self.workers):
+            logger.info(
+                "a worker was replaced", worker=worker.number, pid=worker.pid, after_s=after_s
+            )
+        if all(worker.ready for worker in self.workers):
             self._all_ready.set()
 
     def close(self, grace_s: float) -> None:
-        """End all workers; they have a moment to end by themselves.
+        """End all workers; they get a moment to end by themselves.
 
         Args:
             grace_s: How long, all together.
@@ -186,7 +189,7 @@ class Crew:
         note = worker.current()
         if not worker.ready:
             self._failed_starts += 1
-        log.warning(
+        logger.warning(
             "a worker died",
             worker=worker.number,
             pid=worker.pid,
@@ -217,7 +220,7 @@ class Crew:
         return float(min(0.1 * 2 ** min(self._failed_starts, 10), MAX_RESTART_DELAY_S))
 
     def _replace(self, number: int) -> None:
-        """Start a worker in the place of one that died, or a little later if that cannot be."""
+        """Start a worker to replace one that died, or a little later if it cannot be started."""
         if self._life.draining:
             return
         replacement = self._new(number)
@@ -226,7 +229,7 @@ class Crew:
         except OSError as error:  # memory, processes or file descriptors are short
             self._failed_starts += 1
             delay_s = self._restart_delay_s()
-            log.error("a worker cannot be started", error=str(error), again_in_s=delay_s)
+            logger.error("a worker cannot be started", error=str(error), again_in_s=delay_s)
             self._life.loop.call_later(delay_s, self._replace, number)
             return
         self.workers[number] = replacement
@@ -269,7 +272,7 @@ class Crew:
             return
         since_s = now - seen[1]
         if since_s > self.item_deadline_s:
-            log.error(
+            logger.error(
                 "a worker is stuck",
                 worker=worker.number,
                 stage=note.stage,
@@ -287,8 +290,8 @@ class Crew:
 
     def _patience_s(self, note: Note) -> float:
         """Return after how long at one thing a worker is held up."""
-        one = self.dispatch.logs.get(note.log_id) if note.log_id is not None else None
-        usual_s = one.ticket_s if one is not None else 0.0
+        log = self.dispatch.logs.get(note.log_id) if note.log_id is not None else None
+        usual_s = log.ticket_s if log is not None else 0.0
         least_s = min(HELD_UP_S, HELD_UP_SHARE * self.item_deadline_s)
         return max(least_s, HELD_UP_TICKETS * usual_s)
 
@@ -296,10 +299,10 @@ class Crew:
         """Give others what a worker that is held up has not begun, and the lines that it holds."""
         first, worker.held_up_s = not worker.held_up_s, since_s
         if not any(other.takes_part for other in self.workers):
-            return  # there is nobody who could do it instead
+            return  # no other worker could do it
         self.dispatch.relieve(worker, note)
         if first:
-            log.warning(
+            logger.warning(
                 "a worker has been at one thing for long; others take its lanes meanwhile",
                 worker=worker.number,
                 job=self.dispatch.name(note.log_id),
@@ -312,8 +315,8 @@ class Crew:
         """Return the logs whose most urgent batch waits for a worker as it did a turn ago."""
         waiting = {
             log_id: first.entry
-            for log_id, one in self.dispatch.logs.items()
-            if (first := most_urgent(one)) is not None
+            for log_id, log in self.dispatch.logs.items()
+            if (first := most_urgent(log)) is not None
         }
         before, self._waiting = self._waiting, waiting
         return {log_id for log_id, entry in waiting.items() if before.get(log_id) is entry}

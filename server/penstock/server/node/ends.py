@@ -1,7 +1,7 @@
 """Where lanes end: recorded before any position depends on it.
 
-So whatever a reader was ever given was numbered by ends that the store holds, and a node that
-starts again numbers it alike, although it does not know how far other lanes reach.
+So every batch that a reader was given was numbered by ends that the store has, and a node that
+restarts numbers it in the same way, although it does not know how far other lanes reach.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from penstock.server.node.shelf import STORE_RETRY_S
 from penstock.server.store.base import Store
 from penstock.wire.errors import LogDiverged, StoreUnavailable
 
-log = structlog.get_logger("penstock.node")
+logger = structlog.get_logger("penstock.node")
 
 
 class Ends:
-    """Hears where lanes end, from whoever finds it out.
+    """Is told where lanes end.
 
     Args:
         dispatch: Whose logs have the lanes.
@@ -32,37 +32,37 @@ class Ends:
     def __init__(self, dispatch: Dispatch, store: Store, life: Life) -> None:
         self._dispatch, self._store, self._life = dispatch, store, life
 
-    def found(self, one: Log, lane: int, batches: int) -> None:
-        """Have an end recorded, and readers told; whoever says it again changes nothing.
+    def found(self, log: Log, lane: int, batches: int) -> None:
+        """Have an end recorded, and readers told; saying it again changes nothing.
 
         Args:
-            one: The books of a job, which is finite.
+            log: The books of a job, which is finite.
             lane: The lane.
             batches: How many batches it holds.
         """
-        if batches == one.lanes[lane].end:
+        if batches == log.lanes[lane].end:
             return
         try:
-            one.ends_at(lane, batches)
+            log.ends_at(lane, batches)
         except LogDiverged as error:
-            self._dispatch.diverged(one.job.log_id, lane, error)
+            self._dispatch.diverged(log.job.log_id, lane, error)
             return
-        self._life.spawn(self._record(one, lane, batches))
+        self._life.spawn(self._record(log, lane, batches))
 
-    async def _record(self, one: Log, lane: int, batches: int) -> None:
+    async def _record(self, log: Log, lane: int, batches: int) -> None:
         while True:
             try:
-                await self._store.add_lane_end(one.job.log_id, lane, batches)
+                await self._store.add_lane_end(log.job.log_id, lane, batches)
                 break
             except LogDiverged as error:
-                self._dispatch.diverged(one.job.log_id, lane, error)
+                self._dispatch.diverged(log.job.log_id, lane, error)
                 return
-            except StoreUnavailable as error:  # the store's own watch tells of it, once
-                log.debug("the store does not answer; waiting", error=str(error))
+            except StoreUnavailable as error:  # the store's own watch reports it, once
+                logger.debug("the store does not answer; waiting", error=str(error))
                 await asyncio.sleep(STORE_RETRY_S)
-        one.ended(lane, batches)
-        if one.numbering.is_complete:
-            log.info("counted", job=one.job.name, batches=one.numbering.batches)
+        log.ended(lane, batches)
+        if log.numbering.is_complete:
+            logger.info("counted", job=log.job.name, batches=log.numbering.batches)
         self._dispatch.schedule()
 
 

@@ -1,4 +1,4 @@
-"""One batch that a reader wants, or that is kept: where it stands, who wants it, where it lies."""
+"""A batch that a reader wants, or that is kept: its position, its readers, its bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class State(Enum):
 
 
 class Key(NamedTuple):
-    """What an entry is: a position, and the address whose batch stands there."""
+    """What an entry is: a position, and lane and offset of its batch."""
 
     position: int
     lane: int
@@ -34,10 +34,10 @@ class Key(NamedTuple):
 
 @dataclass(eq=False)
 class Entry:
-    """One batch that somebody wants, or that is kept for late readers.
+    """A batch that a reader wants, or that is kept for late readers.
 
     Attributes:
-        key: Its position and its address; the position may change as long as it is not known.
+        key: Its position, lane and offset; the position may change as long as it is not known.
         readers: Who wants it.
         pins: Streams that are writing it to the network right now, and loans of it.
         span: Its body, in shared memory; None = it has none, or gave its memory back.
@@ -77,7 +77,7 @@ class Entry:
             reader.settled(self)
 
     def free(self) -> None:
-        """Let the bytes go as soon as no stream writes them, and no process has them lent."""
+        """Free the bytes as soon as no stream writes them, and no process has borrowed them."""
         self.evicted = True
         if self.pins == 0 and self.span is not None:
             span, self.span = self.span, None

@@ -1,4 +1,4 @@
-"""Every message of every worker is heard here, and given to the part that it is for."""
+"""Receives every message of every worker, and passes it to the part that it is for."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import assert_never
 
 import structlog
 
-from penstock.server.node.answers import Answers, error_of
+from penstock.server.node.answers import Answers
 from penstock.server.node.audit import Audit
 from penstock.server.node.channel import Misspoken
 from penstock.server.node.crew import Crew
 from penstock.server.node.dispatch import Dispatch
 from penstock.server.node.ends import Ends
+from penstock.server.node.failures import error_of
 from penstock.server.node.life import Life
 from penstock.server.node.messages import (
     Cost,
@@ -41,14 +42,14 @@ from penstock.server.node.quarantine import Quarantine
 from penstock.server.node.shelf import Shelf
 from penstock.server.store.base import SnapshotRecord
 
-log = structlog.get_logger("penstock.node")
+logger = structlog.get_logger("penstock.node")
 
 GIVE_WAY_S = 5.0
 """How long after a worker has ended over a batch other batches go before it."""
 
 
 class Hearing:
-    """Hears every message of every worker.
+    """Receives every message of every worker.
 
     Args:
         dispatch: Told of lines and jobs that could not be opened.
@@ -86,7 +87,7 @@ class Hearing:
         self.is_draining: Callable[[WorkerProcess], bool]
 
     def hear(self, worker: WorkerProcess, message: FromWorker) -> None:
-        """Act upon a message, which was held against what the worker was asked."""
+        """Act upon a message that was checked against the worker's tickets."""
         try:
             self._hear(worker, message)
         except Misspoken as error:
@@ -116,9 +117,9 @@ class Hearing:
                 dispatch.failed_open(worker, message.log_id, None, error_of(message))
             case VerifyFailed():
                 text = "a batch could not be made twice"
-                log.warning(text, job=dispatch.name(message.log_id), error=message.message)
+                logger.warning(text, job=dispatch.name(message.log_id), error=message.message)
             case SnapshotsFailed():
-                log.error("a worker cannot say where its lines are", error=message.message)
+                logger.error("a worker cannot say where its lines are", error=message.message)
                 self.drained(worker)
             case Verified():
                 self._audit.made_twice(message.check, message.header)
@@ -129,7 +130,7 @@ class Hearing:
             case Snapshots():
                 self._snapshots(worker, message)
             case Warned():
-                log.warning(message.text, worker=worker.number)
+                logger.warning(message.text, worker=worker.number)
             case Ready():
                 self._ready(worker)
             case SetUp():
@@ -159,7 +160,7 @@ class Hearing:
 
     def _ready(self, worker: WorkerProcess) -> None:
         self._crew.ready(worker)
-        if all(one.ready for one in self._crew):
+        if all(worker.ready for worker in self._crew):
             self._dispatch.set_up_ahead()
         self._life.loop.call_later(GIVE_WAY_S, self._dispatch.end_giving_way)
 
@@ -167,11 +168,11 @@ class Hearing:
         """Keep where every line of a draining worker stands."""
         if not self.is_draining(worker):
             raise Misspoken("it says where its lines are, and nobody asked")
-        said = {one.line: one for one in message.lines}
+        said = {row.line: row for row in message.lines}
         for books in self._dispatch.logs.values():
             log_id = books.job.log_id
             for lane in books.lanes:
-                here = [one for one in lane.lines if one.worker == worker.number]
+                here = [line for line in lane.lines if line.worker == worker.number]
                 for line in here if lane.error is None else ():
                     if (found := said.get(line.number)) is not None:
                         record = SnapshotRecord(log_id, lane.lane, found.offset, found.data)

@@ -1,4 +1,4 @@
-"""Which worker reads which group of lanes, and what others read of it; no processes here."""
+"""Which worker reads which group of lanes, and what others read of it; pure bookkeeping."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Homes:
         self._workers: list[int] = []
 
     def settle(self, workers: Sequence[int]) -> None:
-        """Deal the groups to these workers; where there is none they stay as they were."""
+        """Deal the groups to these workers; if there are none they stay as they are."""
         if not workers or workers == self._workers:
             return
         self._workers = list(workers)
@@ -37,17 +37,19 @@ class Homes:
         least, more = divmod(len(self._of), len(workers))
         quotas: dict[int, int] = {}
         # Those that have most keep the groups that go beyond the equal part.
-        for rank, one in enumerate(sorted(workers, key=lambda one: (-len(held[one]), one))):
-            quotas[one] = least + (rank < more)
-            free += held[one][quotas[one] :]
-            del held[one][quotas[one] :]
+        for rank, worker in enumerate(
+            sorted(workers, key=lambda worker: (-len(held[worker]), worker))
+        ):
+            quotas[worker] = least + (rank < more)
+            free += held[worker][quotas[worker] :]
+            del held[worker][quotas[worker] :]
         free.sort()
-        for one in sorted(workers):
-            missing = quotas[one] - len(held[one])
-            held[one] += free[:missing]
+        for worker in sorted(workers):
+            missing = quotas[worker] - len(held[worker])
+            held[worker] += free[:missing]
             del free[:missing]
-            for group in held[one]:
-                self._of[group] = one
+            for group in held[worker]:
+                self._of[group] = worker
 
     def of(self, group: int) -> int | None:
         """Return the worker of a group; None before the first `settle`."""
@@ -68,7 +70,7 @@ class LaneHomes:
         self._read_bytes = 0  # since a batch was last made by a worker that is not its group's
 
     def settle(self, workers: Sequence[int]) -> None:
-        """Deal the reading groups to these workers; where there is none they stay as they were."""
+        """Deal the reading groups to these workers; if there are none they stay as they are."""
         if self._homes is not None:
             self._homes.settle(workers)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.jobs.definition import rebuild
+from penstock.server.node.block_needs import BlockNeeds
 from penstock.server.node.messages import KnowJob, Learn
-from penstock.server.node.places import Places
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.maker import Maker
 
@@ -22,7 +22,7 @@ class Known:
     """A job that was built.
 
     Attributes:
-        places: How many storage blocks its lines need; None = it reads none.
+        block_needs: How many storage blocks its lines need; None = it reads none.
         libraries_told: The server process knows with which versions it is computed.
         drawn: Items drawn that the server process does not know of.
     """
@@ -30,7 +30,7 @@ class Known:
     job: Job
     items: Items
     maker: Maker
-    places: Places | None
+    block_needs: BlockNeeds | None
     libraries_told: bool = False
     drawn: int = 0
 
@@ -90,7 +90,7 @@ class KnownJobs:
             job.set_lane_ends([ends.get(lane) for lane in range(job.lanes)])
         items = self._new_items(job, message)
         reading = job.distributor.reading()
-        return Known(job, items, Maker(job, items), reading and Places(reading))
+        return Known(job, items, Maker(job, items), reading and BlockNeeds(reading))
 
 
 __all__ = ["Known", "KnownJobs"]

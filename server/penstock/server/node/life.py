@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-log = structlog.get_logger("penstock.node")
+logger = structlog.get_logger("penstock.node")
 
 
 class Life:
@@ -46,7 +46,7 @@ class Life:
 
         Going on would leave them waiting for tickets that nobody gives out any more.
         """
-        log.exception("a bug in the node; it ends", exc_info=error)
+        logger.exception("a bug in the node; it ends", exc_info=error)
         self.draining = True
         self.on_fatal()
 

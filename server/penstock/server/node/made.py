@@ -9,7 +9,7 @@ BITS, KEPT = 1024, 8192
 
 
 class MadeOffsets:
-    """Remembers addresses of one log; forgets the masks that were begun first when there are many.
+    """Remembers batches of one log; forgets the masks that were begun first when there are many.
 
     What is forgotten reads as not made.
     """
@@ -18,15 +18,15 @@ class MadeOffsets:
         self._masks: OrderedDict[tuple[int, int], int] = OrderedDict()
 
     def add(self, lane: int, offset: int) -> None:
-        """Note that the batch at an address was made."""
+        """Note that a batch was made, by lane and offset."""
         place, bit = (lane, offset // BITS), 1 << offset % BITS
         self._masks[place] = self._masks.get(place, 0) | bit
         if len(self._masks) > KEPT:
             self._masks.popitem(last=False)
 
-    def __contains__(self, address: tuple[int, int]) -> bool:
+    def __contains__(self, batch: tuple[int, int]) -> bool:
         """Tell whether the batch at (lane, offset) was made, as far as that is remembered."""
-        lane, offset = address
+        lane, offset = batch
         return bool(self._masks.get((lane, offset // BITS), 0) >> offset % BITS & 1)
 
 

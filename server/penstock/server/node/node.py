@@ -120,6 +120,7 @@ class Node:
         """Start the workers and wait until all are ready.
 
         Raises:
+            InvalidJob: Two names of one log have other policies about its items.
             Internal: A worker does not start.
         """
         self.life.begin()
@@ -262,13 +263,13 @@ class Node:
         reader.extend(horizon)
         self.dispatch.schedule()
 
-    def take(self, reader: Reader, room_bytes: int | None = None) -> Entry | None:
+    def take(self, reader: Reader, fits: Callable[[Entry], bool] | None = None) -> Entry | None:
         """Return a reader's next batch, as `Reader.take`, and see to what it wants instead of it.
 
         Raises:
             PenstockError: The batch that is owed next cannot be made.
         """
-        entry = reader.take(room_bytes)
+        entry = reader.take(fits)
         if entry is None:
             # Looking for it may have reached positions that nobody has asked for.
             self.dispatch.schedule()
@@ -336,7 +337,6 @@ class Node:
             Every verdict about the item, released; empty = there is none.
 
         Raises:
-            Counting: The job is not counted yet.
             LogDiverged: The log holds no batch above.
             StoreUnavailable: The store does not answer.
         """

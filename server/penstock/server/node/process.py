@@ -31,7 +31,7 @@ from penstock.server.node.page import Note
 from penstock.server.node.program import Started, start_program, status_words
 from penstock.server.node.spans import ArenaReader, Span
 
-log = structlog.get_logger("penstock.worker")
+logger = structlog.get_logger("penstock.worker")
 
 END_S = 0.2
 """How long a process whose socket has closed may take to end by itself."""
@@ -207,7 +207,7 @@ class WorkerProcess:
     def at_work(self, note: Note) -> Ticket | None:
         """Return the ticket that it is at: the one of its note, else the first."""
         tickets = list(self.tickets.values())
-        return next((one for one in tickets if one.is_of(note)), next(iter(tickets), None))
+        return next((ticket for ticket in tickets if ticket.is_of(note)), next(iter(tickets), None))
 
     def take_back(self, ticket: Ticket) -> None:
         """Take a ticket from this worker, which may still answer it."""
@@ -333,7 +333,7 @@ class WorkerProcess:
     def misspoke(self, error: Exception) -> None:
         """End a worker that has said what no worker says; what it was asked others shall do."""
         self.fault = error_line(error)
-        log.error("a worker cannot be understood; it is replaced", error=self.fault)
+        logger.error("a worker cannot be understood; it is replaced", error=self.fault)
         self._end()
 
     def _end(self) -> None:

@@ -48,7 +48,7 @@ def start_program(files_fd: int) -> Started:
         fds = [theirs.fileno(), page_fd, files_fd]
         arguments = [*map(str, fds), str(os.getpid())]
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "penstock.server.node.worker", *arguments],
+            [sys.executable, "-P", "-m", "penstock.server.node.worker_main", *arguments],
             env=worker_environment({**os.environ, **cache_variable()}),
             pass_fds=[fd for fd in fds if fd >= 0],
             stdin=subprocess.DEVNULL,

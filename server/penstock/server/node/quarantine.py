@@ -28,7 +28,7 @@ from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.store.base import Seen, Store
 from penstock.wire.errors import LogDiverged, PenstockError, StoreUnavailable
 
-log = structlog.get_logger("penstock.node")
+logger = structlog.get_logger("penstock.node")
 
 
 class Quarantine:
@@ -61,29 +61,29 @@ class Quarantine:
         Raises:
             Misspoken: The verdict cannot be of this job.
         """
-        one, verdict = self._dispatch.logs[message.log_id], message.verdict
-        job = one.job
+        log, verdict = self._dispatch.logs[message.log_id], message.verdict
+        job = log.job
         if job.on_item_error != "quarantine":
             raise Misspoken(f"a verdict for job {job.name!r}, whose policy is to stop")
         if verdict.lane >= job.lanes:
             raise Misspoken(f"a verdict of lane {verdict.lane}, which job {job.name!r} has not")
-        self._life.spawn(self._answer(worker, one, verdict, message.line))
+        self._life.spawn(self._answer(worker, log, verdict, message.line))
 
     async def _answer(
-        self, worker: WorkerProcess, one: Log, verdict: Verdict, line: int | None
+        self, worker: WorkerProcess, log: Log, verdict: Verdict, line: int | None
     ) -> None:
         """Make a verdict durable, tell every worker, and only then let the asking one go on."""
         try:
-            held = await self._insert(one, verdict, line)
+            held = await self._insert(log, verdict, line)
         except PenstockError as error:
             if isinstance(error, LogDiverged):
-                self._dispatch.diverged(one.job.log_id, verdict.lane, error)
+                self._dispatch.diverged(log.job.log_id, verdict.lane, error)
             fields = json.loads(json.dumps(error.fields, default=str))
             worker.send(Refused(error.code, error.message, fields))
         else:
             worker.send(Judged(held))
 
-    async def _insert(self, one: Log, verdict: Verdict, line: int | None) -> Verdict:
+    async def _insert(self, log: Log, verdict: Verdict, line: int | None) -> Verdict:
         """Have the store insert a verdict, and tell every worker that knows the job.
 
         Raises:
@@ -91,30 +91,32 @@ class Quarantine:
             BadItem, LogDiverged: As `Store.add_verdict`.
         """
         deadline = self._life.loop.time() + STORE_DEADLINE_S
-        lane, offset, job = verdict.lane, verdict.offset, one.job
+        lane, offset, job = verdict.lane, verdict.offset, log.job
         while True:
             known = self._verdicts[job.log_id].find(verdict.stage, verdict.item, lane, offset)
             if known is not None:
                 return known
             try:
-                with self._deciding(one) as seen:
+                with self._deciding(log) as seen:
                     if verdict.stage == "draw":
-                        self._overtake(one, verdict, line)
-                        planned = one.lanes[lane].planned
+                        self._overtake(log, verdict, line)
+                        planned = log.lanes[lane].planned
                     else:
-                        planned = offset + 1 if (lane, offset) in one.made else 0
+                        planned = offset + 1 if (lane, offset) in log.made else 0
                     held = await self._store.add_verdict(
                         job.log_id, verdict, seen._replace(planned=planned), job.max_quarantined
                     )
-                    self._learn(one, [held])
+                    self._learn(log, [held])
                     return held
             except StoreUnavailable as error:
                 if self._life.loop.time() > deadline:
                     raise
-                log.debug("a verdict waits for the store", item=str(verdict.item), error=str(error))
+                logger.debug(
+                    "a verdict waits for the store", item=str(verdict.item), error=str(error)
+                )
             await asyncio.sleep(STORE_RETRY_S)
 
-    async def release(self, one: Log, source: str, index: int) -> list[Verdict]:
+    async def release(self, log: Log, source: str, index: int) -> list[Verdict]:
         """Let an item be drawn again, above all that was given or asked for; tell every worker.
 
         Returns:
@@ -124,32 +126,32 @@ class Quarantine:
             LogDiverged: The log holds no batch above.
             StoreUnavailable: The store does not answer.
         """
-        with self._deciding(one) as seen:
-            found = await self._store.release_verdicts(one.job.log_id, source, index, seen)
-            self._learn(one, found)
+        with self._deciding(log) as seen:
+            found = await self._store.release_verdicts(log.job.log_id, source, index, seen)
+            self._learn(log, found)
         return found
 
     def planned_below(self, job: Job) -> int:
         """Return below which offset lanes of a job's log were planned here, or are being."""
-        one = self._dispatch.logs.get(job.log_id)
-        return 0 if one is None else max(lane.asked for lane in one.lanes)
+        log = self._dispatch.logs.get(job.log_id)
+        return 0 if log is None else max(lane.asked for lane in log.lanes)
 
     @contextlib.contextmanager
-    def _deciding(self, one: Log) -> Iterator[Seen]:
+    def _deciding(self, log: Log) -> Iterator[Seen]:
         """Let nothing new of a log be planned while its verdicts change; say what was asked for."""
-        one.deciding += 1
+        log.deciding += 1
         try:
-            yield Seen(one.numbering.order, asked=self.planned_below(one.job))
+            yield Seen(log.numbering.order, asked=self.planned_below(log.job))
         finally:
-            one.deciding -= 1
+            log.deciding -= 1
             self._dispatch.schedule()
 
-    def _overtake(self, one: Log, verdict: Verdict, number: int | None) -> None:
+    def _overtake(self, log: Log, verdict: Verdict, number: int | None) -> None:
         """Take back what other lines of a lane plan past a verdict that they do not know.
 
         What they have answered the store is told of: it refuses the verdict.
         """
-        lane = one.lanes[verdict.lane]
+        lane = log.lanes[verdict.lane]
         for line in list(lane.lines):
             if line.number == number or line.next <= verdict.offset or not line.busy:
                 continue
@@ -157,9 +159,9 @@ class Quarantine:
                 ticket.stale = ticket.stale or ticket.line is line
             self._dispatch.close_line(lane, line)
 
-    def _learn(self, one: Log, news: Iterable[Verdict]) -> None:
+    def _learn(self, log: Log, news: Iterable[Verdict]) -> None:
         """Take over verdicts of a log, new or released, and tell every worker that knows it."""
-        job = one.job
+        job = log.job
         book = self._verdicts[job.log_id]
         changed = [verdict for verdict in news if verdict not in book]
         if not changed:
@@ -175,7 +177,7 @@ class Quarantine:
 
 def _tell(job: str, verdict: Verdict) -> None:
     released = verdict.released is not None
-    log.warning(
+    logger.warning(
         "item released" if released else "item quarantined",
         job=job,
         number=verdict.number,

@@ -232,14 +232,14 @@ class Reader:
             for position in [at for at in self._ahead if at > entry.key.position]:
                 self.log.leave(self._ahead.pop(position), self)
 
-    def take(self, room_bytes: int | None = None) -> Entry | None:
+    def take(self, fits: Callable[[Entry], bool] | None = None) -> Entry | None:
         """Return the next batch to send and pin it: in order per lane, the lowest that is ready.
 
         Args:
-            room_bytes: Take it only if it is no larger than this; None = whatever its size.
+            fits: Take it only if this says so; None = whatever it is.
 
         Raises:
-            PenstockError: The batch that is owed next cannot be made; not with `room_bytes`.
+            PenstockError: The batch that is owed next cannot be made; not with `fits`.
         """
         self._fill()
         self.is_full = False
@@ -252,17 +252,17 @@ class Reader:
                 self._raise_unknown(position, entry)
                 return None
             if entry.state is State.READY and entry.key.lane not in blocked:
-                if room_bytes is not None and entry.nbytes > room_bytes:
-                    return None
                 if not self._has_room(position, entry.body_bytes):
                     # Nor what is smaller and comes later: it would take this one's room.
                     self.is_full = True
+                    return None
+                if fits is not None and not fits(entry):
                     return None
                 del self.pending[position]
                 entry.pins += 1
                 self.taken_bytes += entry.body_bytes
                 return entry
-            if entry.state is State.FAILED and not blocked and room_bytes is None:
+            if entry.state is State.FAILED and not blocked and fits is None:
                 assert entry.error is not None
                 raise entry.error
             blocked.add(entry.key.lane)

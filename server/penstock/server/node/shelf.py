@@ -1,4 +1,4 @@
-"""Snapshots on their way to the store and back: they only accelerate, so nothing waits for a write.
+"""Snapshots on their way to the store and back: they only save time, so nothing waits for a write.
 
 The newest one of each lane waits here until the next write. An unreachable store never causes a
 replay: a lookup waits until the store answers.
@@ -15,7 +15,7 @@ from penstock.server.node.life import Life
 from penstock.server.store.base import SnapshotRecord, Store
 from penstock.wire.errors import LogDiverged, PenstockError, StoreUnavailable
 
-log = structlog.get_logger("penstock.node")
+logger = structlog.get_logger("penstock.node")
 
 STORE_RETRY_S, STORE_DEADLINE_S = 0.5, 60.0
 """How often a store that is away is asked again, and for how long."""
@@ -30,24 +30,26 @@ class Shelf:
 
     Attributes:
         unsaved: By log id and lane, the newest snapshot that is not written yet.
-        on_diverged: Called with log id, lane and error where the store holds another snapshot in
-            the place of one of ours: one of both is wrong.
+        on_diverged: Called with log id, lane and error where the store holds another snapshot than
+            ours: one of the two is wrong.
     """
 
     def __init__(self, store: Store, life: Life) -> None:
         self._store, self._life = store, life
         self.unsaved: dict[tuple[bytes, int], SnapshotRecord] = {}
+        self._has_unsaved = asyncio.Event()
         self.on_diverged: Callable[[bytes, int, PenstockError], None] = lambda *_: None
 
     def put(self, record: SnapshotRecord) -> None:
         """Keep a snapshot for the next write, unless a later one of its lane waits already."""
         known = self.unsaved.get((record.log_id, record.lane))
         if known is None or record.offset > known.offset:
-            self.unsaved[record.log_id, record.lane] = record
+            self.put_last(record)
 
     def put_last(self, record: SnapshotRecord) -> None:
         """Keep where a lane stands as the node ends, whatever waits of it."""
         self.unsaved[record.log_id, record.lane] = record
+        self._has_unsaved.set()
 
     def forget(self, log_id: bytes, lane: int) -> None:
         """Write nothing of a lane whose content is in doubt."""
@@ -57,10 +59,12 @@ class Shelf:
         """Write what waits, again and again.
 
         Args:
-            every_s: The least time between two writes.
+            every_s: The least time between two writes; 0 writes each snapshot at once.
         """
         while True:
+            await self._has_unsaved.wait()
             await asyncio.sleep(every_s)
+            self._has_unsaved.clear()
             await self.save()
 
     async def save(self) -> None:
@@ -73,7 +77,7 @@ class Shelf:
         try:
             await self._store.put_snapshots(records)
         except StoreUnavailable as error:
-            log.debug("snapshots were not written; they only accelerate", error=str(error))
+            logger.debug("snapshots were not written; they only accelerate", error=str(error))
         except PenstockError as error:
             if len(records) == 1:
                 self._refused(records[0], error)
@@ -82,8 +86,8 @@ class Shelf:
             await asyncio.gather(*(self._write([record]) for record in records))
 
     def _refused(self, record: SnapshotRecord, error: PenstockError) -> None:
-        """A snapshot was refused: where another one stands in its place, its lane stops."""
-        log.error(
+        """A snapshot was refused: if the store has another one there, its lane stops."""
+        logger.error(
             "a snapshot was refused",
             lane=record.lane,
             offset=record.offset,
@@ -108,7 +112,7 @@ class Shelf:
             except StoreUnavailable as error:
                 if self._life.loop.time() > deadline:
                     raise
-                log.debug("the store does not answer; waiting", error=str(error))
+                logger.debug("the store does not answer; waiting", error=str(error))
                 await asyncio.sleep(STORE_RETRY_S)
         unsaved = self.unsaved.get((log_id, lane))
         if unsaved and unsaved.offset <= offset and (not found or unsaved.offset > found.offset):
@@ -122,9 +126,9 @@ class Shelf:
             del self.unsaved[log_id, lane]
         try:
             await self._store.drop_snapshot(log_id, lane, offset)
-            log.warning("an unusable snapshot was removed", lane=lane, offset=offset)
+            logger.warning("an unusable snapshot was removed", lane=lane, offset=offset)
         except PenstockError as error:
-            log.error("an unusable snapshot stays", lane=lane, offset=offset, error=str(error))
+            logger.error("an unusable snapshot stays", lane=lane, offset=offset, error=str(error))
             await asyncio.sleep(STORE_RETRY_S)
 
 

@@ -1,4 +1,4 @@
-"""Whether what becomes of an item is chance: it is tried anew, and one looks whether it draws.
+"""Whether an item may fail by chance: it is tried again, watching for random draws.
 
 A verdict about raw bytes holds in every epoch; one about an augmentation in that of its draws.
 """
@@ -21,7 +21,7 @@ logger = logging.getLogger("penstock")
 
 
 class Chance:
-    """Asks it of the items of one job.
+    """Finds that out for the items of one job.
 
     Args:
         items: Reads them.
@@ -31,7 +31,7 @@ class Chance:
         self._items, self._job = items, items.job
 
     def fetch_is_pure(self, item: ItemRef) -> bool:
-        """Tell whether fetching an item draws nothing random, be it that it fails."""
+        """Tell whether fetching an item draws nothing random, even if it fails."""
         source = self._job.sources[item.source]
         if not source.uses_global_rng:
             return True
@@ -48,7 +48,7 @@ class Chance:
             return not drawn_since(key)
 
     def is_chance(self, item: ItemRef, what: Call) -> bool:
-        """Tell whether what becomes of an item depends on random draws: it is tried anew."""
+        """Tell whether the outcome of an item depends on random draws: it is tried again."""
         if not self.fetch_is_pure(item):
             return True
         [raw] = self._items.raws([item])

@@ -1,4 +1,4 @@
-"""Calls of the collator: seeded where it draws, tried again where that helps, its errors named."""
+"""Calls the collator: seeded if it draws, retried after temporary errors, its errors named."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Collating:
 
         Args:
             rows: Its samples.
-            plan: Where it stands, and for errors its items.
+            plan: Its lane and offset, and its items for errors.
 
         Raises:
             BadBatch: The collator fails on these samples.
@@ -89,7 +89,7 @@ class Collating:
                 values = collator.collate(rows, context)
         else:
             values = collator.collate(rows, context)
-        # NumPy's integers, which a sum gives, have no place in a message.
+        # NumPy's integers, which a sum gives, cannot be in a message.
         return values, {name: int(value) for name, value in context.counts.items()}
 
 

@@ -1,8 +1,7 @@
-"""Items beside the straight way: their sizes, unprocessed, and the policy for those that failed.
+"""Sizes of items without processing, and the policy for items that failed.
 
-`BadItem` is about the bytes: the same bytes failed twice, so every node meets it alike, and the
-job's policy decides: stop, or a verdict that is durable before anything that depends on it is
-released.
+`BadItem` is about the bytes: the same bytes failed twice, so it fails on every node, and the job's
+policy decides: stop, or a verdict that is durable before anything that depends on it is given out.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Items(ProcessedItems):
             offset: Its offset.
 
         Raises:
-            SourceUnavailable: A read failed to the deadline.
+            SourceUnavailable: A read failed until the deadline.
             BadItem: An item failed twice and the job's policy is to stop.
         """
         outcomes: dict[ItemRef, Outcome] = {}
@@ -94,11 +93,11 @@ class Items(ProcessedItems):
     def sizes(self, items: Sequence[ItemRef]) -> list[int | Bad]:
         """Return the sizes of items as their sources, or the processor, know them unprocessed.
 
-        Where a source has no heads of items the whole items are read, and kept for who makes the
-        batch: most often it is this worker.
+        If a source has no heads of items the whole items are read, and kept until the batch is
+        made, most often by this worker.
 
         Raises:
-            SourceUnavailable: A read failed to the deadline.
+            SourceUnavailable: A read failed until the deadline.
         """
         if self.job.sized_sources:
             return self._told_sizes(items)
@@ -183,8 +182,8 @@ class Items(ProcessedItems):
             offset: Its offset: the verdict holds from here on.
 
         Raises:
-            BadItem: The policy is to stop, or the budget is spent.
-            LogDiverged: The item was good when what lies behind it was given out.
+            BadItem: The policy is to stop, or `max_quarantined` is reached.
+            LogDiverged: The item was good when later batches were given out.
         """
         if self.job.on_item_error != "quarantine":
             raise bad.error
@@ -199,7 +198,7 @@ class Items(ProcessedItems):
     def refuse(
         self, stage: str, item: ItemRef, error: BadItem, lane: int, offset: int
     ) -> Quarantined:
-        """Judge an item that was processed well, and that whoever got it next cannot use.
+        """Judge an item that was processed, and that the batcher or the maker cannot use.
 
         Raises:
             BadItem, LogDiverged: As `judge`.

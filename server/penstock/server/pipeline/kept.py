@@ -1,7 +1,7 @@
 """Raw items that were read before they are needed: kept up to a bound in bytes, or read ahead.
 
-It only accelerates. What is not here, or could not be read ahead, is read when it is needed, and
-that reading alone says what is wrong: so errors and verdicts come in the same order as without.
+It only saves time. An item that is not kept, or could not be read ahead, is read when it is needed,
+and only that read reports errors: so errors and verdicts come in the same order as without.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MAX_ASKED = 64
 
 
 class KeptItems:
-    """Raw items by their refs, the oldest out first, and a thread that brings more.
+    """Raw items by their refs, the oldest dropped first, and a thread that reads more.
 
     Args:
-        read: Reads items of one request, in a thread of this object; what it raises is forgotten.
-        max_bytes: The bound of what is kept.
+        read: Reads items of one request, in a thread of this object; its errors are ignored.
+        max_bytes: The most bytes that are kept.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class KeptItems:
         self._item_bytes = 0.0  # of an item, in the mean
 
     def keep(self, items: Sequence[ItemRef], raws: Sequence[RawItem]) -> None:
-        """Keep items that were read and will be needed once more."""
+        """Keep items that were read and will be needed again."""
         with self._changed:
             for item, raw in zip(items, raws, strict=True):
                 self._put(item, raw)
@@ -74,12 +74,12 @@ class KeptItems:
     def take(self, items: Sequence[ItemRef]) -> dict[ItemRef, RawItem]:
         """Return those of some items that are here, and forget them; wait for what is being read.
 
-        What the thread was asked for and has not begun is not read by it any more.
+        The thread drops requests for these that it has not begun.
         """
         with self._changed:
             if self._asked:
                 wanted = set(items)
-                left = ([one for one in asked if one not in wanted] for asked in self._asked)
+                left = ([item for item in asked if item not in wanted] for asked in self._asked)
                 self._asked = deque(request for request in left if request)
             if not self._in_flight.isdisjoint(items):
                 begun = self._in_flight
@@ -116,7 +116,7 @@ class KeptItems:
             try:
                 raws = self._read(request)
             except Exception as error:
-                # Whoever needs them reads them again, and says what is wrong.
+                # They are read again when they are needed, and errors are reported then.
                 logger.debug("%s was not read ahead: %s", request[0], error_line(error))
             with self._changed:
                 for item, raw in zip(request, raws or (), strict=False):

@@ -106,7 +106,9 @@ class VerdictBook:
         for verdict in verdicts:
             place = _place(verdict)
             before = self._known.get(place, [])
-            after = [one for one in before if not one.number or one.number != verdict.number]
+            after = [
+                known for known in before if not known.number or known.number != verdict.number
+            ]
             self._known[place] = [*after, verdict]
             self.left_out.subtract(_counted(before))
             self.left_out.update(_counted(self._known[place]))

@@ -1,4 +1,4 @@
-"""The address that a node listens on: refused in a sentence where it cannot be taken."""
+"""The address that a node listens on: an error says why it cannot be taken."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_free(listen: str) -> None:
     """Refuse an address that cannot be bound, with the system's reason, which gRPC only logs.
 
     Raises:
-        PortInUse: Another process listens there, or the address is not this machine's.
+        PortInUse: Another process listens there, or this machine does not have the address.
         InvalidRequest: No socket can be made at that path.
     """
     if listen.startswith("unix:"):
@@ -48,7 +48,7 @@ def check_free(listen: str) -> None:
 
 
 def _check_path(listen: str, path: str) -> None:
-    """Refuse a Unix socket that somebody listens on; remove one that a killed server left."""
+    """Refuse a Unix socket that a process listens on; remove one that a killed server left."""
     if len(path.encode()) > 100:
         raise InvalidRequest(
             f"the socket path {path!r} is longer than the 100 bytes that the system allows",

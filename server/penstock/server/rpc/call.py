@@ -16,9 +16,9 @@ class HungUp(Exception):
 
 
 class Call:
-    """A gRPC call as a handler uses it: what fails in it is the consumer's end, and no bug.
+    """A gRPC call as a handler uses it: a failure in it means that the consumer has gone.
 
-    gRPC says it with several errors, and may not know yet that the call is done.
+    gRPC raises several errors for that, and may not know yet that the call is done.
     """
 
     def __init__(self, context: Any) -> None:

@@ -351,7 +351,7 @@ class Cursors:
         self._check_step(job, step, size, PastEnd)
         order, first = self._numbered(job).order, step * size
         last = first + order.lanes if order.batches is None else min(first + size, order.batches)
-        if first >= last or order.address(last - 1).offset <= asked + job.max_replay:
+        if first >= last or order.lane_offset(last - 1).offset <= asked + job.max_replay:
             return
         if job.log_id not in self._seekable:
             self._seekable[job.log_id] = Planner(job, 0, Items(job)).can_seek()
@@ -360,7 +360,7 @@ class Cursors:
         # The first batch of each lane: those after it are planned on the way.
         lanes: set[int] = set()
         for position in range(first, last):
-            lane, offset = order.address(position)
+            lane, offset = order.lane_offset(position)
             if lane in lanes:
                 continue
             lanes.add(lane)

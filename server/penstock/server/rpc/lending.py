@@ -1,8 +1,8 @@
 """The node's memory socket: bodies are lent to processes on this host instead of sent.
 
 The protocol is `penstock.wire.memory`'s. A loan keeps its batch in the worker's arena until it
-comes back, by number or with the end of the connection: the kernel closes that whatever ends the
-process, so nothing stays lent to nobody.
+comes back, by number or with the end of the connection: the kernel closes that however the process
+ends, so nothing stays lent to a dead process.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from penstock.wire import LENT_BYTES, memory
 from penstock.wire.errors import BadFrame
 from penstock.wire.v1 import feed_pb2
 
-log = structlog.get_logger("penstock.rpc")
+logger = structlog.get_logger("penstock.rpc")
 
 LENT_SHARE = 2
-"""Of what may be ready, one part in so many may be lent: the rest keeps everybody else going."""
+"""At most one part in this many of the ready bytes may be lent: the rest is for all other
+readers."""
 
 MAX_CONNECTIONS, FILES_SHARE = 1024, 4
 """Processes that may borrow at once, and of the files that this process may have open, one part in
 so many: streams, workers and the store need some, too."""
 
 PAUSE_S = 1.0
-"""How long nobody is let in after no file could be opened for somebody."""
+"""How long no connection is accepted after a file could not be opened."""
 
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 
@@ -50,7 +51,7 @@ class Lender:
         give_back: Told of every entry whose loan has come back.
 
     Attributes:
-        token: What its consumer names in `Open.borrower`.
+        token: The value of `Open.borrower` of its consumer.
         lent_bytes: What is lent now, headers included.
     """
 
@@ -68,7 +69,7 @@ class Lender:
 
         Args:
             entry: The batch.
-            limit_bytes: What may be lent on this connection in all.
+            limit_bytes: The most bytes that may be lent on this connection.
         """
         span = entry.span
         if self.closed or span is None or span.view.nbytes < LENT_BYTES:
@@ -78,8 +79,8 @@ class Lender:
         try:
             arena = self._announced(span.arena)
         except OSError as error:
-            # It does not take its packets, or is gone: the wire serves it as long as it reads that.
-            log.debug("memory cannot be passed on", error=str(error))
+            # It does not take its packets, or is gone: it is sent bodies as long as it reads.
+            logger.debug("memory cannot be passed on", error=str(error))
             return None
         number, self._next_loan = self._next_loan, self._next_loan + 1
         entry.pins += 1
@@ -94,7 +95,7 @@ class Lender:
         """Return an arena's number here; the other side has its descriptor, or will."""
         number = self._arenas.get(arena)
         if number is None:
-            for old in [one for one in self._arenas if one.closed]:
+            for old in [arena for arena in self._arenas if arena.closed]:
                 self._sock.send(memory.pack(memory.Gone(self._arenas[old])))
                 del self._arenas[old]
             number = self._next_arena
@@ -108,7 +109,7 @@ class Lender:
         """Take loans back.
 
         Raises:
-            BadFrame: The packet is none, or names a loan that there is not.
+            BadFrame: It is not a packet, or names an unknown loan.
         """
         for number in memory.parse_returns(packet):
             entry = self._loans.pop(number, None)
@@ -132,7 +133,7 @@ class Lending:
 
     Args:
         give_back: Told of every entry whose loan has come back.
-        bound_bytes: What may be ready on this node.
+        bound_bytes: The node's bound on ready bytes.
     """
 
     def __init__(self, give_back: Callable[[Entry], None], bound_bytes: int) -> None:
@@ -143,7 +144,7 @@ class Lending:
         self._loop: asyncio.AbstractEventLoop
 
     def start(self, listen: str, socket_mode: int) -> None:
-        """Listen beside a Unix socket; beside any other address nothing is lent.
+        """Listen beside a Unix socket; with any other address nothing is lent.
 
         Args:
             listen: What the node listens on.
@@ -165,7 +166,7 @@ class Lending:
             sock.listen(128)
         except OSError as error:
             sock.close()
-            log.warning(
+            logger.warning(
                 "no memory socket; batches for this host are sent", path=path, error=str(error)
             )
             return
@@ -173,7 +174,7 @@ class Lending:
         self._loop.add_reader(sock.fileno(), self._accept)
 
     def stop(self) -> None:
-        """Listen no more; idempotent.
+        """Stop listening; idempotent.
 
         What is lent stays lent until this process ends: consumers may still read it, and no worker
         writes there after that.
@@ -193,10 +194,10 @@ class Lending:
     def limit_bytes(self, lender: Lender) -> int:
         """Return what may be lent on a connection in all: half of what the others leave.
 
-        So the bound holds, whoever comes and gives nothing back leaves as much for the next one as
-        it has, and n that all take what they can have a part in n + 1 each. It is how switches
-        share their buffers (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
-        packet switches", 1998, with alpha = 1).
+        So the bound holds, a connection that gives nothing back leaves as much for the next one as
+        it has, and n connections that take all they can have one part in n + 1 each. Switches share
+        their buffers this way (Choudhury and Hahne, "Dynamic queue length thresholds for
+        shared-memory packet switches", 1998, with alpha = 1).
         """
         others = self.lent_bytes - lender.lent_bytes
         return (self._limit_bytes - others) // 2
@@ -213,8 +214,8 @@ class Lending:
         except (BlockingIOError, ConnectionAbortedError):
             return  # it has hung up
         except OSError as error:
-            # No file or memory is left. It would be tried again at once, for ever.
-            log.warning("nobody can be let in to borrow", error=str(error), again_in_s=PAUSE_S)
+            # No file or memory is left. It would be retried at once, forever.
+            logger.warning("nobody can be let in to borrow", error=str(error), again_in_s=PAUSE_S)
             self._loop.remove_reader(self._listening.fileno())
             self._loop.call_later(PAUSE_S, self._accept_on)
             return
@@ -239,7 +240,7 @@ class Lending:
             self._loop.add_reader(self._listening.fileno(), self._accept)
 
     def _refusal(self, sock: socket.socket) -> str | None:
-        """Return why nothing is lent to whoever has connected; None = it is."""
+        """Return why nothing is lent to a new connection; None = it may borrow."""
         _, uid, _ = _CREDENTIALS.unpack(
             sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )
@@ -264,12 +265,14 @@ class Lending:
                 lender.hear(packet)
                 return
             except BadFrame as error:
-                log.warning("a consumer gives back what it has not borrowed", error=error.message)
+                logger.warning(
+                    "a consumer gives back what it has not borrowed", error=error.message
+                )
                 # What it has stays lent until it hangs up: it may still read it.
                 lender.closed = True
                 return
         if packet:
-            return  # nothing that it says is believed any more
+            return  # its messages are ignored from now on
         self._loop.remove_reader(sock.fileno())
         sock.close()
         del self._lenders[lender.token]
@@ -277,10 +280,10 @@ class Lending:
 
 
 def _remove_socket(path: str) -> None:
-    """Remove a socket that nobody listens on.
+    """Remove a socket that no process listens on.
 
     Raises:
-        OSError: It cannot be removed, or something else lies there.
+        OSError: It cannot be removed, or is not a socket.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):

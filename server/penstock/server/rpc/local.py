@@ -34,7 +34,7 @@ class LocalService:
     """Answers calls, each in the thread of its caller.
 
     Args:
-        node: What computes, and holds the store.
+        node: Computes, and has the store.
     """
 
     def __init__(self, node: LocalNode) -> None:
@@ -44,8 +44,8 @@ class LocalService:
         """Answer `Feed/Describe`, `Feed/Status` or a method of `Cursors`.
 
         Raises:
-            InvalidRequest: There is no such method.
-            PenstockError: What is asked for cannot be given.
+            InvalidRequest: The method is unknown.
+            PenstockError: The call fails.
         """
         service, _, name = method.partition("/")
         if service == "Cursors" and name in Cursors.METHODS:
@@ -109,8 +109,8 @@ class LocalRead:
         opening = self._open(asked)
         self._move(asked.horizon, asked.next, asked.bytes_limit)
         yield opened(opening, self._node.name).SerializeToString()
-        # Who reads for a group obeys its store's verdicts, as a server does: else an item that
-        # fails no longer, or not here, would move every item behind it.
+        # A reader with a group obeys its store's verdicts, as a server does: else an item that no
+        # longer fails, or not here, would move every item after it.
         stored = bool(asked.group) and opening.job.on_item_error == "quarantine"
         loader = self._node.loader(opening, stored=stored)
         tail = opening.tail
@@ -140,7 +140,7 @@ class LocalRead:
         return opening
 
     def _wait_for(self, position: int, nbytes: int = 0) -> bool:
-        """Wait until the reader accepts a position, of so many bytes; tell whether it came so far.
+        """Wait until the reader accepts a position, of so many bytes; tell whether it does.
 
         Args:
             position: Which.

@@ -1,4 +1,4 @@
-"""What every way to a job checks and answers before the first batch: Describe, and Read's open."""
+"""What every kind of server checks and answers first: Describe, and Read's open."""
 
 from __future__ import annotations
 
@@ -147,14 +147,15 @@ class OpenedRead(NamedTuple):
         found: dict[int, int] = {}
         if self.given_from is None:
             return found
-        # Whatever was given before was numbered by ends that are recorded.
+        # Batches that were given before were numbered by recorded ends.
         order = self.numbering.order
         end = self.start if order.batches is None else min(self.start, order.batches)
-        # The lanes of a rank's positions repeat after at most so many; nobody needs to look longer.
+        # The lanes of a rank's positions repeat after at most so many; there is no need to look
+        # further.
         window = min(self.job.lanes * self.share.world_size, MAX_LOOKED)
         for position in range(end - 1, max(self.given_from, end - window) - 1, -1):
             if self.share.owns(position):
-                lane, offset = order.address(position)
+                lane, offset = order.lane_offset(position)
                 found[lane] = max(found.get(lane, 0), offset + 1)
         return found
 
@@ -177,13 +178,13 @@ def open_read(
 
     Raises:
         ProtocolMismatch, UnknownJob, RankOutOfRange, UnevenStep: As they say.
-        InvalidRequest: A name or a number cannot be.
+        InvalidRequest: A name or a number is invalid.
         JobChanged: The consumer expects another log.
         PastEnd: It starts past the end.
     """
     check_protocol(request.protocol)
     job = find_job(jobs, request.job)
-    # They stand in the log, in the status and in metrics as long as the reader is there.
+    # They appear in messages, in the status and in metrics as long as the reader is there.
     check_text("group", request.group)
     check_text("attempt token", request.token, MAX_TOKEN)
     if request.log_id and request.log_id != job.log_id:
@@ -237,7 +238,7 @@ def ended(tail: Tail) -> feed_pb2.ReadReply:
 
 
 def draining() -> feed_pb2.ReadReply:
-    """Return the message that sends a consumer away, as the node shuts down."""
+    """Return the message that tells a consumer that the node shuts down."""
     text = "this node is shutting down; read on from another, or from this one when it is back"
     return feed_pb2.ReadReply(draining=feed_pb2.Draining(detail=text))
 

@@ -1,7 +1,7 @@
-"""Are the files of a job still there, as they were? Asked as a run begins, and not while it reads.
+"""Checks that the files of a job are unchanged, when a run begins and not while it reads.
 
 While a run reads, a file that is away is waited for: a mount may be back in a moment. A run that
-begins has nothing to lose, and is told at once which file is missing or another.
+begins has nothing to lose, and is told at once which file is missing or was replaced.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from penstock.server.job import Job
 from penstock.server.roles.role import asked
 
 FRESH_S = 2.0
-"""For so long an answer holds, so that the ranks of a run, which begin together, ask once."""
+"""Seconds for which an answer is reused: the ranks of a run begin together."""
 
 LOOK_S = 5.0
-"""A filesystem that does not answer by then is not waited for: reading will tell what is wrong."""
+"""Seconds to wait for a filesystem; after that, reading will show what is wrong."""
 
 
 class _Look(NamedTuple):
@@ -27,7 +27,7 @@ class _Look(NamedTuple):
 
 
 class Present:
-    """Looks for the files of jobs, in a thread: for all who ask at one time together."""
+    """Looks for the files of jobs, in a thread, once for all simultaneous callers."""
 
     def __init__(self) -> None:
         self._looks: dict[str, _Look] = {}
@@ -48,14 +48,14 @@ class Present:
 
     @staticmethod
     def _is_over(look: _Look, now: float) -> bool:
-        """Tell whether an answer is too old; a refusal holds for nobody else."""
+        """Tell whether an answer is too old; a refusal is never reused."""
         if not look.done.done():
             return False
         return look.done.exception() is not None or now - look.began_at > FRESH_S
 
 
 def _in_thread(job: Job, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-    """Begin to look; the thread holds up nobody's exit, however long a filesystem takes."""
+    """Begin to look; the thread does not delay the exit, however long a filesystem takes."""
     found: asyncio.Future[None] = loop.create_future()
     found.add_done_callback(lambda done: done.exception())  # the caller may be gone
 

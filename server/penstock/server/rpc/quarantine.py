@@ -24,7 +24,7 @@ class Quarantine:
     Args:
         jobs: The jobs of this node.
         store: Open.
-        release: Releases, and tells whoever plans here.
+        release: Releases, and tells this process's planners.
     """
 
     def __init__(self, jobs: Mapping[str, Job], store: Store, release: Release) -> None:

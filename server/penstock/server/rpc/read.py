@@ -12,10 +12,12 @@ from penstock.server.metrics import Metrics
 from penstock.server.node.entry import Entry, State
 from penstock.server.node.node import Node
 from penstock.server.rpc.call import Call
+from penstock.server.rpc.gathering import gathers_until
 from penstock.server.rpc.lending import Lending
 from penstock.server.rpc.opening import OpenedRead, draining, ended
+from penstock.server.rpc.parcel import Parcel
 from penstock.server.rpc.streams import Stream, Streams
-from penstock.wire import CHUNK_BYTES, LENT_BYTES, frame
+from penstock.wire import LENT_BYTES, frame
 from penstock.wire.errors import clean_text
 from penstock.wire.v1 import feed_pb2
 
@@ -23,10 +25,6 @@ WAITING_EVERY_S = 5.0
 
 SHUTTING_DOWN = "the node shuts down"
 """Why a stream left that was drained."""
-
-GATHER_S = 0.03
-"""How old a stream's last message is, at most, when a small batch waits for others to share the
-next: 33 messages a second are nothing to either side, and no training step notices the delay."""
 
 MAX_TEXT = 300
 """Characters of an item's name, and of a stage."""
@@ -112,22 +110,23 @@ class Sender:
                 await call.write(self._waiting().SerializeToString())
 
     async def _write(self, entry: Entry) -> None:
-        """Send a batch, and with a small one those after it that fit one message."""
-        stream, call, entries = self._stream, self._call, [entry]
-        reader = stream.reader
+        """Send a batch, and with it those after it that fit one message."""
+        stream, call, reader = self._stream, self._call, self._stream.reader
+        parcel = Parcel(entry, stream.bundle_bytes, self._lend)
         try:
-            if stream.request.bundles and entry.nbytes < CHUNK_BYTES:
-                await self._gather(entries)
+            if stream.request.bundles:
+                await self._gather(parcel)
             batches = [
                 (
                     frame.with_position(one.header, one.key.position),
                     one.key.lane,
                     one.key.offset,
-                    self._lend(one) or one.body,
+                    lent or one.body,
                 )
-                for one in entries
+                for one, lent in parcel.content
             ]
             if len(batches) > 1:
+                stream.note_bundle(parcel.sent_bytes)
                 await call.write(frame.bundle(batches))
             else:
                 chunk = stream.chunk_bytes(len(batches[0][0]), entry.nbytes)
@@ -135,10 +134,10 @@ class Sender:
                     await call.write(message)
                     del message  # the next one then lies where the cache is warm
         finally:
-            for one in entries:
+            for one, _ in parcel.content:
                 self._node.sent(reader, one)
         stream.wrote_at = time.monotonic()
-        for one in entries:
+        for one, _ in parcel.content:
             self._metrics.sent(reader.job.name, one.nbytes)
 
     def _lend(self, entry: Entry) -> feed_pb2.Lent | None:
@@ -153,29 +152,24 @@ class Sender:
             self._streams.holds(stream, stream.lender.lent_bytes, limit_bytes, entry.nbytes)
         return lent
 
-    async def _gather(self, entries: list[Entry]) -> None:
+    async def _gather(self, parcel: Parcel) -> None:
         """Add what is ready to a bundle, and what soon will be as long as `gathers_until` says.
 
         Nothing waits in a stream that ends, whatever the reason, nor for a batch that has failed
         or that the consumer has no room for.
         """
         stream, reader, wake = self._stream, self._stream.reader, self._stream.wake
-        room = CHUNK_BYTES - entries[0].nbytes
-        while room > 0:
-            more = self._node.take(reader, room)
-            if more is not None:
-                entries.append(more)
-                room -= more.nbytes
+        while parcel.room_bytes > 0:
+            if self._node.take(reader, parcel.add) is not None:
                 continue
             owed = reader.owed
             if owed is None or owed.state is State.FAILED or reader.is_full:
                 return
             if stream.error is not None or self._draining.is_set() or self._listening.done():
                 return
-            until = gathers_until(stream.wrote_at, len(entries), len(reader.pending))
+            until = gathers_until(stream.wrote_at, len(parcel.content), len(reader.pending))
             left = until - time.monotonic()
-            # What comes next is about as large as what is here.
-            if left <= 0 or room < entries[0].nbytes:
+            if left <= 0 or not parcel.expects_more:
                 return
             wake.clear()
             timer = asyncio.get_running_loop().call_later(left, wake.set)
@@ -197,23 +191,4 @@ class Sender:
         )
 
 
-def gathers_until(wrote_at: float, gathered: int, missing: int) -> float:
-    """Return until when small batches wait for others to share their message.
-
-    A message costs as much as several of them, on both sides, and where batches come one by one
-    each would have one of its own. So they wait for each other until half of what the consumer
-    accepts is here: it works on one half while the other is made. The first batch after a pause
-    waits for nothing.
-
-    Args:
-        wrote_at: When the stream's last message was sent, in seconds.
-        gathered: How many batches are here.
-        missing: How many more the consumer accepts, none of which can be sent yet.
-
-    Returns:
-        A time on the clock of `wrote_at`; one that has passed = send at once.
-    """
-    return wrote_at + GATHER_S if gathered < missing else wrote_at
-
-
-__all__ = ["GATHER_S", "SHUTTING_DOWN", "Sender", "gathers_until"]
+__all__ = ["SHUTTING_DOWN", "Sender"]

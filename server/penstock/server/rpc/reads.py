@@ -1,6 +1,6 @@
 """A `Feed/Read` from its first message to its end: it is opened, listened to and ended here.
 
-What is sent meanwhile is `penstock.server.rpc.read`'s.
+`penstock.server.rpc.read` sends its batches.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Reads:
 
         Raises:
             HungUp: The consumer is gone.
-            PenstockError: What it asks for cannot be given.
+            PenstockError: The read cannot be served.
         """
         first = await call.read()
         if first is EOF:
@@ -106,7 +106,7 @@ class Reads:
             stream.ending = _why(error)
             raise
         finally:
-            # First what may not fail: a reader that stays would want its batches for ever.
+            # First what must not fail: a reader that stays would want its batches forever.
             self.node.leave(reader)
             listening.cancel()
             self.streams.remove(number)
@@ -147,7 +147,7 @@ class Reads:
 
 
 def _why(error: Exception) -> str:
-    """Return in a word or two why a stream ends with an error."""
+    """Return, in a word or two, why a stream ends with an error."""
     if isinstance(error, StaleGeneration):
         return "fenced"
     if isinstance(error, HungUp):

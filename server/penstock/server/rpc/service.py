@@ -46,7 +46,7 @@ from penstock.wire.errors import (
 from penstock.wire.parse import parse
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 
-log = structlog.get_logger("penstock.rpc")
+logger = structlog.get_logger("penstock.rpc")
 
 MAX_TEXT = 300
 """Characters of any text of Status."""
@@ -110,7 +110,7 @@ class Service:
             socket_mode: The mode of the socket at that path.
 
         Raises:
-            PortInUse: Another process listens there, or the address is not this machine's.
+            PortInUse: Another process listens there, or this machine does not have the address.
         """
         server = grpc.aio.server(options=OPTIONS)
         server.add_generic_rpc_handlers((self._feed_handlers(), self._cursor_handlers()))
@@ -142,13 +142,13 @@ class Service:
         return address
 
     async def drain(self, grace_s: float) -> None:
-        """Tell everybody to go: health, then every stream, which sends what is ready and ends."""
+        """Drain: set the health service, then every stream sends what is ready and ends."""
         await self.health.enter_graceful_shutdown()
         self.draining.set()
         for stream in self.streams:
             stream.wake.set()
         deadline = time.monotonic() + grace_s
-        # Once in a life, and to a deadline; a stream may still open, so an event could lie.
+        # Once per process, with a deadline; a stream may still open, so an event could lie.
         while self.streams and time.monotonic() < deadline:  # noqa: ASYNC110 - as said above
             await asyncio.sleep(0.02)
 
@@ -195,12 +195,12 @@ class Service:
                 elif name == "Begin" and isinstance(error, PenstockError):
                     self._turned_away(error, data)
                 await self._abort(context, error)
-                return b""  # the consumer hung up: nobody is left to tell
+                return b""  # the consumer hung up: there is no one to tell
 
         return grpc.unary_unary_rpc_method_handler(answer)
 
     def _turned_away(self, error: PenstockError, data: bytes) -> None:
-        if error.status == "UNAVAILABLE":  # it will call again; what is away is told elsewhere
+        if error.status == "UNAVAILABLE":  # it will call again; the cause is reported elsewhere
             return
         with contextlib.suppress(BadFrame):  # what cannot be parsed names no run
             self.streams.turned_away(error, parse(cursors_pb2.BeginRequest, data))
@@ -214,19 +214,19 @@ class Service:
         except grpc.aio.AbortError:
             raise  # so gRPC leaves a handler
         except Exception as failure:
-            log.debug("a consumer hung up", error=error_line(failure))
+            logger.debug("a consumer hung up", error=error_line(failure))
 
     async def _describe(self, data: bytes) -> bytes:
         request = parse(feed_pb2.DescribeRequest, data)
         job = self.node.jobs.get(request.job)
-        one = None if job is None else self.node.log(job)
+        log = None if job is None else self.node.log(job)
         reply = describe(
             self.node.jobs,
             request,
             node=self.node.incarnation,
             node_id=self.node_id,
             store=self.store.uuid,
-            max_body_bytes=one.largest_body_bytes if one is not None else 0,
+            max_body_bytes=log.largest_body_bytes if log is not None else 0,
             numbered=self.node.numbering,
         )
         return reply.SerializeToString()
@@ -249,7 +249,7 @@ class Service:
         try:
             await self._reads.serve(Call(context), context.peer())
         except HungUp as gone:
-            log.debug("a reader hung up", error=str(gone))
+            logger.debug("a reader hung up", error=str(gone))
         except Exception as error:
             await self._abort(context, error)
 

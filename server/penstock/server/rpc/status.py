@@ -14,16 +14,16 @@ def status(node: Node, streams: Streams, *, lent_bytes: int, draining: bool) -> 
     """Return what this node is doing, for `penstock top`; the keys are in docs/operate.md."""
     jobs = []
     for name, job in sorted(node.jobs.items()):
-        one = node.log(job)
+        log = node.log(job)
         batches = {
-            "ready_batches": sum(1 for e in one.entries.values() if e.span is not None),
-            "ready_bytes": one.ready_bytes,
-            "kept_bytes": one.kept.nbytes,
-            "produced": one.produced,
-            "recomputed": one.recomputed,
-            "cache_hits": one.cache_hits,
+            "ready_batches": sum(1 for e in log.entries.values() if e.span is not None),
+            "ready_bytes": log.ready_bytes,
+            "kept_bytes": log.kept.nbytes,
+            "produced": log.produced,
+            "recomputed": log.recomputed,
+            "cache_hits": log.cache_hits,
         }
-        if one.job is not job:  # those of the log are told once, or sums over jobs would be wrong
+        if log.job is not job:  # those of the log are told once, or sums over jobs would be wrong
             batches = dict.fromkeys(batches, 0)
         named = {"name": name, "log_id": job.log_id.hex(), "lanes": job.lanes}
         jobs.append({**named, **batches, **streams.status(name)})

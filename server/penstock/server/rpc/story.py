@@ -1,4 +1,4 @@
-"""What a node's log tells of readers and groups: every event, and never a flood of them."""
+"""What a node logs about readers and groups: every event, but never a flood of messages."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any, NamedTuple
 
 import structlog
 
-log = structlog.get_logger("penstock.rpc")
+logger = structlog.get_logger("penstock.rpc")
 
 LINES, WINDOW_S = 8, 10.0
-"""So many events of a kind about one group are lines of their own within so many seconds."""
+"""This many events of a kind about a group are logged one by one within this many seconds."""
 
 MAX_WINDOW_S = 300.0
-"""While there are more than that, they come in one line after 10, 20, 40, ... seconds, and then
-after every so many: a reader that comes and goes all day costs a line in five minutes."""
+"""Further events are summed up in a message after 10, 20, 40, ... seconds, and then at this
+interval: a reader that reconnects all day costs a message in five minutes."""
 
 MAX_PLACES = 256
-"""Groups that are counted each on its own; those beyond share their lines."""
+"""Groups that are counted each on its own; further ones share their messages."""
 
 MAX_RANKS = 10
-"""Runs of ranks that a line names."""
+"""Runs of ranks that a message names."""
 
 
 class Event(NamedTuple):
-    """A kind of event: what its own line is called, and a line about several of them."""
+    """A kind of event: the message about a single one, and that about several."""
 
-    one: str
+    single: str
     many: str
 
 
@@ -48,13 +48,13 @@ UNCHECKED = Event("a reader was not checked", "readers were not checked")
 
 @dataclass
 class _Window:
-    """What happened of one kind about one group lately.
+    """Recent events of a kind about a group.
 
     Attributes:
         ends_s: When the window ends.
         length_s: How long it is.
-        told: Lines that were written in it; LINES or more = what comes is only counted.
-        last: The fields of the last event that had no line.
+        told: Messages that were logged in it; LINES or more = further events are only counted.
+        last: The fields of the last event without a message.
     """
 
     ends_s: float
@@ -73,13 +73,13 @@ Later = Callable[[float, Callable[[], None]], Any]
 
 
 class Story:
-    """Writes events about groups to the log.
+    """Logs events about groups.
 
-    Each of them is a line, while there are few; what is beyond `LINES` within `WINDOW_S` is counted
-    and told in one line, so that 1,000 ranks that join are some lines, too.
+    Each is a message as long as there are few; events beyond `LINES` within `WINDOW_S` are counted
+    and summed up, so that 1,000 ranks that join are a few messages, too.
 
     Args:
-        clock: Seconds that only rise.
+        clock: A monotonic clock, in seconds.
         later: How to be called at a window's end; None = by the running event loop.
     """
 
@@ -99,7 +99,7 @@ class Story:
             job: The job's name.
             group: The group's name; empty = the readers without one.
             level: `info` or `warning`.
-            fields: What else is to be said. `rank` and `why` are summed up where there are many.
+            fields: Further fields. `rank` and `why` are summed up if there are many.
         """
         now = self._clock()
         key = self._key(event, job, group, now)
@@ -108,7 +108,7 @@ class Story:
             window = self._windows[key] = _Window(now + WINDOW_S)
         if window.told < LINES:
             window.told += 1
-            _write(level, event.one, {"job": job, "group": group, **fields})
+            _write(level, event.single, {"job": job, "group": group, **fields})
             return
         if not window.count and window.length_s == WINDOW_S:
             self._at_the_end(key, window, window.ends_s - now)
@@ -120,7 +120,7 @@ class Story:
             window.whys[fields["why"]] += 1
 
     def close(self) -> None:
-        """Write what was only counted so far: the node ends."""
+        """Log what was only counted so far: the node ends."""
         for key, window in self._windows.items():
             self._sum_up(key[0], window)
         self._windows.clear()
@@ -143,7 +143,7 @@ class Story:
             return
         del self._windows[key]
         if not window.count:
-            return  # it was quiet: the next event is a line of its own again
+            return  # it was quiet: the next event gets a message of its own again
         self._sum_up(key[0], window)
         length_s = min(2 * window.length_s, MAX_WINDOW_S)
         longer = _Window(self._clock() + length_s, length_s, told=LINES)
@@ -180,7 +180,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 def _write(level: str, event: str, fields: dict[str, Any]) -> None:
     told = {name: value for name, value in fields.items() if value != ""}  # as of no group
-    (log.warning if level == "warning" else log.info)(event, **told)
+    (logger.warning if level == "warning" else logger.info)(event, **told)
 
 
 __all__ = [

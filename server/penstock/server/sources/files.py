@@ -257,7 +257,7 @@ class FileSet:
         except ImportError as error:  # the filesystem's own package: s3fs, gcsfs, adlfs
             package = getattr(error.__cause__, "name", None) or pattern.partition(":")[0]
             raise MissingExtra(
-                f"{pattern!r} needs a package that is not here: pip install {package} ({error})",
+                f"{pattern!r} needs a package that is missing: pip install {package} ({error})",
                 package=package,
                 extra="",
             ) from None

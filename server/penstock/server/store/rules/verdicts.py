@@ -297,7 +297,7 @@ def _rows(order: Order, end: int) -> int:
     """Return the offset that no lane reaches below a position."""
     total = order.batches
     end = min(end, MAX_POSITION if total is None else total)
-    return order.address(end - 1).offset + 1 if end > 0 else 0
+    return order.lane_offset(end - 1).offset + 1 if end > 0 else 0
 
 
 def _below(order: Order, end: int, lane: int) -> int:
@@ -305,7 +305,7 @@ def _below(order: Order, end: int, lane: int) -> int:
     rows = _rows(order, end)
     if rows == 0:
         return 0
-    last = order.address(min(end, MAX_POSITION if order.batches is None else order.batches) - 1)
+    last = order.lane_offset(min(end, MAX_POSITION if order.batches is None else order.batches) - 1)
     held = rows if lane <= last.lane else rows - 1
     lane_end = None if order.ends is None else order.ends[lane]
     return held if lane_end is None else min(held, lane_end)

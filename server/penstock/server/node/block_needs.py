@@ -1,4 +1,4 @@
-"""How many decoded blocks a process needs: for the groups, and the places, that its lines read."""
+"""How many decoded blocks a process needs, for the groups and positions that its lines read."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from penstock.server.roles.reading import Reading
 
 IDLE_ROUNDS = 8
 """A line that was not asked for while all others were, so many times, keeps no blocks: its reader
-may be gone. Where it is not, its blocks are read once more."""
+may be gone. If it is not, its blocks are read again."""
 
 
-class Places:
-    """Counts the places that one job's lines in this process read from.
+class BlockNeeds:
+    """Counts the decoded blocks that one job's lines in this process need.
 
     Lines of one group read the same blocks, unless they serve readers that are far apart: then a
     lane has several lines, and each of them counts.
@@ -53,4 +53,4 @@ class Places:
         return self.reading.blocks * max(1, sum(per_group.values()))
 
 
-__all__ = ["Places"]
+__all__ = ["BlockNeeds"]

@@ -1,0 +1,46 @@
+"""Snapshots on their way to the store: when they are written."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.server.node.life import Life
+from penstock.server.node.shelf import Shelf
+from penstock.server.store.base import SnapshotRecord
+from penstock.server.store.memory import MemoryStore
+
+LOG = bytes(32)
+
+
+class CountingShelf(Shelf):
+    """Counts how often it looks for something to write."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        super().__init__(self.store, Life())
+        self.looks, self.saved = 0, asyncio.Event()
+
+    async def save(self) -> None:
+        """Write what waits."""
+        self.looks += 1
+        await super().save()
+        self.saved.set()
+
+
+async def test_an_idle_node_looks_for_no_snapshots() -> None:
+    """With `snapshot_seconds: 0` each is written at once, and nothing runs in between."""
+    shelf = CountingShelf()
+    await shelf.store.open()
+    saving = asyncio.create_task(shelf.keep_saving(0))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    looks_while_idle = shelf.looks
+
+    shelf.put(SnapshotRecord(LOG, 0, 16, b"snapshot"))
+    await asyncio.wait_for(shelf.saved.wait(), 60)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    saving.cancel()
+
+    assert (looks_while_idle, shelf.looks) == (0, 1)
+    assert await shelf.store.nearest_snapshot(LOG, 0, 16) is not None
