@@ -198,6 +198,16 @@ class Log:
         self._forget(entry)
         entry.fail(error)
 
+    def back(self, entry: Entry) -> None:
+        """The worker that made this entry is gone: somebody else shall make it."""
+        if entry.state is not State.MAKING:  # its lane was stopped meanwhile
+            return
+        self.making -= 1
+        if entry.readers:
+            self._queue(entry)
+        else:
+            self._forget(entry)
+
     # --- where lanes end ---
 
     def counted_ends(self) -> list[tuple[int, int]]:
@@ -253,17 +263,7 @@ class Log:
         if entry.state is State.WANTED:
             self._queue(entry)
 
-    # --- what comes back ---
-
-    def back(self, entry: Entry) -> None:
-        """The worker that made this entry is gone: somebody else shall make it."""
-        if entry.state is not State.MAKING:  # its lane was stopped meanwhile
-            return
-        self.making -= 1
-        if entry.readers:
-            self._queue(entry)
-        else:
-            self._forget(entry)
+    # --- what is not made any more ---
 
     def wants(self, entry: Entry) -> bool:
         """Tell whether somebody still waits for this entry to be made."""
