@@ -61,8 +61,8 @@ class Loader:
             `None` makes it from torch.distributed or the launcher's variables.
         prefetch: How many batches may be ready beyond the one in use. A larger number bridges
             longer pauses of the node, and takes memory for that many batches, here and in the node,
-            up to `Limits.prefetch_bytes`. `None`: 4, and of small ones as many as 8 MiB hold, up to
-            64. 1 holds the least.
+            up to `Limits.prefetch_bytes`. `None` takes 4, or as many small ones as 8 MiB hold, up
+            to 64, which suits most runs; 1 takes the least memory.
         limits: How much memory batches may take, a `Limits`; the default suits most runs.
         deadline_s: Seconds to wait for a batch, or for a node, before an error says why. More sit
             out a longer absence of the node. Stay below the timeout of your collectives (600 for
