@@ -89,7 +89,7 @@ def connected(servers: list[Server], job: str, share: Share) -> Iterator[Read]:
         session = Session(
             target=servers[0].address,
             job=job,
-            log_id=told[0].log_id,
+            timeline=((0, told[0].log_id),),
             store=told[0].store,
             batches=told[0].batches if told[0].HasField("batches") else None,
             share=share,

@@ -33,6 +33,7 @@ from penstock.server.node.messages import CloseLine, Make, OpenLine, Plan, Produ
 from penstock.server.node.observer import Observer
 from penstock.server.node.page import Note
 from penstock.server.node.process import Ticket, WorkerProcess
+from penstock.server.node.room import find_room
 from penstock.server.node.setups import Setups
 from penstock.server.node.shelf import Shelf
 from penstock.server.pipeline.items import Items
@@ -157,13 +158,7 @@ class Dispatch:
         if wanted[index].suspect and worker.tickets:
             return False  # it is made alone, so that nothing else waits for it
         _, _, one, entry, lane = wanted[index]
-        busy = sum(other.busy_bytes for other in self.logs.values())
-        if busy + one.largest_bytes > self._bound_bytes:
-            # Also for what is always admitted: it goes above the bound, what is only kept does not.
-            for other in self.logs.values():
-                other.kept.shed()
-            busy = sum(other.busy_bytes for other in self.logs.values())
-        if not one.admits(entry, busy):
+        if not find_room(one, entry, self.logs.values()):
             return False
         self._assign(one, entry, lane, worker)
         del wanted[index]
