@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -23,7 +24,9 @@ class TestMemoryStore(StoreContract):
 
 
 class TestSqliteStore(StoreContract):
-    """The embedded store."""
+    """The embedded store; what it decides by is what the memory store decides by."""
+
+    history_calls: ClassVar[int] = 3
 
     def make(self, folder: Path) -> Store:
         """Return the store of a file in the folder."""

@@ -111,12 +111,13 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run_command(["penstock.server.cli", *arguments], environment=os.environ)
 
 
-@pytest.mark.parametrize("tokenizer", [False, True], ids=["without", "with tokenizer"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "parquet alone", "tokenized alone"])
 def test_what_init_writes_passes_check(
-    kind: str, tokenizer: bool, home: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On every kind of data, with and without a tokenizer beside it, unedited."""
+    """On every kind of data, with a tokenizer beside it and alone, unedited."""
+    tokenizer = not kind.endswith(" alone")
+    kind = kind.removesuffix(" alone")
     write, source_type, column = KINDS[kind]
     (home / "data").mkdir()
     files = write(home / "data")
@@ -580,18 +581,15 @@ from pathlib import Path
 import numpy as np
 from penstock.server.roles import RawItemProcessor
 
-class Zone(RawItemProcessor):
+class Place(RawItemProcessor):
     def process(self, raw, context):
-        return {"x": raw["x"], "hour": time.localtime(raw["x"]).tm_hour}
-
-class Language(RawItemProcessor):
-    def process(self, raw, context):
-        return {"x": raw["x"], "language": os.environ["LANG"]}
+        hour = time.localtime(raw["x"]).tm_hour
+        return {"x": raw["x"], "hour": hour, "language": os.environ["LANG"]}
 
 class Product(RawItemProcessor):
     def process(self, raw, context):
         rng = np.random.default_rng(raw["x"])
-        shapes = ((300, 2000), 2000)
+        shapes = ((100, 2000), 2000)
         matrix, vector = (rng.standard_normal(shape, dtype=np.float32) for shape in shapes)
         return {"x": matrix @ vector}
 
@@ -620,20 +618,26 @@ def check_surroundings(home: Path, role: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.parametrize(
-    ("role", "note"),
+    ("role", "notes"),
     [
-        ("Zone", "depends on the time zone: Zone gives another value there, first 'hour' of item"),
-        ("Language", "depends on the locale: Language gives another value there, first 'language'"),
-        ("Relative", "depends on the working folder: it fails there:"),
+        (
+            "Place",
+            [
+                "depends on the time zone: Place gives another value there, first 'hour' of item",
+                "depends on the locale: Place gives another value there, first 'language'",
+            ],
+        ),
+        ("Relative", ["depends on the working folder: it fails there:"]),
     ],
 )
-def test_check_names_what_a_role_depends_on(role: str, note: str, home: Path) -> None:
-    """It is fixed wherever batches are computed, so it is a note: one, with role and key."""
+def test_check_names_what_a_role_depends_on(role: str, notes: list[str], home: Path) -> None:
+    """It is fixed wherever batches are computed, so it is a note: one each, with role and key."""
     done = check_surroundings(home, role)
 
     assert done.returncode == 0, done.stderr
-    assert [line for line in done.stdout.splitlines() if "depends on" in line and note in line]
-    assert done.stdout.count("depends on") == 1
+    for note in notes:
+        assert [line for line in done.stdout.splitlines() if "depends on" in line and note in line]
+    assert done.stdout.count("depends on") == len(notes)
 
 
 def test_check_allows_products_of_matrices(home: Path) -> None:
@@ -769,7 +773,7 @@ def test_check_measures_packing_past_the_first_fill_of_the_pool(
     assert run(["check", "ids.yaml", "--json", "--batches", "2"]) == 0
 
     [job] = json.loads(capsys.readouterr().out)["jobs"]
-    while line.offset < 2 or line.planner.counters["drawn"] < POOLS_PASSED * pool_size:
+    while line.offset < 2 or line.planner.drawn < POOLS_PASSED * pool_size:
         line.advance()
     tokens = sum(ref.size for _ in range(MAX_BATCHES) for row in line.advance().rows for ref in row)
     assert job["efficiency"] == pytest.approx(tokens / (64 * MAX_BATCHES))

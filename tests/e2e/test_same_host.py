@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import hashlib
+import itertools
 import multiprocessing
 import os
 import random
@@ -28,6 +29,7 @@ from penstock.client import Loader
 from penstock.client.reading.borrowing import MAX_MAPPINGS, Borrower, NotLent
 from penstock.client.reading.buffers import BufferPool
 from penstock.server.node.arena import ArenaWriter
+from penstock.server.node.room import GAVE_WAY
 from penstock.wire import memory
 from penstock.wire.v1 import feed_pb2
 
@@ -177,6 +179,40 @@ def test_a_laggard_that_holds_its_share_slows_nobody(runtime: Path, tmp_path: Pa
         finally:
             hoarder.close()
         eventually(lambda: is_settled(server), 30, "the end of its connection gives all back")
+
+
+def test_readers_that_ask_for_all_and_take_nothing_keep_no_memory(
+    runtime: Path, tmp_path: Path
+) -> None:
+    """What is made for others is not kept for them, on either way, and is made again in time."""
+    bound, largest = 1 << 20, 301_000
+    file = job_file(tmp_path, f"unix:{runtime}/node.sock", ready_bytes=str(bound))
+    with serving(file) as server:
+        hoarder = Hoarder(server.address)
+        stalled = server.read("job", horizon=1 << 30)
+        try:
+            hoarder.read(1)
+            early = stalled.take(1)
+            used: list[int] = []
+            bodies: dict[int, bytes] = {}
+            with Loader(server.address, "job", rank=0, world_size=1, as_numpy=True) as loader:
+                for batch in itertools.islice(loader, 200):
+                    assert batch.body is not None
+                    bodies[batch.position] = batch.body.tobytes()
+                    if batch.position % 20 == 0:
+                        status = server.status()
+                        [job] = status["jobs"]
+                        used.append(job["ready_bytes"] + job["kept_bytes"] + status["lent_bytes"])
+                    early += stalled.take(1) if batch.position == 150 else []
+            # Of 22 MB that were read. Each of three readers may be owed one batch above the bound.
+            assert max(used) <= bound + 4 * largest, used
+            server.events(GAVE_WAY, at_least=1)
+            late = {batch.header.position: batch.body for batch in [*early, *stalled.take(100)]}
+            assert len(late) == 102, "each came once"
+            assert late.items() <= bodies.items()
+        finally:
+            stalled.cancel()
+            hoarder.close()
 
 
 def test_a_consumer_that_returns_what_it_has_not_borrowed_is_lent_no_more(server: Server) -> None:

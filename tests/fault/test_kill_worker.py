@@ -14,7 +14,7 @@ from penstock.server.jobs.load import load
 
 pytestmark = pytest.mark.fault
 
-KILLS = 16
+KILLS = 10
 
 
 @pytest.mark.parametrize(("job", "workers"), [("packed", 1), ("packed", 3), ("sized", 2)])

@@ -16,6 +16,7 @@ from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
 from penstock.server.node.lanes import KEPT_PLANS
 from penstock.server.node.memory import sealed_memory
 from penstock.server.node.reader import MAX_PENDING, Reader
+from penstock.server.node.room import is_owed, lacks, spare
 from penstock.server.node.spans import ArenaReader, Span
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import BadItem
@@ -39,7 +40,7 @@ def whole(log: Log, horizon: int, start: int = 0, lanes: frozenset[int] | None =
 def best(log: Log) -> Entry | None:
     """Return the most urgent entry that may be made, as a node picks it."""
     for one in sorted(candidates(log), key=lambda one: one.rank):
-        if log.admits(one.entry, log.busy_bytes):
+        if is_owed(one.entry) or lacks(log, one.entry, log.busy_bytes) <= 0:
             return one.entry
     return None
 
@@ -142,6 +143,38 @@ def test_the_owed_batch_is_admitted_above_the_bound() -> None:
 
     assert sorted({0, *made}) == [0, 16]
     assert [reader.head for reader in readers] == [0, 16]
+
+
+def test_what_is_kept_for_a_wide_horizon_gives_way_to_what_is_owed() -> None:
+    """Farthest first, never what is owed or being sent, and only where the allowance is used up."""
+    log = Log(make_job(), bound_bytes=3 * SIZE)
+    wide, near = whole(log, 1 << 30), whole(log, 6, start=6)
+    near.extend(100)
+    made = {}
+    for position in (0, 1, 2, 6, 7):
+        [made[position]] = [e for e in wide.pending.values() if e.key.position == position]
+        finish(log, made[position])
+    sending = near.take()
+
+    owed = near.owed
+    assert owed is made[7]
+    missing = near.pending[8]
+    assert lacks(log, missing, log.busy_bytes) > 0
+    assert spare(log, missing) == []  # nobody is owed it, and nobody has stalled
+    wide.moved_at -= 60
+    assert {entry.key.position for _, entry in spare(log, missing)} == {1, 2}
+
+    log.push_out(made[2])
+    assert wide.pending[2] is not made[2]
+    assert wide.pending[2].state is State.WANTED
+    assert log.ready_bytes == 4 * SIZE
+    assert sending is made[6]
+    finish(log, wide.pending[2])
+    assert [entry.key.position for entry in (wide.take(), wide.take(), wide.take()) if entry] == [
+        0,
+        1,
+        2,
+    ]
 
 
 def test_a_head_does_not_wait_behind_another_readers_batches() -> None:

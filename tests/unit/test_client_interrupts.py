@@ -19,7 +19,7 @@ import pytest
 from harness import ENVIRONMENT, write_job_file
 from unit.served import ServedNode
 
-COUNT = int(os.environ.get("TEST_INTERRUPTS", "2300"))
+COUNT = int(os.environ.get("TEST_INTERRUPTS", "1500"))
 DEADLINE_S = 60 + COUNT / 50
 
 

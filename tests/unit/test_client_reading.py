@@ -434,14 +434,41 @@ def test_an_evaluation_of_an_endless_job_needs_max_steps(node: ServedNode) -> No
         ({"start": "begin"}, "start='begin'"),
         ({"prefetch": 0}, "prefetch=0"),
         ({"batches_per_step": 0}, "batches_per_step=0"),
+        ({"mode": ["eval"]}, r"mode=\['eval'\]: use 'stream' or 'eval'"),
+        ({"mode": np.array(["eval"])}, "mode="),
+        ({"tail": None}, "tail=None: use 'pad' or 'drop'"),
+        ({"start": True}, "start=True"),
+        ({"start": 1.5}, "start=1.5"),
+        ({"start": 1 << 63}, "start=9223372036854775808"),
+        ({"start": np.array([1, 2])}, "start="),
+        ({"prefetch": 1 << 63}, "prefetch=9223372036854775808: use an integer of at most"),
+        ({"prefetch": True}, "prefetch=True: use an integer of at least 1"),
+        ({"prefetch": "8"}, "prefetch='8'"),
+        ({"prefetch": 2.5}, "prefetch=2.5"),
+        ({"prefetch": float("nan")}, "prefetch=nan"),
+        ({"batches_per_step": [4]}, r"batches_per_step=\[4\]"),
+        ({"max_steps": -1, "mode": "eval"}, "max_steps=-1"),
         ({"deadline_s": 0}, "deadline_s=0"),
+        ({"deadline_s": True}, "deadline_s=True"),
+        ({"deadline_s": None}, "deadline_s=None"),
         ({"deadline_s": "9"}, "deadline_s='9': use seconds above 0"),
         ({"deadline_s": float("nan")}, "deadline_s=nan"),
         ({"limits": 9}, r"limits=9: pass Limits\(\.\.\.\)"),
         ({"ranks": Ranks(0, 2)}, "rank=, world_size= beside ranks=: pass it in Ranks"),
         ({"rank": "0"}, "rank='0': use an integer"),
         ({"mesh": 3, "rank": None, "world_size": None}, "mesh=3: pass a DeviceMesh"),
+        ({"rank": 1.0}, "rank=1.0: use an integer"),
+        ({"rank": True}, "rank=True: use an integer"),
+        ({"world_size": "2"}, "world_size='2': use an integer"),
+        ({"ranks": (0, 1), "rank": None, "world_size": None}, r"ranks=\(0, 1\): pass Ranks"),
         ({"group": ""}, "group=''"),
+        ({"group": 3}, "group=3: pass a name of printable characters"),
+        ({"group": "a\nb"}, r"group='a\\nb'"),
+        ({"attempt": ""}, "attempt='': pass a name of printable characters, or leave it out"),
+        ({"attempt": "\ud800"}, "attempt="),
+        ({"meta": "no"}, "meta='no': use True or False"),
+        ({"meta": None}, "meta=None"),
+        ({"as_numpy": 1}, "as_numpy=1: use True or False"),
         ({"mode": "eval", "group": "run"}, "ephemeral"),
         ({"mode": "eval", "start": 3}, "starts at step 0"),
         ({"max_steps": 3}, "max_steps=3"),
@@ -461,7 +488,15 @@ def test_arguments_that_cannot_be_are_refused_by_name(
         (Limits, {"prefetch_bytes": "1 GiB"}, "prefetch_bytes='1 GiB': use an integer"),
         (Limits, {"prefetch_bytes": 0}, "prefetch_bytes=0: use an integer of at least 1"),
         (Limits, {"max_body_bytes": float("inf")}, "max_body_bytes=inf"),
+        (Limits, {"max_body_bytes": None}, "max_body_bytes=None"),
+        (Limits, {"device_batches": 0}, "device_batches=0: use an integer of at least 1"),
+        (Limits, {"device_batches": True}, "device_batches=True"),
         (Ranks, {"rank": 0}, "without world_size="),
+        (Ranks, {"rank": 0, "world_size": False}, "world_size=False: use an integer"),
+        (Ranks, {"mesh": 1, "dp": 5}, "dp=5: pass the name of a dimension, or several"),
+        (Ranks, {"mesh": 1, "cp": ["cp", 2]}, r"cp=\['cp', 2\]"),
+        (Ranks, {"mesh": 1, "tp": ()}, r"tp=\(\)"),
+        (Ranks, {"mesh": 1, "pp": ""}, "pp=''"),
         (Ranks, {"rank": "0", "world_size": 1}, "rank='0': use an integer"),
         (Ranks, {"dp": "dp", "tp": "tp"}, "dp=, tp= stands for dimensions of a mesh: pass mesh="),
     ],
@@ -471,6 +506,32 @@ def test_a_value_that_cannot_be_is_refused_where_it_is_made(
 ) -> None:
     with pytest.raises(InvalidRequest, match=sentence):
         value(**options)
+
+
+def test_a_job_and_calls_are_refused_by_what_they_were_given(node: ServedNode) -> None:
+    for job in ("", None, 3):
+        with pytest.raises(InvalidRequest, match=f"job={job!r}: pass the name of a job"):
+            Loader(node.address, job, rank=0, world_size=1)  # type: ignore[arg-type]
+    with alone(node) as loader:
+        for step in (-1, 1 << 63, 1.0, "1", True, None):
+            with pytest.raises(InvalidRequest, match=r"seek\("):
+                loader.seek(step)  # type: ignore[arg-type]
+
+
+def test_whole_numbers_of_other_kinds_are_what_they_stand_for(node: ServedNode) -> None:
+    """Integers of NumPy, and floats such as a division leaves them."""
+    options = {
+        "rank": np.int32(1),
+        "world_size": np.uint8(2),
+        "batches_per_step": 4.0,
+        "prefetch": np.float64(3),
+        "start": np.int64(2),
+        "deadline_s": np.float32(60),
+        "limits": Limits(prefetch_bytes=1e6, max_body_bytes=np.int64(1 << 20)),  # type: ignore[arg-type]
+    }
+    with alone(node, **options) as loader:
+        assert [batch.position for batch in take(loader, 4)] == [9, 11, 13, 15]
+        assert loader.state_dict()["step"] == 4
 
 
 def test_a_rank_is_said_by_arguments_or_by_one_value(node: ServedNode) -> None:

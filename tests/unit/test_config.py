@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.server.core.nearest import hint, nearest
 from penstock.server.job import Job
 from penstock.server.jobs.load import Config, load
 from penstock.server.jobs.settings import JobSettings, ServerSettings, parse_bytes
 from penstock.wire.errors import InvalidJob, InvalidRequest, UnknownJob
+from penstock.wire.nearest import hint, nearest
 
 GOOD = """\
 server:

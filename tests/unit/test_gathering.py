@@ -12,8 +12,7 @@ from harness import StubReader, open_channel
 from penstock.client import Limits, Loader
 from penstock.server.node.entry import Entry, Key
 from penstock.server.rpc import gathering
-from penstock.server.rpc.gathering import GATHER_S, gathers_until
-from penstock.server.rpc.parcel import Parcel
+from penstock.server.rpc.gathering import GATHER_S, Parcel, gathers_until
 from penstock.wire import CHUNK_BYTES
 from penstock.wire.errors import BadItem, DataTimeout, StaleGeneration
 from penstock.wire.v1 import feed_pb2

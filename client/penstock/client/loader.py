@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Literal, NoReturn
 
 from penstock.client.aside import tell
-from penstock.client.options import LIMITS, Limits, Options, check_step, one_rank
+from penstock.client.options import LIMITS, Limits, Options, one_rank
 from penstock.client.passes import Batches
 from penstock.client.reader import Reader
 from penstock.client.run.ranks import Ranks, WorldRank
@@ -17,6 +17,7 @@ from penstock.client.run.session import Start
 from penstock.client.run.state import State
 from penstock.client.step_passes import Steps
 from penstock.client.steps import Batch, BatchInfo, Step
+from penstock.wire.checks import step_argument
 from penstock.wire.errors import InvalidRequest, NoGroup, PastEnd, PositionFar
 from penstock.wire.transport import Transport
 
@@ -60,8 +61,8 @@ class Loader:
             `None` makes it from torch.distributed or the launcher's variables.
         prefetch: How many batches may be ready beyond the one in use. A larger number bridges
             longer pauses of the node, and takes memory for that many batches, here and in the node,
-            up to `Limits.prefetch_bytes`. `None`: 4, and of small ones as many as 8 MiB hold, up to
-            64. 1 holds the least.
+            up to `Limits.prefetch_bytes`. `None` takes 4, or as many small ones as 8 MiB hold, up
+            to 64, which suits most runs; 1 takes the least memory.
         limits: How much memory batches may take, a `Limits`; the default suits most runs.
         deadline_s: Seconds to wait for a batch, or for a node, before an error says why. More sit
             out a longer absence of the node. Stay below the timeout of your collectives (600 for
@@ -195,7 +196,7 @@ class Loader:
         self._reader.check()
         at = self._reader.at
         if position is not None or at.session is None:
-            marked = check_step("mark", 0 if position is None else position)
+            marked = step_argument("mark", 0 if position is None else position)
         elif at.marked is None:
             marked = at.pass_first
         else:
@@ -243,7 +244,7 @@ class Loader:
         group = self._need_group("commit")
         session = self._reader.started()
         if step is not None:
-            step = check_step("commit", step)
+            step = step_argument("commit", step)
         reply = self._opener.control.commit(
             group,
             session.token,
@@ -264,7 +265,7 @@ class Loader:
         """
         group = self._need_group("checkpoint")
         if step is not None:
-            step = check_step("checkpoint", step)
+            step = step_argument("checkpoint", step)
         return int(self._opener.control.checkpoint(group, name, step).step)
 
     def seek(self, step: int | None = None, *, position: int | None = None) -> None:
@@ -285,7 +286,7 @@ class Loader:
             raise InvalidRequest("seek() takes a step, or position= for an ephemeral Loader")
         target = step if step is not None else position
         assert target is not None
-        target = check_step("seek", target)
+        target = step_argument("seek", target)
         if position is not None and self.group is not None:
             raise InvalidRequest(
                 f"seek(position={position}): group {self.group!r} stands at steps; pass step=, or "

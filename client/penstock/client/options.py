@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
-from operator import index
 from typing import Any, NoReturn
 
 from penstock.client.run.ranks import Ranks
+from penstock.wire.checks import (
+    as_integer,
+    choice_argument,
+    count_argument,
+    flag_argument,
+    name_argument,
+    seconds_argument,
+)
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.order import MAX_POSITION
 from penstock.wire.transport import Transport
@@ -17,15 +23,6 @@ MAX_BODY_BYTES = 4 << 30
 
 PREFETCH_BYTES = 512 << 20
 """Four batches of 128 MB; a larger `prefetch` of small batches stays below this, too."""
-
-
-def _check_count(name: str, value: Any) -> None:
-    """Refuse what is not a whole number from 1 to `MAX_POSITION`; one of NumPy is, or 64.0."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or value != value // 1 or value < 1:
-        _refuse(f"{name}={value!r}: use an integer of at least 1")
-    if value > MAX_POSITION:
-        _refuse(f"{name}={value!r}: use an integer of at most {MAX_POSITION}")
 
 
 def _refuse(sentence: str) -> NoReturn:
@@ -59,7 +56,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("prefetch_bytes", "max_body_bytes", "device_batches"):
-            _check_count(name, getattr(self, name))
+            object.__setattr__(self, name, count_argument(name, getattr(self, name)))
 
 
 LIMITS = Limits()
@@ -92,24 +89,31 @@ class Options:
     as_numpy: bool | None
 
     def __post_init__(self) -> None:
-        for name, choices in (("mode", ("stream", "eval")), ("tail", ("pad", "drop"))):
-            if getattr(self, name) not in choices:
-                _refuse(f"{name}={getattr(self, name)!r}: use {' or '.join(map(repr, choices))}")
-        self._check_start()
+        choice_argument("mode", self.mode, ("stream", "eval"))
+        choice_argument("tail", self.tail, ("pad", "drop"))
+        self._keep("start", self._start())
         for name in ("batches_per_step", "prefetch", "max_steps"):
-            if getattr(self, name) is not None:
-                _check_count(name, getattr(self, name))
+            value = getattr(self, name)
+            if value is not None:
+                self._keep(name, count_argument(name, value))
         for name, cls in (("ranks", Ranks), ("limits", Limits)):
             if not isinstance(getattr(self, name), cls):
                 _refuse(f"{name}={getattr(self, name)!r}: pass {cls.__name__}(...)")
-        seconds = self.deadline_s
-        if isinstance(seconds, bool) or not isinstance(seconds, Real) or not float(seconds) > 0:
-            _refuse(f"deadline_s={seconds!r}: use seconds above 0")
+        self._keep("deadline_s", seconds_argument("deadline_s", self.deadline_s))
         if not self.job or not isinstance(self.job, str):
             _refuse(f"job={self.job!r}: pass the name of a job of the server")
-        self._check_name("group", "None for an ephemeral reader")
-        self._check_name("attempt", "leave it out")
+        if self.group is not None:
+            name_argument("group", self.group, "None for an ephemeral reader")
+        if self.attempt is not None:
+            name_argument("attempt", self.attempt, "leave it out")
+        flag_argument("meta", self.meta)
+        if self.as_numpy is not None:
+            flag_argument("as_numpy", self.as_numpy)
         self._check_eval()
+
+    def _keep(self, name: str, value: Any) -> None:
+        """Keep an argument as what it stands for: 64 for 64.0, or an integer of NumPy."""
+        object.__setattr__(self, name, value)
 
     @property
     def tail_pad(self) -> bool:
@@ -121,18 +125,14 @@ class Options:
         """Whether every iter() is one whole pass."""
         return self.mode == "eval"
 
-    def _check_start(self) -> None:
-        start = self.start
-        if start not in ("cursor", "state") and (
-            isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= MAX_POSITION
-        ):
+    def _start(self) -> str | int:
+        start: Any = self.start
+        if isinstance(start, str) and start in ("cursor", "state"):
+            return start
+        number = as_integer(start)
+        if number is None or not 0 <= number <= MAX_POSITION:
             _refuse(f'start={start!r}: use "cursor", "state" or a step from 0 to {MAX_POSITION}')
-
-    def _check_name(self, name: str, otherwise: str) -> None:
-        value = getattr(self, name)
-        # What cannot be printed cannot be typed again, and half a surrogate pair cannot be sent.
-        if value is not None and not (isinstance(value, str) and value and value.isprintable()):
-            _refuse(f"{name}={value!r}: pass a name of printable characters, or {otherwise}")
+        return number
 
     def _check_eval(self) -> None:
         if self.is_eval:
@@ -162,29 +162,4 @@ def one_rank(rank: int | None, world_size: int | None, mesh: Any, ranks: Ranks |
     return ranks
 
 
-def check_step(call: str, step: int) -> int:
-    """Return a step, or a position, as the integer that it is.
-
-    Args:
-        call: What was called, for the message.
-        step: What was given.
-
-    Raises:
-        InvalidRequest: It is not an integer, or out of range.
-    """
-    try:
-        number = index(step)
-    except TypeError:
-        raise InvalidRequest(
-            f"{call}({step!r}): pass an integer", field="step", value=repr(step)
-        ) from None
-    if not 0 <= number <= MAX_POSITION:
-        raise InvalidRequest(
-            f"{call}({number}): steps and positions go from 0 to {MAX_POSITION}",
-            field="step",
-            value=number,
-        )
-    return number
-
-
-__all__ = ["LIMITS", "Limits", "Options", "check_step", "one_rank"]
+__all__ = ["LIMITS", "Limits", "Options", "one_rank"]

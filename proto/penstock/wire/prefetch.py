@@ -1,4 +1,4 @@
-"""How many batches a consumer fetches ahead where nobody says so: both halves reckon with it."""
+"""How many batches a consumer fetches ahead by default: both halves use it."""
 
 LEAST_AHEAD, MOST_AHEAD, AHEAD_BYTES = 4, 64, 8 << 20
 """Batches ahead of the one in use: the first number whatever their size, and as many more as the

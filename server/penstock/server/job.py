@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
-from penstock.server.core.nearest import hint
-from penstock.server.core.parameters import check_choice, check_whole
 from penstock.server.roles.base import (
     BatchCollator,
     DataDistributor,
@@ -24,7 +22,9 @@ from penstock.server.roles.batchers import SimpleBatcher
 from penstock.server.roles.collators import DefaultBatchCollator
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.processors import IdentityProcessor
+from penstock.wire.checks import check_choice, check_whole
 from penstock.wire.errors import Counting, InvalidJob, UnknownJob
+from penstock.wire.nearest import hint
 from penstock.wire.numbering import Located, Numbering
 from penstock.wire.order import Cut, Order
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.client.aside import tell
+from penstock.wire.checks import integer_argument
 from penstock.wire.errors import InvalidRequest, RankOutOfRange
 
 logger = logging.getLogger("penstock")
@@ -78,13 +79,17 @@ class Ranks:
     def __post_init__(self) -> None:
         for name in ("rank", "world_size"):
             value = getattr(self, name)
-            if value is not None and not hasattr(value, "__index__"):
-                raise InvalidRequest(f"{name}={value!r}: use an integer")
+            if value is not None:
+                object.__setattr__(self, name, integer_argument(name, value))
         if (self.rank is None) != (self.world_size is None):
             given, missing = ("rank", "world_size")
             if self.rank is None:
                 given, missing = missing, given
             raise InvalidRequest(f"{given}= is given without {missing}=: pass both, or neither")
+        for name in ("dp", *OTHER_DIMENSIONS):
+            names = getattr(self, name)
+            if names is not None and not _are_names(names):
+                raise InvalidRequest(f"{name}={names!r}: pass the name of a dimension, or several")
         named = [name for name in ("dp", *OTHER_DIMENSIONS) if getattr(self, name) is not None]
         if named and self.rank is None and self.mesh is None:
             names = ", ".join(f"{name}=" for name in named)
@@ -194,6 +199,11 @@ def _from_mesh(ranks: Ranks) -> WorldRank:
         rank = rank * size + int(coordinate[axis])
         world_size *= size
     return WorldRank(rank, world_size, f"mesh dimensions {', '.join(dimensions)}")
+
+
+def _are_names(given: Any) -> bool:
+    several = given if isinstance(given, list | tuple) else [given]
+    return bool(several) and all(isinstance(name, str) and name for name in several)
 
 
 def _names(given: str | Sequence[str]) -> list[str]:

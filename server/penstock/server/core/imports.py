@@ -14,9 +14,9 @@ from typing import Any
 
 from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_text
-from penstock.server.core.nearest import nearest
 from penstock.server.core.neighbours import add_folder, neighbours, source_hash
 from penstock.wire.errors import InvalidJob
+from penstock.wire.nearest import nearest
 
 _HERE = Path(__file__).parent
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.server.core.nearest import hint
 from penstock.server.job import DEFAULT_LANES
 from penstock.server.jobs.location import Location
 from penstock.server.jobs.registry import KINDS, build
 from penstock.server.jobs.validate import shown
 from penstock.server.roles.base import IndexedSource, RawItem
 from penstock.wire.errors import InvalidRequest
+from penstock.wire.nearest import hint
 
 BUILDERS = {
     ".parquet": "parquet",

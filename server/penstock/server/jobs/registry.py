@@ -17,7 +17,6 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from penstock.server.core.contained import contained
 from penstock.server.core.frames import error_line, user_line, user_traceback
 from penstock.server.core.imports import is_file_spec, load_attribute
-from penstock.server.core.nearest import hint
 from penstock.server.jobs.location import Location
 from penstock.server.jobs.validate import shown
 from penstock.server.roles.base import (
@@ -37,6 +36,7 @@ from penstock.server.roles.processors import BUILTIN_PROCESSORS, FunctionProcess
 from penstock.server.roles.role import Role
 from penstock.server.sources import BUILTIN_SOURCES
 from penstock.wire.errors import InvalidJob, PenstockError
+from penstock.wire.nearest import hint
 
 
 @dataclass(frozen=True)

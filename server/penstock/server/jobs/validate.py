@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from penstock.server.core.nearest import hint
 from penstock.server.jobs.location import KeyPath, Location
 from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings
+from penstock.wire.nearest import hint
 
 Model = TypeVar("Model", bound=BaseModel)
 

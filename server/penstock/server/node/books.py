@@ -131,16 +131,15 @@ class Log:
 
     # --- supply ---
 
-    def admits(self, entry: Entry, busy_bytes: int) -> bool:
-        """Tell whether a batch may be made now.
-
-        Args:
-            entry: The batch.
-            busy_bytes: Bytes that are ready or reserved on the whole node.
-        """
-        if entry.is_asked or any(reader.owed is entry for reader in entry.readers):
-            return True
-        return busy_bytes + self.largest_bytes <= self.bound_bytes
+    def push_out(self, entry: Entry) -> None:
+        """Free what is ready for later: it is made again when its readers come to it."""
+        fresh = Entry(entry.key, readers=entry.readers)
+        self.entries[entry.key] = fresh
+        self.ready_bytes -= entry.nbytes
+        self.kept.free(entry)
+        for reader in fresh.readers:
+            reader.replaced(entry, fresh)
+        self._queue(fresh)
 
     @property
     def busy_bytes(self) -> int:
@@ -199,6 +198,16 @@ class Log:
         self._forget(entry)
         entry.fail(error)
 
+    def back(self, entry: Entry) -> None:
+        """The worker that made this entry is gone: somebody else shall make it."""
+        if entry.state is not State.MAKING:  # its lane was stopped meanwhile
+            return
+        self.making -= 1
+        if entry.readers:
+            self._queue(entry)
+        else:
+            self._forget(entry)
+
     # --- where lanes end ---
 
     def counted_ends(self) -> list[tuple[int, int]]:
@@ -254,17 +263,7 @@ class Log:
         if entry.state is State.WANTED:
             self._queue(entry)
 
-    # --- what comes back ---
-
-    def back(self, entry: Entry) -> None:
-        """The worker that made this entry is gone: somebody else shall make it."""
-        if entry.state is not State.MAKING:  # its lane was stopped meanwhile
-            return
-        self.making -= 1
-        if entry.readers:
-            self._queue(entry)
-        else:
-            self._forget(entry)
+    # --- what is not made any more ---
 
     def wants(self, entry: Entry) -> bool:
         """Tell whether somebody still waits for this entry to be made."""

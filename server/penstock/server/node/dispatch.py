@@ -33,11 +33,12 @@ from penstock.server.node.messages import CloseLine, Make, OpenLine, Plan, Produ
 from penstock.server.node.observer import Observer
 from penstock.server.node.page import Note
 from penstock.server.node.process import Ticket, WorkerProcess
+from penstock.server.node.room import find_room
 from penstock.server.node.setups import Setups
 from penstock.server.node.shelf import Shelf
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import far
-from penstock.server.pipeline.planner import Planner
+from penstock.server.pipeline.planner import open_planner
 from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.wire.errors import PenstockError
 
@@ -102,7 +103,7 @@ class Dispatch:
         workers = len(self._crew)
         ahead = AHEAD_PER_WORKER * workers, AHEAD_BYTES * workers
         self.logs[job.log_id] = Log(job, self._bound_bytes, *ahead)
-        self._seekable[job.log_id] = Planner(job, 0, Items(job)).can_seek()
+        self._seekable[job.log_id] = open_planner(job, 0, Items(job)).can_seek()
 
     def name(self, log_id: bytes | None) -> str | None:
         """Return what people call a log: a job's name."""
@@ -157,13 +158,7 @@ class Dispatch:
         if wanted[index].suspect and worker.tickets:
             return False  # it is made alone, so that nothing else waits for it
         _, _, one, entry, lane = wanted[index]
-        busy = sum(other.busy_bytes for other in self.logs.values())
-        if busy + one.largest_bytes > self._bound_bytes:
-            # Also for what is always admitted: it goes above the bound, what is only kept does not.
-            for other in self.logs.values():
-                other.kept.shed()
-            busy = sum(other.busy_bytes for other in self.logs.values())
-        if not one.admits(entry, busy):
+        if not find_room(one, entry, self.logs.values()):
             return False
         self._assign(one, entry, lane, worker)
         del wanted[index]

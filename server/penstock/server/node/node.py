@@ -43,7 +43,7 @@ from penstock.wire.errors import InvalidJob, PenstockError
 from penstock.wire.numbering import Numbering
 from penstock.wire.order import Cut, Share
 
-log = structlog.get_logger("penstock.node")
+logger = structlog.get_logger("penstock.node")
 
 END_GRACE_S = 2.0
 
@@ -154,7 +154,7 @@ class Node:
         """Log a job's reading groups, and if there are more workers than suit it."""
         reading = job.distributor.reading()
         if reading is not None and reading.is_read_by_all and len(self.workers) > 1:
-            log.warning(
+            logger.warning(
                 "every worker reads and decodes all of a job; shuffle: blocks deals it to them",
                 job=job.name,
                 blocks=reading.all_blocks,
@@ -162,7 +162,7 @@ class Node:
             )
         if reading is None or reading.groups is None:
             return
-        log.info(
+        logger.info(
             "a job reads by groups",
             job=job.name,
             groups=reading.groups,
@@ -170,7 +170,7 @@ class Node:
             about_mib=round(reading.held * reading.block_bytes / 2**20),
         )
         if reading.groups < len(self.crew):
-            log.warning(
+            logger.warning(
                 "some workers have no work for a job; more reading_groups give them some",
                 job=job.name,
                 groups=reading.groups,
@@ -184,7 +184,7 @@ class Node:
             ends = await count.run()
         except PenstockError as error:
             # Its readers meet the same, and are told at the place where it holds them up.
-            log.error("a job cannot be counted", job=job.name, error=error.message)
+            logger.error("a job cannot be counted", job=job.name, error=error.message)
             return
         for lane, batches in enumerate(ends):
             self._ends.found(self.log(job), lane, batches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 MAX_PENDING = 1024
 """Batches that one reader wants at once, wherever its horizon lies: that is only a number."""
+
+STALLED_S = 5.0
+"""A reader that leaves what it is owed untaken for longer gives way to others, where memory is
+short: half of a training step is not so long, and a checkpoint may be."""
 
 LOOK_POSITIONS = 1000
 """Positions that a reader of some lanes passes over in one turn: others are served in between."""
@@ -37,6 +42,8 @@ class Reader:
         bytes_limit: What the bodies that it is given may have in sum; 0 = no such limit.
         taken_bytes: What it was given of these: its consumer counts no headers either.
         is_full: What is ready for it would go beyond the limit: it waits for its consumer.
+        moved_at: When it last took a batch, or found its next one ready, on the monotonic clock.
+        gave_way: What was ready for it was freed, as others needed the memory.
     """
 
     def __init__(
@@ -57,7 +64,8 @@ class Reader:
         self._ahead: dict[int, Entry] = {}  # own positions from the horizon on
         self.horizon = 0
         self.next = self.bytes_limit = self.taken_bytes = 0
-        self.is_full = False
+        self.is_full = self.gave_way = False
+        self.moved_at = time.monotonic()
         self.closed = False
         self.sent_batches = self.sent_bytes = self.sent_tokens = 0
         self._start = self._next_wanted = self._next_ahead = share.at_or_after(start)
@@ -82,6 +90,13 @@ class Reader:
         stood before it and may not be made.
         """
         return 0 if self.owed is entry else max(1, entry.key.position - self.head)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Tell whether nothing but its consumer has kept it from taking a batch for long."""
+        owed = self.owed
+        is_ready = owed is None or owed.state is State.READY
+        return is_ready and time.monotonic() - self.moved_at > STALLED_S
 
     @property
     def finished(self) -> bool:
@@ -196,8 +211,16 @@ class Reader:
 
     # --- giving ---
 
+    def replaced(self, entry: Entry, fresh: Entry) -> None:
+        """Want a fresh entry in place of one whose bytes were freed."""
+        for wanted in (self.pending, self._ahead):
+            if wanted.get(entry.key.position) is entry:
+                wanted[entry.key.position] = fresh
+
     def settled(self, entry: Entry) -> None:
         """Note that an entry that it wants is ready, or has failed."""
+        if entry is self.owed:
+            self.moved_at = time.monotonic()
         if entry.is_asked:
             self._ask_error = entry.error
             self.wake()

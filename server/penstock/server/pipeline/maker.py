@@ -15,49 +15,6 @@ from penstock.server.roles.base import Sample
 from penstock.wire import frame
 
 
-class Made:
-    """A batch whose values are there, to be written wherever its body shall lie.
-
-    Attributes:
-        nbytes: Bytes of the body.
-        emptied: Every item of it was left out.
-    """
-
-    def __init__(
-        self,
-        log_id: bytes,
-        plan: BatchPlan,
-        layout: frame.Layout,
-        counts: Mapping[str, int],
-        padding: bool,
-        emptied: bool,
-        epoch: int,
-    ) -> None:
-        self._log_id, self._plan, self._layout, self._epoch = log_id, plan, layout, epoch
-        self.counts, self.padding, self.emptied = counts, padding, emptied
-        self.nbytes = layout.nbytes
-
-    def write(self, out: memoryview) -> bytes:
-        """Write the body to exactly `nbytes` bytes and return the header, without its position."""
-        crc = frame.write_body(self._layout, out)
-        samples = [
-            (row, *ref.item, ref.part, ref.span)
-            for row, refs in enumerate(self._plan.rows)
-            for ref in refs
-        ]
-        return frame.write_header(
-            self._layout,
-            self._log_id,
-            self._plan.lane,
-            self._plan.offset,
-            crc,
-            self.counts,
-            samples,
-            self.padding,
-            self._epoch,
-        )
-
-
 class Maker:
     """Makes batches of one job from their plans.
 
@@ -160,6 +117,49 @@ class Maker:
                 elif (sample := self._fitting.sample(ref, samples, plan)) is not None:
                     found[ref[:2]] = sample
         return found
+
+
+class Made:
+    """A batch whose values are there, to be written wherever its body shall lie.
+
+    Attributes:
+        nbytes: Bytes of the body.
+        emptied: Every item of it was left out.
+    """
+
+    def __init__(
+        self,
+        log_id: bytes,
+        plan: BatchPlan,
+        layout: frame.Layout,
+        counts: Mapping[str, int],
+        padding: bool,
+        emptied: bool,
+        epoch: int,
+    ) -> None:
+        self._log_id, self._plan, self._layout, self._epoch = log_id, plan, layout, epoch
+        self.counts, self.padding, self.emptied = counts, padding, emptied
+        self.nbytes = layout.nbytes
+
+    def write(self, out: memoryview) -> bytes:
+        """Write the body to exactly `nbytes` bytes and return the header, without its position."""
+        crc = frame.write_body(self._layout, out)
+        samples = [
+            (row, *ref.item, ref.part, ref.span)
+            for row, refs in enumerate(self._plan.rows)
+            for ref in refs
+        ]
+        return frame.write_header(
+            self._layout,
+            self._log_id,
+            self._plan.lane,
+            self._plan.offset,
+            crc,
+            self.counts,
+            samples,
+            self.padding,
+            self._epoch,
+        )
 
 
 __all__ = ["Made", "Maker"]

@@ -79,53 +79,6 @@ class RawItems(Calls):
             kept.update(zip(missing, self.read(missing), strict=True))
         return [kept[item] for item in items]
 
-    @property
-    def reads_ahead(self) -> bool:
-        """Tell whether it is worth while to say what will be needed next."""
-        return self._may_read_ahead and self._read_s > READ_AHEAD_S and not self.careful
-
-    def read_ahead(self, items: Sequence[ItemRef]) -> None:
-        """Have items read by another thread while this one goes on; only where `reads_ahead`."""
-        if items:
-            self.keeper().ask(items)
-
-    def keeper(self) -> KeptItems:
-        """Return what keeps raw items that will be needed."""
-        if self._kept is None:
-            self._kept = KeptItems(self._read_aside, self.kept_bytes)
-        return self._kept
-
-    def _read_aside(self, items: Sequence[ItemRef]) -> list[RawItem]:
-        """Read items in another thread: once, for whoever needs them tries again."""
-        found: dict[ItemRef, RawItem] = {}
-        for name, source in self.job.sources.items():
-            own = [item for item in items if item.source == name]
-            if own:
-                raws = contained(partial(self._of_source, source, own))
-                found.update(zip(own, raws, strict=True))
-        return [found[item] for item in items]
-
-    def _of_source(
-        self, source: Source, items: Sequence[ItemRef], heads: bool = False
-    ) -> list[RawItem]:
-        indices = [item.index for item in items]
-        began_s = time.perf_counter()
-        with self._reading:
-            if heads:
-                raws = source.heads(indices, self.job.processor.size_columns)
-            else:
-                raws = source.fetch(indices)
-        self._read_s += 0.1 * (time.perf_counter() - began_s - self._read_s)
-        # A processor may write into what it is given: that must not be the source's own.
-        return raws if source.gives_fresh_items else [own_copy(raw) for raw in raws]
-
-    def _seeded(
-        self, source: Source, items: Sequence[ItemRef], heads: bool = False
-    ) -> list[RawItem]:
-        """Read an item for which the borrowed generators are seeded."""
-        self.seed(items[0])
-        return self._of_source(source, items, heads)
-
     def read(self, items: Sequence[ItemRef], *, heads: bool = False) -> list[RawItem]:
         """Return raw items, or their heads, from their sources."""
         if self._only_source is not None and items:
@@ -151,6 +104,7 @@ class RawItems(Calls):
         return found
 
     def _fetch(self, name: str, items: Sequence[ItemRef], heads: bool = False) -> list[RawItem]:
+        """Return items of one source: all at once, or where that fails one by one, to name one."""
         source, what = self.job.sources[name], self._fetching[name]
         self.progress("fetch", items[0])
 
@@ -175,9 +129,58 @@ class RawItems(Calls):
         except Exception as error:
             raise self.bad_item("draw", what, items[0], error) from error
 
+    def _seeded(
+        self, source: Source, items: Sequence[ItemRef], heads: bool = False
+    ) -> list[RawItem]:
+        """Read an item for which the borrowed generators are seeded."""
+        self.seed(items[0])
+        return self._of_source(source, items, heads)
+
+    def _of_source(
+        self, source: Source, items: Sequence[ItemRef], heads: bool = False
+    ) -> list[RawItem]:
+        indices = [item.index for item in items]
+        began_s = time.perf_counter()
+        with self._reading:
+            if heads:
+                raws = source.heads(indices, self.job.processor.size_columns)
+            else:
+                raws = source.fetch(indices)
+        self._read_s += 0.1 * (time.perf_counter() - began_s - self._read_s)
+        # A processor may write into what it is given: that must not be the source's own.
+        return raws if source.gives_fresh_items else [own_copy(raw) for raw in raws]
+
     def seed(self, item: ItemRef) -> None:
         """Seed the borrowed generators for an item."""
         self.globals.seed(item_key(self.job.seed, item))
+
+    # --- what will be needed next ---
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Tell whether it is worth while to say what will be needed next."""
+        return self._may_read_ahead and self._read_s > READ_AHEAD_S and not self.careful
+
+    def read_ahead(self, items: Sequence[ItemRef]) -> None:
+        """Have items read by another thread while this one goes on; only where `reads_ahead`."""
+        if items:
+            self.keeper().ask(items)
+
+    def keeper(self) -> KeptItems:
+        """Return what keeps raw items that will be needed."""
+        if self._kept is None:
+            self._kept = KeptItems(self._read_aside, self.kept_bytes)
+        return self._kept
+
+    def _read_aside(self, items: Sequence[ItemRef]) -> list[RawItem]:
+        """Read items in another thread: once, for whoever needs them tries again."""
+        found: dict[ItemRef, RawItem] = {}
+        for name, source in self.job.sources.items():
+            own = [item for item in items if item.source == name]
+            if own:
+                raws = contained(partial(self._of_source, source, own))
+                found.update(zip(own, raws, strict=True))
+        return [found[item] for item in items]
 
 
 __all__ = ["RawItems"]

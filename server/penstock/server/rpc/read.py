@@ -1,4 +1,4 @@
-"""What lies below a consumer's horizon is sent, as it gets ready, until the read ends.
+"""Sends batches below a consumer's horizon as they get ready, until the read ends.
 
 Its messages are raw bytes, made by `penstock.wire.frame` with one copy of each body.
 """
@@ -12,10 +12,9 @@ from penstock.server.metrics import Metrics
 from penstock.server.node.entry import Entry, State
 from penstock.server.node.node import Node
 from penstock.server.rpc.call import Call
-from penstock.server.rpc.gathering import gathers_until
+from penstock.server.rpc.gathering import Parcel, gathers_until
 from penstock.server.rpc.lending import Lending
 from penstock.server.rpc.opening import OpenedRead, draining, ended
-from penstock.server.rpc.parcel import Parcel
 from penstock.server.rpc.streams import Stream, Streams
 from penstock.wire import LENT_BYTES, frame
 from penstock.wire.errors import clean_text
@@ -39,7 +38,7 @@ class Sender:
         opening: What it was opened with.
         call: Where messages go.
         listening: Takes the consumer's horizons, and is done when it has hung up.
-        streams: Told of a consumer that holds more than is lent.
+        streams: Told of a consumer that holds all that it may borrow.
         metrics: Where batches and waits are counted.
         draining: Set once the node shuts down.
         lending: Knows how much is lent to a process of this host.
@@ -68,7 +67,7 @@ class Sender:
 
         Raises:
             HungUp: The consumer is gone.
-            PenstockError: What it is owed cannot be given.
+            PenstockError: The next batch cannot be made.
         """
         stream, call, listening = self._stream, self._call, self._listening
         reader, wake = stream.reader, stream.wake
@@ -99,7 +98,7 @@ class Sender:
             waits = bool(reader.pending) and not reader.is_full
             stream.waits(waits)
             if wake.is_set():
-                # There is more to look through, and everybody else shall have a turn before it.
+                # There is more to look through, and other streams have their turn first.
                 await asyncio.sleep(0)
                 continue
             # Not wait_for: it makes a task for every batch.
@@ -118,12 +117,12 @@ class Sender:
                 await self._gather(parcel)
             batches = [
                 (
-                    frame.with_position(one.header, one.key.position),
-                    one.key.lane,
-                    one.key.offset,
-                    lent or one.body,
+                    frame.with_position(entry.header, entry.key.position),
+                    entry.key.lane,
+                    entry.key.offset,
+                    lent or entry.body,
                 )
-                for one, lent in parcel.content
+                for entry, lent in parcel.content
             ]
             if len(batches) > 1:
                 stream.note_bundle(parcel.sent_bytes)
@@ -134,11 +133,11 @@ class Sender:
                     await call.write(message)
                     del message  # the next one then lies where the cache is warm
         finally:
-            for one, _ in parcel.content:
-                self._node.sent(reader, one)
+            for entry, _ in parcel.content:
+                self._node.sent(reader, entry)
         stream.wrote_at = time.monotonic()
-        for one, _ in parcel.content:
-            self._metrics.sent(reader.job.name, one.nbytes)
+        for entry, _ in parcel.content:
+            self._metrics.sent(reader.job.name, entry.nbytes)
 
     def _lend(self, entry: Entry) -> feed_pb2.Lent | None:
         """Lend a batch to a consumer on this host; None = send it."""
@@ -155,8 +154,8 @@ class Sender:
     async def _gather(self, parcel: Parcel) -> None:
         """Add what is ready to a bundle, and what soon will be as long as `gathers_until` says.
 
-        Nothing waits in a stream that ends, whatever the reason, nor for a batch that has failed
-        or that the consumer has no room for.
+        It never waits in a stream that ends, for a batch that has failed, or for one that the
+        consumer has no room for.
         """
         stream, reader, wake = self._stream, self._stream.reader, self._stream.wake
         while parcel.room_bytes > 0:

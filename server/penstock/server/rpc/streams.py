@@ -1,4 +1,4 @@
-"""The streams that are open at a node: who reads what, how far, and what ends them."""
+"""The open streams of a node: who reads what, how far, and why they end."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from penstock.wire import CHUNK_BYTES, MAX_MESSAGE_BYTES, WIDE_CHUNK_BYTES
 from penstock.wire.errors import PenstockError, StaleGeneration, UnknownGroup
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 
-log = structlog.get_logger("penstock.rpc")
+logger = structlog.get_logger("penstock.rpc")
 
 _BESIDE_BYTES = 4096
-"""What a message holds beside a header and a chunk is less: tags, lengths, lane and offset."""
+"""More than a message holds beside a header and a chunk: tags, lengths, lane and offset."""
 
 
 WIDE_BUNDLE_BYTES = 4 << 20
@@ -134,13 +134,13 @@ class Stream:
         return None
 
     def who(self) -> dict[str, Any]:
-        """Return the fields of a log line that say whose stream it is."""
+        """Return the fields of a message that say whose stream it is."""
         fields: dict[str, Any] = {"job": self.request.job, "group": self.request.group}
         fields |= {"rank": self.request.rank, "world_size": self.request.world_size or 1}
         return fields | ({"generation": self.request.generation} if self.request.token else {})
 
     def how_far(self) -> dict[str, Any]:
-        """Return the fields of a log line that say how far it came."""
+        """Return the fields of a message that say how far it came."""
         return {
             "position": self.reader.head,
             "step": self.reader.share.step(self.reader.head),
@@ -215,7 +215,7 @@ class Streams(Listener):
         )
 
     def remove(self, number: int) -> None:
-        """Let a stream go that has ended."""
+        """Remove a stream that has ended."""
         stream = self._streams.pop(number)
         self._metrics.streams.dec()
         place = stream.request.job, stream.request.group
@@ -224,7 +224,7 @@ class Streams(Listener):
         self.story.tell(story.LEFT, **stream.who(), why=stream.ending, **stream.how_far())
 
     def close(self) -> None:
-        """Write what is still to be told."""
+        """Log what was only counted so far."""
         for task in self._tasks:
             task.cancel()
         self.story.close()
@@ -254,7 +254,7 @@ class Streams(Listener):
             )
 
     def turned_away(self, error: PenstockError, request: cursors_pb2.BeginRequest) -> None:
-        """Tell of a rank that could not begin: its own log may lie on a machine that is gone."""
+        """Tell of a rank that could not begin: its own output may be on a machine that is gone."""
         self.story.tell(
             story.TURNED_AWAY,
             level="warning",
@@ -314,7 +314,7 @@ class Streams(Listener):
             # A reader that ends after its last commit says no more on its stream.
             own = stream.request.rank == rank
             stream.note_finished(committed.row if own else committed.cursor)
-        log.debug("cursor committed", job=job, group=group, rank=rank, **committed._asdict())
+        logger.debug("cursor committed", job=job, group=group, rank=rank, **committed._asdict())
 
     def checkpointed(  # noqa: D102
         self, job: str, group: str, made: CheckpointRecord
@@ -335,7 +335,7 @@ class Streams(Listener):
                 generation=stream.request.generation,
             )
             stream.wake.set()
-        log.info(
+        logger.info(
             "group deleted",
             job=record.job,
             group=record.name,
@@ -387,7 +387,7 @@ class Streams(Listener):
         try:
             [record] = await self._store.groups(job, group)
         except PenstockError as error:
-            log.debug("a cursor is not known", job=job, group=group, error=str(error))
+            logger.debug("a cursor is not known", job=job, group=group, error=str(error))
             return
         if self._cursors.get((job, group), 0) is None:  # else it has committed meanwhile
             self._cursors[job, group] = record.cursor

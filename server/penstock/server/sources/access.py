@@ -6,8 +6,8 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.server.core.nearest import nearest
 from penstock.wire.errors import InvalidJob, MissingExtra
+from penstock.wire.nearest import nearest
 
 
 def require(module: str, *, extra: str = "server") -> Any:

@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import pytest_asyncio
@@ -71,7 +71,15 @@ def changed(plan: dict[str, Any]) -> JobRecord:
 
 
 class StoreContract(ABC):
-    """The suite: a subclass makes stores, always over the same data for the same folder."""
+    """The suite: a subclass makes stores, always over the same data for the same folder.
+
+    Attributes:
+        history_calls: How many begins, commits and seeks the histories have that are compared with
+            the model, in every order: 2,401 histories of 4. With 3 it takes a tenth of the time,
+            enough where the store keeps the rules of `penstock.server.store` and only writes rows.
+    """
+
+    history_calls: ClassVar[int] = 4
 
     @abstractmethod
     def make(self, folder: Path) -> Store:
@@ -241,7 +249,7 @@ class StoreContract(ABC):
         assert (await store.begin(ask(store=store.uuid))).generation == 1
 
     async def test_every_short_history_agrees_with_the_model(self, store: Store) -> None:
-        """All sequences of 4 begins, commits and seeks: answers and cursors are the model's."""
+        """All sequences of begins, commits and seeks: answers and cursors are the model's."""
         alphabet: list[tuple[Any, ...]] = [
             ("begin", "a", 1, None),
             ("begin", "a", 2, None),
@@ -251,7 +259,7 @@ class StoreContract(ABC):
             ("commit", "b", 0, 4),
             ("seek", 1),
         ]
-        histories = list(itertools.product(alphabet, repeat=4))
+        histories = list(itertools.product(alphabet, repeat=self.history_calls))
 
         async def compare(number: int, history: tuple[tuple[Any, ...], ...]) -> None:
             group, model = f"g{number}", Model()

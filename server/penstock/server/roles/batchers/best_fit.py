@@ -6,10 +6,10 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from penstock.server.core.parameters import check_choice, check_whole
 from penstock.server.core.refs import Row, Rows, SampleRef, Span
 from penstock.server.roles.base import Sample
 from penstock.server.roles.batchers.packer import PackingBatcher
+from penstock.wire.checks import check_choice, check_whole
 from penstock.wire.errors import BadItem
 
 OVERLONG = ("split", "truncate", "drop", "error")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from penstock.server.core.parameters import check_choice, check_flag, check_whole
 from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.packing.pool import STRATEGIES, choose
 from penstock.server.roles.base import Sample
 from penstock.server.roles.batchers.packer import PackingBatcher
+from penstock.wire.checks import check_choice, check_flag, check_whole
 from penstock.wire.errors import InvalidJob
 
 

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar
 
-from penstock.server.core.parameters import check_whole
 from penstock.server.core.refs import Row, Rows, SampleRef
 from penstock.server.roles.base import Sample
 from penstock.server.roles.batchers.packer import PackingBatcher
+from penstock.wire.checks import check_whole
 from penstock.wire.errors import InvalidJob
 
 

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.server.core.parameters import check_choice, check_whole
 from penstock.server.roles.base import BatchCollator, KeySpec, Layout, Sample
 from penstock.server.roles.collators.arrays import (
     IGNORE_INDEX,
@@ -17,6 +16,7 @@ from penstock.server.roles.collators.arrays import (
 )
 from penstock.server.roles.collators.segments import lay_out
 from penstock.server.roles.context import CollateContext
+from penstock.wire.checks import check_choice, check_whole
 from penstock.wire.errors import InvalidJob
 
 

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.server.core.parameters import check_whole
 from penstock.server.roles.base import BatchCollator, KeySpec, Layout, Sample
 from penstock.server.roles.collators.arrays import (
     IGNORE_INDEX,
@@ -20,6 +19,7 @@ from penstock.server.roles.collators.arrays import (
 )
 from penstock.server.roles.collators.default import stack_samples
 from penstock.server.roles.context import CollateContext
+from penstock.wire.checks import check_whole
 from penstock.wire.errors import InvalidJob
 
 _ALIGNED = ("labels", "attention_mask", "token_type_ids", "position_ids", "special_tokens_mask")

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol
 
-from penstock.server.core.parameters import check_choice, check_whole
 from penstock.server.core.permutation import ORDER_VERSION, Permutation
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.base import DataDistributor, Source, indexed
@@ -14,6 +13,7 @@ from penstock.server.roles.distributors.blocks import BlockOrder
 from penstock.server.roles.distributors.groups import Groups
 from penstock.server.roles.distributors.together import Together
 from penstock.server.roles.reading import Reading
+from penstock.wire.checks import check_choice, check_whole
 from penstock.wire.errors import InvalidJob
 
 SHUFFLES = ("full", "blocks", "none")

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from penstock.server.core.nearest import nearest
-from penstock.server.core.parameters import check_whole
 from penstock.server.roles.base import RawItem, RawItemProcessor, Sample
 from penstock.server.roles.context import ProcessContext
+from penstock.wire.checks import check_whole
 from penstock.wire.errors import InvalidJob, MissingExtra
 from penstock.wire.malloc import release_memory
+from penstock.wire.nearest import nearest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
