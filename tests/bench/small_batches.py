@@ -113,7 +113,7 @@ def _worker_of(server: int) -> int:
     for child in map(int, children):
         # By its last name alone: in older states its module lies in another folder.
         words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-        if any(word.endswith(b".worker") for word in words):
+        if any(word.endswith((b".worker", b".worker_main")) for word in words):
             return child
     raise RuntimeError("the server has no worker")
 
