@@ -773,7 +773,7 @@ def test_check_measures_packing_past_the_first_fill_of_the_pool(
     assert run(["check", "ids.yaml", "--json", "--batches", "2"]) == 0
 
     [job] = json.loads(capsys.readouterr().out)["jobs"]
-    while line.offset < 2 or line.planner.counters["drawn"] < POOLS_PASSED * pool_size:
+    while line.offset < 2 or line.planner.drawn < POOLS_PASSED * pool_size:
         line.advance()
     tokens = sum(ref.size for _ in range(MAX_BATCHES) for row in line.advance().rows for ref in row)
     assert job["efficiency"] == pytest.approx(tokens / (64 * MAX_BATCHES))

@@ -35,7 +35,7 @@ def test_every_offset_restores_exactly(
     )
 
     line.skip_to(OFFSETS)
-    drawn = line.planner.counters["drawn"]
+    drawn = line.planner.drawn
     assert drawn * lanes > 2 * len(LENGTHS), "the proof must cross the border of an epoch"
     assert len(truth) == OFFSETS
 

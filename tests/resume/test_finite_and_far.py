@@ -10,7 +10,7 @@ from penstock.server.job import Job
 from penstock.server.local import LocalLoader
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line, compute
-from penstock.server.pipeline.planner import Planner
+from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.roles import MapDistributor, SimpleBatcher
 from penstock.server.roles.collators import DefaultBatchCollator
 from penstock.server.sources import ItemsSource
@@ -43,7 +43,7 @@ def test_finite_lanes_restore_and_seek_at_every_offset(
     """
     job = finite_job(items, lanes, batch_size, epochs, drop_last)
     for lane in range(lanes):
-        line = Planner(job, lane, Items(job))
+        line = SamplePlanner(job, lane, Items(job))
         snapshots, plans = [line.snapshot()], []
         while (plan := line.next()) is not None:
             plans.append(plan)
@@ -53,14 +53,15 @@ def test_finite_lanes_restore_and_seek_at_every_offset(
         assert len(plans) == job.batcher.batches(draws)
 
         for offset, snapshot in enumerate(snapshots[:-1]):
-            restored, sought = Planner(job, lane, Items(job)), Planner(job, lane, Items(job))
+            restored = SamplePlanner(job, lane, Items(job))
+            sought = SamplePlanner(job, lane, Items(job))
             restored.restore(snapshot)
             sought.seek(offset)
             assert sought.snapshot() == snapshot, (lane, offset)
             for planner in (restored, sought):
                 assert [planner.next() for _ in plans[offset:]] == plans[offset:], (lane, offset)
                 assert planner.next() is None
-        at_end = Planner(job, lane, Items(job))
+        at_end = SamplePlanner(job, lane, Items(job))
         at_end.restore(snapshots[-1])
         assert at_end.next() is None
 
@@ -70,10 +71,10 @@ def test_seek_by_arithmetic_equals_replay(lanes: int) -> None:
     """Where `can_seek` says so, `seek` leads to the same state as planning every batch before."""
     job = make_job("simple", "blocks", "identity", lanes)
     for lane in range(lanes):
-        replay = Planner(job, lane, Items(job))
+        replay = SamplePlanner(job, lane, Items(job))
         assert replay.can_seek()
         for offset in range(41):
-            sought = Planner(job, lane, Items(job))
+            sought = SamplePlanner(job, lane, Items(job))
             sought.seek(offset)
             assert sought.snapshot() == replay.snapshot(), (lane, offset)
             assert sought.next() == replay.next(), (lane, offset)

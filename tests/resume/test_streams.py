@@ -153,7 +153,7 @@ def test_a_far_restart_reads_from_its_mark_on(tmp_path: Path) -> None:
     items = [{"input_ids": [number] * (1 + number % 9)} for number in range(5000)]
     folder = write_shards(tmp_path, items, [5000])
     line = Line(stream_job(folder, "best_fit_drop", "sized", 1), 0)
-    while line.planner.counters["drawn"] < 4900:
+    while line.planner.drawn < 4900:
         line.advance()
     snapshot = line.planner.snapshot()
     expected = step(line)

@@ -14,7 +14,7 @@ import pytest
 from penstock.server.job import Job, canonical
 from penstock.server.node.count import ensure_counted
 from penstock.server.pipeline.items import Items
-from penstock.server.pipeline.planner import Planner
+from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.roles import (
     BestFitPackingBatcher,
     DefaultBatchCollator,
@@ -178,7 +178,7 @@ def test_a_finite_job_whose_items_give_any_number_of_samples_is_counted() -> Non
 
     ensure_counted(job)
 
-    plans = [list(iter(Planner(job, lane, Items(job)).next, None)) for lane in range(3)]
+    plans = [list(iter(SamplePlanner(job, lane, Items(job)).next, None)) for lane in range(3)]
     assert job.order.ends == tuple(map(len, plans))
     assert sum(len(plan.rows) for lane in plans for plan in lane) == 2 * sum(
         number % 3 for number in range(20)
@@ -191,7 +191,7 @@ def test_a_lane_that_was_miscounted_stops_by_name(counted: int) -> None:
     function = FunctionProcessor(lambda raw: [raw])
     job = Job(items(20), processor=function, batch_size=3, lanes=2, epochs=1)
     job.set_lane_ends([counted, 4])
-    planner = Planner(job, 0, Items(job))
+    planner = SamplePlanner(job, 0, Items(job))
 
     with pytest.raises(LogDiverged, match=f"lane 0 of job 'job' was counted to hold {counted}"):
         list(iter(planner.next, None))

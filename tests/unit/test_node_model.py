@@ -195,9 +195,7 @@ async def test_the_books_do_not_grow_with_the_run(
                     "unsaved": len(node.shelf.unsaved),
                     "arenas": sum(len(worker.arenas) for worker in node.workers),
                 }
-                held = [
-                    len(line.planner.batching.samples) + len(line.planner.ahead) for line in lines
-                ]
+                held = [len(line.planner.samples) + len(line.planner.ahead) for line in lines]
                 assert max(held, default=0) < 100
     finally:
         await node.close()

@@ -15,7 +15,7 @@ from penstock.server.pipeline.ahead import AHEAD_BYTES, LOOK_AHEAD
 from penstock.server.pipeline.counts import MAX_REASON_CHARACTERS, MAX_REASONS
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
-from penstock.server.pipeline.planner import Planner
+from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.roles import (
     BestFitPackingBatcher,
@@ -85,7 +85,7 @@ def make(
     )
 
 
-def plans(planner: Planner, count: int) -> list[list[int]]:
+def plans(planner: SamplePlanner, count: int) -> list[list[int]]:
     """Return the items of the next batches, by index."""
     found = []
     for _ in range(count):
@@ -114,7 +114,7 @@ def test_a_bad_item_ahead_stops_the_lane_only_when_it_is_drawn() -> None:
         return {"x": raw}
 
     job = make(list(range(12)), Does(call), SimpleBatcher(2))
-    planner = Planner(job, 0, Items(job))
+    planner = SamplePlanner(job, 0, Items(job))
 
     assert LOOK_AHEAD > 9
     assert plans(planner, 4) == [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -130,20 +130,20 @@ def test_a_size_that_cannot_be_known_is_about_that_item() -> None:
     batcher = BestFitPackingBatcher(10, pool_size=2)
     stop = make(items, processor, batcher)
     assert stop.plans_from_refs
-    planner = Planner(stop, 0, Items(stop))
+    planner = SamplePlanner(stop, 0, Items(stop))
     assert plans(planner, 1) == [[0, 1]]
     with pytest.raises(BadItem, match=r"main\[2\].*damaged header"):
         planner.next()
 
     leave_out = make(items, processor, batcher, on_item_error="quarantine")
     book = VerdictBook()
-    planner = Planner(leave_out, 0, Items(leave_out, book))
+    planner = SamplePlanner(leave_out, 0, Items(leave_out, book))
     first = plans(planner, 4)
 
     assert {2, 4} & {index for batch in first for index in batch} == set()
     assert planner.counters["quarantined:draw"] >= 2
     assert book.find("draw", ItemRef("main", 2, 0)) is not None
-    again = Planner(leave_out, 0, Items(leave_out, book))
+    again = SamplePlanner(leave_out, 0, Items(leave_out, book))
     assert plans(again, 4) == first
     assert again.snapshot() == planner.snapshot()
 
@@ -164,16 +164,16 @@ def test_an_item_is_taken_whole_or_not_at_all() -> None:
     batcher = Overlong(10, pool_size=3, overlong="error")
     job = make(items, Does(parts), batcher, on_item_error="quarantine")
     book = VerdictBook()
-    first = Planner(job, 0, Items(job, book))
+    first = SamplePlanner(job, 0, Items(job, book))
     truth = [(first.next(), first.snapshot()) for _ in range(12)]
 
-    replay = Planner(job, 0, Items(job, book))
+    replay = SamplePlanner(job, 0, Items(job, book))
     assert [(replay.next(), replay.snapshot()) for _ in range(12)] == truth
 
     delivered = {ref.item.index for plan, _ in truth if plan for row in plan.rows for ref in row}
     assert delivered == {0, 2, 3}
     stopping = make(items, Does(parts), batcher)
-    planner = Planner(stopping, 0, Items(stopping))
+    planner = SamplePlanner(stopping, 0, Items(stopping))
     with pytest.raises(BadItem, match="20 tokens do not fit"):
         plans(planner, 12)
 
@@ -188,7 +188,7 @@ def test_the_budget_of_verdicts_stops_whoever_needs_one_more() -> None:
 
     options = {"on_item_error": "quarantine", "max_quarantined": 3}
     job = make(list(range(20)), Does(call), SimpleBatcher(1), **options)
-    planner = Planner(job, 0, Items(job))
+    planner = SamplePlanner(job, 0, Items(job))
 
     assert plans(planner, 4) == [[0], [2], [4], [6]]
     with pytest.raises(BadItem, match="max_quarantined = 3 items of the job") as caught:
@@ -207,9 +207,9 @@ def test_reasons_made_of_each_item_anew_stay_few() -> None:
         return None
 
     job = make(list(range(1000)), Does(call), SimpleBatcher(1))
-    planner = Planner(job, 0, Items(job))
+    planner = SamplePlanner(job, 0, Items(job))
     plans(planner, 100)
-    again = Planner(job, 0, Items(job))
+    again = SamplePlanner(job, 0, Items(job))
     again.restore(planner.snapshot())
     plans(planner, 300)
     plans(again, 300)
@@ -231,7 +231,7 @@ def test_an_epoch_without_a_sample_is_a_starved_lane(lanes: int) -> None:
 
     job = make(list(range(20)), Does(call), SimpleBatcher(1), lanes=lanes)
     with pytest.raises(LaneStarved, match="without one sample") as caught:
-        Planner(job, 0, Items(job)).next()
+        SamplePlanner(job, 0, Items(job)).next()
     assert set(caught.value.fields["reasons"]) >= {"drawn", "filtered:even"}
 
     rare = make(
@@ -239,7 +239,7 @@ def test_an_epoch_without_a_sample_is_a_starved_lane(lanes: int) -> None:
         Does(lambda raw, context: {"x": raw} if raw == 11 else None),
         SimpleBatcher(2),
     )
-    assert plans(Planner(rare, 0, Items(rare)), 3) == [[11, 11]] * 3
+    assert plans(SamplePlanner(rare, 0, Items(rare)), 3) == [[11, 11]] * 3
 
 
 class Forgetful(SampleBatcher):
@@ -285,20 +285,20 @@ def test_no_sample_stays_that_nothing_needs() -> None:
     for _ in range(100):
         line.make(line.advance())
 
-    assert line.planner.batching.samples == {}
+    assert line.planner.samples == {}
 
 
 def test_a_batchers_own_bug_names_the_class_and_the_line() -> None:
     """It is the operator's code, not ours, and not the item's fault."""
     job = make([3], Does(tokens), Failing(), on_item_error="quarantine")
     with pytest.raises(BadBatch, match=r"Failing fails on sample 0 of item main\[0\]") as caught:
-        Planner(job, 0, Items(job)).next()
+        SamplePlanner(job, 0, Items(job)).next()
     assert "ZeroDivisionError: tokens per image" in caught.value.message
     assert "tokens per image" in caught.value.fields["traceback"]
 
     no_size = make([3], Does(lambda raw, context: {"text": "a"}), Failing())
     with pytest.raises(BadBatch, match=r"finds no size .* the sample has text"):
-        Planner(no_size, 0, Items(no_size)).next()
+        SamplePlanner(no_size, 0, Items(no_size)).next()
 
 
 class Fails(MapDistributor):
@@ -329,7 +329,7 @@ def test_every_role_that_fails_is_named_with_its_line() -> None:
     same = Does(lambda raw, context: raw)  # is processed ahead of the draw that fails
     rows = ItemsSource([{"x": n} for n in range(9)])
     drawing = Job(rows, Fails(), same, batch_size=1, lanes=1)
-    planner = Planner(drawing, 0, Items(drawing))
+    planner = SamplePlanner(drawing, 0, Items(drawing))
     assert [planner.next() is not None for _ in range(2)] == [True, True]
     with pytest.raises(BadBatch, match=r"Fails fails on a draw, in lane 0, of job .* IndexError"):
         planner.next()
@@ -341,7 +341,7 @@ def test_every_role_that_fails_is_named_with_its_line() -> None:
         epochs=1,
     )
     with pytest.raises(BadBatch, match=r"FailsAtTheEnd fails on flush\(\), .*'rest'") as caught:
-        Planner(flushing, 0, Items(flushing)).next()
+        SamplePlanner(flushing, 0, Items(flushing)).next()
 
     assert 'raise KeyError("rest")' in caught.value.fields["traceback"]
 
@@ -352,14 +352,14 @@ def test_a_distributor_whose_file_is_away_may_be_asked_again(
     """The reader tries again; nothing is drawn twice or left out."""
     job = Job(ItemsSource([{"x": n} for n in range(9)]), Fails(), batch_size=1, lanes=1)
     monkeypatch.setattr(Fails, "error", FileNotFoundError(2, "gone", "table.npy"))
-    planner = Planner(job, 0, Items(job))
+    planner = SamplePlanner(job, 0, Items(job))
     first = [planner.next() for _ in range(2)]
     with pytest.raises(SourceUnavailable, match=r"table\.npy"):
         planner.next()
 
     monkeypatch.setattr(Fails, "draw", MapDistributor.draw)
 
-    whole = Planner(job, 0, Items(job))
+    whole = SamplePlanner(job, 0, Items(job))
     assert [*first, planner.next()] == [whole.next() for _ in range(3)]
 
 
@@ -367,13 +367,13 @@ def test_a_state_that_no_snapshot_holds_is_named() -> None:
     """The attribute and what to do."""
     job = make([3], Does(tokens), Unsaveable())
     with pytest.raises(InvalidJob, match=r"Unsaveable\.kinds is of type set"):
-        Planner(job, 0, Items(job)).snapshot()
+        SamplePlanner(job, 0, Items(job)).snapshot()
 
 
 def test_plans_travel_as_json() -> None:
     """With spans, parts and epochs."""
     job = make_job("best_fit_split", "full", "choosy", 2)
-    planner = Planner(job, 1, Items(job))
+    planner = SamplePlanner(job, 1, Items(job))
     for _ in range(20):
         plan = planner.next()
         assert plan is not None
@@ -411,11 +411,11 @@ def of_sizes(size: int, given: list[int]) -> Job:
 def test_the_first_batch_waits_for_little_that_it_does_not_need() -> None:
     """Of items half as long as a row: the pool's first eight, and no more than a third beyond."""
     items = Items(of_sizes(50, []))
-    planner = Planner(items.job, 0, items)
+    planner = SamplePlanner(items.job, 0, items)
 
     planner.next()
 
-    assert planner.counters["drawn"] == 8
+    assert planner.drawn == 8
     assert items.processed <= 10
 
 
@@ -424,7 +424,7 @@ def test_what_a_lane_holds_ahead_is_bounded_in_bytes(size: int, most: int) -> No
     """Samples of a quarter of the bound go four at a time, where small ones go sixteen."""
     sample = {"x": np.zeros(size, np.uint8)}
     job = make(list(range(60)), Does(lambda raw, context: sample), SimpleBatcher(19))
-    planner = Planner(job, 0, Items(job))
+    planner = SamplePlanner(job, 0, Items(job))
     held: list[int] = []
 
     for _ in range(12):
@@ -441,14 +441,14 @@ def test_a_lane_that_goes_on_processes_as_many_at_once_as_its_batches_take() -> 
     for size, batches in ((1, 4), (50, 16 * LOOK_AHEAD + 1)):
         given: list[int] = []
         items = Items(of_sizes(size, given))
-        planner = Planner(items.job, 0, items)
+        planner = SamplePlanner(items.job, 0, items)
         for _ in range(batches):
             planner.next()
             planner.forget()
 
         given.clear()
-        before = planner.counters["drawn"]
-        while planner.counters["drawn"] < before + 200:
+        before = planner.drawn
+        while planner.drawn < before + 200:
             planner.next()
 
         assert max(given) == LOOK_AHEAD

@@ -10,7 +10,7 @@ from penstock.server.core.refs import BatchPlan
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items
-from penstock.server.pipeline.planner import Planner
+from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.roles import (
     BestFitPackingBatcher,
@@ -61,9 +61,9 @@ def test_a_verdict_that_could_not_be_stored_leaves_no_part_of_its_item() -> None
         lanes=1,
         on_item_error="quarantine",
     )
-    smooth = Planner(job, 0, Items(job))
+    smooth = SamplePlanner(job, 0, Items(job))
     store = AwayOnce()
-    tried = Planner(job, 0, Items(job, VerdictBook((), store.insert)))
+    tried = SamplePlanner(job, 0, Items(job, VerdictBook((), store.insert)))
 
     plans: list[BatchPlan | None] = []
     failures = 0
@@ -94,6 +94,6 @@ def test_a_strict_filter_is_no_starvation(items: int, lanes: int) -> None:
     job = Job(ItemsSource(list(range(items))), None, Rare(), SimpleBatcher(1), lanes=lanes)
 
     for lane in range(min(lanes, 6)):
-        planner = Planner(job, lane, Items(job))
+        planner = SamplePlanner(job, lane, Items(job))
         for _ in range(200):
             assert planner.next() is not None

@@ -11,7 +11,7 @@ import pytest
 from penstock.server.core.refs import ItemRef, Rows, SampleRef
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items
-from penstock.server.pipeline.planner import Planner
+from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.roles import Sample, SampleBatcher
 from penstock.server.sources import ItemsSource
 from penstock.wire.errors import InvalidJob
@@ -133,7 +133,7 @@ class Lowers(Keeps):
 def test_a_planner_refuses_the_snapshot_and_so_does_its_replay() -> None:
     """The lane stops by name at its first snapshot, wherever it began."""
     job = Job(ItemsSource([1, 2, 3]), batcher=Lowers(), lanes=1)
-    planner = Planner(job, 0, Items(job))
+    planner = SamplePlanner(job, 0, Items(job))
     first = planner.snapshot()
     planner.next()
 

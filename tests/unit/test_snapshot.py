@@ -14,7 +14,7 @@ from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Items
-from penstock.server.pipeline.planner import Planner
+from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.roles import IdentityProcessor, MapDistributor
 from penstock.server.sources import ItemsSource
@@ -32,10 +32,10 @@ class Processed(IdentityProcessor):
 
 
 @pytest.fixture(scope="module")
-def real() -> tuple[Planner, bytes]:
+def real() -> tuple[SamplePlanner, bytes]:
     """A planner in the middle of a packer's work, and its snapshot."""
     job = make_job("best_fit_split", "full", "choosy", 3)
-    planner = Planner(job, 1, Items(job))
+    planner = SamplePlanner(job, 1, Items(job))
     for _ in range(7):
         planner.next()
     return planner, planner.snapshot()
@@ -62,7 +62,7 @@ def test_the_order_of_keys_decides_no_byte() -> None:
     assert len(written) == 1
 
 
-def test_every_flipped_bit_is_noticed(real: tuple[Planner, bytes]) -> None:
+def test_every_flipped_bit_is_noticed(real: tuple[SamplePlanner, bytes]) -> None:
     """One bit anywhere, in the head or in the text, makes it a bad snapshot."""
     planner, data = real
     for bit in range(8 * len(data)):
@@ -72,7 +72,7 @@ def test_every_flipped_bit_is_noticed(real: tuple[Planner, bytes]) -> None:
             snapshot.decode(bytes(damaged), planner.job.log_id, 1)
 
 
-def test_every_truncation_is_noticed(real: tuple[Planner, bytes]) -> None:
+def test_every_truncation_is_noticed(real: tuple[SamplePlanner, bytes]) -> None:
     """A snapshot cut anywhere is bad."""
     planner, data = real
     for length in range(len(data)):
@@ -80,19 +80,19 @@ def test_every_truncation_is_noticed(real: tuple[Planner, bytes]) -> None:
             planner.restore(data[:length])
 
 
-def test_the_snapshot_of_another_lane_or_log_is_refused(real: tuple[Planner, bytes]) -> None:
+def test_the_snapshot_of_another_lane_or_log_is_refused(real: tuple[SamplePlanner, bytes]) -> None:
     """It says whose it is, and for whom it was given."""
     planner, data = real
     job = planner.job
 
     with pytest.raises(BadSnapshot, match=r"lane 1 of log .* given for lane 2"):
-        Planner(job, 2, Items(job)).restore(data)
+        SamplePlanner(job, 2, Items(job)).restore(data)
     other = make_job("best_fit_split", "full", "sized", 3)
     with pytest.raises(BadSnapshot, match=f"given for lane 1 of log {other.log_id.hex()[:12]}"):
-        Planner(other, 1, Items(other)).restore(data)
+        SamplePlanner(other, 1, Items(other)).restore(data)
 
 
-def test_a_state_of_another_form_is_refused(real: tuple[Planner, bytes]) -> None:
+def test_a_state_of_another_form_is_refused(real: tuple[SamplePlanner, bytes]) -> None:
     """A checksum that fits does not make a state: what is missing or of another type is named."""
     planner, data = real
     job = planner.job
@@ -103,7 +103,7 @@ def test_a_state_of_another_form_is_refused(real: tuple[Planner, bytes]) -> None
             if wrong != "absent":
                 changed[key] = wrong
             forged = snapshot.encode(job.log_id, 1, 7, changed)
-            fresh = Planner(job, 1, Items(job))
+            fresh = SamplePlanner(job, 1, Items(job))
             with contextlib.suppress(BadSnapshot):
                 fresh.restore(forged)
                 # What is accepted must be a state: its own snapshot is canonical again.
@@ -137,12 +137,12 @@ def test_a_snapshot_says_up_to_which_verdict_it_was_planned() -> None:
     ]
 
     def snapshots(known: list[Verdict]) -> list[bytes]:
-        planner = Planner(job, 0, Items(job, VerdictBook(known)))
+        planner = SamplePlanner(job, 0, Items(job, VerdictBook(known)))
         found = [planner.snapshot()]
         for _ in range(3):
             planner.next()
             found.append(planner.snapshot())
-        restored = Planner(job, 0, Items(job, VerdictBook(known)))
+        restored = SamplePlanner(job, 0, Items(job, VerdictBook(known)))
         restored.restore(found[-1])
         assert restored.snapshot() == found[-1]
         return found

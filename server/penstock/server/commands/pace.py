@@ -145,11 +145,11 @@ def pass_start(
     deadline = clock() + MAX_PASSING_S
     filled: bool | None = None
     for line in lines:
-        pool = line.planner.batching.batcher.chooses_from()
+        pool = line.job.batcher.chooses_from()
         if pool is None:
             return None
         filled = True
-        while line.planner.counters["drawn"] < POOLS_PASSED * pool:
+        while line.planner.drawn < POOLS_PASSED * pool:
             if clock() > deadline:
                 return False
             try:

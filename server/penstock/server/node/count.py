@@ -23,12 +23,15 @@ from penstock.server.job import Job
 from penstock.server.jobs.definition import decode, rebuild
 from penstock.server.node.homes import Homes
 from penstock.server.pipeline.items import Items
-from penstock.server.pipeline.planner import Planner
+from penstock.server.pipeline.planner import open_planner
 from penstock.server.sources.catalog import take_catalogs
 from penstock.wire.errors import Internal, PenstockError, clean_text
 
 TELL_S = 1.0
 """How often a count says how far it is."""
+
+YIELDS = 10
+"""Readers of the same job go first: nobody waits for the count."""
 
 MAX_TEXT = 4000
 
@@ -51,7 +54,7 @@ def count_lanes(
         BadItem: An item fails and the job's policy is to stop.
         SourceUnavailable: A read failed to the deadline.
     """
-    planners = {lane: Planner(job, lane, items) for lane in lanes}
+    planners = {lane: open_planner(job, lane, items) for lane in lanes}
     ends: dict[int, int] = {}
     told_s = time.monotonic()
     while len(ends) < len(planners):
@@ -61,7 +64,7 @@ def count_lanes(
             planner.forget()
         if time.monotonic() - told_s >= TELL_S:
             told_s = time.monotonic()
-            tell(sum(planner.counters["drawn"] for planner in planners.values()))
+            tell(sum(planner.drawn for planner in planners.values()))
     return ends
 
 
@@ -110,6 +113,7 @@ def main(argv: list[str]) -> None:
     die_with_parent()
     if os.getppid() != parent:
         return  # the parent died before prctl took effect
+    os.nice(YIELDS)
     if files_fd >= 0:
         take_catalogs(files_fd)
     page = Page(page_fd, write=True)

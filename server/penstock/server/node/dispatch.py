@@ -38,7 +38,7 @@ from penstock.server.node.setups import Setups
 from penstock.server.node.shelf import Shelf
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import far
-from penstock.server.pipeline.planner import Planner
+from penstock.server.pipeline.planner import open_planner
 from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.wire.errors import PenstockError
 
@@ -103,7 +103,7 @@ class Dispatch:
         workers = len(self._crew)
         ahead = AHEAD_PER_WORKER * workers, AHEAD_BYTES * workers
         self.logs[job.log_id] = Log(job, self._bound_bytes, *ahead)
-        self._seekable[job.log_id] = Planner(job, 0, Items(job)).can_seek()
+        self._seekable[job.log_id] = open_planner(job, 0, Items(job)).can_seek()
 
     def name(self, log_id: bytes | None) -> str | None:
         """Return what people call a log: a job's name."""

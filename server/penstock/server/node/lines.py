@@ -70,9 +70,9 @@ class Lines:
         try:
             planner = line.planner
             snapshots = self._skip(line, offset) if planner.offset != offset else []
-            before = planner.counters["drawn"]
+            before = planner.drawn
             plan = line.advance()
-            known.drawn += planner.counters["drawn"] - before
+            known.drawn += planner.drawn - before
             if plan.offset != offset:  # the line must stand there, whatever happened before
                 raise Internal(
                     f"a line of lane {line.lane} stood at offset {plan.offset} in place of {offset}"
@@ -98,7 +98,7 @@ class Lines:
         """
         plans: list[BatchPlan] = []
         snapshots, broken = snapshot_if_due(line), False
-        before = line.planner.counters["drawn"]
+        before = line.planner.drawn
         while len(plans) < count:
             try:
                 plan = line.planner.next()
@@ -110,7 +110,7 @@ class Lines:
                 break
             plans.append(plan)
             snapshots += snapshot_if_due(line)
-        self._jobs[line.job.log_id].drawn += line.planner.counters["drawn"] - before
+        self._jobs[line.job.log_id].drawn += line.planner.drawn - before
         return plans, broken, snapshots
 
     def _skip(self, line: Line, offset: int) -> list[Snapshot]:

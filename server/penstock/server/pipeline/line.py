@@ -10,7 +10,7 @@ from penstock.server.core.refs import BatchPlan
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.maker import Made, Maker
-from penstock.server.pipeline.planner import Planner
+from penstock.server.pipeline.planner import open_planner
 from penstock.wire import frame
 from penstock.wire.errors import BadSnapshot, LaneStarved, PastEnd, PositionFar
 from penstock.wire.order import Cut
@@ -42,7 +42,7 @@ class Line:
     ) -> None:
         self.job, self.lane = job, lane
         self.items = items or Items(job)
-        self.planner = Planner(job, lane, self.items)
+        self.planner = open_planner(job, lane, self.items)
         self.maker = Maker(job, self.items)
         if snapshot is not None:
             self.planner.restore(snapshot)
@@ -94,8 +94,8 @@ class Line:
     def make(self, plan: BatchPlan, *, blank: bool = False) -> Made:
         """Return the batch of a plan, from the samples at hand where they are."""
         coming = self.planner.coming(plan)
-        made = self.maker.make(plan, self.planner.batching.samples, coming, blank=blank)
-        if self.planner.batching.samples:
+        made = self.maker.make(plan, self.planner.samples, coming, blank=blank)
+        if self.planner.samples:
             self.planner.forget()
         return made
 

@@ -1,4 +1,4 @@
-"""The sequential half of a line: draws, sizes, batches; what each batch of a lane is made of.
+"""The sequential half of a line, as others call it: what each batch of a lane is made of.
 
 Its state is refs with sizes and spans, and a few counters: never data. So it restarts at any offset
 from a snapshot; a replay reads items only where sizes are needed, and processes them only where no
@@ -7,72 +7,42 @@ from a snapshot; a replay reads items only where sizes are needed, and processes
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Protocol
 
-from penstock.server.core.contained import as_exception
-from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
-from penstock.server.core.verdict import Verdict
+from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.job import Job
-from penstock.server.pipeline import snapshot
-from penstock.server.pipeline.ahead import BATCHES_PER_ITEM_AHEAD, LookAhead
-from penstock.server.pipeline.batching import Batching
-from penstock.server.pipeline.counts import all_counts, count_filtered
-from penstock.server.pipeline.items import Filtered, Items
-from penstock.server.pipeline.retry import Call
-from penstock.server.pipeline.starvation import Starvation
-from penstock.server.pipeline.verdicts import Bad
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.roles.base import Sample
-from penstock.server.roles.draws import LaneDraws
-from penstock.wire.errors import (
-    BadItem,
-    BadSnapshot,
-    LogDiverged,
-    PenstockError,
-    SourceUnavailable,
-)
 
 
-class Planner:
-    """Plans the batches of one lane, one after another.
+class Planner(Protocol):
+    """Plans the batches of one lane, one after another: a pure function of (log, lane).
 
-    Args:
-        job: The job.
-        lane: The lane.
-        items: Fetches and processes, where sizes or filters need it.
+    Used by one thread. After an error its state may be half changed: it is thrown away, and another
+    one starts from a snapshot.
     """
 
-    def __init__(self, job: Job, lane: int, items: Items) -> None:
-        self.job, self.lane, self.items = job, lane, items
-        self.offset = 0
-        self.ended = False
-        self.counters: Counter[str] = Counter()
-        self.draws: LaneDraws = job.distributor.open(lane, job.lanes)
-        self.batching = Batching(job, lane, items)
-        self._from_refs = job.plans_from_refs
-        self._can_seek = (
-            self._from_refs
-            and self.draws.can_seek()
-            and self.batching.batcher.draws_before(0) is not None
-        )
-        self.ready: deque[Rows] = deque()
-        self.ahead = LookAhead(lane, items, self.draws)
-        self._starvation = Starvation(job, lane)
-        self._verdicts = 0  # the highest number of a verdict that removed a draw
-        self._draws_of_batch = 0  # of the last finished one; 0 before the second, which has no pool
+    @property
+    def offset(self) -> int:
+        """Return the offset of the next plan."""
+        ...
+
+    @property
+    def end(self) -> int | None:
+        """Return how many batches the lane holds; None = that is not known yet."""
+        ...
+
+    @property
+    def samples(self) -> Mapping[tuple[ItemRef, int], Sample]:
+        """Return the samples that are in memory, by (item, part): a maker need not process them."""
+        ...
 
     @property
     def last_verdict(self) -> int:
         """Return the highest number of a verdict that removed a draw of this lane; 0 = none."""
-        return self._verdicts
-
-    @property
-    def end(self) -> int | None:
-        """Return how many batches the lane holds; None before its last item was drawn."""
-        return self.offset + len(self.ready) if self.ended else None
-
-    # --- planning ---
+        ...
 
     def next(self) -> BatchPlan | None:
         """Return the plan of the batch at `offset` and step over it; None when the lane is over.
@@ -83,205 +53,27 @@ class Planner:
             LaneStarved: As many draws as several epochs have gave no sample.
             LogDiverged: The lane ends elsewhere than where it was counted to end.
         """
-        end = self.job.lane_end(self.lane)
-        last = self.offset + 1 == end
-        # Nothing must come after the last batch that was counted, so that is looked for, too.
-        self._fill(2 if last else 1)
-        if not self.ready:
-            if end is not None and self.offset < end:
-                raise self._miscounted(end, str(self.offset))
-            return None
-        if last and len(self.ready) > 1:
-            raise self._miscounted(self.offset + 1, "more")
-        plan = BatchPlan(self.lane, self.offset, self.ready.popleft())
-        self.offset += 1
-        return plan
-
-    def _miscounted(self, counted: int, now: str) -> LogDiverged:
-        return LogDiverged(
-            f"lane {self.lane} of job {self.job.name!r} was counted to hold {counted} batches, and "
-            f"now holds {now}: a role gives another number of samples than before, or an item "
-            "fails or works that did not; run `penstockd check`",
-            what=f"end of lane {self.lane}",
-            ours=now,
-            theirs=counted,
-        )
-
-    def _fill(self, batches: int) -> None:
-        """Draw until so many batches are ready, or the lane is over."""
-        while len(self.ready) < batches and not self.ended:
-            before = self.draws.state()
-            try:
-                item = self._draw()
-            except PenstockError:
-                raise
-            except BaseException as raised:
-                what = f"{self.job.distributor.code_of()} fails on a draw, in lane {self.lane},"
-                error = as_exception(raised)
-                raise self.items.failure(error, what, self.lane, self.offset) from raised
-            if item is None:
-                self.ready.extend(self.batching.flush(self.offset))
-                self.ended = True
-            else:
-                taken = False
-                try:
-                    self._take(item)
-                    taken = True
-                finally:
-                    if not taken:  # it stays the next draw: a retry must not step over it
-                        self.draws.restore(before)
-                        self.counters["drawn"] -= 1
-
-    def _draw(self) -> ItemRef | None:
-        try:
-            return self.draws.next()
-        except SourceUnavailable:
-            reading = Call(self.job.distributor, "open", reading=True)
-            return self.items.retried(self.draws.next, reading)
-
-    def _take(self, item: ItemRef) -> None:
-        self.counters["drawn"] += 1
-        batches: list[Rows] = []
-        accepted = False
-        taken = 0
-        if self._from_refs:
-            size = self._size(item) if self.batching.batcher.needs_sizes else 0
-            if size is not None:
-                batches, accepted = self._add((SampleRef(item, 0, size),), (None,))
-                taken = size
-        else:
-            outcome = self._outcome(item)
-            if isinstance(outcome, Filtered):
-                count_filtered(self.counters, outcome.reason)
-            elif outcome is not None:
-                refs = [
-                    SampleRef(item, part, self.batching.size_of(item, sample, self.offset))
-                    for part, sample in enumerate(outcome)
-                ]
-                batches, accepted = self._add(refs, outcome)
-                taken = sum(ref.size for ref in refs)
-        self.draws.took(item, taken if accepted else 0)
-        self.ready.extend(batches)
-        if batches and self.offset + len(self.ready) > 1:
-            self._draws_of_batch = self._starvation.without_batch + 1
-        finished = bool(batches)
-        self._starvation.drew(accepted=accepted, finished=finished, counts=self.counts)
-
-    def _add(
-        self, refs: Sequence[SampleRef], samples: Sequence[Sample | None]
-    ) -> tuple[list[Rows], bool]:
-        """Give the samples of an item to the batcher, which may refuse it.
-
-        Returns:
-            The finished batches, and whether a sample was kept.
-        """
-        try:
-            return self.batching.add(refs, samples, self.offset)
-        except BadItem as error:
-            held = self.items.refuse("draw", refs[0].item, error, self.lane, self.offset)
-            self._count_verdict(held.verdict)
-            return [], False
-
-    def _leave_out(self, item: ItemRef, bad: Bad) -> None:
-        """Have an item judged at the place where its verdict takes effect."""
-        held = self.items.judge("draw", item, bad, self.lane, self.offset)
-        self._count_verdict(held.verdict)
-
-    def _count_verdict(self, verdict: Verdict) -> None:
-        self.counters["quarantined:draw"] += 1
-        self._verdicts = max(self._verdicts, verdict.number)
-
-    def _left_out(self, item: ItemRef) -> bool:
-        """Tell whether a verdict removes this draw; whatever was known of it ahead is forgotten."""
-        verdict = self.items.verdicts.find("draw", item, self.lane, self.offset)
-        if verdict is None:
-            return False
-        self.ahead.forget(item)
-        self._count_verdict(verdict)
-        return True
-
-    def count_mark(self) -> tuple[int, int, int]:
-        """Return what changes whenever `counts` does, draws aside; cheap enough for every batch."""
-        drawn = self.counters["drawn"]
-        beside = sum(self.batching.batcher.counters().values())
-        return sum(self.counters.values()) - drawn, self.batching.dropped, beside
-
-    def counts(self) -> dict[str, int]:
-        """Return all that was counted since the lane's beginning; see `all_counts`."""
-        return all_counts(self.counters, self.batching.batcher)
-
-    # --- items, some ahead ---
-
-    def _outcome(self, item: ItemRef) -> list[Sample] | Filtered | None:
-        """Return what processing gives for a drawn item; None if it is quarantined."""
-        if self._left_out(item):
-            return None
-        made = self.offset + len(self.ready)
-        waited = self._starvation.without_batch
-        useful = max(waited // 2, self._draws_of_batch, made // BATCHES_PER_ITEM_AHEAD)
-        outcome = self.ahead.outcome(item, self.offset, useful)
-        if isinstance(outcome, Bad):
-            self._leave_out(item, outcome)
-            return None
-        return outcome
-
-    def _size(self, item: ItemRef) -> int | None:
-        """Return an item's size from its raw form, unprocessed; None if it is quarantined."""
-        if self._left_out(item):
-            return None
-        size = self.ahead.size(item, self.offset)
-        if isinstance(size, Bad):
-            self._leave_out(item, size)
-            return None
-        return size
+        ...
 
     def coming(self, plan: BatchPlan) -> list[ItemRef]:
-        """Return what the batch after the latest plan is likely to be made of, if that is of use.
-
-        Only where batches are planned from draws alone: else the planner itself reads ahead.
-        """
-        if not (self._can_seek and self.items.reads_ahead):
-            return []
-        return self.ahead.peek(0, sum(map(len, plan.rows)))
+        """Return what the batch after this plan is likely to be made of, if that is of use."""
+        ...
 
     def forget(self) -> None:
-        """Forget every sample that nothing pending needs: of past batches, and left out ones."""
-        self.batching.forget(self.ready)
-
-    # --- going elsewhere ---
+        """Release every sample that nothing pending needs: of past batches, and left out ones."""
+        ...
 
     def can_seek(self) -> bool:
         """Tell whether any offset is reached by arithmetic."""
-        return self._can_seek
+        ...
 
     def seek(self, offset: int) -> None:
         """Go to `offset` by arithmetic; only where `can_seek`."""
-        before = self.batching.batcher.draws_before(offset)
-        assert before is not None
-        total = self.job.distributor.draws(self.lane, self.job.lanes)
-        drawn = before if total is None else min(before, total)
-        self.draws.seek(drawn)
-        self.batching.begin()
-        self.ready.clear()
-        self.ahead.clear()
-        self.ended = total is not None and before >= total and drawn < before
-        self.counters = Counter({"drawn": drawn} if drawn else {})
-        self.offset = offset
-        self._starvation.without_sample = self._starvation.without_batch = self._verdicts = 0
+        ...
 
     def snapshot(self) -> bytes:
         """Return the canonical bytes from which a line restarts at `offset`."""
-        state = {
-            "draws": self.draws.state(),
-            "batcher": self.batching.batcher.state(),
-            "ready": [[[ref.to_json() for ref in row] for row in batch] for batch in self.ready],
-            "ended": self.ended,
-            "counters": {name: count for name, count in self.counters.items() if count},
-            "without": [self._starvation.without_sample, self._starvation.without_batch],
-        }
-        if self._verdicts:
-            state["verdicts"] = self._verdicts
-        return snapshot.encode(self.job.log_id, self.lane, self.offset, state)
+        ...
 
     def restore(self, data: bytes) -> None:
         """Go on from a snapshot.
@@ -289,30 +81,35 @@ class Planner:
         Raises:
             BadSnapshot: It is damaged or belongs elsewhere.
         """
-        offset, state = snapshot.decode(data, self.job.log_id, self.lane)
-        try:
-            self._restore(offset, state)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise BadSnapshot(
-                f"a snapshot of lane {self.lane} at offset {offset} has not the form that this "
-                f"version reads: {type(error).__name__}: {error}",
-                lane=self.lane,
-                offset=offset,
-            ) from error
+        ...
 
-    def _restore(self, offset: int, state: dict[str, Any]) -> None:
-        self.draws.restore(state["draws"])
-        self.batching.restore(state["batcher"])
-        self.ready = deque(
-            [[SampleRef.from_json(ref) for ref in row] for row in batch] for batch in state["ready"]
-        )
-        self.ended = bool(state["ended"])
-        self.counters = Counter(state["counters"])
-        self._starvation.without_sample, self._starvation.without_batch = state["without"]
-        self._verdicts = int(state.get("verdicts", 0))
-        self.batching.samples.clear()
-        self.ahead.clear()
-        self.offset = offset
+    @property
+    def drawn(self) -> int:
+        """Return how many items were drawn since the lane's beginning."""
+        ...
+
+    def counts(self) -> dict[str, int]:
+        """Return all that was counted since the lane's beginning, each name with its kind.
+
+        `drawn`; `filtered:REASON` and `quarantined:STAGE`, of items; `dropped:REASON`, of samples
+        that the batcher has left out; `batcher:NAME`, what else it counts.
+        """
+        ...
+
+    def count_mark(self) -> tuple[int, ...]:
+        """Return what changes whenever `counts` does, draws aside; cheap enough for every batch."""
+        ...
 
 
-__all__ = ["Planner"]
+def open_planner(job: Job, lane: int, items: Items) -> Planner:
+    """Return the planner of a lane, at its beginning.
+
+    Args:
+        job: The job.
+        lane: The lane.
+        items: Fetches and processes, where sizes or filters need it.
+    """
+    return SamplePlanner(job, lane, items)
+
+
+__all__ = ["Planner", "open_planner"]

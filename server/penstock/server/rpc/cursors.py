@@ -12,7 +12,7 @@ from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job, find_job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import far
-from penstock.server.pipeline.planner import Planner
+from penstock.server.pipeline.planner import open_planner
 from penstock.server.rpc.opening import check_protocol
 from penstock.server.rpc.present import Present
 from penstock.server.rpc.quarantine import Quarantine, Release
@@ -354,7 +354,7 @@ class Cursors:
         if first >= last or order.lane_offset(last - 1).offset <= asked + job.max_replay:
             return
         if job.log_id not in self._seekable:
-            self._seekable[job.log_id] = Planner(job, 0, Items(job)).can_seek()
+            self._seekable[job.log_id] = open_planner(job, 0, Items(job)).can_seek()
         if self._seekable[job.log_id]:
             return
         # The first batch of each lane: those after it are planned on the way.
