@@ -167,7 +167,7 @@ def check_conservation(job: Job, lane: int, batches: int) -> Mapping[str, int]:
     else:
         # Of an item with several samples some may be dropped: then it is present all the same.
         assert len(present) <= counters["drawn"] <= len(present) + left_out, dict(counters)
-    draws = job.distributor.open(lane, job.lanes)
+    draws = job.open_draws(lane)
     drawn = {draws.next() for _ in range(counters["drawn"])}
     assert present <= drawn, "an item was delivered that was never drawn"
     return counters

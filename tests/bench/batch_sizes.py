@@ -54,7 +54,7 @@ def run() -> None:
 
 def _way(job: Job) -> Any:
     line = Line(job, 0)
-    size = job.batcher.batch_size  # type: ignore[attr-defined]  # they are all simple
+    size = job.role_sets[0].batcher.batch_size  # type: ignore[attr-defined]  # they are all simple
 
     def way() -> dict[str, float]:
         gc.collect()

@@ -83,7 +83,7 @@ class _Lane:
         self.drawn: list[int] = []
         drawn = k = 0
         while len(self.rows) < SPANS[-1][1]:
-            item = loaded.distributor.draw(lane, LANES, k)
+            item = loaded.role_sets[0].distributor.draw(lane, LANES, k)
             assert item is not None, "the job is endless"
             k += 1
             drawn += lengths[item.index]

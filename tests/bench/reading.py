@@ -133,7 +133,7 @@ def epoch(folder: Path, nbytes: int, workers: int, parameters: dict[str, Any]) -
 
 def stated_bytes(file: Path, workers: int) -> float:
     """Return what docs/operate.md says that the workers of a node hold of decoded blocks."""
-    reading = load(str(file)).job("job").distributor.reading()
+    reading = load(str(file)).job("job").role_sets[0].distributor.reading()
     assert reading is not None
     kept = reading.held * (1 if reading.groups else workers)
     return (kept + 2 * workers) * reading.block_bytes

@@ -117,7 +117,7 @@ def test_in_the_order_of_the_source_every_worker_reads_all_and_says_so(tmp_path:
     spec["distributor"] = {"type": "map", "shuffle": "none"}
     spec["source"]["rows"] = 400
     file = write_job_file(tmp_path / "penstock.yaml", {"ordered": spec}, workers=2)
-    reading = load(str(file)).job("ordered").distributor.reading()
+    reading = load(str(file)).job("ordered").role_sets[0].distributor.reading()
     with serving(file) as server:
         with Loader(
             server.address, "ordered", batches_per_step=LANES, rank=0, world_size=1, as_numpy=True

@@ -48,9 +48,9 @@ def test_finite_lanes_restore_and_seek_at_every_offset(
         while (plan := line.next()) is not None:
             plans.append(plan)
             snapshots.append(line.snapshot())
-        draws = job.distributor.draws(lane, lanes)
+        draws = job.roles(lane).roles.draws(lane)
         assert draws is not None
-        assert len(plans) == job.batcher.batches(draws)
+        assert len(plans) == job.role_sets[0].batcher.batches(draws)
 
         for offset, snapshot in enumerate(snapshots[:-1]):
             restored = SamplePlanner(job, lane, Items(job))

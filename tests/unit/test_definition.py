@@ -55,7 +55,9 @@ def test_the_job_comes_back_without_its_file(file: Path) -> None:
 
     assert (again.name, again.log_id, again.plan) == ("job", job.log_id, job.plan)
     assert list(again.sources) == list(job.sources)
-    assert list(again.processor.arguments["table"]) == list(job.processor.arguments["table"])
+    assert list(again.role_sets[0].processor.arguments["table"]) == list(
+        job.role_sets[0].processor.arguments["table"]
+    )
     assert again.definition == job.definition
 
 

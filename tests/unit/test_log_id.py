@@ -384,7 +384,7 @@ def test_neighbours_count_by_their_text_wherever_they_lie_and_whatever_ran(tmp_p
     ran = (
         f"import sys; sys.path.insert(0, '{home}'); import helpers7, package7.late;"  # by its user
         "from penstock.server.jobs.load import load; job = load(sys.argv[1]).job('j');"
-        "job.processor.process({'text': 'a'}, None); print(job.log_id.hex())"
+        "job.role_sets[0].processor.process({'text': 'a'}, None); print(job.log_id.hex())"
     )
 
     assert identity(tmp_path / "there" / "copy") == before
@@ -399,7 +399,7 @@ def test_an_edited_neighbour_is_run_as_it_is_hashed(tmp_path: Path) -> None:
     home = tmp_path / "home"
     code = (
         "import sys; from penstock.server.jobs.load import load; job = load(sys.argv[1]).job('j');"
-        "print(job.log_id.hex(), job.processor.process({'text': 'a'}, None)['n'])"
+        "print(job.log_id.hex(), job.role_sets[0].processor.process({'text': 'a'}, None)['n'])"
     )
 
     said = []
@@ -423,7 +423,7 @@ def test_what_is_hashed_is_what_runs_later_in_this_process(tmp_path: Path) -> No
         "job = load(sys.argv[1]).job('j'); before = job.log_id;"
         "late = pathlib.Path(sys.argv[1]).parent / 'package7' / 'late.py';"
         "late.write_text('def twice(x): return 200 * x');"
-        "print(job.processor.process({'text': 'a'}, None)['n'])"
+        "print(job.role_sets[0].processor.process({'text': 'a'}, None)['n'])"
     )
 
     assert identity(home, code) == "6"

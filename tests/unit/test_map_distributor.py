@@ -416,7 +416,7 @@ def test_each_source_with_blocks_keeps_what_all_draw_from() -> None:
     sources = {"a": Keeping([10] * 30), "b": Keeping([10] * 20), "plain": ItemsSource([1, 2])}
     job = Job(sources, MapDistributor(window_blocks=3, reading_groups=2), batch_size=1, lanes=4)
 
-    reading = job.distributor.reading()
+    reading = job.role_sets[0].distributor.reading()
     assert reading is not None
     assert set(kept.values()) == {reading.held}
     assert len(kept) == 2

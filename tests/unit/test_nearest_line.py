@@ -81,7 +81,7 @@ def test_verdicts_that_nobody_here_knows_decide_nothing() -> None:
     """A snapshot made under a verdict serves those alone that obey it: items work here again."""
     job = make_job()
     book = VerdictBook((), lambda verdict: verdict._replace(number=1))
-    FAILING.add(job.distributor.draw(0, 1, 5).index)  # type: ignore[union-attr]
+    FAILING.add(job.role_sets[0].distributor.draw(0, 1, 5).index)  # type: ignore[union-attr]
     try:
         data = snapshot_at(job, Items(job, book), 20)
     finally:

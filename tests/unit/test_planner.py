@@ -129,7 +129,7 @@ def test_a_size_that_cannot_be_known_is_about_that_item() -> None:
     processor = Sizes(tokens, one_to_one=True)
     batcher = BestFitPackingBatcher(10, pool_size=2)
     stop = make(items, processor, batcher)
-    assert stop.plans_from_refs
+    assert stop.role_sets[0].plans_from_refs
     planner = SamplePlanner(stop, 0, Items(stop))
     assert plans(planner, 1) == [[0, 1]]
     with pytest.raises(BadItem, match=r"main\[2\].*damaged header"):

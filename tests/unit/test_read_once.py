@@ -260,7 +260,7 @@ def test_sizes_that_a_source_tells_take_no_reading() -> None:
     """Ready ids are planned from the index alone, and the batches are those of a plain source."""
     source = Lengths(raw_items())
     job = job_of(source, IdentityProcessor)
-    assert job.plans_from_refs
+    assert job.role_sets[0].plans_from_refs
     line = Line(job, 0)
 
     planned = [line.advance() for _ in range(12)]

@@ -7,21 +7,26 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from penstock.server.role_set import (
+    DEFAULT_LANES,
+    RoleSet,
+    deal_lanes,
+    joint_layout,
+    joint_specs,
+)
 from penstock.server.roles.base import (
     BatchCollator,
     DataDistributor,
-    IndexedSource,
+    KeySpec,
+    Layout,
     RawItemProcessor,
     SampleBatcher,
     Source,
-    indexed,
 )
-from penstock.server.roles.batchers import SimpleBatcher
-from penstock.server.roles.collators import DefaultBatchCollator
-from penstock.server.roles.distributors import MapDistributor
-from penstock.server.roles.processors import IdentityProcessor
+from penstock.server.roles.draws import LaneDraws
+from penstock.server.roles.reading import Reading
 from penstock.wire.checks import check_choice, check_whole
 from penstock.wire.errors import Counting, InvalidJob, UnknownJob
 from penstock.wire.nearest import hint
@@ -30,9 +35,6 @@ from penstock.wire.order import Cut, Order
 
 ORDER_FORMAT = 1
 """Version of all in penstock that decides bytes beside the roles: draws, planner, layout."""
-
-DEFAULT_LANES = 48
-"""Divided by most world sizes, and enough to keep the lanes' planners from being the bottleneck."""
 
 MAX_LANES = 65_536
 """A node keeps some KiB for each lane of a job; the largest clusters have fewer ranks."""
@@ -44,6 +46,18 @@ SOURCE_NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{MAX_SOURCE_NAME - 1}}}")
 ON_ITEM_ERROR = ("stop", "quarantine")
 
 OfJobT = TypeVar("OfJobT")
+
+
+class LaneRoles(NamedTuple):
+    """What makes the batches of one lane.
+
+    Attributes:
+        roles: The set of roles.
+        lane: The lane's number among those of the set.
+    """
+
+    roles: RoleSet
+    lane: int
 
 
 def find_job(jobs: Mapping[str, OfJobT], name: str) -> OfJobT:
@@ -102,6 +116,8 @@ class Job:
         name: Its name; given by the job file's key.
 
     Attributes:
+        role_sets: The sets of roles of its lanes, by their numbers: one, but for a `JointJob`.
+        sources: The sources of all sets by name.
         definition: What other processes build it from, see `penstock.server.jobs.definition`;
             empty = it was built by code that nobody named.
 
@@ -128,6 +144,25 @@ class Job:
         snapshot_every: int = 16,
         name: str = "job",
     ) -> None:
+        policies = (batches_per_step, on_item_error, max_quarantined, max_replay, snapshot_every)
+        self._take_numbers(name, seed, lanes, epochs, *policies)
+        roles = RoleSet(
+            source, distributor, processor, batcher, collator, batch_size=batch_size, lanes=lanes
+        )
+        self._take_roles((roles,))
+
+    def _take_numbers(
+        self,
+        name: str,
+        seed: int,
+        lanes: int,
+        epochs: int | None,
+        batches_per_step: int | None,
+        on_item_error: str,
+        max_quarantined: int,
+        max_replay: int,
+        snapshot_every: int,
+    ) -> None:
         for key, value, least in (
             ("lanes", lanes, 1),
             ("epochs", epochs, 1),
@@ -140,46 +175,23 @@ class Job:
         if lanes > MAX_LANES:
             raise InvalidJob(f"lanes is {lanes}: give at most {MAX_LANES:,}", key="lanes")
         check_choice("on_item_error", on_item_error, ON_ITEM_ERROR)
-        if batch_size is not None and batcher is not None:
-            raise InvalidJob(
-                "batch_size and batcher are both given: batch_size stands for a simple batcher, so "
-                "remove one of them",
-                key="batch_size",
-            )
-        if batcher is None:
-            if batch_size is None:
-                raise InvalidJob(
-                    "neither batcher nor batch_size is given: give one of them", key="batcher"
-                )
-            batcher = SimpleBatcher(batch_size)
-
         self.name = name
-        self.sources: dict[str, Source] = (
-            dict(source) if isinstance(source, Mapping) else {"main": source}
-        )
-        self.distributor = distributor or MapDistributor()
-        self.processor = processor or IdentityProcessor()
-        self.batcher: SampleBatcher = batcher
-        self.collator = collator or DefaultBatchCollator()
         self.seed, self.lanes, self.epochs = seed, lanes, epochs
         self.batches_per_step = batches_per_step
         self.on_item_error, self.max_quarantined = on_item_error, max_quarantined
         self.max_replay, self.snapshot_every = max_replay, snapshot_every
         self.definition = b""
         self._lane_ends: tuple[int | None, ...] | None = None
+
+    def _take_roles(self, role_sets: tuple[RoleSet, ...]) -> None:
+        self.role_sets = role_sets
+        self.sources: dict[str, Source] = {
+            name: source for roles in role_sets for name, source in roles.sources.items()
+        }
+        self._set_of = {name: roles for roles in role_sets for name in roles.sources}
         self._check_names()
-        for source_name, opened in self.sources.items():
-            if opened.is_empty():
-                raise InvalidJob(
-                    f"source {source_name!r} holds zero items: a job needs at least one",
-                    key="source",
-                )
-            self._check_columns(opened)
-        self.distributor.bind(self.sources, seed, epochs, lanes)
-        reading = self.distributor.reading()
-        if reading is not None and reading.blocks is not None:
-            # A process that reads for a few groups alone says so: a worker does.
-            self.keep_blocks(reading.held)
+        for roles in role_sets:
+            roles.open(self.seed, self.epochs)
 
     def _check_names(self) -> None:
         """Refuse names of sources that cannot stand in refs, commands and metrics unquoted."""
@@ -193,65 +205,69 @@ class Job:
                     key="source",
                 )
 
-    def blocked_sources(self) -> list[IndexedSource]:
-        """Return the sources whose storage blocks the distributor reads."""
-        reading = self.distributor.reading()
-        return [] if reading is None else indexed(self.sources, reading.sources, self.distributor)
+    # --- the roles of its lanes ---
 
-    def keep_blocks(self, count: int) -> None:
-        """Have the sources keep so many decoded blocks each; 0 = forget all."""
-        for source in self.blocked_sources():
-            source.keep_blocks(count)
+    def roles(self, lane: int) -> LaneRoles:
+        """Return the roles that make the batches of a lane, and its number among their lanes."""
+        return LaneRoles(self.role_sets[0], lane)
+
+    def roles_of(self, source: str) -> RoleSet:
+        """Return the set of roles that a source is one of: no two sets share a source."""
+        return self._set_of[source]
+
+    def open_draws(self, lane: int) -> LaneDraws:
+        """Return the draws of a lane, at its beginning."""
+        roles, inner = self.roles(lane)
+        return roles.distributor.open(inner, roles.lanes)
+
+    def readings(self) -> list[Reading]:
+        """Return how storage blocks are read, by each of the sets that read any."""
+        found = (roles.distributor.reading() for roles in self.role_sets)
+        return [reading for reading in found if reading is not None]
+
+    @cached_property
+    def reading_groups(self) -> Sequence[int | None]:
+        """Return the reading group of each lane, numbered over all sets.
+
+        None = the lane is in none: any worker may have it.
+        """
+        begins: list[int | None] = []
+        groups: list[int] = []
+        for roles in self.role_sets:
+            reading = roles.distributor.reading()
+            own = None if reading is None else reading.groups
+            begins.append(None if own is None else sum(groups))
+            groups.append(own or 0)
+        found: list[int | None] = []
+        for roles, inner in map(self.roles, range(self.lanes)):
+            begin = begins[roles.number]
+            found.append(None if begin is None else begin + inner % groups[roles.number])
+        return found
+
+    def lanes_together(self) -> list[list[int]]:
+        """Return the lanes that one worker reads together: those of a reading group, or just one.
+
+        In the order of their first lanes.
+        """
+        found: dict[int, list[int]] = {}
+        for lane, group in enumerate(self.reading_groups):
+            found.setdefault(~lane if group is None else group, []).append(lane)
+        return list(found.values())
+
+    def specs(self) -> Sequence[KeySpec]:
+        """Return what is known about the values of every batch before one is made."""
+        return self.role_sets[0].collator.specs()
+
+    def value_layout(self) -> Layout:
+        """Return how samples lie in the values of a batch."""
+        return joint_layout(self.role_sets)
 
     @property
     def items(self) -> int | None:
         """Return how many items the sources hold; None = not known before they are read."""
-        total = 0
-        for source in self.sources.values():
-            if not isinstance(source, IndexedSource):
-                return None
-            total += len(source)
-        return total
-
-    def _check_columns(self, source: Source) -> None:
-        """Refuse what the data's schema tells: that every item would fail."""
-        columns = source.columns_of_items()
-        if columns is not None:
-            self.processor.check_columns(columns)
-        keys = self.processor.keys_of_samples(columns)
-        if keys is not None:
-            self.batcher.check_keys(keys)
-
-    @property
-    def plans_from_refs(self) -> bool:
-        """Tell whether batches are planned without processing: from refs, and sizes if needed."""
-        return (
-            self.processor.one_to_one
-            and not self.batcher.needs_content
-            and (
-                not self.batcher.needs_sizes
-                or self.processor.knows_size()
-                or bool(self.sized_sources)
-            )
-        )
-
-    @cached_property
-    def makes_anywhere(self) -> bool:
-        """Tell whether any worker makes a batch as well as the one that planned it."""
-        anywhere = all(source.reads_anywhere() for source in self.sources.values())
-        return self.plans_from_refs and anywhere
-
-    @cached_property
-    def sized_sources(self) -> Mapping[str, IndexedSource]:
-        """Return the sources, where they tell the sizes of items; else none: the processor does."""
-        sized = {
-            name: source
-            for name, source in self.sources.items()
-            if isinstance(source, IndexedSource) and source.knows_sizes()
-        }
-        if self.processor.knows_size() or not self.processor.keeps_sizes():
-            return {}
-        return sized if len(sized) == len(self.sources) else {}
+        found = [roles.items for roles in self.role_sets]
+        known = [items for items in found if items is not None]
+        return sum(known) if len(known) == len(found) else None
 
     @property
     def order(self) -> Order:
@@ -305,9 +321,13 @@ class Job:
         """
         if self.epochs is None:
             return Numbering(self.lanes)
-        if self.needs_counting:
-            return Numbering(self.lanes, self._lane_ends or (None,) * self.lanes)
-        return Numbering(self.lanes, [self._batches(lane) or 0 for lane in range(self.lanes)])
+        return Numbering(
+            self.lanes,
+            [
+                roles.batches(inner) or 0 if roles.processor.one_to_one else self.lane_end(lane)
+                for lane, (roles, inner) in enumerate(map(self.roles, range(self.lanes)))
+            ],
+        )
 
     def check_not_empty(self, numbering: Numbering) -> None:
         """Refuse a finite job without any batch.
@@ -328,28 +348,33 @@ class Job:
         Raises:
             InvalidJob: With what to change.
         """
-        if self.epochs is None or self._batches(0) is not None:
+        if self.epochs is None:
             return
-        if self._draws(0) is None:
+        for roles in self.role_sets:
+            if roles.batches(0) is not None:
+                continue
+            if roles.draws(0) is None:
+                raise InvalidJob(
+                    f"epochs: {self.epochs} needs a number of draws that is known before they are "
+                    f"drawn, and {type(roles.distributor).__name__} does not give one: use "
+                    "epochs: null",
+                    key="epochs",
+                )
             raise InvalidJob(
-                f"epochs: {self.epochs} needs a number of draws that is known before they are "
-                f"drawn, and {type(self.distributor).__name__} does not give one: use epochs: null",
+                f"epochs: {self.epochs} needs a batch count that is known before the batches are, "
+                f"and {type(roles.batcher).__name__} does not give one: use epochs: null, or a "
+                "batcher of one sample per row, such as simple",
                 key="epochs",
             )
-        raise InvalidJob(
-            f"epochs: {self.epochs} needs a batch count that is known before the batches are, and "
-            f"{type(self.batcher).__name__} does not give one: use epochs: null, or a batcher of "
-            "one sample per row, such as simple",
-            key="epochs",
-        )
 
     @property
     def needs_counting(self) -> bool:
         """Tell whether where its lanes end takes a pass over all items.
 
-        So it is for a finite job whose processor does not promise one sample for each item.
+        So it is for a finite job where a processor does not promise one sample for each item.
         """
-        return self.epochs is not None and not self.processor.one_to_one
+        one_to_one = all(roles.processor.one_to_one for roles in self.role_sets)
+        return self.epochs is not None and not one_to_one
 
     def lane_end(self, lane: int) -> int | None:
         """Return how many batches a lane was found to hold; None where that was not found out."""
@@ -360,13 +385,6 @@ class Job:
         self._lane_ends = tuple(ends)
         self.__dict__.pop("_numbered", None)
 
-    def _draws(self, lane: int) -> int | None:
-        return self.distributor.draws(lane, self.lanes)
-
-    def _batches(self, lane: int) -> int | None:
-        draws = self._draws(lane)
-        return None if draws is None else self.batcher.batches(draws)
-
     @cached_property
     def plan(self) -> dict[str, Any]:
         """Return everything that decides bytes, JSON-able: the log id is its hash."""
@@ -375,12 +393,11 @@ class Job:
             "seed": self.seed,
             "lanes": self.lanes,
             "epochs": self.epochs,
-            "source": {name: source.identity() for name, source in sorted(self.sources.items())},
-            "distributor": self.distributor.identity(),
-            "processor": self.processor.identity(),
-            "batcher": self.batcher.identity(),
-            "collator": self.collator.identity(),
+            **self._identity(),
         }
+
+    def _identity(self) -> dict[str, Any]:
+        return self.role_sets[0].identity()
 
     @cached_property
     def log_id(self) -> bytes:
@@ -400,6 +417,99 @@ class Job:
         """Let go of the sources' files."""
         for source in self.sources.values():
             source.close()
+
+
+class JointJob(Job):
+    """A job whose lanes are dealt to several sets of roles: each batch comes from one of them.
+
+    The sets may differ in everything, from the source to the collator; a step holds batches of all
+    of them in the proportion of their lanes, as evenly as whole batches allow. The log is one: with
+    one log id, one cursor, one budget of items that are left out.
+
+    Args:
+        sets: The sets of roles by name, with their numbers of lanes; `source` of a set that has
+            only one gets the name of the set, and no two sets have a source of the same name. The
+            names, their order and the numbers of lanes are part of the log id.
+        seed, epochs, batches_per_step, on_item_error, max_quarantined: As for `Job`.
+        max_replay, snapshot_every, name: As for `Job`.
+
+    Raises:
+        InvalidJob: The plan does not hold together; says what to change.
+    """
+
+    def __init__(
+        self,
+        sets: Mapping[str, RoleSet],
+        *,
+        seed: int = 0,
+        epochs: int | None = None,
+        batches_per_step: int | None = None,
+        on_item_error: str = "stop",
+        max_quarantined: int = 1000,
+        max_replay: int = 100_000,
+        snapshot_every: int = 16,
+        name: str = "job",
+    ) -> None:
+        if not sets:
+            raise InvalidJob("there is no set of roles: give at least one", key="sets")
+        policies = (batches_per_step, on_item_error, max_quarantined, max_replay, snapshot_every)
+        lanes = sum(roles.lanes for roles in sets.values())
+        self._take_numbers(name, seed, lanes, epochs, *policies)
+        _check_apart(sets)
+        role_sets = [roles.named(key, number) for number, (key, roles) in enumerate(sets.items())]
+        self._specs = joint_specs(role_sets)
+        given = [0] * len(role_sets)
+        self._dealt: list[LaneRoles] = []
+        for number in deal_lanes([roles.lanes for roles in role_sets]):
+            self._dealt.append(LaneRoles(role_sets[number], given[number]))
+            given[number] += 1
+        self._take_roles(tuple(role_sets))
+
+    def roles(self, lane: int) -> LaneRoles:
+        """Return the roles that make the batches of a lane, and its number among their lanes."""
+        return self._dealt[lane]
+
+    def _check_names(self) -> None:
+        super()._check_names()
+        for roles in self.role_sets:
+            if not SOURCE_NAME.fullmatch(roles.name):
+                raise InvalidJob(
+                    f"{roles.name!r} is not a name for a set of roles: use letters, digits and "
+                    f"underscores, and no digit first, at most {MAX_SOURCE_NAME} characters",
+                    key="sets",
+                )
+        if len(self.sources) < sum(len(roles.sources) for roles in self.role_sets):
+            raise InvalidJob(
+                "two sets of roles have a source of the same name: an item is known by the name of "
+                "its source, so give each its own",
+                key="sets",
+            )
+
+    def specs(self) -> Sequence[KeySpec]:
+        """Return what is known about the values of a batch, whichever set has made it."""
+        return self._specs
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "sets": {
+                roles.name: {"number": roles.number, "lanes": roles.lanes, **roles.identity()}
+                for roles in self.role_sets
+            }
+        }
+
+
+def _check_apart(sets: Mapping[str, RoleSet]) -> None:
+    """Refuse a distributor or a source of two sets: it is bound to the lanes of one."""
+    seen: dict[int, str] = {}
+    for name, roles in sets.items():
+        for role in (roles.distributor, *roles.sources.values()):
+            other = seen.setdefault(id(role), name)
+            if other != name:
+                raise InvalidJob(
+                    f"{type(role).__name__} is the same object in the sets {other!r} and {name!r}: "
+                    "make one for each, since it keeps what it reads and draws for its own lanes",
+                    key="sets",
+                )
 
 
 def canonical(plan: Any) -> bytes:
@@ -439,5 +549,8 @@ __all__ = [
     "ORDER_FORMAT",
     "SOURCE_NAME",
     "Job",
+    "JointJob",
+    "LaneRoles",
+    "RoleSet",
     "canonical",
 ]

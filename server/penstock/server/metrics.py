@@ -225,19 +225,19 @@ class Metrics(Observer):
         for name, job in jobs.items():
             for tally in (self._batches, self._bytes, self._tokens, self._read, self._sent):
                 tally.add(0, name)
-            if (reading := job.distributor.reading()) is not None and reading.item_bytes:
-                self._item_bytes[name] = reading.item_bytes
+            if item_bytes := _item_bytes(job):
+                self._item_bytes[name] = item_bytes
                 self._drawn.add(0, name)
             self._sent_bytes.add(0, name)
             for metric in (self._fill, self._wait, self._verified, self._impure, self.restarts):
                 self._of(metric, name)
             for code in FAILURES:
                 self._of(self._failed, name, code)
-            batcher = job.batcher.clone()
-            skipped = [f"dropped:{reason}" for reason in batcher.dropped()]
+            batchers = [roles.batcher.clone() for roles in job.role_sets]
+            skipped = [f"dropped:{reason}" for each in batchers for reason in each.dropped()]
             for reason in ("quarantined:draw", "filtered:none", *skipped):
                 self._of(self._skipped, name, self._bounded(self._skipped, name, reason))
-            for count in batcher.counters():
+            for count in (count for each in batchers for count in each.counters()):
                 self._of(self._batcher, name, self._bounded(self._batcher, name, count))
 
     def _bounded(self, metric: Any, job: str, reason: str) -> str:
@@ -479,6 +479,13 @@ class _StatusCollector(Collector):
                     for rank, value in _highest(streams, key):
                         family.add_metric([*labels, rank], value)
         yield from (ready, size, again, hits, readers, first, waits, lag)
+
+
+def _item_bytes(job: Job) -> float:
+    """Return the bytes of an item in storage, in the mean over the lanes; 0 = not known."""
+    readings = ((roles, roles.distributor.reading()) for roles in job.role_sets)
+    total = sum(roles.lanes * reading.item_bytes for roles, reading in readings if reading)
+    return total / job.lanes
 
 
 def _highest(streams: Iterable[Mapping[str, Any]], key: str) -> list[tuple[str, float]]:

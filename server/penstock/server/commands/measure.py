@@ -23,6 +23,7 @@ from penstock.server.job import Job
 from penstock.server.pipeline.items import Filtered, Items, Outcome
 from penstock.server.pipeline.line import Computed, Line
 from penstock.server.pipeline.verdicts import Quarantined
+from penstock.server.role_set import RoleSet
 from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.frames import error_line, user_traceback
@@ -142,7 +143,7 @@ def examine(
         job: The job, built.
         elsewhere: Gives what `purity.gather_backwards` gives of the same job elsewhere.
         item_count: How many items.
-        batch_count: How many batches of one lane.
+        batch_count: How many batches of one lane of each set of roles.
         workers: Processes that the node would have here.
         ready_bytes: Its bound on ready batches here.
         together: Measures their rate at the same time.
@@ -177,28 +178,31 @@ def examine(
     found.ms["batch per item"] = 1000 * seconds_batching / max(1, len(refs))
     found.reading = read_window(job, items, say)
     raws = purity.raw_facts(items, refs, outcomes)
-    found.sample = _sample_text(job, outcomes)
+    found.sample = _sample_text(job, refs, outcomes)
 
     watch = Stopwatch(say, f"job {job.name}, {batch_count} batches")
-    line = Line(job, purity.first_lane(job), Items(job, progress=watch))
-    batches = purity.first_batches(line, 1)
+    lines = [Line(job, lane, Items(job, progress=watch)) for lane in purity.first_lanes(job)]
+    made = {line.lane: purity.first_batches(line, 1) for line in lines}
     watch("")
-    first = watch.seconds.copy()
+    first, ones = watch.seconds.copy(), sum(map(len, made.values()))
     watch.seconds.clear()
-    more = purity.first_batches(line, batch_count - 1)
+    for line in lines:
+        made[line.lane] += purity.first_batches(line, batch_count - 1)
     watch("")
-    # The first batch also pays for imports and first calls: its times stand only if it is alone.
-    seconds, timed = (watch.seconds, len(more)) if more else (first, len(batches))
-    batches += more
+    batches = [batch for of_lane in made.values() for batch in of_lane]
+    # First batches also pay for imports and first calls: their times stand only if they are alone.
+    more = len(batches) - ones
+    seconds, timed = (watch.seconds, more) if more else (first, ones)
     for stage in ("collate", "encode"):
         found.ms[f"{stage} per batch"] = 1000 * seconds[stage] / max(1, timed)
     _count_batches(found, batches)
     good = [
         ref for ref, out in zip(refs, outcomes, strict=True) if not isinstance(out, Quarantined)
     ]
-    purity.check_promises(job, items, good, line)
+    for line in lines:
+        purity.check_promises(job, items, good, line)
     watch.what = f"job {job.name}, past its start"
-    _measure_pace(found, line, batch_count)
+    _measure_pace(found, lines, batch_count)
     found.memory = node_memory(
         job,
         workers=workers,
@@ -216,7 +220,10 @@ def examine(
             str(ref): purity.item_facts(out) for ref, out in zip(refs, outcomes, strict=True)
         },
         "raws": raws,
-        "batches": [purity.batch_facts(batch) for batch in batches],
+        "batches": {
+            str(lane): [purity.batch_facts(batch) for batch in of_lane]
+            for lane, of_lane in made.items()
+        },
     }
 
     def gather(where: purity.Surroundings) -> dict[str, Any]:
@@ -263,11 +270,12 @@ def _batching_seconds(
         BadItem: The batcher refuses a sample, and the job's policy is to stop.
         BadBatch: The batcher fails; carries the user's traceback.
     """
-    batcher = job.batcher.clone()
+    batchers = [roles.batcher.clone() for roles in job.role_sets]
     begin = time.perf_counter()
     for ref, outcome in zip(refs, outcomes, strict=True):
         if isinstance(outcome, Filtered | Quarantined):
             continue
+        batcher = batchers[job.roles_of(ref.source).number]
         try:
             for part, sample in enumerate(outcome):
                 size = contained(partial(_size, batcher, sample))
@@ -287,7 +295,8 @@ def _batching_seconds(
                 traceback=user_traceback(error),
             ) from error
     seconds = time.perf_counter() - begin
-    batcher.state()  # a value that cannot be in a snapshot is found here, not hours later
+    for batcher in batchers:
+        batcher.state()  # a value that cannot be in a snapshot is found here, not hours later
     return seconds
 
 
@@ -309,57 +318,75 @@ def _count_batches(found: Measured, batches: Sequence[Computed]) -> None:
         found.efficiency = tokens / (tokens + padding)
 
 
-def _measure_pace(found: Measured, line: Line, least: int) -> None:
-    """Go on past the start of lanes, whose first rows are chosen from a pool that fills."""
-    lanes = lanes_beside(line.job, line.lane)
-    lines = [line, *(Line(line.job, lane, line.items) for lane in lanes[1:])]
-    past = pace(lines, least)
+def _measure_pace(found: Measured, lines: Sequence[Line], least: int) -> None:
+    """Go on past the start of lanes, whose first rows are chosen from a pool that fills.
+
+    Args:
+        found: Gets the figures.
+        lines: One of each set of roles: of each as many batches are made.
+        least: Batches to make however long they take.
+    """
+    every = list(lines)
+    for line in lines:
+        beside = lanes_beside(line.job, line.lane)[1:]
+        every += [Line(line.job, lane, line.items) for lane in beside]
+    past = pace(every, least)
     found.paced_batches, found.pool_filled = past.batches, past.past
     found.per_second = past.per_second()
     if past.batches:
         found.efficiency = past.efficiency
 
 
-def _sample_text(job: Job, outcomes: Sequence[Outcome]) -> str:
+def _sample_text(job: Job, refs: Sequence[ItemRef], outcomes: Sequence[Outcome]) -> str:
     """Return the first sample as people read it."""
-    for outcome in outcomes:
+    for ref, outcome in zip(refs, outcomes, strict=True):
         if isinstance(outcome, Filtered | Quarantined):
             continue
         sample = outcome[0]
         found = documents(sample)
-        if found and (decode := decoder(job)) is not None:
+        if found and (decode := decoder(job.roles_of(ref.source))) is not None:
             return ids_text(found[0].ids, decode)
         return "\n".join(f"{name}: {summary(value)}" for name, value in sample.items())
     return ""
 
 
+def _warnings_of_lanes(roles: RoleSet) -> list[str]:
+    """Return what is to be said of the number of items for the lanes that draw from them."""
+    items = roles.items
+    if items is None:
+        return []  # the length of a stream is unknown
+    pool, lanes, of = roles.batcher.chooses_from(), roles.lanes, ""
+    if roles.name:
+        of = f" of {roles.name!r}"
+    if pool is not None and items / lanes < POOLS_PER_LANE * pool:
+        fewer = max(1, items // (POOLS_PER_LANE * pool))
+        return [
+            f"{items:,} items over {lanes} lanes{of} are {items / lanes:.1f} per lane, fewer than "
+            f"{POOLS_PER_LANE} pools of {pool}: epochs mix in a pool; lanes: {fewer} or a smaller "
+            "pool_size suits this data"
+        ]
+    if items < lanes:
+        return [
+            f"{items:,} items over {lanes} lanes{of}: some lanes have none in an epoch; "
+            f"lanes: {max(1, items // 4)} suits this data"
+        ]
+    return []
+
+
 def _warnings(job: Job, found: Measured) -> list[str]:
     warnings = job.cautions()
-    pool = job.batcher.chooses_from()
-    if found.items is None:
-        pass  # the length of a stream is unknown
-    elif pool is not None and found.items / job.lanes < POOLS_PER_LANE * pool:
-        lanes = max(1, found.items // (POOLS_PER_LANE * pool))
-        warnings.append(
-            f"{found.items:,} items over {job.lanes} lanes are {found.items / job.lanes:.1f} per "
-            f"lane, fewer than {POOLS_PER_LANE} pools of {pool}: epochs mix in a pool; "
-            f"lanes: {lanes} or a smaller pool_size suits this data"
-        )
-    elif found.items < job.lanes:
-        warnings.append(
-            f"{found.items:,} items over {job.lanes} lanes: some lanes have none in an epoch; "
-            f"lanes: {max(1, found.items // 4)} suits this data"
-        )
+    for roles in job.role_sets:
+        warnings += _warnings_of_lanes(roles)
     for what, reasons in (("give no sample", found.filtered), ("fail", found.quarantined)):
         for reason, count in reasons.items():
             warnings.append(f"{count} of {found.items_run} items {what}: {reason}")
-    reading = job.distributor.reading()
-    if reading is not None and reading.is_read_by_all and found.workers > 1:
-        warnings.append(
-            f"shuffle: none has each of {found.workers} workers read and decode all "
-            f"{reading.all_blocks:,} storage blocks, since all lanes go through them together: "
-            "shuffle: blocks reads each once, and workers: 1 does with this order"
-        )
+    for reading in job.readings():
+        if reading.is_read_by_all and found.workers > 1:
+            warnings.append(
+                f"shuffle: none has each of {found.workers} workers read and decode all "
+                f"{reading.all_blocks:,} storage blocks, since all lanes go through them together: "
+                "shuffle: blocks reads each once, and workers: 1 does with this order"
+            )
     if found.together.why_not:
         warnings.append(
             f"what {found.workers} workers give together was not measured: {found.together.why_not}"

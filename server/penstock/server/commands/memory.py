@@ -18,6 +18,7 @@ from penstock.server.node import dispatch
 from penstock.server.node.ahead import made_ahead
 from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
 from penstock.server.pipeline.ahead import AHEAD_BYTES, LOOK_AHEAD
+from penstock.server.role_set import RoleSet
 from penstock.server.sources.cache import FREE_BYTES
 from penstock.server.sources.parquet import CACHE_BYTES
 from penstock.wire.prefetch import fitting_ahead
@@ -122,19 +123,23 @@ def node_memory(
 
 
 def _has_blocks(job: Job) -> bool:
-    return job.distributor.reading() is not None
+    return bool(job.readings())
 
 
 def _blocks_bytes(job: Job, workers: int) -> float:
     """Return the bytes of decoded blocks in all workers, with those that are being decoded."""
-    reading = job.distributor.reading()
+    return sum(_blocks_bytes_of(roles, workers) for roles in job.role_sets)
+
+
+def _blocks_bytes_of(roles: RoleSet, workers: int) -> float:
+    reading = roles.distributor.reading()
     if reading is None:
         return 0.0
     block, every = reading.block_bytes, reading.all_blocks * reading.block_bytes
     # Without groups every worker holds what the lanes draw from.
     part = reading.held * block / (workers if reading.groups else 1)
     each = min(every, max(part, FREE_BYTES))
-    bounds = [source.most_kept_bytes() for source in job.blocked_sources()]
+    bounds = [source.most_kept_bytes() for source in roles.blocked_sources()]
     if reading.blocks is None:
         bounds = [CACHE_BYTES if bound is None else bound for bound in bounds]
     if (known := [bound for bound in bounds if bound is not None]) and len(known) == len(bounds):
@@ -145,14 +150,16 @@ def _blocks_bytes(job: Job, workers: int) -> float:
 def _samples_bytes(job: Job, workers: int, sample_bytes: float, batch_bytes: float) -> float:
     """Return the bytes of samples in all workers."""
     making = workers * batch_bytes
-    if job.plans_from_refs:
-        return making
     ahead = max(1, min(LOOK_AHEAD, int(AHEAD_BYTES / max(1.0, sample_bytes))))
-    pool = job.batcher.chooses_from() or 0
-    size = getattr(job.batcher, "batch_size", 1)
-    # What a lane has left of items processed together, after batches of that size.
-    left = ahead - gcd(ahead, size)
-    return making + job.lanes * (pool + left) * sample_bytes
+    held = 0
+    for roles in job.role_sets:
+        if roles.plans_from_refs:
+            continue
+        pool = roles.batcher.chooses_from() or 0
+        size = getattr(roles.batcher, "batch_size", 1)
+        # What a lane has left of items processed together, after batches of that size.
+        held += roles.lanes * (pool + ahead - gcd(ahead, size))
+    return making + held * sample_bytes
 
 
 __all__ = ["NodeMemory", "node_memory"]

@@ -68,10 +68,7 @@ class Pace:
 
 def lanes_beside(job: Job, lane: int) -> list[int]:
     """Return a lane and those that one worker reads with it, because they share storage blocks."""
-    reading = job.distributor.reading()
-    if reading is None or reading.groups is None:
-        return [lane]
-    group = range(lane % reading.groups, job.lanes, reading.groups)
+    group = next(lanes for lanes in job.lanes_together() if lane in lanes)
     return [lane, *(other for other in group if other != lane)][:MAX_LANES]
 
 
@@ -145,9 +142,9 @@ def pass_start(
     deadline = clock() + MAX_PASSING_S
     filled: bool | None = None
     for line in lines:
-        pool = line.job.batcher.chooses_from()
+        pool = line.job.roles(line.lane).roles.batcher.chooses_from()
         if pool is None:
-            return None
+            continue
         filled = True
         while line.planner.drawn < POOLS_PASSED * pool:
             if clock() > deadline:

@@ -32,6 +32,7 @@ from penstock.server.pipeline.items import Filtered, Items, Outcome
 from penstock.server.pipeline.line import Computed, Line
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S
 from penstock.server.pipeline.verdicts import Quarantined, content_hash
+from penstock.server.role_set import RoleSet
 from penstock.server.roles.base import BatchCollator, RawItemProcessor, Source
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.roles.role import Role, asked, failing
@@ -111,12 +112,14 @@ def all_at_once() -> Surroundings:
 def first_items(job: Job, count: int) -> list[ItemRef]:
     """Return the first `count` draws of a job, lanes in turn; fewer if it ends before."""
     found: dict[ItemRef, None] = {}
-    going = {lane: asked(job.distributor, "open", lane, job.lanes) for lane in range(job.lanes)}
-    epoch = job.distributor.epoch_draws(job.lanes)
+    going = {lane: _opened(job, lane) for lane in range(job.lanes)}
+    epochs = [roles.distributor.epoch_draws(roles.lanes) for roles in job.role_sets]
+    known = [epoch for epoch in epochs if epoch is not None]
+    epoch = max(known) if len(known) == len(epochs) else None
     k = 0
     while len(found) < count and going:
         for lane, draws in list(going.items()):
-            item = _next_draw(job, draws)
+            item = _next_draw(job.roles(lane).roles, draws)
             if item is None:
                 del going[lane]
             else:
@@ -129,13 +132,19 @@ def first_items(job: Job, count: int) -> list[ItemRef]:
     return list(found)
 
 
-def _next_draw(job: Job, draws: LaneDraws) -> ItemRef | None:
+def _opened(job: Job, lane: int) -> LaneDraws:
+    roles, inner = job.roles(lane)
+    draws: LaneDraws = asked(roles.distributor, "open", inner, roles.lanes)
+    return draws
+
+
+def _next_draw(roles: RoleSet, draws: LaneDraws) -> ItemRef | None:
     try:
         return contained(draws.next)
     except PenstockError:
         raise
     except Exception as error:
-        raise failing(job.distributor, "draw", error) from error
+        raise failing(roles.distributor, "draw", error) from error
 
 
 def item_facts(outcome: Outcome) -> Facts:
@@ -173,23 +182,25 @@ def check_promises(job: Job, items: Items, refs: Sequence[ItemRef], line: Line) 
         job: The job.
         items: Has processed the items before.
         refs: Items that can be processed.
-        line: A line, for its next batch.
+        line: A line, for its next batch; its lane's set of roles is looked at.
 
     Raises:
         InvalidJob: Names the role.
     """
-    for name, source in job.sources.items():
+    roles = job.roles(line.lane).roles
+    refs = [item for item in refs if item.source in roles.sources]
+    for name, source in roles.sources.items():
         own = [item for item in refs if item.source == name]
         if _promises(source) and _draws(partial(items.raws, own)):
             raise _broken_promise(job, source, "source")
     # The generators are restored after each item of a source that says it draws from them.
-    if _promises(job.processor) and _draws(partial(items.samples, refs, "draw")):
-        raise _broken_promise(job, job.processor, "processor")
-    if _promises(job.collator):
+    if _promises(roles.processor) and _draws(partial(items.samples, refs, "draw")):
+        raise _broken_promise(job, roles.processor, "processor")
+    if _promises(roles.collator):
         with suppress(PastEnd):
             plan = line.advance()
             if _draws(partial(line.make, plan)):
-                raise _broken_promise(job, job.collator, "collator")
+                raise _broken_promise(job, roles.collator, "collator")
 
 
 def _promises(role: Source | RawItemProcessor | BatchCollator) -> bool:
@@ -239,13 +250,12 @@ def first_batches(line: Line, count: int) -> list[Computed]:
     return found
 
 
-def resumed_batches(job: Job, count: int) -> list[Computed]:
+def resumed_batches(job: Job, lane: int, count: int) -> list[Computed]:
     """Return the same batches, each by a line that goes on from a snapshot of the one before.
 
     Raises:
         LogDiverged: The batcher does not take back what it gave.
     """
-    lane = first_lane(job)
     line = Line(job, lane)
     found: list[Computed] = []
     while len(found) < count:
@@ -257,18 +267,29 @@ def resumed_batches(job: Job, count: int) -> list[Computed]:
         try:
             line = Line(job, lane, snapshot=snapshot)
         except BadSnapshot as error:
+            batcher = job.roles(lane).roles.batcher
             raise LogDiverged(
-                f"job {job.name!r} cannot be resumed: {job.batcher.code_of('restore')} does "
-                f"not take what state() gave after batch {len(found) - 1} of lane {lane} "
+                f"job {job.name!r} cannot be resumed: {batcher.code_of('restore')} does not take "
+                f"what state() gave after batch {len(found) - 1} of lane {lane} "
                 f"({error.__cause__!r})",
                 what=f"batch {len(found) - 1}",
             ) from error
     return found
 
 
-def first_lane(job: Job) -> int:
-    """Return the lane of position 0: in a small finite job lane 0 may be empty."""
-    return order_of(job).lane_offset(0).lane
+def first_lanes(job: Job) -> list[int]:
+    """Return a lane of each set of roles: the first that has a batch, as far as that is known.
+
+    In a small finite job lane 0 may be empty, and so may all lanes of one of several sets.
+    """
+    order, found = order_of(job), dict[int, int]()
+    for position in range(job.lanes):
+        with suppress(PastEnd):
+            lane = order.lane_offset(position).lane
+            found.setdefault(job.roles(lane).roles.number, lane)
+        if len(found) == len(job.role_sets):
+            break
+    return list(found.values())
 
 
 def order_of(job: Job) -> Order:
@@ -292,15 +313,19 @@ def gather_backwards(
         [outcome] = items.samples([item], "draw")
         facts[str(item)] = item_facts(outcome)
         raws |= raw_facts(items, [item], [outcome])
-    # With verdicts of its own: here items were judged at stage `draw`, whatever a line would do.
-    line = Line(job, first_lane(job), Items(job, retry_deadline_s=retry_deadline_s))
-    batches = first_batches(line, batch_count)
+    batches: dict[str, list[Facts]] = {}
+    resumed: dict[str, list[Facts]] = {}
+    for lane in first_lanes(job):
+        # With verdicts of its own: items were judged at `draw` here, whatever a line would do.
+        line = Line(job, lane, Items(job, retry_deadline_s=retry_deadline_s))
+        batches[str(lane)] = list(map(batch_facts, first_batches(line, batch_count)))
+        resumed[str(lane)] = list(map(batch_facts, resumed_batches(job, lane, batch_count)))
     return {
         "log_id": job.log_id.hex(),
         "items": facts,
         "raws": raws,
-        "batches": [batch_facts(batch) for batch in batches],
-        "resumed": [batch_facts(batch) for batch in resumed_batches(job, batch_count)],
+        "batches": batches,
+        "resumed": resumed,
     }
 
 
@@ -431,14 +456,13 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
     Args:
         job: The job, for its name and those of its roles.
-        ours: `{"log_id": hex, "items": {item: facts}, "raws": facts, "batches": [facts]}`, from
-            this process.
+        ours: `{"log_id": hex, "items": {item: facts}, "raws": facts, "batches": {lane: [facts]}}`,
+            from this process.
         theirs: The same from the other one, and the batches of lines that were resumed: `resumed`.
 
     Raises:
         LogDiverged: Names the item or batch, the key, and what to do.
     """
-    collator = job.collator.code_of()
     if ours["log_id"] != theirs["log_id"]:
         raise LogDiverged(
             f"job {job.name!r} has another log id in another process; what parameters() and "
@@ -462,8 +486,9 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         )
     for item, facts in ours["items"].items():
         if key := _difference(facts, theirs["items"].get(item, {})):
-            source = job.sources[item.rpartition("[")[0]]
-            processor = job.processor.author(source).code_of()
+            source_name = item.rpartition("[")[0]
+            source = job.sources[source_name]
+            processor = job.roles_of(source_name).processor.author(source).code_of()
             raise LogDiverged(
                 f"job {job.name!r} is not pure: {processor} gives item {item} another {key!r} in "
                 "another order and process; take what is random from context.rng, and leave out "
@@ -473,28 +498,39 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
                 ours=facts.get(key),
                 theirs=theirs["items"].get(item, {}).get(key),
             )
+    for lane, batches in ours["batches"].items():
+        _compare_lane(job, int(lane), batches, theirs["batches"].get(lane, []))
+    for lane, batches in ours["batches"].items():
+        _compare_resumed(job, int(lane), batches, theirs["resumed"].get(lane, []))
+
+
+def _compare_lane(job: Job, lane: int, ours: Sequence[Facts], theirs: Sequence[Facts]) -> None:
+    roles = job.roles(lane).roles
+    batcher, collator = roles.batcher.code_of(), roles.collator.code_of()
     _compare_batches(
-        ours["batches"],
-        theirs["batches"],
+        ours,
+        theirs,
         lambda number, key: (
             f"job {job.name!r} is not pure: its items are the same, and batch {number} of lane "
-            f"{first_lane(job)} has another {key!r} in another process; look at "
-            f"{job.batcher.code_of()} and {collator}, and take what is random from "
-            "context.rng"
+            f"{lane} has another {key!r} in another process; look at {batcher} and {collator}, and "
+            "take what is random from context.rng"
         ),
-        f"{job.batcher.code_of()} or {collator}",
+        f"{batcher} or {collator}",
     )
+
+
+def _compare_resumed(job: Job, lane: int, ours: Sequence[Facts], theirs: Sequence[Facts]) -> None:
+    batcher = job.roles(lane).roles.batcher.code_of()
     _compare_batches(
-        ours["batches"],
-        theirs["resumed"],
+        ours,
+        theirs,
         lambda number, key: (
-            f"job {job.name!r} cannot be resumed: batch {number} of lane {first_lane(job)} has "
-            f"another {key!r} when its lane goes on from a snapshot; "
-            f"{job.batcher.code_of()} holds something that its state leaves out, such as an "
-            "attribute that changes and has the name of a constructor's parameter: rename it, or "
-            "override state() and restore()"
+            f"job {job.name!r} cannot be resumed: batch {number} of lane {lane} has another "
+            f"{key!r} when its lane goes on from a snapshot; {batcher} holds something that its "
+            "state leaves out, such as an attribute that changes and has the name of a "
+            "constructor's parameter: rename it, or override state() and restore()"
         ),
-        job.batcher.code_of(),
+        batcher,
     )
 
 
@@ -552,7 +588,7 @@ __all__ = [
     "find_dependences",
     "first_batches",
     "first_items",
-    "first_lane",
+    "first_lanes",
     "gather_backwards",
     "gather_elsewhere",
     "item_facts",

@@ -28,7 +28,7 @@ from penstock.wire import frame
 from penstock.wire.errors import PastEnd
 from penstock.wire.order import Cut, Share
 from penstock.wire.refs import number_text
-from penstock.wire.text import Decode, batch_text, headline, value_text
+from penstock.wire.text import batch_text, headline, value_text
 
 SHOWN_ITEMS = 8
 
@@ -91,7 +91,6 @@ def show(
     positions = (
         range(position, position + 1) if position is not None else share.positions(step or 0)
     )
-    decode = decoder(built) if as_text else None
     recorded = Recorded(config.server.store, config.base)
     for computed in computed_batches(
         built, positions, size, by_step=step is not None, recorded=recorded
@@ -99,7 +98,7 @@ def show(
         if as_json:
             click.echo(json.dumps(_record(computed, size)))
         else:
-            say(_readable(computed, size, decode, as_text))
+            say(_readable(built, computed, size, as_text))
     if warning := version_warning(config.server.store, config.base, built):
         say(f"penstockd: {warning}", error=True)
 
@@ -194,13 +193,12 @@ def _record(computed: Computed, batches_per_step: int) -> dict[str, Any]:
     return frame.batch_record(header, computed.body, header.position // batches_per_step)
 
 
-def _readable(
-    computed: Computed, batches_per_step: int, decode: Decode | None, as_text: bool
-) -> str:
+def _readable(job: Job, computed: Computed, batches_per_step: int, as_text: bool) -> str:
     header, record = frame.read_header(computed.header), _record(computed, batches_per_step)
     head = headline(record, padding=header.padding)
     if as_text:
         values = frame.decode_values(header, computed.body)
+        decode = decoder(job.roles(header.lane).roles)
         return f"{head}\n{batch_text(values, decode)}"
     lines = [head, f"  digest {record['digest']}, {record['bytes']:,} bytes"]
     lines += [f"  {value_text(name, value)}" for name, value in record["values"].items()]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from penstock.server.job import Job
+from penstock.server.role_set import RoleSet
 from penstock.wire.text import Decode
 
 
-def decoder(job: Job) -> Decode | None:
-    """Return what turns token ids of a job back into text, or None if nothing does.
+def decoder(roles: RoleSet) -> Decode | None:
+    """Return what turns token ids of a set of roles back into text, or None if nothing does.
 
     A processor takes part by having a method `decode(ids) -> str`.
     """
-    own = getattr(job.processor, "decode", None)
+    own = getattr(roles.processor, "decode", None)
     return (lambda ids: str(own(list(ids)))) if callable(own) else None
 
 

@@ -75,13 +75,14 @@ def measure_together(
     Raises:
         PenstockError: What a server would stop with at one of these batches.
     """
-    reading = job.distributor.reading()
-    most = job.lanes if reading is None or reading.groups is None else reading.groups
-    count = min(workers, most, MAX_PROCESSES)
+    firsts = [lanes[0] for lanes in job.lanes_together()]
+    count = min(workers, len(firsts), MAX_PROCESSES)
     if count < 2:
         return Together()
     with contextlib.ExitStack() as stack:
-        processes = [stack.enter_context(_Process(target, job.name, lane)) for lane in range(count)]
+        processes = [
+            stack.enter_context(_Process(target, job.name, lane)) for lane in firsts[:count]
+        ]
         try:
             say(f"job {job.name}: starting {count} processes, as many as it would have workers")
             _hear(processes, time.monotonic() + start_s)

@@ -6,13 +6,14 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.server.commands.progress import Say
 from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
 from penstock.server.pipeline.ahead import LOOK_AHEAD
 from penstock.server.pipeline.items import Items
+from penstock.server.role_set import RoleSet
 from penstock.server.roles.reading import Reading
 from penstock.wire.errors import BadItem
 
@@ -55,17 +56,42 @@ def read_window(job: Job, items: Items, say: Say) -> WindowRead | None:
         say: Told how far it is.
 
     Returns:
-        The counts; None if the source has no blocks, or does not say how many bytes they have in
-        storage.
+        The counts, over all sets of roles that read blocks; None if no source has blocks, or none
+        says how many bytes they have in storage.
 
     Raises:
         BadItem: An item cannot be read, and the job's policy is to stop.
         SourceUnavailable: A read failed to the deadline.
     """
-    reading = job.distributor.reading()
+    found = [_read_window(job, roles, items, say) for roles in job.role_sets]
+    counts = [each for each in found if each is not None]
+    if not counts:
+        return None
+    needed, read = sum(each.needed for each in counts), sum(each.read for each in counts)
+    readings = [each.reading for each in counts]
+    return WindowRead(
+        groups=sum(reading.groups or 1 for reading in readings),
+        blocks_in_memory=sum(reading.held for reading in readings),
+        mib_in_memory=sum(reading.held * reading.block_bytes for reading in readings) / 2**20,
+        blocks_read=sum(each.blocks for each in counts),
+        amplification=read / needed if needed else 1.0,
+    )
+
+
+class _Counted(NamedTuple):
+    """What was read of a window of one set of roles: blocks, their bytes, and all that was read."""
+
+    reading: Reading
+    blocks: int
+    needed: int
+    read: int
+
+
+def _read_window(job: Job, roles: RoleSet, items: Items, say: Say) -> _Counted | None:
+    reading = roles.distributor.reading()
     if reading is None or reading.blocks is None or not reading.stored_bytes:
         return None
-    sources = job.blocked_sources()
+    sources = roles.blocked_sources()
     stored: dict[str, Sequence[int]] = {}
     ends: dict[str, list[int]] = {}
     for name, source in zip(reading.sources, sources, strict=True):
@@ -73,48 +99,42 @@ def read_window(job: Job, items: Items, say: Say) -> WindowRead | None:
         if blocks is None or blocks.stored is None:
             return None
         stored[name], ends[name] = blocks.stored, list(accumulate(blocks.items))
-    refs = _draws_of_window(job, reading)
+    refs = _draws_of_window(roles, reading)
     if not refs:
         return None
-    job.keep_blocks(0)
-    job.keep_blocks(reading.blocks)
+    roles.keep_blocks(0)
+    roles.keep_blocks(reading.blocks)
     for source in sources:
         source.read_bytes()
     for start in range(0, len(refs), LOOK_AHEAD):
         say(f"job {job.name}: a window of {reading.blocks} blocks, item {start} of {len(refs)}")
         _fetch(items, refs[start : start + LOOK_AHEAD])
     read = sum(source.read_bytes() for source in sources)
-    job.keep_blocks(reading.held)
+    roles.keep_blocks(reading.held)
     touched = {
         (ref.source, bisect_right(ends[ref.source], ref.index))
         for ref in refs
         if ref.source in ends
     }
     needed = sum(stored[name][block] for name, block in touched)
-    return WindowRead(
-        groups=reading.groups or 1,
-        blocks_in_memory=reading.held,
-        mib_in_memory=reading.held * reading.block_bytes / 2**20,
-        blocks_read=len(touched),
-        amplification=read / needed if needed else 1.0,
-    )
+    return _Counted(reading, len(touched), needed, read)
 
 
-def _draws_of_window(job: Job, reading: Reading) -> list[ItemRef]:
+def _draws_of_window(roles: RoleSet, reading: Reading) -> list[ItemRef]:
     """Return the draws in which a group goes on by as many blocks as it holds, or a part of them.
 
     A part keeps their order, and is spread over all of them. None if the draws of a lane cannot
     begin in the middle of an epoch.
     """
     assert reading.blocks is not None
-    lanes = range(0, job.lanes, reading.groups or job.lanes + 1)
+    lanes = range(0, roles.lanes, reading.groups or roles.lanes + 1)
     if reading.groups is None:
-        lanes = range(job.lanes)
-    count = reading.blocks * (job.distributor.epoch_draws(1) or 0) // reading.all_blocks
+        lanes = range(roles.lanes)
+    count = reading.blocks * (roles.distributor.epoch_draws(1) or 0) // reading.all_blocks
     step = max(1, -(-count // MAX_ITEMS))
-    first = (job.distributor.epoch_draws(job.lanes) or 0) // 2 if reading.groups else 0
+    first = (roles.distributor.epoch_draws(roles.lanes) or 0) // 2 if reading.groups else 0
     rounds = -(-count // len(lanes))
-    opened = {lane: job.distributor.open(lane, job.lanes) for lane in lanes}
+    opened = {lane: roles.distributor.open(lane, roles.lanes) for lane in lanes}
     if not all(draws.can_seek() for draws in opened.values()):
         return []
     found: list[ItemRef] = []

@@ -72,21 +72,29 @@ class BatchPlan(NamedTuple):
         lane: The lane of the batch.
         offset: How many batches of the lane come before it.
         rows: The rows, each a list of sample refs.
+        role_set: The number of the job's set of roles that the batch is made by.
     """
 
     lane: int
     offset: int
     rows: Rows
+    role_set: int = 0
 
     def to_json(self) -> list[Any]:
-        """Return `[lane, offset, rows]`, refs as `SampleRef.to_json` gives them."""
-        return [self.lane, self.offset, [[ref.to_json() for ref in row] for row in self.rows]]
+        """Return `[lane, offset, rows]`, refs as `SampleRef.to_json` gives them.
+
+        Then the number of the set of roles, if it is not 0.
+        """
+        rows = [[ref.to_json() for ref in row] for row in self.rows]
+        named = [self.role_set] if self.role_set else []
+        return [self.lane, self.offset, rows, *named]
 
     @classmethod
     def from_json(cls, data: Sequence[Any]) -> BatchPlan:
         """Return the plan that `to_json` wrote."""
-        lane, offset, rows = data
-        return cls(lane, offset, [[SampleRef.from_json(ref) for ref in row] for row in rows])
+        lane, offset, rows, *named = data
+        refs = [[SampleRef.from_json(ref) for ref in row] for row in rows]
+        return cls(lane, offset, refs, *named)
 
 
 __all__ = ["BatchPlan", "ItemRef", "Row", "Rows", "SampleRef", "Span"]

@@ -64,7 +64,7 @@ class Log:
         self.ticket_s = 0.0  # how long a ticket of this job usually takes
         self._highest: dict[int, int] = {}
         self.made = MadeOffsets()
-        self.homes = LaneHomes(job.distributor.reading())
+        self.homes = LaneHomes(job.reading_groups, job.readings())
         self.deciding = 0  # verdicts under way: nothing new is planned before workers know them
 
     # --- demand ---

@@ -87,20 +87,22 @@ def part_of_lanes(job: Job, part: int, parts: int) -> list[int]:
 
     The source keeps what their groups draw from.
     """
-    reading = job.distributor.reading()
-    groups = job.lanes if reading is None or reading.groups is None else reading.groups
-    homes = Homes(groups)
+    groups = job.lanes_together()
+    homes = Homes(len(groups))
     homes.settle(range(parts))
-    here = [group for group in range(groups) if homes.of(group) == part]
-    if reading is not None and reading.groups is not None and reading.blocks is not None:
-        job.keep_blocks(max(1, len(here)) * reading.blocks)
-    held = set(here)
-    return [lane for lane in range(job.lanes) if lane % groups in held]
+    here = [lanes for number, lanes in enumerate(groups) if homes.of(number) == part]
+    for roles in job.role_sets:
+        reading = roles.distributor.reading()
+        if reading is not None and reading.groups is not None and reading.blocks is not None:
+            own = sum(job.roles(lanes[0]).roles is roles for lanes in here)
+            roles.keep_blocks(max(1, own) * reading.blocks)
+    return sorted(lane for lanes in here for lane in lanes)
 
 
 def expected_draws(job: Job) -> int:
     """Return how many draws all lanes of a finite job have."""
-    return sum(job.distributor.draws(lane, job.lanes) or 0 for lane in range(job.lanes))
+    every = map(job.roles, range(job.lanes))
+    return sum(roles.draws(inner) or 0 for roles, inner in every)
 
 
 def main(argv: list[str]) -> None:

@@ -36,9 +36,8 @@ from penstock.server.node.process import Ticket, WorkerProcess
 from penstock.server.node.room import find_room
 from penstock.server.node.setups import Setups
 from penstock.server.node.shelf import Shelf
-from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import far
-from penstock.server.pipeline.planner import open_planner
+from penstock.server.pipeline.planner import seekable_sets
 from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.wire.errors import PenstockError
 
@@ -94,7 +93,7 @@ class Dispatch:
         self._crew, self._shelf, self._life, self._observer = crew, shelf, life, observer
         self.logs: dict[bytes, Log] = {}
         self.numbers = itertools.count(1)
-        self._seekable: dict[bytes, bool] = {}
+        self._seekable: dict[bytes, list[bool]] = {}  # by log and set of roles
         self._setups = Setups()
         self._scheduled = False
 
@@ -103,16 +102,16 @@ class Dispatch:
         workers = len(self._crew)
         ahead = AHEAD_PER_WORKER * workers, AHEAD_BYTES * workers
         self.logs[job.log_id] = Log(job, self._bound_bytes, *ahead)
-        self._seekable[job.log_id] = open_planner(job, 0, Items(job)).can_seek()
+        self._seekable[job.log_id] = seekable_sets(job)
 
     def name(self, log_id: bytes | None) -> str | None:
         """Return what people call a log: a job's name."""
         log = self.logs.get(log_id) if log_id is not None else None
         return None if log is None else log.job.name
 
-    def seekable(self, log_id: bytes) -> bool:
-        """Tell whether arithmetic leads to any plan of a log: then its lines need no snapshots."""
-        return self._seekable[log_id]
+    def seekable(self, job: Job, lane: int) -> bool:
+        """Tell whether arithmetic leads to any plan of a lane: then its lines need no snapshots."""
+        return self._seekable[job.log_id][job.roles(lane).roles.number]
 
     # --- giving out ---
 
@@ -229,10 +228,12 @@ class Dispatch:
         line = line or self._open(log, lane, worker, lane.starts.pop(offset))
         line.used, line.busy = number, line.busy + 1
         head = (number, log_id, lane.lane, offset, careful, line.number)
-        if entry.is_asked or not self._goes_whole(log):
+        if entry.is_asked or not self._goes_whole(log, lane.lane):
             lane.planning = True
             # Where planning needs the items, whoever makes the batch needs them once more.
-            count = PLANS_AHEAD if log.job.makes_anywhere and not careful else 1
+            count = (
+                PLANS_AHEAD if log.job.roles(lane.lane).roles.makes_anywhere and not careful else 1
+            )
             ticket = Ticket(number, log, lane, entry, line, offset, plans=True, suspect=careful)
             worker.give(ticket, Plan(*head, count))
             line.next = offset + count
@@ -244,13 +245,14 @@ class Dispatch:
             line.next = offset + 1
             lane.asked = max(lane.asked, line.next)
 
-    def _goes_whole(self, log: Log) -> bool:
+    def _goes_whole(self, log: Log, lane: int) -> bool:
         """Tell whether the worker that plans a batch makes it, too.
 
         So it must be where planning needs processing, or has read what the batch is made of; and
         where a batch is made sooner than its plan has gone to another worker.
         """
-        return not log.job.makes_anywhere or 0.0 < log.ticket_s < CHEAP_S
+        anywhere = log.job.roles(lane).roles.makes_anywhere
+        return not anywhere or 0.0 < log.ticket_s < CHEAP_S
 
     def introduce(self, worker: WorkerProcess, job: Job, *, set_up: bool = False) -> None:
         """Tell a worker of a job, and have it set its roles up at once if requested."""
@@ -303,13 +305,13 @@ class Dispatch:
     # --- lines ---
 
     def _line(self, log: Log, lane: LaneState, offset: int) -> LineState | None:
-        if self._seekable[log.job.log_id]:
+        if self.seekable(log.job, lane.lane):
             return lane.lines[0] if lane.lines else None
         return lane.find_line(offset, log.job.snapshot_every)
 
     async def _look(self, log: Log, lane: LaneState, entry: Entry) -> None:
         """Find out where a line for this entry can start best: a line, a snapshot, or offset 0."""
-        job, offset, seekable = log.job, entry.key.offset, self._seekable[log.job.log_id]
+        job, offset, seekable = log.job, entry.key.offset, self.seekable(log.job, lane.lane)
         try:
             snapshot = None
             if not seekable and offset >= job.snapshot_every:

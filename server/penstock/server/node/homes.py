@@ -60,13 +60,18 @@ class LaneHomes:
     """Which worker the lanes of one log belong to.
 
     Args:
-        reading: How the job's draws read its sources; None = any worker may have any lane.
+        groups: The reading group of each lane, from 0 on without gaps; None = any worker may have
+            the lane.
+        readings: How the job's draws read its sources.
     """
 
-    def __init__(self, reading: Reading | None) -> None:
-        self._reading = reading
-        self._groups = None if reading is None else reading.groups
-        self._homes = None if self._groups is None else Homes(self._groups)
+    def __init__(self, groups: Sequence[int | None], readings: Sequence[Reading]) -> None:
+        self._groups = groups
+        highest = max((group for group in groups if group is not None), default=None)
+        self._homes = None if highest is None else Homes(highest + 1)
+        self._group_bytes = max(
+            ((reading.blocks or 0) * reading.stored_bytes for reading in readings), default=0
+        )
         self._read_bytes = 0  # since a batch was last made by a worker that is not its group's
 
     def settle(self, workers: Sequence[int]) -> None:
@@ -79,9 +84,8 @@ class LaneHomes:
 
         None = any worker may have any lane.
         """
-        if self._homes is None or self._groups is None:
-            return None
-        return self._homes.of(lane % self._groups)
+        group = self._groups[lane]
+        return None if self._homes is None or group is None else self._homes.of(group)
 
     def note_read(self, nbytes: int) -> None:
         """Note what a worker has read from storage."""
@@ -93,9 +97,9 @@ class LaneHomes:
         Where that adds no more than `ELSEWHERE_SHARE` to what is read, as far as that is known;
         then it counts from here.
         """
-        if self._homes is None or self._reading is None:
+        if self._homes is None:
             return True
-        needed = (self._reading.blocks or 0) * self._reading.stored_bytes
+        needed = self._group_bytes
         if not needed or self._read_bytes * ELSEWHERE_SHARE < needed:
             return False
         self._read_bytes = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.server.core.verdict import Verdict
@@ -22,7 +22,7 @@ class Known:
     """A job that was built.
 
     Attributes:
-        block_needs: How many storage blocks its lines need; None = it reads none.
+        block_needs: How many storage blocks the lines of each set of roles need; None = none.
         libraries_told: The server process knows with which versions it is computed.
         drawn: Items drawn that the server process does not know of.
     """
@@ -30,7 +30,7 @@ class Known:
     job: Job
     items: Items
     maker: Maker
-    block_needs: BlockNeeds | None
+    block_needs: Sequence[BlockNeeds | None]
     libraries_told: bool = False
     drawn: int = 0
 
@@ -89,8 +89,9 @@ class KnownJobs:
             ends = dict(message.lane_ends)
             job.set_lane_ends([ends.get(lane) for lane in range(job.lanes)])
         items = self._new_items(job, message)
-        reading = job.distributor.reading()
-        return Known(job, items, Maker(job, items), reading and BlockNeeds(reading))
+        readings = [roles.distributor.reading() for roles in job.role_sets]
+        needs = [None if reading is None else BlockNeeds(reading) for reading in readings]
+        return Known(job, items, Maker(job, items), needs)
 
 
 __all__ = ["Known", "KnownJobs"]

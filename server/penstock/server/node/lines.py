@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.server.core.refs import BatchPlan, ItemRef
-from penstock.server.node.known import Known, KnownJobs
+from penstock.server.node.block_needs import BlockNeeds
+from penstock.server.node.known import KnownJobs
 from penstock.server.node.messages import (
     Counted,
     FromWorker,
@@ -15,6 +16,7 @@ from penstock.server.node.messages import (
     Snapshot,
 )
 from penstock.server.pipeline.line import Line
+from penstock.server.role_set import RoleSet
 from penstock.wire.errors import Internal, PastEnd, PenstockError
 
 
@@ -52,8 +54,9 @@ class Lines:
         self.by_number.pop(number, None)
         self._broken.pop(number, None)
         for known in self._jobs:
-            if known.block_needs is not None and known.block_needs.close(number):
-                _keep_blocks(known)
+            for roles, needs in zip(known.job.role_sets, known.block_needs, strict=True):
+                if needs is not None and needs.close(number):
+                    _keep_blocks(roles, needs)
 
     def plan_at(self, number: int, offset: int) -> tuple[Line, BatchPlan, list[Snapshot]]:
         """Return a line, its plan at an offset, and the snapshots of the way there.
@@ -65,8 +68,10 @@ class Lines:
             raise self._broken[number]
         line = self.by_number[number]
         known = self._jobs[line.job.log_id]
-        if known.block_needs is not None and known.block_needs.use(number, line.lane):
-            _keep_blocks(known)
+        roles, inner = known.job.roles(line.lane)
+        needs = known.block_needs[roles.number]
+        if needs is not None and needs.use(number, inner):
+            _keep_blocks(roles, needs)
         try:
             planner = line.planner
             snapshots = self._skip(line, offset) if planner.offset != offset else []
@@ -129,11 +134,10 @@ class Lines:
         return tuple(LineSnapshot(n, line.offset, line.planner.snapshot()) for n, line in lines)
 
 
-def _keep_blocks(known: Known) -> None:
-    """Let a job's source keep what the lines here read from, and no more."""
-    needs = known.block_needs
-    if needs is not None and (count := needs.blocks()) is not None:
-        known.job.keep_blocks(count)
+def _keep_blocks(roles: RoleSet, needs: BlockNeeds) -> None:
+    """Let the sources of a set of roles keep what its lines here read from, and no more."""
+    if (count := needs.blocks()) is not None:
+        roles.keep_blocks(count)
 
 
 def snapshot_if_due(line: Line) -> list[Snapshot]:

@@ -37,6 +37,7 @@ from penstock.server.node.quarantine import Quarantine
 from penstock.server.node.reader import Reader
 from penstock.server.node.shelf import Shelf
 from penstock.server.pipeline.verdicts import VerdictBook
+from penstock.server.roles.reading import Reading
 from penstock.server.sources.catalog import pack_catalogs
 from penstock.server.store.base import JobRecord, Store
 from penstock.wire.errors import InvalidJob, PenstockError
@@ -152,15 +153,26 @@ class Node:
 
     def _say_how_it_reads(self, job: Job) -> None:
         """Log a job's reading groups, and if there are more workers than suit it."""
-        reading = job.distributor.reading()
-        if reading is not None and reading.is_read_by_all and len(self.workers) > 1:
+        for reading in job.readings():
+            self._say_how_a_set_reads(job, reading)
+        groups = {group for group in job.reading_groups if group is not None}
+        if groups and None not in job.reading_groups and len(groups) < len(self.crew):
+            logger.warning(
+                "some workers have no work for a job; more reading_groups give them some",
+                job=job.name,
+                groups=len(groups),
+                workers=len(self.crew),
+            )
+
+    def _say_how_a_set_reads(self, job: Job, reading: Reading) -> None:
+        if reading.is_read_by_all and len(self.workers) > 1:
             logger.warning(
                 "every worker reads and decodes all of a job; shuffle: blocks deals it to them",
                 job=job.name,
                 blocks=reading.all_blocks,
                 workers=len(self.workers),
             )
-        if reading is None or reading.groups is None:
+        if reading.groups is None:
             return
         logger.info(
             "a job reads by groups",
@@ -169,13 +181,6 @@ class Node:
             blocks_in_memory=reading.held,
             about_mib=round(reading.held * reading.block_bytes / 2**20),
         )
-        if reading.groups < len(self.crew):
-            logger.warning(
-                "some workers have no work for a job; more reading_groups give them some",
-                job=job.name,
-                groups=reading.groups,
-                workers=len(self.crew),
-            )
 
     async def _count(self, job: Job) -> None:
         """Find out where a job's lanes end, beside its readers: its length is known sooner."""

@@ -30,16 +30,17 @@ class Batching:
 
     def __init__(self, job: Job, lane: int, calls: Calls) -> None:
         self._job, self._lane, self._calls = job, lane, calls
+        self._roles = job.roles(lane).roles
         self.samples: dict[tuple[ItemRef, int], Sample] = {}
         self.begin()
 
     def begin(self) -> None:
         """Go on with a fresh batcher."""
-        self._take(self._job.batcher.clone())
+        self._take(self._roles.batcher.clone())
 
     def restore(self, state: Any) -> None:
         """Go on with a batcher of this state."""
-        batcher: SampleBatcher = self._job.batcher.clone()
+        batcher: SampleBatcher = self._roles.batcher.clone()
         batcher.restore(state)
         self._take(batcher)
 

@@ -53,19 +53,22 @@ class Chance:
             return True
         [raw] = self._items.raws([item])
         context = ProcessContext(item, self._job.seed)
-        with self.borrowed():
-            if self._job.processor.uses_global_rng:
+        processor = self._job.roles_of(item.source).processor
+        borrowed: AbstractContextManager[Any] = nullcontext()
+        if processor.uses_global_rng:
+            borrowed = self._items.globals
+        with borrowed:
+            if processor.uses_global_rng:
                 self._items.seed(item)
-            self._items.retried(lambda: self._job.processor.process(raw, context), what, item)
-            return self.drew(context, item_key(self._job.seed, item))
+            self._items.retried(lambda: processor.process(raw, context), what, item)
+            return self.drew(context, item)
 
-    def drew(self, context: ProcessContext, key: int) -> bool:
-        """Tell, while the generators are borrowed, whether anything random was drawn."""
-        return context.drew or (self._job.processor.uses_global_rng and drawn_since(key))
-
-    def borrowed(self) -> AbstractContextManager[Any]:
-        """Borrow the global generators for a run of items, where the processor may draw."""
-        return self._items.globals if self._job.processor.uses_global_rng else nullcontext()
+    def drew(self, context: ProcessContext, item: ItemRef) -> bool:
+        """Tell, while the generators are borrowed, whether processing drew anything random."""
+        processor = self._job.roles_of(item.source).processor
+        return context.drew or (
+            processor.uses_global_rng and drawn_since(item_key(self._job.seed, item))
+        )
 
 
 __all__ = ["Chance"]

@@ -24,7 +24,6 @@ class Collating:
     def __init__(self, calls: Calls) -> None:
         self._calls, self._job = calls, calls.job
         self._globals = BorrowedGlobals()
-        self._what = Call(calls.job.collator, "collate")
 
     def collate(
         self, rows: Sequence[Sequence[Sample]], plan: BatchPlan
@@ -39,9 +38,11 @@ class Collating:
             BadBatch: The collator fails on these samples.
             SourceUnavailable: What it reads is away.
         """
+        collator = self._job.role_sets[plan.role_set].collator
         self._calls.progress("collate", None)
         try:
-            values, counted = self._calls.retried(lambda: self._collate(rows, plan), self._what)
+            what = Call(collator, "collate")
+            values, counted = self._calls.retried(lambda: self._collate(rows, plan), what)
         except SourceUnavailable:
             raise
         except BadBatch as error:
@@ -53,7 +54,7 @@ class Collating:
             items = [str(ref.item) for row in plan.rows for ref in row]
             shown = ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")
             raise BadBatch(
-                f"{self._job.collator.code_of()} fails on the batch at lane {plan.lane}, "
+                f"{collator.code_of()} fails on the batch at lane {plan.lane}, "
                 f"offset {plan.offset} of job {self._job.name!r} ({shown}): {text}",
                 lane=plan.lane,
                 offset=plan.offset,
@@ -68,7 +69,7 @@ class Collating:
             BadBatch: The collator fails on them.
             SourceUnavailable: What it reads is away.
         """
-        collator = self._job.collator
+        collator = self._job.role_sets[plan.role_set].collator
         try:
             return collator.blank(values)
         except PenstockError:
@@ -81,7 +82,7 @@ class Collating:
     def _collate(
         self, rows: Sequence[Sequence[Sample]], plan: BatchPlan
     ) -> tuple[dict[str, Any], dict[str, int]]:
-        job, collator = self._job, self._job.collator
+        job, collator = self._job, self._job.role_sets[plan.role_set].collator
         context = CollateContext(job.seed, plan.lane, plan.offset)
         if collator.uses_global_rng:
             with self._globals as borrowed:

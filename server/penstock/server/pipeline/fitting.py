@@ -53,7 +53,7 @@ class Fitting:
 
     def piece(self, ref: SampleRef, sample: Sample, plan: BatchPlan) -> Sample:
         """Return the piece of a sample that a ref means; all of it where it is not split."""
-        span, processor = ref.span, self._job.processor
+        span, processor = ref.span, self._job.role_sets[plan.role_set].processor
         if span is None:
             return sample
         size = self._size_of(ref, sample, plan)
@@ -67,12 +67,13 @@ class Fitting:
             raise self._items.failure(error, what, plan.lane, plan.offset) from error
 
     def _size_of(self, ref: SampleRef, sample: Sample, plan: BatchPlan) -> int:
+        batcher = self._job.role_sets[plan.role_set].batcher
         try:
-            return self._job.batcher.size_of(sample)
+            return batcher.size_of(sample)
         except PenstockError:
             raise
         except Exception as error:
-            what = f"{self._job.batcher.code_of()} finds no size of item {ref.item}, at lane "
+            what = f"{batcher.code_of()} finds no size of item {ref.item}, at lane "
             what += f"{plan.lane}, offset {plan.offset},"
             raise self._items.failure(error, what, plan.lane, plan.offset) from error
 

@@ -6,7 +6,7 @@ policy decides: stop, or a verdict that is durable before anything that depends 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,8 +55,6 @@ class Items(ProcessedItems):
     ) -> None:
         super().__init__(job, progress, retry_deadline_s)
         self.verdicts = verdicts or VerdictBook(limit=job.max_quarantined)
-        columns = job.processor.size_columns
-        self._heads = all(source.has_heads(columns) for source in job.sources.values())
 
     def samples(
         self, items: Sequence[ItemRef], stage: str, lane: int = 0, offset: int = 0
@@ -99,23 +97,28 @@ class Items(ProcessedItems):
         Raises:
             SourceUnavailable: A read failed until the deadline.
         """
-        if self.job.sized_sources:
-            return self._told_sizes(items)
+        if not items:
+            return []
+        roles = self.job.roles_of(items[0].source)  # a lane's items are all of one set of roles
+        if roles.sized_sources:
+            return self._told_sizes(roles.sized_sources, items)
         self.set_up()
         try:
-            raws = self.read(items, heads=True) if self._heads else self.raws(items)
+            raws = self.read(items, heads=True) if roles.has_heads else self.raws(items)
         except BadItem as error:
             if len(items) > 1:
                 return [self.sizes([item])[0] for item in items]
             return [Bad(error, content_hash(None), self.chance.fetch_is_pure(items[0]))]
         found = [self._size(item, raw) for item, raw in zip(items, raws, strict=True)]
-        if not self._heads:
+        if not roles.has_heads:
             self.keeper().keep(items, raws)
         return found
 
-    def _told_sizes(self, items: Sequence[ItemRef]) -> list[int | Bad]:
+    def _told_sizes(
+        self, sources: Mapping[str, IndexedSource], items: Sequence[ItemRef]
+    ) -> list[int | Bad]:
         found: dict[ItemRef, int | Bad] = {}
-        for name, source in self.job.sized_sources.items():
+        for name, source in sources.items():
             own = [item for item in items if item.source == name]
             if own:
                 found.update(zip(own, self._told_by(source, own), strict=True))
@@ -140,7 +143,7 @@ class Items(ProcessedItems):
             return [Bad(bad, content_hash(None), every_epoch=True)]
 
     def _size(self, item: ItemRef, raw: RawItem) -> int | Bad:
-        processor = self.job.processor
+        processor = self.job.roles_of(item.source).processor
         what = Call(processor, "size")
         try:
             size = self.retried(lambda: processor.size(raw), what, item)
@@ -210,7 +213,7 @@ class Items(ProcessedItems):
         if held is not None:
             return Quarantined(held)
         # What is planned from refs has its size from the raw form alone.
-        from_raw = stage == "draw" and self.job.plans_from_refs
+        from_raw = stage == "draw" and self.job.roles_of(item.source).plans_from_refs
         chance = not from_raw and self.chance.is_chance(item, self.processing(item))
         bad = Bad(error, content_hash(None), every_epoch=not chance)
         return self.judge(stage, item, bad, lane, offset)

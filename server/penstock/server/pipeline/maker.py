@@ -27,7 +27,10 @@ class Maker:
         self.job, self.items = job, items
         self._fitting, self._collating = Fitting(items), Collating(items)
         self._stand_ins = StandIns(items)
-        self._host = [spec.name for spec in job.collator.specs() if spec.place == "host"]
+        self._host = [
+            [spec.name for spec in roles.collator.specs() if spec.place == "host"]
+            for roles in job.role_sets
+        ]
 
     def make(
         self,
@@ -57,7 +60,7 @@ class Maker:
             ref[:2] in found for row in plan.rows for ref in row
         ):
             left = [[ref for ref in row if ref[:2] in found] for row in plan.rows]
-            kept = BatchPlan(plan.lane, plan.offset, left)
+            kept = plan._replace(rows=left)
         rows = [
             [
                 found[ref[:2]]
@@ -68,7 +71,7 @@ class Maker:
             for row in kept.rows
         ]
         emptied = not any(rows)
-        if emptied and not self.job.collator.pads_empty:
+        if emptied and not self.job.role_sets[plan.role_set].collator.pads_empty:
             rows = self._stand_ins.rows(plan)
         padding = blank or emptied
         values, counts = self._collating.collate(rows, plan)
@@ -76,7 +79,7 @@ class Maker:
             values = self._collating.blank(values, plan)
             counts = dict.fromkeys(counts, 0)
         self.items.progress("encode", None)
-        layout = frame.Layout(values, host=self._host)
+        layout = frame.Layout(values, host=self._host[plan.role_set])
         # Of the plan, not of what is left of it: a batch that quarantine emptied has an epoch, too.
         epochs = [ref.item.epoch for row in plan.rows for ref in row]
         epoch = min(epochs) if epochs else 0
@@ -105,6 +108,7 @@ class Maker:
                 else:
                     missing.setdefault(ref.item, []).append(ref)
         outcomes = self.items.outcomes(list(missing), "exit", coming)
+        needs_sizes = self.job.role_sets[plan.role_set].batcher.needs_sizes
         for refs, outcome in zip(missing.values(), outcomes, strict=True):
             if isinstance(outcome, Bad):
                 # Removed from its own batch only: no other item moves.
@@ -112,7 +116,7 @@ class Maker:
                 continue
             samples = [] if isinstance(outcome, Filtered) else outcome
             for ref in refs:
-                if ref.part < len(samples) and not self.job.batcher.needs_sizes:
+                if ref.part < len(samples) and not needs_sizes:
                     found[ref[:2]] = samples[ref.part]
                 elif (sample := self._fitting.sample(ref, samples, plan)) is not None:
                     found[ref[:2]] = sample

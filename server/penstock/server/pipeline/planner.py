@@ -112,4 +112,16 @@ def open_planner(job: Job, lane: int, items: Items) -> Planner:
     return SamplePlanner(job, lane, items)
 
 
-__all__ = ["Planner", "open_planner"]
+def seekable_sets(job: Job) -> list[bool]:
+    """Tell, for each set of a job's roles, whether arithmetic leads its lanes to any offset."""
+    found: dict[int, bool] = {}
+    for lane in range(job.lanes):
+        number = job.roles(lane).roles.number
+        if number not in found:
+            found[number] = open_planner(job, lane, Items(job)).can_seek()
+            if len(found) == len(job.role_sets):
+                break
+    return [found[number] for number in range(len(job.role_sets))]
+
+
+__all__ = ["Planner", "open_planner", "seekable_sets"]

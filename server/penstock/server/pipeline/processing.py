@@ -16,8 +16,8 @@ from penstock.server.pipeline.chance import Chance
 from penstock.server.pipeline.raws import RawItems
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Call, Progress
 from penstock.server.pipeline.verdicts import Bad, content_hash
-from penstock.server.roles.base import RawItem, Sample
-from penstock.server.roles.context import ProcessContext, item_key
+from penstock.server.roles.base import RawItem, RawItemProcessor, Sample
+from penstock.server.roles.context import ProcessContext
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.frames import error_line, user_traceback
 from penstock.wire.errors import (
@@ -99,7 +99,8 @@ class ProcessedItems(RawItems):
     def _process(
         self, items: Sequence[ItemRef], raws: Sequence[RawItem], stage: str
     ) -> list[list[Sample] | Filtered | Bad]:
-        processor = self.job.processor
+        # A lane draws from the sources of one set of roles, so all of these are of one.
+        processor = self.job.roles_of(items[0].source).processor
         if len(items) > 1 and not processor.uses_global_rng and not self.careful:
             contexts = [ProcessContext(item, self.job.seed) for item in items]
             self.progress("process", items[0])
@@ -122,7 +123,7 @@ class ProcessedItems(RawItems):
         self, items: Sequence[ItemRef], raws: Sequence[RawItem], stage: str
     ) -> list[list[Sample] | Filtered | Bad]:
         pairs = zip(items, raws, strict=True)
-        if not self.job.processor.uses_global_rng:
+        if not self.job.roles_of(items[0].source).processor.uses_global_rng:
             return [self._process_one(item, raw, stage) for item, raw in pairs]
         with self.globals:
             return [self._process_one(item, raw, stage) for item, raw in pairs]
@@ -143,7 +144,7 @@ class ProcessedItems(RawItems):
 
     def _process_once(self, item: ItemRef, raw: RawItem) -> list[Sample] | Filtered:
         """Process an item; where that fails, note whether anything random was drawn before."""
-        processor = self.job.processor
+        processor = self.job.roles_of(item.source).processor
         context = ProcessContext(item, self.job.seed)
         self.processed += 1
         if processor.uses_global_rng:
@@ -151,41 +152,44 @@ class ProcessedItems(RawItems):
         try:
             return outcome_of(processor.process(raw, context), context)
         except BaseException:
-            self._drew_first = self.chance.drew(context, item_key(self.job.seed, item))
+            self._drew_first = self.chance.drew(context, item)
             raise
 
     def processing(self, item: ItemRef) -> Call:
         """Return the code that decides what processing an item gives."""
         found = self._processed_by.get(item.source)
         if found is None:
-            processor = self.job.processor
+            processor = self.job.roles_of(item.source).processor
             author = processor.author(self.job.sources[item.source])
             found = Call(author, "process" if author is processor else "fetch")
             self._processed_by[item.source] = found
         return found
 
     def set_up(self) -> None:
-        """Have the processor set up what it needs, once.
+        """Have the processors set up what they need, once.
 
         Raises:
-            InvalidJob: It fails.
+            InvalidJob: One fails.
             SourceUnavailable, MissingExtra: As `retried`.
         """
         if not self._ready:
-            processor = self.job.processor
-            what = Call(processor, "setup")
-            self.progress("setup", None)
-            try:
-                self.retried(processor.setup, what)
-            except PenstockError:
-                raise
-            except Exception as error:
-                raise InvalidJob(
-                    f"{what.role} of job {self.job.name!r} fails with {error_line(error)}",
-                    key="processor",
-                    traceback=user_traceback(error),
-                ) from error
+            for roles in self.job.role_sets:
+                self._set_up(roles.processor)
             self._ready = True
+
+    def _set_up(self, processor: RawItemProcessor) -> None:
+        what = Call(processor, "setup")
+        self.progress("setup", None)
+        try:
+            self.retried(processor.setup, what)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise InvalidJob(
+                f"{what.role} of job {self.job.name!r} fails with {error_line(error)}",
+                key="processor",
+                traceback=user_traceback(error),
+            ) from error
 
 
 def outcome_of(result: Any, context: ProcessContext) -> list[Sample] | Filtered:

@@ -143,7 +143,9 @@ class RawItems(Calls):
         began_s = time.perf_counter()
         with self._reading:
             if heads:
-                raws = source.heads(indices, self.job.processor.size_columns)
+                raws = source.heads(
+                    indices, self.job.roles_of(items[0].source).processor.size_columns
+                )
             else:
                 raws = source.fetch(indices)
         self._read_s += 0.1 * (time.perf_counter() - began_s - self._read_s)

@@ -48,9 +48,10 @@ class SamplePlanner:
         self.offset = 0
         self.ended = False
         self.counters: Counter[str] = Counter()
-        self.draws: LaneDraws = job.distributor.open(lane, job.lanes)
+        self.roles, self._inner_lane = job.roles(lane)
+        self.draws: LaneDraws = job.open_draws(lane)
         self.batching = Batching(job, lane, items)
-        self._from_refs = job.plans_from_refs
+        self._from_refs = self.roles.plans_from_refs
         self._can_seek = (
             self._from_refs
             and self.draws.can_seek()
@@ -103,7 +104,7 @@ class SamplePlanner:
             return None
         if last and len(self.ready) > 1:
             raise self._miscounted(self.offset + 1, "more")
-        plan = BatchPlan(self.lane, self.offset, self.ready.popleft())
+        plan = BatchPlan(self.lane, self.offset, self.ready.popleft(), self.roles.number)
         self.offset += 1
         return plan
 
@@ -126,7 +127,7 @@ class SamplePlanner:
             except PenstockError:
                 raise
             except BaseException as raised:
-                what = f"{self.job.distributor.code_of()} fails on a draw, in lane {self.lane},"
+                what = f"{self.roles.distributor.code_of()} fails on a draw, in lane {self.lane},"
                 error = as_exception(raised)
                 raise self.items.failure(error, what, self.lane, self.offset) from raised
             if item is None:
@@ -146,7 +147,7 @@ class SamplePlanner:
         try:
             return self.draws.next()
         except SourceUnavailable:
-            reading = Call(self.job.distributor, "open", reading=True)
+            reading = Call(self.roles.distributor, "open", reading=True)
             return self.items.retried(self.draws.next, reading)
 
     def _take(self, item: ItemRef) -> None:
@@ -268,7 +269,7 @@ class SamplePlanner:
         """Go to `offset` by arithmetic; only where `can_seek`."""
         before = self.batching.batcher.draws_before(offset)
         assert before is not None
-        total = self.job.distributor.draws(self.lane, self.job.lanes)
+        total = self.roles.draws(self._inner_lane)
         drawn = before if total is None else min(before, total)
         self.draws.seek(drawn)
         self.batching.begin()
@@ -291,6 +292,8 @@ class SamplePlanner:
         }
         if self._verdicts:
             state["verdicts"] = self._verdicts
+        if self.roles.number:
+            state["role_set"] = self.roles.number
         return snapshot.encode(self.job.log_id, self.lane, self.offset, state)
 
     def restore(self, data: bytes) -> None:
@@ -311,6 +314,8 @@ class SamplePlanner:
             ) from error
 
     def _restore(self, offset: int, state: dict[str, Any]) -> None:
+        if state.get("role_set", 0) != self.roles.number:
+            raise ValueError(f"it is of the set of roles {state.get('role_set', 0)}")
         self.draws.restore(state["draws"])
         self.batching.restore(state["batcher"])
         self.ready = deque(

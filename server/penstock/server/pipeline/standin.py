@@ -52,10 +52,11 @@ class StandIns:
         if sample is None:
             sample = self._samples[source] = self._first(source, plan)
         fresh: Sample = zeroed(sample)
-        if self._job.batcher.needs_sizes:
-            size = self._job.batcher.size_of(fresh)
+        roles = self._job.role_sets[plan.role_set]
+        if roles.batcher.needs_sizes:
+            size = roles.batcher.size_of(fresh)
             if size > planned:
-                return self._job.processor.cut(fresh, 0, planned, size)
+                return roles.processor.cut(fresh, 0, planned, size)
         return fresh
 
     def _first(self, source: str, plan: BatchPlan) -> Sample:

@@ -53,7 +53,7 @@ class Starvation:
             return  # whatever an epoch has
         if self._job.epochs is not None:
             return  # a finite lane ends by itself
-        epoch = self._job.distributor.epoch_draws(1)
+        epoch = self._job.roles(self._lane).roles.distributor.epoch_draws(1)
         many = MAX_DRAWS if epoch is None else STARVED_EPOCHS * epoch
         starved = self.without_sample > min(max(many, MIN_DRAWS_WITHOUT_SAMPLE), MAX_DRAWS)
         stuck = self.without_batch > min(max(many, MIN_DRAWS_WITHOUT_BATCH), MAX_DRAWS)

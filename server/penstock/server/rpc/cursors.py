@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job, find_job
-from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import far
-from penstock.server.pipeline.planner import open_planner
+from penstock.server.pipeline.planner import seekable_sets
 from penstock.server.rpc.opening import check_protocol
 from penstock.server.rpc.present import Present
 from penstock.server.rpc.quarantine import Quarantine, Release
@@ -120,7 +119,7 @@ class Cursors:
     ) -> None:
         self._computes_here = computes_here
         self._jobs, self._store = jobs, store
-        self._seekable: dict[bytes, bool] = {}  # by log: arithmetic leads anywhere
+        self._seekable: dict[bytes, list[bool]] = {}  # by log and set: arithmetic leads anywhere
         self._asked = asked or (lambda job: 0)
         self._numbered = numbered
         self._listener = Listener() if listener is None else listener
@@ -355,14 +354,14 @@ class Cursors:
         if first >= last or order.lane_offset(last - 1).offset <= asked + job.max_replay:
             return
         if job.log_id not in self._seekable:
-            self._seekable[job.log_id] = open_planner(job, 0, Items(job)).can_seek()
-        if self._seekable[job.log_id]:
+            self._seekable[job.log_id] = seekable_sets(job)
+        if all(self._seekable[job.log_id]):
             return
         # The first batch of each lane: those after it are planned on the way.
         lanes: set[int] = set()
         for position in range(first, last):
             lane, offset = order.lane_offset(position)
-            if lane in lanes:
+            if lane in lanes or self._seekable[job.log_id][job.roles(lane).roles.number]:
                 continue
             lanes.add(lane)
             snapshot = await self._store.nearest_snapshot(job.log_id, lane, offset)

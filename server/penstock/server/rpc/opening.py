@@ -78,11 +78,11 @@ def describe(
     reply.finite = numbering.is_finite
     if numbering.batches is not None:
         reply.batches = numbering.batches
-    layout = job.collator.value_layout()
+    layout = job.value_layout()
     reply.layout, reply.labels_shifted = layout.name, layout.labels_shifted
     if layout.ignore_index is not None:
         reply.ignore_index = layout.ignore_index
-    for spec in job.collator.specs():
+    for spec in job.specs():
         key = reply.keys.add(
             name=spec.name,
             kind=spec.kind,

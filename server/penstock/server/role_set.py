@@ -1,0 +1,263 @@
+"""A set of roles: all that makes the batches of some lanes, from their sources to their values."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from penstock.server.roles.base import (
+    BatchCollator,
+    DataDistributor,
+    IndexedSource,
+    KeySpec,
+    Layout,
+    RawItemProcessor,
+    SampleBatcher,
+    Source,
+    indexed,
+)
+from penstock.server.roles.batchers import SimpleBatcher
+from penstock.server.roles.collators import DefaultBatchCollator
+from penstock.server.roles.distributors import MapDistributor
+from penstock.server.roles.processors import IdentityProcessor
+from penstock.wire.checks import check_whole
+from penstock.wire.errors import InvalidJob
+
+DEFAULT_LANES = 48
+"""Divided by most world sizes, and enough to keep the lanes' planners from being the bottleneck."""
+
+
+class RoleSet:
+    """What makes the batches of some lanes of a job: of all, unless it is a `JointJob`.
+
+    Args:
+        source, distributor, processor, batcher, collator, batch_size: As for `Job`.
+        lanes: How many lanes have these roles.
+
+    Attributes:
+        name: Its name in the job; "" = the job has only this one.
+        number: Its number in the job, by which plans and snapshots name it.
+        sources: Its sources by name; no other set of the job has one of that name.
+
+    Raises:
+        InvalidJob: The roles do not hold together; says what to change.
+    """
+
+    def __init__(
+        self,
+        source: Source | Mapping[str, Source],
+        distributor: DataDistributor | None = None,
+        processor: RawItemProcessor | None = None,
+        batcher: SampleBatcher | None = None,
+        collator: BatchCollator | None = None,
+        *,
+        batch_size: int | None = None,
+        lanes: int = DEFAULT_LANES,
+    ) -> None:
+        check_whole("lanes", lanes, 1)
+        if batch_size is not None and batcher is not None:
+            raise InvalidJob(
+                "batch_size and batcher are both given: batch_size stands for a simple batcher, so "
+                "remove one of them",
+                key="batch_size",
+            )
+        if batcher is None:
+            if batch_size is None:
+                raise InvalidJob(
+                    "neither batcher nor batch_size is given: give one of them", key="batcher"
+                )
+            batcher = SimpleBatcher(batch_size)
+        self.name, self.number, self.lanes = "", 0, lanes
+        self._one_source = not isinstance(source, Mapping)
+        self.sources: Mapping[str, Source] = (
+            dict(source) if isinstance(source, Mapping) else {"main": source}
+        )
+        self.distributor = distributor or MapDistributor()
+        self.processor = processor or IdentityProcessor()
+        self.batcher: SampleBatcher = batcher
+        self.collator = collator or DefaultBatchCollator()
+
+    def named(self, name: str, number: int) -> RoleSet:
+        """Return this set as one of several: a source without a name takes that of its set."""
+        found = copy.copy(self)
+        found.name, found.number = name, number
+        if self._one_source:
+            found.sources = {name: self.sources["main"]}
+        return found
+
+    def open(self, seed: int, epochs: int | None) -> None:
+        """Check the roles against the data, and bind the distributor to it.
+
+        Raises:
+            InvalidJob: They do not hold together; says what to change.
+        """
+        for name, source in self.sources.items():
+            if source.is_empty():
+                raise InvalidJob(
+                    f"source {name!r} holds zero items: a job needs at least one", key="source"
+                )
+            self._check_columns(source)
+        self.distributor.bind(self.sources, seed, epochs, self.lanes)
+        reading = self.distributor.reading()
+        if reading is not None and reading.blocks is not None:
+            # A process that reads for a few groups alone says so: a worker does.
+            self.keep_blocks(reading.held)
+
+    def _check_columns(self, source: Source) -> None:
+        """Refuse what the data's schema tells: that every item would fail."""
+        columns = source.columns_of_items()
+        if columns is not None:
+            self.processor.check_columns(columns)
+        keys = self.processor.keys_of_samples(columns)
+        if keys is not None:
+            self.batcher.check_keys(keys)
+
+    def identity(self) -> dict[str, Any]:
+        """Return what of these roles decides bytes, JSON-able."""
+        return {
+            "source": {name: source.identity() for name, source in sorted(self.sources.items())},
+            "distributor": self.distributor.identity(),
+            "processor": self.processor.identity(),
+            "batcher": self.batcher.identity(),
+            "collator": self.collator.identity(),
+        }
+
+    # --- what they need of the data ---
+
+    @property
+    def items(self) -> int | None:
+        """Return how many items the sources hold; None = not known before they are read."""
+        total = 0
+        for source in self.sources.values():
+            if not isinstance(source, IndexedSource):
+                return None
+            total += len(source)
+        return total
+
+    def blocked_sources(self) -> list[IndexedSource]:
+        """Return the sources whose storage blocks the distributor reads."""
+        reading = self.distributor.reading()
+        return [] if reading is None else indexed(self.sources, reading.sources, self.distributor)
+
+    def keep_blocks(self, count: int) -> None:
+        """Have the sources keep so many decoded blocks each; 0 = forget all."""
+        for source in self.blocked_sources():
+            source.keep_blocks(count)
+
+    @cached_property
+    def has_heads(self) -> bool:
+        """Tell whether the sources give less than whole items, where sizes are all that counts."""
+        columns = self.processor.size_columns
+        return all(source.has_heads(columns) for source in self.sources.values())
+
+    @property
+    def plans_from_refs(self) -> bool:
+        """Tell whether batches are planned without processing: from refs, and sizes if needed."""
+        return (
+            self.processor.one_to_one
+            and not self.batcher.needs_content
+            and (
+                not self.batcher.needs_sizes
+                or self.processor.knows_size()
+                or bool(self.sized_sources)
+            )
+        )
+
+    @cached_property
+    def makes_anywhere(self) -> bool:
+        """Tell whether any worker makes a batch as well as the one that planned it."""
+        anywhere = all(source.reads_anywhere() for source in self.sources.values())
+        return self.plans_from_refs and anywhere
+
+    @cached_property
+    def sized_sources(self) -> Mapping[str, IndexedSource]:
+        """Return the sources, where they tell the sizes of items; else none: the processor does."""
+        sized = {
+            name: source
+            for name, source in self.sources.items()
+            if isinstance(source, IndexedSource) and source.knows_sizes()
+        }
+        if self.processor.knows_size() or not self.processor.keeps_sizes():
+            return {}
+        return sized if len(sized) == len(self.sources) else {}
+
+    # --- lanes, by their numbers within the set ---
+
+    def draws(self, lane: int) -> int | None:
+        """Return how many draws a lane of the set has; None = no end, or it is not known."""
+        return self.distributor.draws(lane, self.lanes)
+
+    def batches(self, lane: int) -> int | None:
+        """Return how many batches a lane of the set holds, where arithmetic says it."""
+        draws = self.draws(lane)
+        return None if draws is None else self.batcher.batches(draws)
+
+
+def deal_lanes(counts: Sequence[int]) -> list[int]:
+    """Return for each lane of a job the number of its set, when sets have so many lanes each.
+
+    Each next lane goes to the set that lacks most of its share, the first of those that lack as
+    much: so steps hold all sets as evenly as whole batches allow.
+    """
+    total, dealt, found = sum(counts), [0] * len(counts), []
+    for lane in range(total):
+        lacks = [count * (lane + 1) - dealt[n] * total for n, count in enumerate(counts)]
+        number = lacks.index(max(lacks))
+        dealt[number] += 1
+        found.append(number)
+    return found
+
+
+def joint_specs(sets: Sequence[RoleSet]) -> list[KeySpec]:
+    """Return what is known about the values of a batch that any of some sets may have made.
+
+    Raises:
+        InvalidJob: Two sets give one name to different kinds of values.
+    """
+    found: dict[str, tuple[RoleSet, KeySpec]] = {}
+    counted: dict[str, int] = {}
+    for roles in sets:
+        for spec in roles.collator.specs():
+            counted[spec.name] = counted.get(spec.name, 0) + 1
+            first, known = found.setdefault(spec.name, (roles, spec))
+            if _form(known) != _form(spec):
+                raise InvalidJob(
+                    f"value {spec.name!r} is {_words(known)} in batches of {first.name!r} and "
+                    f"{_words(spec)} in those of {roles.name!r}: have their collators give one "
+                    "form, or other names",
+                    key="collator",
+                )
+            found[spec.name] = first, _both(known, spec)
+    return [
+        KeySpec(**{**vars(spec), "optional": spec.optional or counted[name] < len(sets)})
+        for name, (_, spec) in found.items()
+    ]
+
+
+def _form(spec: KeySpec) -> tuple[str, str, int, str]:
+    return spec.kind, spec.dtype, len(spec.shape), spec.place
+
+
+def _words(spec: KeySpec) -> str:
+    dtype = f" of {spec.dtype}" if spec.dtype else ""
+    return f"a {spec.kind}{dtype} with {len(spec.shape)} dimensions on the {spec.place}"
+
+
+def _both(one: KeySpec, other: KeySpec) -> KeySpec:
+    """Return what is true of both."""
+    shape = tuple(a if a == b else -1 for a, b in zip(one.shape, other.shape, strict=True))
+    least = None if None in (one.least, other.least) else min(one.least or 0, other.least or 0)
+    most = None if None in (one.most, other.most) else max(one.most or 0, other.most or 0)
+    optional = one.optional or other.optional
+    return KeySpec(one.name, one.kind, one.dtype, shape, optional, one.place, least, most)
+
+
+def joint_layout(sets: Sequence[RoleSet]) -> Layout:
+    """Return how samples lie in a batch that any of some sets may have made; if they agree."""
+    layouts = {roles.collator.value_layout() for roles in sets}
+    return layouts.pop() if len(layouts) == 1 else Layout()
+
+
+__all__ = ["DEFAULT_LANES", "RoleSet", "deal_lanes", "joint_layout", "joint_specs"]
