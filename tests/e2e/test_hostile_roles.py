@@ -75,7 +75,7 @@ class ExitsAtStart(RawItemProcessor):
     """Its constructor ends a worker, and not the server process."""
 
     def __init__(self):
-        if sys.argv[0].endswith("worker.py"):
+        if sys.argv[0].endswith("worker_main.py"):
             os._exit(4)
 
     def process(self, raw, context):

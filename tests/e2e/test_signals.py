@@ -15,7 +15,7 @@ import time
 from penstock.server.job import Job
 from penstock.server.sources import ItemsSource
 
-if sys.argv[0].endswith("worker.py"):
+if sys.argv[0].endswith("worker_main.py"):
     time.sleep(600)
 jobs = {"slow": Job(ItemsSource([1, 2, 3]), batch_size=1, lanes=1)}
 """
