@@ -111,9 +111,9 @@ def _worker_of(server: int) -> int:
     """Return the process id of the one worker of a server."""
     children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
     for child in map(int, children):
-        # By its last name alone: in older states its module has another one, or another folder.
+        # By its last name alone: in older states its module lies in another folder.
         words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-        if any(word.endswith((b".worker_main", b".worker")) for word in words):
+        if any(word.endswith((b".worker", b".worker_main")) for word in words):
             return child
     raise RuntimeError("the server has no worker")
 

@@ -450,7 +450,10 @@ def test_a_source_that_stays_away_is_named() -> None:
 
 
 def test_whoever_waits_is_told_for_what(server: Server, tmp_path: Path) -> None:
-    """`Waiting` names lane, stage and item while the next batch is not there."""
+    """`Waiting` names lane, stage and item while the next batch is not there.
+
+    Also to a consumer that says again and again how far it accepts, as one that waits does.
+    """
     reader: StubReader = server.read("slow", horizon=1)
     timer = threading.Thread(target=_go_when_told, args=(reader, tmp_path / "go"))
     timer.start()
@@ -465,8 +468,14 @@ def test_whoever_waits_is_told_for_what(server: Server, tmp_path: Path) -> None:
 
 
 def _go_when_told(reader: StubReader, go: Path) -> None:
-    eventually(lambda: bool(reader.waiting), 30, "the reader is told")
-    go.touch()
+    def is_told() -> bool:
+        reader.extend(1)
+        return bool(reader.waiting)
+
+    try:
+        eventually(is_told, 30, "the reader is told")
+    finally:
+        go.touch()
 
 
 def test_the_clients_loader_raises_the_same_class(server: Server) -> None:

@@ -127,9 +127,9 @@ def test_a_job_is_read_while_it_is_counted(tmp_path: Path) -> None:
         assert told.finite
         assert not told.HasField("batches")
         with Loader(server.address, "bad", as_numpy=True, rank=0, world_size=2) as loader:
-            next(iter(loader))
             with pytest.raises(TypeError, match="length that is not known yet"):
                 len(loader)
+            next(iter(loader))
             read, steps = values(server.address, "bad")
             assert read == [number for number in EXPECTED if number % 10 != 3]
             assert len(loader) == steps, "one rank has read all of it"

@@ -111,11 +111,15 @@ class Reader:
         return self._cut(self.started())
 
     def count_steps(self) -> int | None:
-        """Return how many steps a whole pass has; None = endless, or the node does not know yet."""
+        """Return how many steps a whole pass has; None = endless, or the node does not know yet.
+
+        Without a length nothing begins: frameworks ask before they load the state.
+        """
+        batches = self.opener.batches()
+        if batches is None and self._options.max_steps is None:
+            return None
         session = self.started()
-        if session.batches is None and self._options.max_steps is None:
-            session = replace(session, batches=self.opener.batches())
-        return self._cut(session)
+        return self._cut(replace(session, batches=session.batches or batches))
 
     def _cut(self, session: Session) -> int | None:
         steps, most = session.steps, self._options.max_steps

@@ -193,6 +193,8 @@ class Log:
 
     def failed(self, entry: Entry, error: PenstockError) -> None:
         """A batch cannot be made: whoever waits for it is told; who asks later tries again."""
+        if entry.state is State.FAILED:
+            return  # its lane was stopped meanwhile, and why says more than what comes of it
         if entry.state is State.MAKING:
             self.making -= 1
         self._forget(entry)

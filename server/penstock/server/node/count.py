@@ -28,7 +28,7 @@ from penstock.server.sources.catalog import take_catalogs
 from penstock.wire.errors import Internal, PenstockError, clean_text
 
 TELL_S = 1.0
-"""How often a count says how far it is."""
+"""Seconds between two reports of a count."""
 
 YIELDS = 10
 """Readers of the same job go first: nobody waits for the count."""
@@ -69,7 +69,7 @@ def count_lanes(
 
 
 def ensure_counted(job: Job) -> None:
-    """Count a job's batches in this process, where that is needed and was not done.
+    """Count a job's batches in this process, if that is needed and was not done.
 
     For `local:`, `show` and `check`, which have no node to do it for them.
 

@@ -42,10 +42,10 @@ from penstock.server.pipeline.planner import open_planner
 from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.wire.errors import PenstockError
 
-log = structlog.get_logger("penstock.node")
+logger = structlog.get_logger("penstock.node")
 
 MAX_DEATHS = 3
-"""An item that kills its worker so often, while its lane gets no further, stops the lane."""
+"""An item that kills its worker this often, while its lane gets no further, stops the lane."""
 
 AHEAD_PER_WORKER = 4
 """Positions beyond a reader's horizon that are made, for each worker. Batches take unlike times, so
@@ -107,8 +107,8 @@ class Dispatch:
 
     def name(self, log_id: bytes | None) -> str | None:
         """Return what people call a log: a job's name."""
-        one = self.logs.get(log_id) if log_id is not None else None
-        return None if one is None else one.job.name
+        log = self.logs.get(log_id) if log_id is not None else None
+        return None if log is None else log.job.name
 
     def seekable(self, log_id: bytes) -> bool:
         """Tell whether arithmetic leads to any plan of a log: then its lines need no snapshots."""
@@ -117,7 +117,7 @@ class Dispatch:
     # --- giving out ---
 
     def schedule(self) -> None:
-        """See soon, once, what can be given out."""
+        """Soon give out, once, the tickets that can be given out."""
         if not self._scheduled and not self._life.draining:
             self._scheduled = True
             self._life.loop.call_soon(self._dispatch)
@@ -133,13 +133,13 @@ class Dispatch:
         room = {worker.number: worker.room() for worker in self._crew}
         if not any(room.values()):
             return
-        logs = [one for one in self.logs.values() if not one.deciding]
+        logs = [log for log in self.logs.values() if not log.deciding]
         sharing = [worker.number for worker in self._crew.sharing()]
-        for one in logs:
-            # Not before somebody reads: as workers start one by one, groups would move about.
-            if one.readers:
-                one.homes.settle(sharing)
-        wanted = sorted((one for log in logs for one in candidates(log)), key=_RANK)
+        for log in logs:
+            # Not before a reader is there: as workers start one by one, groups would move.
+            if log.readers:
+                log.homes.settle(sharing)
+        wanted = sorted((found for log in logs for found in candidates(log)), key=_RANK)
         progress = True
         while progress and not self._life.draining:
             progress = False
@@ -150,28 +150,28 @@ class Dispatch:
                     progress = True
 
     def _give(self, worker: WorkerProcess, wanted: list[Candidate]) -> bool:
-        """Give a worker the most urgent thing that it can do, and put what follows in its place."""
-        able = (at for at, one in enumerate(wanted) if self._can(one, worker))
+        """Give a worker the most urgent thing that it can do; list its lane's next candidate."""
+        able = (at for at, found in enumerate(wanted) if self._can(found, worker))
         index = next(able, None)
         if index is None:
             return False
         if wanted[index].suspect and worker.tickets:
             return False  # it is made alone, so that nothing else waits for it
-        _, _, one, entry, lane = wanted[index]
-        if not find_room(one, entry, self.logs.values()):
+        _, _, log, entry, lane = wanted[index]
+        if not find_room(log, entry, self.logs.values()):
             return False
-        self._assign(one, entry, lane, worker)
+        self._assign(log, entry, lane, worker)
         del wanted[index]
-        following = None if lane.planning else candidate_of(one, lane)
+        following = None if lane.planning else candidate_of(log, lane)
         if following is not None:
             bisect.insort(wanted, following, key=_RANK)
         return True
 
     def _can(self, candidate: Candidate, worker: WorkerProcess) -> bool:
-        """Tell whether this worker can go on with a batch; start looking where nobody can."""
-        _, _, one, entry, lane = candidate
+        """Tell whether this worker can go on with a batch; start looking for one if none can."""
+        _, _, log, entry, lane = candidate
         offset = entry.key.offset
-        home = one.homes.of(lane.lane)
+        home = log.homes.of(lane.lane)
         at_home = home in (None, worker.number)
         if entry.state is not State.WANTED:
             return False  # it was wanted twice, and is given out
@@ -180,12 +180,12 @@ class Dispatch:
         if offset in lane.plans:
             if home is not None:
                 return at_home
-            # Who has planned it to know its size has its items, and makes it unless it is busy.
+            # The worker that has planned it has its items, and makes it unless it is busy.
             keeper = lane.planned_by
             return keeper in (None, worker.number) or not self._crew[keeper].room()
         if lane.planning:
             return False
-        while (line := self._line(one, lane, offset)) is not None:
+        while (line := self._line(log, lane, offset)) is not None:
             if home in (None, line.worker):
                 return line.worker == worker.number
             if line.busy:
@@ -196,64 +196,64 @@ class Dispatch:
                 return at_home
             # Lanes are shared evenly: the one on the busiest worker sets the pace of all.
             sharing = self._crew.sharing()
-            share = -(-one.job.lanes // max(1, len(sharing)))
-            return one.lines_of(worker.number) < share or all(
-                one.lines_of(other.number) >= share for other in sharing
+            share = -(-log.job.lanes // max(1, len(sharing)))
+            return log.lines_of(worker.number) < share or all(
+                log.lines_of(other.number) >= share for other in sharing
             )
         if offset not in lane.looking:
             lane.looking.add(offset)
-            self._life.spawn(self._look(one, lane, entry))
+            self._life.spawn(self._look(log, lane, entry))
         return False
 
     def _assign(
         self,
-        one: Log,
+        log: Log,
         entry: Entry,
         lane: LaneState,
         worker: WorkerProcess,
         line: LineState | None = None,
     ) -> None:
         """Give a worker the next thing to do for an entry."""
-        log_id, offset, blank = one.job.log_id, entry.key.offset, entry.key.blank
-        self.introduce(worker, one.job)
+        log_id, offset, blank = log.job.log_id, entry.key.offset, entry.key.blank
+        self.introduce(worker, log.job)
         number = next(self.numbers)
         # After a death it works item by item, so that a second one names what it died of.
         careful = offset in lane.deaths
         plan = lane.plans.get(offset)
         if plan is not None:
-            one.started(entry)
-            ticket = Ticket(number, one, lane, entry, None, offset, suspect=careful)
+            log.started(entry)
+            ticket = Ticket(number, log, lane, entry, None, offset, suspect=careful)
             worker.give(ticket, Make(number, log_id, lane.lane, offset, careful, blank, plan))
             return
-        line = line or self._line(one, lane, offset)
-        line = line or self._open(one, lane, worker, lane.starts.pop(offset))
+        line = line or self._line(log, lane, offset)
+        line = line or self._open(log, lane, worker, lane.starts.pop(offset))
         line.used, line.busy = number, line.busy + 1
         head = (number, log_id, lane.lane, offset, careful, line.number)
-        if entry.is_asked or not self._goes_whole(one):
+        if entry.is_asked or not self._goes_whole(log):
             lane.planning = True
             # Where planning needs the items, whoever makes the batch needs them once more.
-            count = PLANS_AHEAD if one.job.makes_anywhere and not careful else 1
-            ticket = Ticket(number, one, lane, entry, line, offset, plans=True, suspect=careful)
+            count = PLANS_AHEAD if log.job.makes_anywhere and not careful else 1
+            ticket = Ticket(number, log, lane, entry, line, offset, plans=True, suspect=careful)
             worker.give(ticket, Plan(*head, count))
             line.next = offset + count
             lane.asked = max(lane.asked, line.next)
         else:
-            one.started(entry)
-            ticket = Ticket(number, one, lane, entry, line, offset, suspect=careful)
+            log.started(entry)
+            ticket = Ticket(number, log, lane, entry, line, offset, suspect=careful)
             worker.give(ticket, Produce(*head, blank))
             line.next = offset + 1
             lane.asked = max(lane.asked, line.next)
 
-    def _goes_whole(self, one: Log) -> bool:
-        """Tell whether who plans a batch makes it, too, and no other worker can.
+    def _goes_whole(self, log: Log) -> bool:
+        """Tell whether the worker that plans a batch makes it, too.
 
         So it must be where planning needs processing, or has read what the batch is made of; and
         where a batch is made sooner than its plan has gone to another worker.
         """
-        return not one.job.makes_anywhere or 0.0 < one.ticket_s < CHEAP_S
+        return not log.job.makes_anywhere or 0.0 < log.ticket_s < CHEAP_S
 
     def introduce(self, worker: WorkerProcess, job: Job, *, set_up: bool = False) -> None:
-        """Have a worker know a job, and set its roles up at once where that is asked for."""
+        """Tell a worker of a job, and have it set its roles up at once if requested."""
         if job.log_id not in worker.logs:
             worker.logs.add(job.log_id)
             ends = self.logs[job.log_id].counted_ends()
@@ -262,8 +262,8 @@ class Dispatch:
     # --- ahead of readers ---
 
     def set_up_ahead(self) -> None:
-        """Let idle workers set jobs up for the readers to come; not while somebody reads."""
-        if self._life.draining or any(one.readers for one in self.logs.values()):
+        """Let idle workers set jobs up for later readers; not while there are readers."""
+        if self._life.draining or any(log.readers for log in self.logs.values()):
             return
         for worker in self._crew:
             if not worker.ready or worker.dead or worker.tickets:
@@ -276,7 +276,7 @@ class Dispatch:
         """Note that a worker has set up its job.
 
         Raises:
-            Misspoken: Nobody asked it to.
+            Misspoken: It was not asked to.
         """
         if worker.number not in self._setups.at:
             raise Misspoken("it has set a job up, and nobody asked")
@@ -297,51 +297,51 @@ class Dispatch:
     def in_the_way(self, worker: WorkerProcess) -> bool:
         """Tell whether readers wait for a worker that sets up a job which none of them reads."""
         log_id = self._setups.at.get(worker.number)
-        others = [one for one in worker.tickets.values() if one.log.job.log_id != log_id]
+        others = [ticket for ticket in worker.tickets.values() if ticket.log.job.log_id != log_id]
         return log_id is not None and bool(others) and not self.logs[log_id].readers
 
     # --- lines ---
 
-    def _line(self, one: Log, lane: LaneState, offset: int) -> LineState | None:
-        if self._seekable[one.job.log_id]:
+    def _line(self, log: Log, lane: LaneState, offset: int) -> LineState | None:
+        if self._seekable[log.job.log_id]:
             return lane.lines[0] if lane.lines else None
-        return lane.find_line(offset, one.job.snapshot_every)
+        return lane.find_line(offset, log.job.snapshot_every)
 
-    async def _look(self, one: Log, lane: LaneState, entry: Entry) -> None:
+    async def _look(self, log: Log, lane: LaneState, entry: Entry) -> None:
         """Find out where a line for this entry can start best: a line, a snapshot, or offset 0."""
-        job, offset, seekable = one.job, entry.key.offset, self._seekable[one.job.log_id]
+        job, offset, seekable = log.job, entry.key.offset, self._seekable[log.job.log_id]
         try:
             snapshot = None
             if not seekable and offset >= job.snapshot_every:
                 snapshot = await self._shelf.nearest(job.log_id, lane.lane, offset)
             base = snapshot.offset if snapshot is not None else 0
             line = lane.find_line(offset, offset + 1)
-            if line is not None and one.homes.of(lane.lane) not in (None, line.worker):
+            if line is not None and log.homes.of(lane.lane) not in (None, line.worker):
                 line = None  # its group was handed on
             if line is not None and line.next >= base:
                 base = line.next
             reach = max((reader.job for reader in entry.readers), key=_max_replay, default=job)
             if offset - base > reach.max_replay and not seekable:
-                one.failed(entry, far(reach, lane.lane, offset, base))
+                log.failed(entry, far(reach, lane.lane, offset, base))
             elif line is not None and line.next >= base and not seekable:
                 # It plans its way there: a longer reach than usual, this once.
-                self._assign_when_free(one, entry, lane, line)
-            elif one.wants(entry):
+                self._assign_when_free(log, entry, lane, line)
+            elif log.wants(entry):
                 while len(lane.starts) >= MAX_STARTS:
                     del lane.starts[next(iter(lane.starts))]
                 lane.starts[offset] = Start(base, snapshot.data if snapshot is not None else None)
         except PenstockError as error:
-            one.failed(entry, error)
+            log.failed(entry, error)
         finally:
             lane.looking.discard(offset)
             self.schedule()
 
-    def _assign_when_free(self, one: Log, entry: Entry, lane: LaneState, line: LineState) -> None:
+    def _assign_when_free(self, log: Log, entry: Entry, lane: LaneState, line: LineState) -> None:
         worker = self._crew[line.worker]
-        if one.wants(entry) and not worker.dead and not lane.planning and not one.deciding:
-            self._assign(one, entry, lane, worker, line)
+        if log.wants(entry) and not worker.dead and not lane.planning and not log.deciding:
+            self._assign(log, entry, lane, worker, line)
 
-    def _open(self, one: Log, lane: LaneState, worker: WorkerProcess, start: Start) -> LineState:
+    def _open(self, log: Log, lane: LaneState, worker: WorkerProcess, start: Start) -> LineState:
         idle = sorted(
             (line for line in lane.lines if line.busy == 0),
             key=lambda line: line.used,
@@ -353,7 +353,7 @@ class Dispatch:
         number = next(self.numbers)
         line = LineState(number, worker.number, lane.lane, start.offset, start.offset)
         lane.lines.append(line)
-        worker.send(OpenLine(line.number, one.job.log_id, lane.lane, start.snapshot))
+        worker.send(OpenLine(line.number, log.job.log_id, lane.lane, start.snapshot))
         return line
 
     def close_line(self, lane: LaneState, line: LineState) -> None:
@@ -376,27 +376,27 @@ class Dispatch:
             error: Why.
         """
         what = "a job cannot be set up" if line is None else "a line cannot start"
-        one = self.logs[log_id]
-        log.error(what, job=one.job.name, code=error.code, error=error.message)
+        log = self.logs[log_id]
+        logger.error(what, job=log.job.name, code=error.code, error=error.message)
         if line is None:
             if self._setups.at.get(worker.number) == log_id:
                 self._setups.failed(worker.number)
             worker.logs.discard(log_id)
             self.set_up_ahead()
-            self._take_back(worker, [t for t in worker.tickets.values() if t.log is one], error)
-            one.drop_lines(worker.number)
+            self._take_back(worker, [t for t in worker.tickets.values() if t.log is log], error)
+            log.drop_lines(worker.number)
             return
         damaged = error.code == "bad_snapshot"
-        for lane in one.lanes:
+        for lane in log.lanes:
             for found in [found for found in lane.lines if found.number == line]:
                 self.close_line(lane, found)
                 tickets = [t for t in worker.tickets.values() if t.line is found]
                 self._take_back(worker, tickets, None if damaged else error)
                 if damaged:
-                    # Nobody looks for a start before the snapshot is gone.
+                    # No start is looked for before the snapshot is gone.
                     held = {offset for offset, _, _ in lane.wanted}
                     lane.looking |= held
-                    self._life.spawn(self._drop_snapshot(one.job, lane, found.start, held))
+                    self._life.spawn(self._drop_snapshot(log.job, lane, found.start, held))
 
     async def _drop_snapshot(self, job: Job, lane: LaneState, offset: int, held: set[int]) -> None:
         """Remove an unusable snapshot; the next look finds an older one, or the lane's start."""
@@ -413,7 +413,7 @@ class Dispatch:
     def _take_back(
         self, worker: WorkerProcess, tickets: Iterable[Ticket], error: PenstockError | None
     ) -> None:
-        """Take tickets from a worker that cannot make them; with no error another one shall."""
+        """Take tickets from a worker that cannot make them; without an error another one does."""
         for ticket in tickets:
             worker.take_back(ticket)
             if ticket.plans:
@@ -434,20 +434,20 @@ class Dispatch:
             if ticket is not mine and (held is None or ticket.line is not held)
         ]
         self._take_back(worker, others, None)
-        for one in self.logs.values():
-            for lane in one.lanes:
+        for log in self.logs.values():
+            for lane in log.lanes:
                 for line in list(lane.lines):
                     if line.worker == worker.number and line is not held:
                         self.close_line(lane, line)
         self.schedule()
 
     def lost(self, worker: WorkerProcess, note: Note) -> None:
-        """Take back what a worker that is gone was asked, and blame what it was at."""
+        """Take back the tickets of a worker that is gone, and blame the one that it was at."""
         tickets = list(worker.tickets.values())
         worker.tickets.clear()
         worker.taken_back.clear()
-        for one in self.logs.values():
-            one.drop_lines(worker.number)
+        for log in self.logs.values():
+            log.drop_lines(worker.number)
         for ticket in tickets:
             if ticket.plans:
                 ticket.lane.planning = False
@@ -455,13 +455,13 @@ class Dispatch:
         if (found := blamed(worker, tickets, note)) is not None:
             self._blame(*found, worker.how_it_ended())
         if (log_id := self._setups.failed(worker.number)) is not None:
-            log.warning("a job is left for its readers to be set up", job=self.name(log_id))
+            logger.warning("a job is left for its readers to be set up", job=self.name(log_id))
 
     def _blame(self, ticket: Ticket, doing: str, how: str) -> None:
-        """Count a death against the lane; the third over the same item stops it by name.
+        """Count a death against the lane; the third over the same item stops it, with its name.
 
         Args:
-            ticket: What the worker was asked.
+            ticket: The worker's ticket.
             doing: What it was doing.
             how: How it ended.
         """
@@ -474,33 +474,35 @@ class Dispatch:
 
     def end_giving_way(self) -> None:
         """Let batches over which a worker ended have their turn like others."""
-        for one in self.logs.values():
-            for lane in one.lanes:
+        for log in self.logs.values():
+            for lane in log.lanes:
                 lane.gives_way = False
         self.schedule()
 
     # --- lanes that stop ---
 
-    def stop(self, one: Log, lane: LaneState, error: PenstockError) -> None:
-        """Stop a lane by name: what is ready of it is right, and goes out."""
+    def stop(self, log: Log, lane: LaneState, error: PenstockError) -> None:
+        """Stop a lane: its ready batches are right, and are given out."""
         if lane.error is None:
-            self._tell_of(one, lane, error)
-            one.stop_lane(lane, error)
+            self._tell_of(log, lane, error)
+            log.stop_lane(lane, error)
 
     def diverged(self, log_id: bytes, number: int, error: PenstockError) -> None:
         """Stop a lane whose content is in doubt: its readers are told."""
-        one = self.logs[log_id]
-        lane = one.lanes[number]
+        log = self.logs[log_id]
+        lane = log.lanes[number]
         if lane.error is None:
-            self._tell_of(one, lane, error)
-            one.withhold(lane, error)
+            self._tell_of(log, lane, error)
+            log.withhold(lane, error)
             for line in list(lane.lines):
                 self.close_line(lane, line)
         self._shelf.forget(log_id, number)
 
-    def _tell_of(self, one: Log, lane: LaneState, error: PenstockError) -> None:
-        name = one.job.name
-        log.error("a lane stopped", job=name, lane=lane.lane, code=error.code, error=error.message)
+    def _tell_of(self, log: Log, lane: LaneState, error: PenstockError) -> None:
+        name = log.job.name
+        logger.error(
+            "a lane stopped", job=name, lane=lane.lane, code=error.code, error=error.message
+        )
         self._observer.failed(name, error.code)
 
 

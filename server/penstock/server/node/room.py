@@ -14,7 +14,7 @@ import structlog
 from penstock.server.node.books import Log
 from penstock.server.node.entry import Entry, State
 
-log = structlog.get_logger("penstock.node")
+logger = structlog.get_logger("penstock.node")
 
 GAVE_WAY = (
     "a reader that takes less than it asks for gives way: what was ready for it is made again when "
@@ -27,20 +27,20 @@ def is_owed(entry: Entry) -> bool:
     return entry.is_asked or any(reader.owed is entry for reader in entry.readers)
 
 
-def lacks(one: Log, entry: Entry, busy_bytes: int) -> int:
+def lacks(log: Log, entry: Entry, busy_bytes: int) -> int:
     """Return how many bytes too many are in use for a batch to be made; 0 or less = none.
 
     Each reader may have one batch, which it is owed, above the bound. What is wanted only by
     readers that have stalled has half of the bound.
 
     Args:
-        one: The books of its log.
+        log: The books of its log.
         entry: The batch.
         busy_bytes: Bytes that are ready or reserved on the whole node.
     """
-    bound, used_bytes = one.bound_bytes, busy_bytes + one.largest_bytes
+    bound, used_bytes = log.bound_bytes, busy_bytes + log.largest_bytes
     if is_owed(entry):
-        bound += len(one.readers) * one.largest_bytes
+        bound += len(log.readers) * log.largest_bytes
     elif used_bytes > bound // 2 and _is_stalled(entry):
         bound //= 2
     return used_bytes - bound
@@ -50,21 +50,21 @@ def _is_stalled(entry: Entry) -> bool:
     return all(reader.is_stalled for reader in entry.readers)
 
 
-def find_room(one: Log, entry: Entry, logs: Collection[Log]) -> bool:
+def find_room(log: Log, entry: Entry, logs: Collection[Log]) -> bool:
     """Tell whether a batch may be made now; free what others need later, where that helps.
 
     Args:
-        one: The books of its log.
+        log: The books of its log.
         entry: The batch.
         logs: The books of all logs of the node.
     """
     busy_bytes = sum(other.busy_bytes for other in logs)
-    if busy_bytes + one.largest_bytes > one.bound_bytes:
+    if busy_bytes + log.largest_bytes > log.bound_bytes:
         # Also for what is always admitted: it goes above the bound, what is only kept does not.
         for other in logs:
             other.kept.shed()
         busy_bytes = sum(other.busy_bytes for other in logs)
-    lacking = lacks(one, entry, busy_bytes)
+    lacking = lacks(log, entry, busy_bytes)
     if lacking <= 0 or entry.is_asked:
         return True
     found = [(far, ready, other) for other in logs for far, ready in spare(other, entry)]
@@ -77,26 +77,26 @@ def find_room(one: Log, entry: Entry, logs: Collection[Log]) -> bool:
     return lacking <= 0 or is_owed(entry)
 
 
-def spare(one: Log, entry: Entry) -> list[tuple[int, Entry]]:
+def spare(log: Log, entry: Entry) -> list[tuple[int, Entry]]:
     """Return what may be freed for a batch to be made: how far ahead it is, and what.
 
     It is ready for readers that need it later, never for the one that needs the batch soonest.
     Where nobody is owed the batch, only readers that have stalled give way.
 
     Args:
-        one: The books of a log.
+        log: The books of a log.
         entry: The batch, of this log or another.
     """
     waits = not is_owed(entry)
-    stalled = {reader for reader in one.readers if reader.is_stalled}
+    stalled = {reader for reader in log.readers if reader.is_stalled}
     if waits and (not stalled or _is_stalled(entry)):
         return []
     first = min(entry.readers, key=lambda reader: reader.urgency(entry), default=None)
     found = []
-    for other in one.entries.values():
+    for other in log.entries.values():
         if other.state is not State.READY or other.pins or not other.readers:
             continue
-        if one.lanes[other.key.lane].error is not None:
+        if log.lanes[other.key.lane].error is not None:
             continue
         if waits and not other.readers <= stalled:
             continue
@@ -107,12 +107,12 @@ def spare(one: Log, entry: Entry) -> list[tuple[int, Entry]]:
     return found
 
 
-def _push_out(one: Log, entry: Entry) -> None:
+def _push_out(log: Log, entry: Entry) -> None:
     for reader in entry.readers:
         if not reader.gave_way:
             reader.gave_way = True
-            log.info(GAVE_WAY, job=one.job.name, position=reader.head, horizon=reader.horizon)
-    one.push_out(entry)
+            logger.info(GAVE_WAY, job=log.job.name, position=reader.head, horizon=reader.horizon)
+    log.push_out(entry)
 
 
 __all__ = ["GAVE_WAY", "find_room", "is_owed", "lacks", "spare"]

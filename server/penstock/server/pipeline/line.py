@@ -18,7 +18,7 @@ from penstock.wire.order import Cut
 logger = logging.getLogger("penstock")
 
 TELL_EVERY = 16
-"""Batches planned between two words about how many are left."""
+"""Batches planned between two messages about how many are left."""
 
 
 class Line:
@@ -27,7 +27,7 @@ class Line:
     Args:
         job: The job.
         lane: The lane.
-        items: What both halves fetch and process with; its own if None.
+        items: Fetches and processes for both; None = new ones.
         snapshot: Where to start; None = at offset 0.
 
     Attributes:

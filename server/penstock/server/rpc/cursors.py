@@ -42,14 +42,15 @@ from penstock.wire.parse import parse
 from penstock.wire.v1 import cursors_pb2 as pb
 
 PAGE_BYTES = 4 << 20
-"""About so many bytes has a page of `List`: well below the limit of a message."""
+"""About how many bytes a page of `List` has: well below the limit of a message."""
 
 GROUPS_AT_ONCE = 16
-"""How many groups are asked of the store at a time: one may have a row for each of many ranks."""
+"""How many groups are read from the store at a time: a group may have a row for each of many
+ranks."""
 
 
 class Listener:
-    """Told what the calls of `Cursors` have done. The default listens to nothing."""
+    """Is told what the calls of `Cursors` have done. The default ignores it."""
 
     def readers(self, job: str, group: str) -> int:
         """Return how many readers of a group's attempts are open here."""
@@ -72,7 +73,7 @@ class Listener:
 
 
 logger = logging.getLogger("penstock")
-"""The client's logger: where batches are computed in its process, it has no other log."""
+"""The client's logger: `local:` computes in the client's process."""
 
 _compared: set[tuple[str, bytes]] = set()  # (store, log id) whose libraries were compared here
 
@@ -83,8 +84,8 @@ class Cursors:
     Args:
         jobs: The jobs of this node.
         store: Open.
-        listener: Told what was done: who ends streams of older generations, and logs.
-        release: Releases an item of a job, where somebody plans here.
+        listener: Told what was done; it ends streams of older generations, and logs.
+        release: Releases an item of a job, if this process plans.
         computes_here: This process makes the batches, too, as that of `local:` does: a new attempt
             compares its libraries with the recorded ones. A node asks its workers.
         asked: Tells below which offset a job's lanes were planned here: a step that was read is
@@ -141,7 +142,7 @@ class Cursors:
         """Answer one call, serialized in and out.
 
         Raises:
-            PenstockError: What the store says; `BadFrame` for bytes that are no such message.
+            PenstockError: What the store says; `BadFrame` for bytes that are not such a message.
         """
         message, handle = self._methods[method]
         reply: bytes = (await handle(parse(message, data))).SerializeToString()
@@ -196,7 +197,7 @@ class Cursors:
         )
 
     async def _compare_libraries(self, job: Job) -> None:
-        """Record what computes a job in this process, or say once what differs from the record."""
+        """Record what computes a job in this process, or log once what differs from the record."""
         place = self._store.uuid, job.log_id
         if place in _compared:
             return
@@ -227,7 +228,7 @@ class Cursors:
         return pb.CommitReply(cursor=committed.cursor, row=committed.row)
 
     async def _check_commit(self, job: Job, request: pb.CommitRequest) -> None:
-        """Refuse a commit of a step that there is not, or that no reader could be taken to.
+        """Refuse a commit of a step that does not exist or cannot be read.
 
         Raises:
             CommitOutOfRange, PastEnd: The log has no such step.
@@ -238,7 +239,7 @@ class Cursors:
         except UnknownGroup:
             return  # the commit will say it better: this attempt has begun the group once
         self._check_step(job, request.step, size, CommitOutOfRange)
-        if request.all_rows:  # a step that somebody names; a rank's own is one that it has read
+        if request.all_rows:  # an explicit step; a rank's own is one that it has read
             await self._check_reach(job, request.step, size, self._asked(job))
 
     async def _checkpoint(self, request: pb.CheckpointRequest) -> pb.CheckpointReply:
@@ -290,7 +291,7 @@ class Cursors:
         except UnknownGroup:
             if not request.generation:
                 raise
-            return pb.DeleteReply()  # it was there: the answer to an earlier try was lost
+            return pb.DeleteReply()  # it existed: the answer to an earlier try was lost
         self._listener.deleted(record, printable(request.owner))
         return pb.DeleteReply(
             cursor=record.cursor,
@@ -336,7 +337,7 @@ class Cursors:
             return int(asked or max(1, request.world_size))
 
     async def _check_reach(self, job: Job, step: int, size: int, asked: int = 0) -> None:
-        """Refuse a step that no reader could be given: the group's cursor would stay there.
+        """Refuse a step that cannot be read: the group's cursor would stay there.
 
         Args:
             job: The job.
@@ -398,10 +399,10 @@ class _PageStart(NamedTuple):
 
 
 def _read_token(token: str) -> _PageStart:
-    """Return the place that `_Page` wrote into a token.
+    """Return where a page begins, from a token that `_Page` wrote.
 
     Raises:
-        InvalidRequest: It wrote no such token.
+        InvalidRequest: It did not write this token.
     """
     if not token:
         return _PageStart()
@@ -443,11 +444,11 @@ class _Page:
             place = (checkpoint.step, checkpoint.name)
             if within is not None and place < within:
                 continue
-            one = _checkpoint(checkpoint)
-            self._bytes += one.ByteSize() + 8  # its tag and its length
+            packed = _checkpoint(checkpoint)
+            self._bytes += packed.ByteSize() + 8  # its tag and its length
             if self._bytes > PAGE_BYTES and added.checkpoints:
                 return self._end(record.name, place)
-            added.checkpoints.append(one)
+            added.checkpoints.append(packed)
         return True
 
     def _end(self, group: str, within: tuple[int, str] | None) -> bool:

@@ -133,7 +133,8 @@ class OpenedRead(NamedTuple):
         """
         self.job.check_not_empty(self.numbering)
         tail = self.tail
-        if tail is not None and self.start > tail.end:
+        # Whoever has all of its positions, and has not heard the end, begins at the next own one.
+        if tail is not None and self.start > tail.end + self.share.rank:
             raise PastEnd(
                 f"position {self.start} lies past the end: job {self.job.name!r} holds "
                 f"{tail.batches} batches, {tail.steps} steps of {tail.batches_per_step}",

@@ -6,6 +6,7 @@ Its messages are raw bytes, made by `penstock.wire.frame` with one copy of each 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 
 from penstock.server.metrics import Metrics
@@ -21,6 +22,11 @@ from penstock.wire.errors import clean_text
 from penstock.wire.v1 import feed_pb2
 
 WAITING_EVERY_S = 5.0
+"""A consumer that waits is told for what, this often."""
+
+TICK_S = 0.001
+"""How finely event loops keep time. A timer may fire so much too early; and on uvloop's clock a
+timer's `when()` may lie above the `time()` at which it has fired, by the last bit of a float."""
 
 SHUTTING_DOWN = "the node shuts down"
 """Why a stream left that was drained."""
@@ -61,6 +67,7 @@ class Sender:
         self._call, self._listening = call, listening
         self._streams, self._metrics = streams, metrics
         self._draining, self._lending = draining, lending
+        self._told_at = -math.inf  # when it was told what it waits for, of the monotonic clock
 
     async def run(self) -> str:
         """Send what the consumer accepts, until one of the ends; return why it ended.
@@ -101,12 +108,23 @@ class Sender:
                 # There is more to look through, and other streams have their turn first.
                 await asyncio.sleep(0)
                 continue
+            left_s = self._told_in_s() if waits else WAITING_EVERY_S
+            if left_s <= 0:
+                self._told_at = time.monotonic()
+                await call.write(self._waiting().SerializeToString())
+                continue
             # Not wait_for: it makes a task for every batch.
-            timer = loop.call_later(WAITING_EVERY_S, wake.set)
+            timer = loop.call_later(max(left_s, TICK_S), wake.set)
             await wake.wait()
             timer.cancel()
-            if waits and loop.time() >= timer.when():
-                await call.write(self._waiting().SerializeToString())
+
+    def _told_in_s(self) -> float:
+        """Return in how many seconds the consumer is told what it waits for; 0 or less = now.
+
+        However often this is woken meanwhile: a consumer that waits sends horizons.
+        """
+        since = max(self._stream.waiting_since or 0.0, self._told_at)
+        return since + WAITING_EVERY_S - time.monotonic()
 
     async def _write(self, entry: Entry) -> None:
         """Send a batch, and with it those after it that fit one message."""
