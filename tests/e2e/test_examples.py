@@ -18,9 +18,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from harness import call_command
 from penstock.client import Loader
-from penstock.server.core.imports import load_attribute
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles import ProcessContext
+from penstock.server.usercode.imports import load_attribute
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "deploy" / "examples"

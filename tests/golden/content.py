@@ -18,7 +18,6 @@ import numpy as np
 from penstock.server import job as job_module
 from penstock.server.core import permutation
 from penstock.server.core.refs import ItemRef
-from penstock.server.core.seeding import purpose_key, seeded_globals
 from penstock.server.job import Job, canonical
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.line import Line
@@ -32,6 +31,7 @@ from penstock.server.roles.distributors import (
 )
 from penstock.server.roles.processors import FunctionProcessor
 from penstock.server.sources import ItemsSource
+from penstock.server.usercode.seeding import purpose_key, seeded_globals
 from penstock.wire import frame
 from penstock.wire.v1.feed_pb2 import BatchHeader
 

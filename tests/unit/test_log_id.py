@@ -465,7 +465,7 @@ def test_two_folders_with_different_modules_of_one_name_are_refused(tmp_path: Pa
             "from common7 import value\ndef f(raw): return {'n': value}\n"
         )
     code = (
-        "import sys; from penstock.server.core.imports import load_attribute\n"
+        "import sys; from penstock.server.usercode.imports import load_attribute\n"
         "from penstock.wire.errors import InvalidJob\n"
         "f = load_attribute('a/role_a.py:f')\n"
         "try: load_attribute('b/role_b.py:f')\n"

@@ -11,7 +11,6 @@ import pytest
 
 from penstock.server.commands.purity import check_promises
 from penstock.server.core.refs import ItemRef
-from penstock.server.core.seeding import BorrowedGlobals, seeded_globals
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
@@ -24,6 +23,7 @@ from penstock.server.roles import (
 from penstock.server.roles.context import item_key
 from penstock.server.roles.processors import FunctionProcessor
 from penstock.server.sources import ItemsSource
+from penstock.server.usercode.seeding import BorrowedGlobals, seeded_globals
 from penstock.wire.errors import InvalidJob
 
 REFS = [ItemRef("main", index, 2) for index in range(5)]

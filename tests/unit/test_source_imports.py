@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.core.imports import load_attribute
 from penstock.server.roles.role import module_hash
+from penstock.server.usercode.imports import load_attribute
 from penstock.wire.errors import InvalidJob
 
 
@@ -58,7 +58,7 @@ def test_another_process_unpickles_what_this_one_pickled(tmp_path: Path) -> None
     )
     data = pickle.dumps(load_attribute(f"{path}:Point")(3, 4))
     program = (
-        "import pickle, sys; from penstock.server.core.imports import load_attribute;"
+        "import pickle, sys; from penstock.server.usercode.imports import load_attribute;"
         f"load_attribute({f'{path}:Point'!r});"
         "print(pickle.load(sys.stdin.buffer))"
     )
@@ -116,7 +116,7 @@ def test_mistakes_are_one_sentence_with_the_users_frames_alone(tmp_path: Path) -
         assert caught.value.fields["spec"] == spec
         frames = caught.value.fields.get("traceback", "")
         assert "importlib" not in frames
-        assert "core/imports.py" not in frames
+        assert "usercode/imports.py" not in frames
 
 
 def test_sources_are_imported_without_what_they_read_with() -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.server.core.seeding import purpose_key, seeded_globals
 from penstock.server.sources import TorchDatasetSource
+from penstock.server.usercode.seeding import purpose_key, seeded_globals
 from penstock.wire.errors import InvalidJob
 
 SPLITTING = """
@@ -86,7 +86,7 @@ def test_the_callers_own_generators_go_on_undisturbed() -> None:
 
 
 LATE_TORCH = """
-from penstock.server.core.seeding import drawn_since, seeded_globals
+from penstock.server.usercode.seeding import drawn_since, seeded_globals
 
 with seeded_globals(7):
     import torch

@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is None and COMPUTING.intersection(sys.argv[1:2]):
         fix_this_process()
         # Here and not above, as in `run`.
-        from penstock.server.core.contained import exits_are_errors
+        from penstock.server.usercode.contained import exits_are_errors
 
         with exits_are_errors():
             status = run(arguments)
@@ -38,8 +38,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from penstock.server.commands.group import cli
     from penstock.server.commands.report import report
     from penstock.server.commands.say import say
-    from penstock.server.core.contained import escaped
-    from penstock.server.core.frames import error_line, user_line, user_traceback
+    from penstock.server.usercode.contained import escaped
+    from penstock.server.usercode.frames import error_line, user_line, user_traceback
     from penstock.wire.errors import InvalidJob, PenstockError
 
     try:

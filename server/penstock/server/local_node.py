@@ -25,8 +25,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, BinaryIO, TypeVar
 
-from penstock.server.core.contained import contained
-from penstock.server.core.frames import error_line
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
@@ -55,6 +53,8 @@ from penstock.server.rpc.opening import VERSION, OpenedRead
 from penstock.server.store import open_store
 from penstock.server.store.base import Seen, Store
 from penstock.server.store.recorded import Recorded, version_warning
+from penstock.server.usercode.contained import contained
+from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import Internal, PenstockError
 from penstock.wire.malloc import keep_memory
 

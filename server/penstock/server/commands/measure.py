@@ -17,8 +17,6 @@ from penstock.server.commands.progress import Say, silent
 from penstock.server.commands.text import decoder
 from penstock.server.commands.together import Together
 from penstock.server.commands.window import WindowRead, read_window
-from penstock.server.core.contained import contained
-from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.held import held_bytes
 from penstock.server.core.refs import ItemRef, SampleRef
 from penstock.server.job import Job
@@ -26,6 +24,8 @@ from penstock.server.pipeline.items import Filtered, Items, Outcome
 from penstock.server.pipeline.line import Computed, Line
 from penstock.server.pipeline.verdicts import Quarantined
 from penstock.server.roles.base import Sample, SampleBatcher
+from penstock.server.usercode.contained import contained
+from penstock.server.usercode.frames import error_line, user_traceback
 from penstock.wire import frame
 from penstock.wire.errors import BadBatch, BadItem, PenstockError
 from penstock.wire.text import documents, ids_text, summary

@@ -25,9 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock.server.core.contained import contained
 from penstock.server.core.refs import ItemRef
-from penstock.server.core.seeding import drawn_since, purpose_key, seeded_globals
 from penstock.server.environment import FIXED, THREAD_VARIABLES, worker_environment
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Filtered, Items, Outcome
@@ -37,6 +35,8 @@ from penstock.server.pipeline.verdicts import Quarantined, content_hash
 from penstock.server.roles.base import BatchCollator, RawItemProcessor, Source
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.roles.role import Role, asked, failing
+from penstock.server.usercode.contained import contained
+from penstock.server.usercode.seeding import drawn_since, purpose_key, seeded_globals
 from penstock.wire import frame
 from penstock.wire.errors import (
     BadSnapshot,

@@ -1,1 +1,1 @@
-"""What the rest is built on: refs, permutations, code loading, tracebacks, hints, memory."""
+"""What the rest is built on: refs, permutations, verdicts, copies, memory. No input, no output."""

@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock.server.core.contained import contained
-from penstock.server.core.frames import error_line, user_line, user_traceback
-from penstock.server.core.imports import load_attribute
 from penstock.server.job import Job
 from penstock.server.jobs.validate import shown
+from penstock.server.usercode.contained import contained
+from penstock.server.usercode.frames import error_line, user_line, user_traceback
+from penstock.server.usercode.imports import load_attribute
 from penstock.wire.errors import InvalidJob, PenstockError
 
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")

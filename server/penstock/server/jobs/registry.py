@@ -14,9 +14,6 @@ from typing import Any
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from penstock.server.core.contained import contained
-from penstock.server.core.frames import error_line, user_line, user_traceback
-from penstock.server.core.imports import is_file_spec, load_attribute
 from penstock.server.jobs.location import Location
 from penstock.server.jobs.validate import shown
 from penstock.server.roles.base import (
@@ -35,6 +32,9 @@ from penstock.server.roles.function import FunctionRole
 from penstock.server.roles.processors import BUILTIN_PROCESSORS, FunctionProcessor
 from penstock.server.roles.role import Role
 from penstock.server.sources import BUILTIN_SOURCES
+from penstock.server.usercode.contained import contained
+from penstock.server.usercode.frames import error_line, user_line, user_traceback
+from penstock.server.usercode.imports import is_file_spec, load_attribute
 from penstock.wire.errors import InvalidJob, PenstockError
 from penstock.wire.nearest import hint
 

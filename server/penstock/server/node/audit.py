@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 import structlog
 
-from penstock.server.core import libraries
 from penstock.server.job import Job
 from penstock.server.node.crew import Crew
 from penstock.server.node.dispatch import Dispatch
@@ -19,6 +18,7 @@ from penstock.server.node.messages import Verify
 from penstock.server.node.observer import Observer
 from penstock.server.node.process import Ticket, WorkerProcess
 from penstock.server.store.base import Store
+from penstock.server.usercode import libraries
 from penstock.wire.errors import LogDiverged, PenstockError
 
 logger = structlog.get_logger("penstock.node")

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from penstock.server.core.frames import error_line
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.node.books import Log
@@ -30,6 +29,7 @@ from penstock.server.node.messages import (
 from penstock.server.node.page import Note
 from penstock.server.node.program import Started, start_program, status_words
 from penstock.server.node.spans import ArenaReader, Span
+from penstock.server.usercode.frames import error_line
 
 logger = structlog.get_logger("penstock.worker")
 

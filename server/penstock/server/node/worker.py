@@ -11,8 +11,6 @@ import os
 import traceback
 from collections.abc import Sequence
 
-from penstock.server.core import libraries
-from penstock.server.core.frames import error_line
 from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
@@ -58,6 +56,8 @@ from penstock.server.pipeline.kept import KEPT_BYTES, NODE_KEPT_BYTES
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Made
 from penstock.server.pipeline.verdicts import VerdictBook
+from penstock.server.usercode import libraries
+from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import Internal, PenstockError, clean_text
 
 

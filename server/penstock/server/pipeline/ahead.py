@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from penstock.server.core.frames import error_line
 from penstock.server.core.held import held_bytes
 from penstock.server.core.refs import ItemRef
 from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.pipeline.verdicts import Bad
 from penstock.server.roles.base import Sample
 from penstock.server.roles.draws import LaneDraws
+from penstock.server.usercode.frames import error_line
 
 logger = logging.getLogger("penstock")
 

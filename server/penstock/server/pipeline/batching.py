@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from penstock.server.core.contained import as_exception, contained
-from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef, Rows, SampleRef
 from penstock.server.job import Job
 from penstock.server.pipeline.retry import Calls
 from penstock.server.roles.base import Sample, SampleBatcher
+from penstock.server.usercode.contained import as_exception, contained
+from penstock.server.usercode.frames import error_line, user_traceback
 from penstock.wire.errors import BadBatch, PenstockError
 
 

@@ -9,12 +9,12 @@ import logging
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from penstock.server.core.frames import error_line
 from penstock.server.core.refs import ItemRef
-from penstock.server.core.seeding import drawn_since
 from penstock.server.pipeline.raws import RawItems
 from penstock.server.pipeline.retry import Call
 from penstock.server.roles.context import ProcessContext, item_key
+from penstock.server.usercode.frames import error_line
+from penstock.server.usercode.seeding import drawn_since
 from penstock.wire.errors import SourceUnavailable
 
 logger = logging.getLogger("penstock")

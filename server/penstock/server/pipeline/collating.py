@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import BatchPlan
-from penstock.server.core.seeding import BorrowedGlobals
 from penstock.server.pipeline.retry import Call, Calls
 from penstock.server.roles.base import Sample
 from penstock.server.roles.context import CollateContext, batch_key
+from penstock.server.usercode.frames import error_line, user_traceback
+from penstock.server.usercode.seeding import BorrowedGlobals
 from penstock.wire.errors import BadBatch, PenstockError, SourceUnavailable
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.server.core.contained import contained
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
@@ -24,6 +23,7 @@ from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Call, Progress
 from penstock.server.pipeline.verdicts import Bad, Quarantined, VerdictBook, content_hash
 from penstock.server.roles.base import IndexedSource, RawItem, Sample
 from penstock.server.roles.role import Role
+from penstock.server.usercode.contained import contained
 from penstock.wire.errors import (
     BadItem,
     clean_text,

@@ -11,10 +11,10 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
-from penstock.server.core.frames import error_line
 from penstock.server.core.held import held_bytes
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.base import RawItem
+from penstock.server.usercode.frames import error_line
 
 logger = logging.getLogger("penstock")
 

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from penstock.server.core.contained import contained
-from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
 from penstock.server.pipeline.chance import Chance
@@ -20,6 +18,8 @@ from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Call, Progress
 from penstock.server.pipeline.verdicts import Bad, content_hash
 from penstock.server.roles.base import RawItem, Sample
 from penstock.server.roles.context import ProcessContext, item_key
+from penstock.server.usercode.contained import contained
+from penstock.server.usercode.frames import error_line, user_traceback
 from penstock.wire.errors import (
     BadItem,
     InvalidJob,

@@ -7,15 +7,15 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from penstock.server.core.contained import contained
 from penstock.server.core.copies import own_copy
 from penstock.server.core.refs import ItemRef
-from penstock.server.core.seeding import BorrowedGlobals
 from penstock.server.job import Job
 from penstock.server.pipeline.kept import KEPT_BYTES, KeptItems
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Call, Calls, Progress
 from penstock.server.roles.base import RawItem, Source
 from penstock.server.roles.context import item_key
+from penstock.server.usercode.contained import contained
+from penstock.server.usercode.seeding import BorrowedGlobals
 from penstock.wire.errors import BadItem, PenstockError
 
 READ_AHEAD_S = 0.001

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from penstock.server.core.contained import as_exception
-from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.refs import ItemRef
 from penstock.server.core.transient import is_transient
 from penstock.server.job import Job
 from penstock.server.roles.role import Role
+from penstock.server.usercode.contained import as_exception
+from penstock.server.usercode.frames import error_line, user_traceback
 from penstock.wire.errors import BadBatch, BadItem, MissingExtra, PenstockError, SourceUnavailable
 
 logger = logging.getLogger("penstock")

@@ -11,7 +11,6 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.server.core.contained import as_exception
 from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
@@ -25,6 +24,7 @@ from penstock.server.pipeline.starvation import Starvation
 from penstock.server.pipeline.verdicts import Bad
 from penstock.server.roles.base import Sample
 from penstock.server.roles.draws import LaneDraws
+from penstock.server.usercode.contained import as_exception
 from penstock.wire.errors import (
     BadItem,
     BadSnapshot,

@@ -114,7 +114,7 @@ class FunctionRole(Role):
     def _find(self) -> Callable[..., Any]:
         if not isinstance(self.function, str):
             return self.function
-        from penstock.server.core.imports import load_attribute
+        from penstock.server.usercode.imports import load_attribute
 
         found = load_attribute(self.function)
         if not callable(found):

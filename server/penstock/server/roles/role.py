@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.server.core.contained import contained
-from penstock.server.core.frames import error_line, user_line, user_traceback
-from penstock.server.core.imports import SOURCE_HASH
-from penstock.server.core.neighbours import module_source_hash
+from penstock.server.usercode.contained import contained
+from penstock.server.usercode.frames import error_line, user_line, user_traceback
+from penstock.server.usercode.imports import SOURCE_HASH
+from penstock.server.usercode.neighbours import module_source_hash
 from penstock.wire.errors import InvalidJob, PenstockError
 
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.server.core.copies import own_copy
-from penstock.server.core.frames import error_line, user_traceback
 from penstock.server.core.held import held_bytes
 from penstock.server.core.transient import is_transient
+from penstock.server.usercode.frames import error_line, user_traceback
 from penstock.wire.errors import BadBatch, PenstockError, SourceChanged, SourceUnavailable
 
 if TYPE_CHECKING:

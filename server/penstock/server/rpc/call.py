@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from penstock.server.core.frames import error_line
+from penstock.server.usercode.frames import error_line
 
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # grpc-stubs leave it out
 

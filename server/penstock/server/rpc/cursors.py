@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
-from penstock.server.core import libraries
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job, find_job
 from penstock.server.pipeline.items import Items
@@ -28,6 +27,7 @@ from penstock.server.store.base import (
     Store,
 )
 from penstock.server.store.rules.checks import check_name, check_text, printable
+from penstock.server.usercode import libraries
 from penstock.wire.errors import (
     CommitOutOfRange,
     GroupInUse,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import structlog
 
-from penstock.server.core.frames import error_line
+from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import (
     ERROR_METADATA_KEY,
     Internal,

@@ -21,7 +21,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from penstock.server.core.frames import error_line
 from penstock.server.metrics import Metrics
 from penstock.server.node.node import Node
 from penstock.server.rpc.address import check_free, in_use
@@ -36,6 +35,7 @@ from penstock.server.rpc.reads import Reads
 from penstock.server.rpc.status import status
 from penstock.server.rpc.streams import Streams
 from penstock.server.store.base import Store
+from penstock.server.usercode.frames import error_line
 from penstock.wire import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES
 from penstock.wire.errors import (
     BadFrame,

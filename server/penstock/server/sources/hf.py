@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from penstock.server.core.frames import error_line
 from penstock.server.core.transient import is_transient
 from penstock.server.roles.base import IndexedSource
 from penstock.server.sources.access import check_columns, check_indices, require
@@ -18,6 +17,7 @@ from penstock.server.sources.arrow import ArrowRows
 from penstock.server.sources.catalog import Catalog, catalog_key, open_catalog
 from penstock.server.sources.content import files_fingerprint
 from penstock.server.sources.prepared import HashedFile, hash_files, load_builder, prepare
+from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import (
     BadItem,
     InvalidJob,

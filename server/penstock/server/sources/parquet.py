@@ -18,7 +18,6 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.server.core.frames import error_line
 from penstock.server.core.transient import is_transient
 from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.reading import Blocks
@@ -29,6 +28,7 @@ from penstock.server.sources.catalog import Catalog
 from penstock.server.sources.content import BLOCKS, WHOLE_BYTES, content_hash, files_fingerprint
 from penstock.server.sources.files import LOOKERS, DataFile, FileSet
 from penstock.server.sources.pieces import Pieces
+from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import BadItem, InvalidJob, SourceChanged, SourceUnavailable
 
 logger = logging.getLogger("penstock")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from penstock.server.core.contained import contained
-from penstock.server.core.frames import error_line, user_line, user_traceback
-from penstock.server.core.imports import is_file_spec, load_attribute
-from penstock.server.core.seeding import purpose_key, seeded_globals
 from penstock.server.roles.base import IndexedSource, RawItem, unseen_sentence
 from penstock.server.roles.role import failing, file_of, module_hash
 from penstock.server.sources.access import check_indices
+from penstock.server.usercode.contained import contained
+from penstock.server.usercode.frames import error_line, user_line, user_traceback
+from penstock.server.usercode.imports import is_file_spec, load_attribute
+from penstock.server.usercode.seeding import purpose_key, seeded_globals
 from penstock.wire.errors import InvalidJob, PenstockError
 
 

@@ -538,7 +538,7 @@ class Store(ABC):
 
         Args:
             log_id: 32 bytes.
-            versions: Versions by name, as `penstock.server.core.libraries` gives them.
+            versions: Versions by name, as `penstock.server.usercode.libraries` gives them.
 
         Raises:
             InvalidRequest: A name or a version cannot be.

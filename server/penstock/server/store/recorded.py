@@ -8,10 +8,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from penstock.server.core import libraries
 from penstock.server.job import Job
 from penstock.server.store import SqliteStore, open_store
 from penstock.server.store.schema import FORMAT
+from penstock.server.usercode import libraries
 
 MAX_TRIES = 8
 """Snapshots looked at for one that is whole."""

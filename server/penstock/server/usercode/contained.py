@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn, TypeVar
 
-from penstock.server.core.frames import error_text
+from penstock.server.usercode.frames import error_text
 
 T = TypeVar("T")
 

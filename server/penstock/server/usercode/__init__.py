@@ -1,0 +1,1 @@
+"""Users' code: found, loaded, told apart by its text, called safely, and its errors as text."""
