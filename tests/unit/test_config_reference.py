@@ -89,6 +89,17 @@ def test_the_python_example_of_the_page_gives_jobs(tmp_path: Path) -> None:
     assert len(config.job("numbers").log_id) == 32
 
 
+def test_the_joint_example_of_the_page_deals_lanes_as_it_says(tmp_path: Path) -> None:
+    """Of 8 batches in a row 6 are of the one set."""
+    (tmp_path / "joint.py").write_text(blocks("jobs.md")["joint.py"])
+
+    job = load(f"{tmp_path}/joint.py:mixed", environ={}).job("job")
+
+    for first in range(20):
+        lanes = [job.locate(position).lane for position in range(first, first + 8)]
+        assert [job.roles(lane).roles.name for lane in lanes].count("web") == 6
+
+
 def resolve(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
     if "$ref" in node:
         found: dict[str, Any] = schema["$defs"][node["$ref"].rpartition("/")[2]]
