@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -18,12 +19,19 @@ from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.maker import Maker
 from penstock.server.role_set import RoleSet, deal_lanes, joint_specs
-from penstock.server.roles import PackedCollator, PaddedCollator, SimpleBatcher
+from penstock.server.roles import (
+    PackedCollator,
+    PaddedCollator,
+    ProcessContext,
+    Sample,
+    SimpleBatcher,
+)
 from penstock.server.sources import ItemsSource
 from penstock.server.testing import check_job
 from penstock.wire import frame
 from penstock.wire.errors import BadSnapshot, InvalidJob
 from resume.joint import counted, endless, packed_set, padded_set
+from resume.plans import SizedProcessor, raw_items
 
 LANES = ["packed", "padded", "packed", "padded", "packed"]
 """How `endless` deals its lanes: three and two, as evenly as it can be."""
@@ -132,9 +140,34 @@ def test_reading_groups_are_numbered_over_the_sets() -> None:
     assert all(len(names) == 1 for names in of_group.values())
     parts = [part_of_lanes(job, part, 3) for part in range(3)]
     assert sorted(lane for part in parts for lane in part) == list(range(job.lanes))
+    assert max(of_group) < sum(roles.lanes for roles in job.role_sets if roles.name != "b")
     assert sum(len({groups[n] for n in part if groups[n] is not None}) for part in parts) == len(
         of_group
     )
+
+
+def test_a_batch_that_quarantine_has_emptied_has_the_shapes_of_its_set() -> None:
+    """Its padding is made of items of the same set, whose keys and sizes it has."""
+
+    class Broken(SizedProcessor):
+        def process(self, raw: Any, context: ProcessContext) -> Sample:
+            if context.item.epoch > 0:
+                raise ValueError("a damaged record")
+            return super().process(raw, context)
+
+    items = ItemsSource(raw_items()[:9])
+    broken = RoleSet(items, None, Broken(), SimpleBatcher(3), PaddedCollator(), lanes=1)
+    job = JointJob({"packed": packed_set(1), "broken": broken}, seed=5, on_item_error="quarantine")
+    line = Line(job, 1)
+    made = []
+    for _ in range(5):
+        batch = line.make(line.advance())
+        body = bytearray(batch.nbytes)
+        made.append((batch.emptied, frame.read_header(batch.write(memoryview(body)))))
+
+    assert [emptied for emptied, _ in made] == [False] * 3 + [True] * 2
+    names = [[value.name for value in header.values] for _, header in made]
+    assert names == [["input_ids", "attention_mask", "labels"]] * 5
 
 
 def test_lanes_are_dealt_as_evenly_as_they_can_be() -> None:

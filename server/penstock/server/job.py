@@ -231,17 +231,17 @@ class Job:
 
         None = the lane is in none: any worker may have it.
         """
-        begins: list[int | None] = []
-        groups: list[int] = []
+        own: list[tuple[int, int] | None] = []  # by set: the number of its first group, how many
+        first = 0
         for roles in self.role_sets:
             reading = roles.distributor.reading()
-            own = None if reading is None else reading.groups
-            begins.append(None if own is None else sum(groups))
-            groups.append(own or 0)
+            groups = None if reading is None else reading.groups
+            own.append(None if groups is None else (first, groups))
+            first += min(groups or 0, roles.lanes)
         found: list[int | None] = []
         for roles, inner in map(self.roles, range(self.lanes)):
-            begin = begins[roles.number]
-            found.append(None if begin is None else begin + inner % groups[roles.number])
+            grouped = own[roles.number]
+            found.append(None if grouped is None else grouped[0] + inner % grouped[1])
         return found
 
     def lanes_together(self) -> list[list[int]]:

@@ -34,9 +34,9 @@ class Reading(NamedTuple):
 
     Attributes:
         sources: The names of the sources that have blocks; their blocks are counted together.
-        groups: Lane l draws from the blocks of reading group `l mod groups`; lanes of a group
-            belong to one worker, so that no other decodes their blocks. None = all lanes draw from
-            the same blocks, and any worker may have any lane.
+        groups: Lane l of the set of roles draws from the blocks of reading group `l mod groups`;
+            lanes of a group belong to one worker, so that no other decodes their blocks. None = all
+            lanes draw from the same blocks, and any worker may have any lane.
         blocks: How many decoded blocks a group draws from at a time, or all lanes if there are no
             groups; None = not known.
         all_blocks: How many blocks the sources have.
