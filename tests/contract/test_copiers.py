@@ -166,3 +166,29 @@ def test_a_third_body_is_staged_when_the_first_copy_is_over() -> None:
         wait_until(lambda: third, "the third copy")
         copier.receive(third[0])
         assert bool((third[0].body == 2).all())
+
+
+def test_copies_of_several_threads_do_not_mix() -> None:
+    """The thread of a feed that was left may still wait for the device when the next one begins."""
+    queue = HostQueue()
+    copier = Copier(queue)
+    copier.settle()
+    queue.accepts.clear()
+    leases = [filled(BufferPool(keep=1).lease(1000), number) for number in range(1, 4)]
+    copies: dict[int, Copy] = {}
+
+    def copy(number: int, lease: Lease) -> None:
+        copies[number] = copier.copy(lease)
+
+    threads = [threading.Thread(target=copy, args=pair) for pair in enumerate(leases, 1)]
+    for thread in threads:
+        thread.start()
+        thread.join(0.05)  # as far as it gets: the device takes nothing
+    queue.accepts.set()
+    for thread in threads:
+        thread.join()
+
+    for number, copy_ in copies.items():
+        copier.receive(copy_)
+        assert set(copy_.body.tolist()) == {number}
+    assert len(copies) == 3

@@ -18,8 +18,9 @@ from penstock.server.node.memory import sealed_memory
 from penstock.server.node.reader import MAX_PENDING, Reader
 from penstock.server.node.room import is_owed, lacks, spare
 from penstock.server.node.spans import ArenaReader, Span
+from penstock.server.roles.processors import FunctionProcessor
 from penstock.server.sources import ItemsSource
-from penstock.wire.errors import BadItem
+from penstock.wire.errors import BadItem, LogDiverged
 from penstock.wire.order import Cut, Share
 
 SIZE = 100
@@ -28,6 +29,12 @@ ARENA = ArenaReader(sealed_memory("books", 4096), 4096)
 
 def make_job(lanes: int = 8, epochs: int | None = None) -> Job:
     return Job(ItemsSource(list(range(30))), batch_size=1, lanes=lanes, epochs=epochs)
+
+
+def make_counted_job() -> Job:
+    """Return a finite job of two lanes, of which nobody knows where they end."""
+    processor = FunctionProcessor(lambda raw: [{"x": raw}])
+    return Job(ItemsSource(list(range(30))), processor=processor, batch_size=1, lanes=2, epochs=1)
 
 
 def whole(log: Log, horizon: int, start: int = 0, lanes: frozenset[int] | None = None) -> Reader:
@@ -175,6 +182,19 @@ def test_what_is_kept_for_a_wide_horizon_gives_way_to_what_is_owed() -> None:
         1,
         2,
     ]
+
+
+def test_a_reader_that_takes_what_is_ready_has_not_stalled() -> None:
+    """Though its next batch is always there already: then nothing else shows that it moves."""
+    log = Log(make_job(), bound_bytes=10**9)
+    reader = whole(log, 8)
+    for entry in list(reader.pending.values()):
+        finish(log, entry)
+    reader.moved_at -= 60
+    assert reader.is_stalled
+
+    assert reader.take() is not None
+    assert not reader.is_stalled
 
 
 def test_a_head_does_not_wait_behind_another_readers_batches() -> None:
@@ -346,6 +366,54 @@ def test_a_stopped_lane_fails_all_that_waits_and_whoever_comes() -> None:
     assert late.pending[1].state is State.FAILED
     log.back(making)
     assert making.state is State.FAILED
+
+
+def test_what_is_in_doubt_counts_once_however_its_readers_hear_of_it() -> None:
+    """A reader that is told of one such batch leaves others, which nobody may have any more."""
+    log = Log(make_job(lanes=1), bound_bytes=10**9, ahead=6)
+    reader = whole(log, 1)
+    finish(log, next(candidates(log)).entry)
+    taken = reader.take()
+    assert taken is not None
+    reader.sent(taken)
+    made = [entry for entry in log.entries.values() if entry.key.position < 6]
+    let_go = [finish(log, entry) for entry in made]
+
+    log.withhold(log.lanes[0], BadItem("no"))
+
+    assert (log.ready_bytes, log.kept.nbytes, log.busy_bytes) == (0, 0, 0)
+    assert let_go == [[entry] for entry in made]
+    assert whole(log, 3).pending[2].state is State.FAILED
+
+
+def test_what_is_known_is_given_before_an_unknown_position_fails() -> None:
+    """Whoever gathers batches into a message is told of no error: it would lose them."""
+    log = Log(make_counted_job(), bound_bytes=10**9)
+    reader = log.open(Share(1, 0, 1), Cut(1), 0, None, lambda: None)
+    reader.extend(6)
+    entries = dict(reader.pending)
+    for lane in (0, 1):
+        finish(log, entries[lane])
+        log.reached(lane, 1)
+    log.started(entries[2])
+    log.failed(entries[2], BadItem("no"))
+
+    assert [reader.take(), reader.take(lambda _: True)] == [entries[0], entries[1]]
+    assert reader.take(lambda _: True) is None
+    with pytest.raises(BadItem):
+        reader.take()
+
+
+def test_a_lane_holds_no_more_than_an_end_that_is_about_to_be_recorded() -> None:
+    """Else what contradicts it were noticed as it is recorded, too late to stop the lane alone."""
+    log = Log(make_counted_job(), bound_bytes=10**9)
+    log.ends_at(1, 3)
+    log.reached(1, 3)
+
+    with pytest.raises(LogDiverged, match="3 batches, and now holds at least 4"):
+        log.reached(1, 4)
+    log.ended(1, 3)
+    assert log.numbering.end_of(1) == 3
 
 
 def test_an_unwanted_batch_is_kept_when_it_is_done() -> None:

@@ -25,7 +25,7 @@ from penstock.wire.errors import (
     UnknownJob,
 )
 from unit.relay import Relay
-from unit.served import ServedNode, values_of
+from unit.served import ServedNode, values_of, wait_until
 
 
 @pytest.fixture
@@ -212,6 +212,16 @@ def test_never_more_than_the_prefetch_is_sent_ahead(node: ServedNode) -> None:
             assert max(relay.sent) < taken + 3
             assert max([*relay.horizons, 0]) <= taken + 3
         assert loader.stats()["buffered_batches"] <= 3
+
+
+def test_large_batches_come_while_the_first_one_is_in_use() -> None:
+    """How large they are is known with the first: the room for the others is told with it."""
+    with (
+        ServedNode(nbytes=3 << 20) as large,
+        Loader(large.address, "code", rank=0, world_size=1) as loader,
+    ):
+        next(iter(loader))
+        wait_until(lambda: loader.stats()["buffered_batches"] >= 3, "batches ahead")
 
 
 def test_a_second_iteration_of_a_stream_goes_on_where_it_stood(node: ServedNode) -> None:

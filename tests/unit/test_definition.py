@@ -6,6 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from harness import write_job_file
@@ -143,3 +145,18 @@ def test_a_definition_of_another_folder_is_another(file: Path, tmp_path: Path) -
 
     assert here.log_id == there.log_id
     assert here.definition != there.definition
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_no_credentials_are_stored(tmp_path: Path, several: bool) -> None:
+    """Workers need them, and whoever reads the store does not."""
+    pq.write_table(pa.table({"x": [1, 2, 3]}), tmp_path / "data.parquet")
+    source = {"type": "parquet", "files": "data.parquet", "storage_options": {"secret": "hush"}}
+    given = {"sources": {"one": source}} if several else {"source": source}
+    job = load(str(write_job_file(tmp_path / "j.yaml", {"job": {**given, "batch_size": 1}}))).job(
+        "job"
+    )
+
+    assert b"hush" in job.definition
+    assert b"hush" not in job.stored_definition
+    assert rebuild(job.stored_definition, job.log_id).plan == job.plan

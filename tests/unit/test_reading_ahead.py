@@ -5,6 +5,7 @@ The device is the host's memory with a queue of copies, as a GPU has one; see `H
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,8 +15,14 @@ import pytest
 import torch
 
 from penstock.client import Batch, Limits, Loader
+from penstock.client.reading.ahead import Ahead
+from penstock.client.reading.buffers import Lease
+from penstock.client.reading.slots import Delivery, Slots
 from penstock.client.reading.torch_device import QUEUES
+from penstock.client.reading.values import NumpyDecoder
 from penstock.wire.errors import DataTimeout, PenstockError
+from penstock.wire.order import Share
+from penstock.wire.v1 import feed_pb2
 from unit.host_queue import HostQueue
 from unit.served import ServedNode, values_of, wait_until
 from unit.test_client_interrupts import COUNT, interrupted
@@ -196,3 +203,44 @@ def test_a_loop_that_is_interrupted_reads_on_at_the_same_position(how: str) -> N
     assert found["wrong"] is None, found
     assert found["interrupts"] >= COUNT // 5
     assert found["close_s"] < 5
+
+
+class SlowShare(Share):
+    """The loop is broken off by another thread whenever it looks for its next position."""
+
+    def nth_after(self, position: int, count: int) -> int:
+        """Return the position, after a while on the main thread."""
+        if threading.current_thread() is threading.main_thread():
+            threading.Event().wait(0.005)
+        return super().nth_after(position, count)
+
+
+class Begun(NumpyDecoder):
+    """Notes what it has begun."""
+
+    def __init__(self) -> None:
+        self.positions: list[int] = []
+
+    def begin(self, header: feed_pb2.BatchHeader, lease: Lease) -> dict[str, Any]:
+        """Decode a batch."""
+        self.positions.append(header.position)
+        return super().begin(header, lease)
+
+
+def test_no_batch_is_copied_twice_whenever_threads_take_turns() -> None:
+    share, decoder = SlowShare(1, 0, 1), Begun()
+    slots = Slots("code", share, 0, None, 8)
+    ahead = Ahead(slots, share, decoder, 2)
+    deliveries = [
+        Delivery(feed_pb2.BatchHeader(position=at), Lease(np.zeros(8, np.uint8), []))
+        for at in range(8)
+    ]
+    for delivery in deliveries:
+        slots.put(delivery)
+    for delivery in deliveries:
+        ahead.take(delivery, 10)
+        slots.wake()
+    slots.close()
+    ahead.join(10)
+
+    assert decoder.positions == list(range(8))

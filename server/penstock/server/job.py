@@ -120,6 +120,7 @@ class Job:
         sources: The sources of all sets by name.
         definition: What other processes build it from, see `penstock.server.jobs.definition`;
             empty = it was built by code that nobody named.
+        stored_definition: The same, without what may hold credentials.
 
     Raises:
         InvalidJob: The plan does not hold together; says what to change.
@@ -180,7 +181,7 @@ class Job:
         self.batches_per_step = batches_per_step
         self.on_item_error, self.max_quarantined = on_item_error, max_quarantined
         self.max_replay, self.snapshot_every = max_replay, snapshot_every
-        self.definition = b""
+        self.definition = self.stored_definition = b""
         self._lane_ends: tuple[int | None, ...] | None = None
 
     def _take_roles(self, role_sets: tuple[RoleSet, ...]) -> None:

@@ -44,7 +44,7 @@ class Ahead:
 
     def __init__(self, slots: Slots, share: Share, decoder: Decoder, most: int) -> None:
         self._slots, self._share, self._decoder, self._most = slots, share, decoder, most
-        # By position; put in here and taken out by the loop's thread, one call of a dict each.
+        # By position; put in and taken out by both threads, one call of a dict each.
         self._results: dict[int, _Result] = {}
         # One entry for each change. Written in C: putting happens or does not, and raises nothing.
         self._changes: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -70,8 +70,10 @@ class Ahead:
         if not self._is_started:
             aside(self._start)
             self._is_started = True
-        result = self._results.pop(position, None) or self._wait(position, deadline_s)
+        result = self._results.get(position) or self._wait(position, deadline_s)
+        # First this, then the result: the thread would see that it lacks, and make it again.
         self._wanted = self._share.nth_after(position, 1)
+        self._results.pop(position, None)
         self._note_change()
         if result.error is not None:
             raise result.error
@@ -80,7 +82,7 @@ class Ahead:
     def _wait(self, position: int, deadline_s: float) -> _Result:
         began = time.monotonic()
         try:
-            while (result := self._results.pop(position, None)) is None:
+            while (result := self._results.get(position)) is None:
                 self._slots.check_open()
                 if self._failure is not None:
                     raise RuntimeError(f"the thread that decodes failed: {self._failure!r}")

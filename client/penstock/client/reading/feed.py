@@ -20,6 +20,10 @@ from penstock.client.run.session import Session
 from penstock.wire.errors import PenstockError, Unreachable
 from penstock.wire.prefetch import AHEAD_BYTES, LEAST_AHEAD
 
+WIDER = 1.25
+"""Room that has grown so many times is told at once, or what a consumer accepts next to its first
+batch would come only when that is taken; not each byte more, since batches of a job differ."""
+
 
 class Feed:
     """Delivers a rank's own positions from `start` on, in order, whatever breaks.
@@ -69,6 +73,7 @@ class Feed:
         self.ahead: Ahead | None = None
         self.finished_step = share.step(start)
         self._untold_bytes = 0
+        self._told_room_bytes = self._room_bytes()
         self._is_started = False
 
     # --- the consumer ---
@@ -196,10 +201,11 @@ class Feed:
     def _extend(self, at_least: int) -> None:
         """Tell the nodes how far we accept, if that has moved by `at_least` own positions.
 
-        Or if half of the room for bytes is free again.
+        Or if half of the room for bytes is free again, or large batches have made it wider.
         """
-        slots, horizon = self._slots, self._slots.horizon
-        has_room = self._untold_bytes > self._room_bytes() // 2
+        slots, horizon, room_bytes = self._slots, self._slots.horizon, self._room_bytes()
+        has_grown = room_bytes > WIDER * self._told_room_bytes
+        has_room = has_grown or self._untold_bytes > room_bytes // 2
         for route in self._routes:
             stream = route.stream
             if stream is None:
@@ -211,7 +217,7 @@ class Feed:
                 moved > 0 and horizon == slots.end
             )
             if is_far or has_room:
-                self._untold_bytes = 0
+                self._untold_bytes, self._told_room_bytes = 0, room_bytes
                 position, limit = self.room(route.number, stream.received_bytes)
                 stream.send(horizon, self.finished_step, position, limit)
 

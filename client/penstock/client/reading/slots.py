@@ -208,8 +208,9 @@ class Slots:
     def wake(self) -> None:
         """Have the consumer look again, and whatever else listens."""
         self.wake_consumer()
-        if self.on_change is not None:
-            self.on_change()
+        on_change = self.on_change  # it may go between two looks, as the thread that listens ends
+        if on_change is not None:
+            on_change()
 
     def wake_consumer(self) -> None:
         """Have the consumer look again, now or when it comes to wait."""

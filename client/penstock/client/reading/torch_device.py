@@ -6,6 +6,7 @@ what it asks of one kind of device, and `QUEUES` has those that there are.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -42,7 +43,7 @@ class Queue(Protocol):
     def send(self, host: Any) -> tuple[Any, Mark]:
         """Return a new tensor on the device and the end of the copy into it, which is queued.
 
-        Called by one thread, which need not be the loop's.
+        Called by any threads, which need not be the loop's.
 
         Args:
             host: uint8 (n,), in `memory`. Nobody writes to it before the end of the copy.
@@ -79,7 +80,8 @@ class Copier:
     only when the copy from it is over.
 
     Args:
-        queue: Of the device. One thread calls `copy`, the loop's calls `settle` and `receive`.
+        queue: Of the device. The loop's thread calls `settle` and `receive`, and others `copy`:
+            those of a feed, and of the one before if that still waits for the device.
 
     Attributes:
         memory: The kind of memory that bodies should land in.
@@ -91,6 +93,7 @@ class Copier:
         self._buffers: list[Any] = [None, None]
         self._marks: list[Mark | None] = [None, None]
         self._turn = 0
+        self._staging = threading.Lock()  # no signal handler breaks the threads off that take it
 
     def settle(self) -> None:
         """Find out which device is meant; see `Queue.settle`."""
@@ -103,11 +106,12 @@ class Copier:
             copy = Copy(*self._queue.send(body))
             lease.events.append(copy.mark)
             return copy
-        turn = self._turn
-        self._turn = 1 - turn
-        copy = Copy(*self._queue.send(self._staged(body, turn)))
-        self._marks[turn] = copy.mark
-        return copy
+        with self._staging:
+            turn = self._turn
+            self._turn = 1 - turn
+            copy = Copy(*self._queue.send(self._staged(body, turn)))
+            self._marks[turn] = copy.mark
+            return copy
 
     def receive(self, copy: Copy) -> None:
         """Have what the calling thread does on the device from now on come after the copy."""

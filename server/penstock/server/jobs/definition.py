@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,10 @@ from penstock.server.jobs.validate import validate
 from penstock.wire.errors import InvalidJob, JobChanged, PenstockError
 
 FORMAT = 1
+
+UNSTORED = "storage_options"
+"""What of a source goes to workers and into no store: it may hold credentials, which belong into
+the job file or the environment alone, and it changes no batch."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,25 @@ class Definition:
         else:
             location = location or Location(self.file, Path(self.base), ("jobs", self.name))
             job = _built(self.name, validate(JobSettings, self.settings, location), location)
-        job.definition = definition
+        job.definition, job.stored_definition = definition, self._stored().encode()
         return job
+
+    def _stored(self) -> Definition:
+        """Return it without what no store shall hold."""
+        if self.settings is None:
+            return self
+        settings = dict(self.settings)
+        if settings.get("source") is not None:
+            settings["source"] = _without_options(settings["source"])
+        if settings.get("sources") is not None:
+            settings["sources"] = {
+                name: _without_options(spec) for name, spec in settings["sources"].items()
+            }
+        return replace(self, settings=settings)
+
+
+def _without_options(spec: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in spec.items() if key != UNSTORED}
 
 
 @cache

@@ -223,10 +223,13 @@ class Log:
         """Note that a lane holds at least so many batches: that may say where others stand.
 
         Raises:
-            LogDiverged: It was known to hold fewer.
+            LogDiverged: It was known to hold fewer, be that recorded yet or not.
         """
         if self.numbering.is_complete and not self.numbering.is_finite:
             return
+        end = self.lanes[lane].end
+        if end is not None and batches > end:
+            raise two_ends(lane, end, f"at least {batches}")
         self.numbering.reach(lane, batches)
         for reader in self.readers:
             reader.learned()
@@ -284,9 +287,13 @@ class Log:
         """Stop a lane whose content is in doubt: what is ready and not sent goes to nobody."""
         self.stop_lane(lane, error)
         self.kept.shed_lane(lane.lane)
-        for entry in [e for e in self.entries.values() if e.key.lane == lane.lane]:
+        doubted = [e for e in self.entries.values() if e.key.lane == lane.lane]
+        # First all of them: a reader that is told of one leaves others, which would then be kept.
+        for entry in doubted:
+            self._forget(entry)
             self.ready_bytes -= entry.nbytes
             self.kept.free(entry)
+        for entry in doubted:
             self.failed(entry, error)
         lane.plans.clear()
         lane.starts.clear()

@@ -23,6 +23,8 @@ logger = structlog.get_logger("penstock.node")
 
 MAX_DEATHS = 3
 LOOK_S, LOG_EVERY_S, END_S = 0.5, 10.0, 2.0
+MAX_LINE_BYTES = 4 << 20
+"""What a process says at once: where each of `MAX_LANES` lanes ends, at most."""
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0
 
 
@@ -65,10 +67,11 @@ class Count:
             self._note(Note(0))
             try:
                 found = await self._all_parts()
-            except PenstockError as error:
-                if error.status != "UNAVAILABLE":
+            except (PenstockError, OSError) as error:
+                # The system may have no memory, process or file left for it: nobody waits for it.
+                if isinstance(error, PenstockError) and error.status != "UNAVAILABLE":
                     raise
-                logger.warning("counting waits", job=self.job.name, error=error.message)
+                logger.warning("counting waits", job=self.job.name, error=str(error))
             else:
                 return [found[lane] for lane in range(self.job.lanes)]
             await asyncio.sleep(wait_s)
@@ -106,7 +109,7 @@ class Count:
     async def _attempt(self, part: int, *, careful: bool) -> tuple[dict[str, Any], Note, int]:
         """Return what a process said at last, what it was doing then, and its exit status."""
         process, page, ours = self._launch(part, careful=careful)
-        lines = asyncio.StreamReader()
+        lines = asyncio.StreamReader(limit=MAX_LINE_BYTES)
         loop = asyncio.get_running_loop()
         pipe, _ = await loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(ours, "rb")

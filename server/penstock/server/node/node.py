@@ -128,7 +128,8 @@ class Node:
         firsts: dict[bytes, Job] = {}
         for name, job in self.jobs.items():
             _check_policies(job, firsts.setdefault(job.log_id, job))
-            await self.store.register_job(JobRecord(name, job.log_id, job.plan, job.definition))
+            record = JobRecord(name, job.log_id, job.plan, job.stored_definition)
+            await self.store.register_job(record)
             if job.needs_counting:
                 ends = await self.store.lane_ends(job.log_id)
                 job.set_lane_ends([ends.get(lane) for lane in range(job.lanes)])

@@ -249,7 +249,8 @@ class Reader:
         for position, entry in self.pending.items():
             if position >= known:
                 self._unknown = position
-                self._raise_unknown(position, entry)
+                if fits is None:
+                    self._raise_unknown(position, entry)
                 return None
             if entry.state is State.READY and entry.key.lane not in blocked:
                 if not self._has_room(position, entry.body_bytes):
@@ -259,6 +260,7 @@ class Reader:
                 if fits is not None and not fits(entry):
                     return None
                 del self.pending[position]
+                self.moved_at = time.monotonic()
                 entry.pins += 1
                 self.taken_bytes += entry.body_bytes
                 return entry

@@ -165,7 +165,7 @@ class Cursors:
         if start is not None:
             await self._check_reach(job, start, await self._step_size(job, request))
         asked = BeginRequest(
-            job=JobRecord(request.job, job.log_id, job.plan, job.definition),
+            job=JobRecord(request.job, job.log_id, job.plan, job.stored_definition),
             group=request.group,
             token=request.token,
             rank=request.rank,
