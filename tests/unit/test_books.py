@@ -16,7 +16,7 @@ from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
 from penstock.server.node.lanes import KEPT_PLANS
 from penstock.server.node.memory import sealed_memory
 from penstock.server.node.reader import MAX_PENDING, Reader
-from penstock.server.node.room import is_owed, lacks, spare
+from penstock.server.node.room import has_stalled, is_owed, lacks, spare
 from penstock.server.node.spans import ArenaReader, Span
 from penstock.server.roles.processors import FunctionProcessor
 from penstock.server.sources import ItemsSource
@@ -191,10 +191,10 @@ def test_a_reader_that_takes_what_is_ready_has_not_stalled() -> None:
     for entry in list(reader.pending.values()):
         finish(log, entry)
     reader.moved_at -= 60
-    assert reader.is_stalled
+    assert has_stalled(reader)
 
     assert reader.take() is not None
-    assert not reader.is_stalled
+    assert not has_stalled(reader)
 
 
 def test_a_head_does_not_wait_behind_another_readers_batches() -> None:
@@ -402,6 +402,46 @@ def test_what_is_known_is_given_before_an_unknown_position_fails() -> None:
     assert reader.take(lambda _: True) is None
     with pytest.raises(BadItem):
         reader.take()
+
+
+def test_a_reader_of_some_lanes_asks_for_what_it_has_passed_over() -> None:
+    """As far as is known its positions are of another lane; where that has ended they are not."""
+    log = Log(make_counted_job(), bound_bytes=10**9)
+    lanes = log.job.lanes
+    reader = log.open(Share(lanes, 0, lanes), Cut(lanes), 0, frozenset({1}), lambda: None)
+    reader.extend(3 * lanes)
+    assert not reader.pending
+    assert [entry.key[1:3] for entry in log.asks.wanted(log.readers)] == [(0, 0)]
+
+    for lane in range(lanes):
+        log.reached(lane, 1)
+    assert reader.lacks == lanes
+    asked = list(log.asks.wanted(log.readers))
+    asked[-1].fail(BadItem("no"))
+    assert reader.take(lambda _: True) is None
+    with pytest.raises(BadItem):
+        reader.take()
+
+    log.ends_at(0, 1)
+    log.ended(0, 1)
+    log.reached(1, 2)
+    assert next(iter(reader.pending.values())).key[1:3] == (1, 1)
+    assert reader.lacks is None or reader.lacks > lanes
+
+
+def test_of_two_offsets_of_a_lane_the_nearer_is_asked_for() -> None:
+    """The farther reader gets there, too, and both are told why it cannot be planned."""
+    log = Log(make_counted_job(), bound_bytes=10**9)
+    lanes = log.job.lanes
+    near, far = [
+        log.open(Share(1, 0, 1), Cut(1), start, None, lambda: None) for start in (0, 5 * lanes)
+    ]
+    for reader in (near, far):
+        reader.extend(9 * lanes)
+    for order in ((near, far), (far, near)):
+        asked = {entry.key.lane: entry for entry in log.asks.wanted(order)}
+        assert asked[0].key.offset == 0
+        assert asked[0].readers == {near, far}
 
 
 def test_a_lane_holds_no_more_than_an_end_that_is_about_to_be_recorded() -> None:

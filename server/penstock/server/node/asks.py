@@ -44,9 +44,11 @@ class Asks:
                 if lane.is_planned or lane.has_ended(offset):
                     continue
                 entry = self._entries.get(number)
-                if entry is None or entry.key.offset != offset:
-                    entry = self._entry(before.get(number), number, offset)
-                    self._entries[number] = entry
+                if entry is None or offset < entry.key.offset:
+                    nearer = self._entry(before.get(number), number, offset)
+                    if entry is not None:  # the way to it leads over the nearer one
+                        nearer.readers |= entry.readers
+                    entry = self._entries[number] = nearer
                 entry.readers.add(reader)
                 if lane.error is not None:
                     entry.fail(lane.error)

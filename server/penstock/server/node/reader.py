@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 MAX_PENDING = 1024
 """Batches that one reader wants at once, wherever its horizon lies: that is only a number."""
 
-STALLED_S = 5.0
-"""A reader that leaves what it is owed untaken for longer gives way to others, where memory is
-short: half of a training step is not so long, and a checkpoint may be."""
-
 LOOK_POSITIONS = 1000
 """Positions that a reader of some lanes passes over in one turn: others are served in between."""
 
@@ -90,13 +86,6 @@ class Reader:
         stood before it and may not be made.
         """
         return 0 if self.owed is entry else max(1, entry.key.position - self.head)
-
-    @property
-    def is_stalled(self) -> bool:
-        """Tell whether nothing but its consumer has kept it from taking a batch for long."""
-        owed = self.owed
-        is_ready = owed is None or owed.state is State.READY
-        return is_ready and time.monotonic() - self.moved_at > STALLED_S
 
     @property
     def finished(self) -> bool:
@@ -175,12 +164,17 @@ class Reader:
 
     @property
     def lacks(self) -> int | None:
-        """Return up to which position it must be known what stands where, for the owed batch.
+        """Return up to which position it must be known what stands where, for the next batch.
 
-        None = nothing is owed, or that is known.
+        None = that is known, as far as its consumer accepts batches.
         """
-        head = next(iter(self.pending), None)
-        if head is None or self.cut is None or head < self.log.numbering.known(self.cut):
+        if self.cut is None:
+            return None
+        known = self.log.numbering.known(self.cut)
+        # A reader of some lanes that wants nothing has passed over positions of other lanes: if one
+        # of these has ended before them, they are its own, and nobody else would find that out.
+        head = next(iter(self.pending), self.share.at_or_after(max(known, self._start)))
+        if head < known or head >= self._next_wanted:
             return None
         size = self.cut.batches_per_step
         return head if self.cut.pad else (head // size + 1) * size - 1
@@ -188,6 +182,7 @@ class Reader:
     def learned(self) -> None:
         """Note that more is known of where batches stand."""
         if self._unknown is not None and self._unknown < self.log.numbering.known(self.cut):
+            self._ask_error = None  # it is known now, in spite of it
             self.wake()
 
     def renumber(self, first: int) -> None:
@@ -239,7 +234,7 @@ class Reader:
             fits: Take it only if this says so; None = whatever it is.
 
         Raises:
-            PenstockError: The batch that is owed next cannot be made; not with `fits`.
+            PenstockError: What is owed next cannot be made, or not be known; not with `fits`.
         """
         self._fill()
         self.is_full = False
@@ -249,8 +244,8 @@ class Reader:
         for position, entry in self.pending.items():
             if position >= known:
                 self._unknown = position
-                if fits is None:
-                    self._raise_unknown(position, entry)
+                if fits is None and position == self.head:
+                    self._raise_unknown(entry)
                 return None
             if entry.state is State.READY and entry.key.lane not in blocked:
                 if not self._has_room(position, entry.body_bytes):
@@ -268,14 +263,17 @@ class Reader:
                 assert entry.error is not None
                 raise entry.error
             blocked.add(entry.key.lane)
+        if not self.pending:
+            self._unknown = self.lacks
+            if self._unknown is not None and fits is None:
+                self._raise_unknown(None)
         return None
 
-    def _raise_unknown(self, position: int, entry: Entry) -> None:
-        """Raise why it is not known what stands at the owed position, if that has failed."""
-        if position != self.head:
-            return
+    def _raise_unknown(self, entry: Entry | None) -> None:
+        """Raise why it is not known what stands at the next position, if that has failed."""
         error, self._ask_error = self._ask_error, None
-        if entry.state is State.FAILED and entry.key[1:3] == self.log.numbering.frontier:
+        frontier = self.log.numbering.frontier
+        if entry is not None and entry.state is State.FAILED and entry.key[1:3] == frontier:
             error = entry.error
         if error is not None:
             raise error

@@ -7,14 +7,20 @@ takes would fill that bound with its own batches, and keep all that is made for 
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Collection
 
 import structlog
 
 from penstock.server.node.books import Log
 from penstock.server.node.entry import Entry, State
+from penstock.server.node.reader import Reader
 
 logger = structlog.get_logger("penstock.node")
+
+STALLED_S = 5.0
+"""A reader that leaves what it is owed untaken for longer gives way to others, where memory is
+short: half of a training step is not so long, and a checkpoint may be."""
 
 GAVE_WAY = (
     "a reader that takes less than it asks for gives way: what was ready for it is made again when "
@@ -41,13 +47,20 @@ def lacks(log: Log, entry: Entry, busy_bytes: int) -> int:
     bound, used_bytes = log.bound_bytes, busy_bytes + log.largest_bytes
     if is_owed(entry):
         bound += len(log.readers) * log.largest_bytes
-    elif used_bytes > bound // 2 and _is_stalled(entry):
+    elif used_bytes > bound // 2 and _is_for_stalled(entry):
         bound //= 2
     return used_bytes - bound
 
 
-def _is_stalled(entry: Entry) -> bool:
-    return all(reader.is_stalled for reader in entry.readers)
+def has_stalled(reader: Reader) -> bool:
+    """Tell whether nothing but its consumer has kept a reader from taking a batch for long."""
+    owed = reader.owed
+    is_ready = owed is None or owed.state is State.READY
+    return is_ready and time.monotonic() - reader.moved_at > STALLED_S
+
+
+def _is_for_stalled(entry: Entry) -> bool:
+    return all(has_stalled(reader) for reader in entry.readers)
 
 
 def find_room(log: Log, entry: Entry, logs: Collection[Log]) -> bool:
@@ -88,8 +101,8 @@ def spare(log: Log, entry: Entry) -> list[tuple[int, Entry]]:
         entry: The batch, of this log or another.
     """
     waits = not is_owed(entry)
-    stalled = {reader for reader in log.readers if reader.is_stalled}
-    if waits and (not stalled or _is_stalled(entry)):
+    stalled = {reader for reader in log.readers if has_stalled(reader)}
+    if waits and (not stalled or _is_for_stalled(entry)):
         return []
     first = min(entry.readers, key=lambda reader: reader.urgency(entry), default=None)
     found = []
@@ -115,4 +128,4 @@ def _push_out(log: Log, entry: Entry) -> None:
     log.push_out(entry)
 
 
-__all__ = ["GAVE_WAY", "find_room", "is_owed", "lacks", "spare"]
+__all__ = ["GAVE_WAY", "find_room", "has_stalled", "is_owed", "lacks", "spare"]
