@@ -50,7 +50,7 @@ class Landing:
         Args:
             lent: The loan.
             header: Of its batch.
-            is_wanted: Else it goes back at once, and there is no lease.
+            is_wanted: Whether somebody waits for the body; if not, its memory is released at once.
 
         Raises:
             BadFrame: Nobody borrows it, it is another batch, or it lies in no memory of the node's.

@@ -23,7 +23,7 @@ _KINDS = {
 
 
 def describe_values(header: feed_pb2.BatchHeader) -> dict[str, dict[str, Any]]:
-    """Return `{name: {"kind", "dtype", "shape"}}`; `""` and `[]` where a value is no tensor."""
+    """Return `{name: {"kind", "dtype", "shape"}}`; values other than tensors have `""` and `[]`."""
     found: dict[str, dict[str, Any]] = {}
     for named in header.values:
         field = named.value.WhichOneof("kind")

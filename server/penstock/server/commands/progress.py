@@ -22,7 +22,7 @@ REDRAWN_PER_S = 4
 
 
 def silent(doing: str) -> None:
-    """Say nothing: for code that takes a `Say`, when there is no terminal."""
+    """Print nothing: what code that takes a `Say` is given when there is no terminal."""
 
 
 class Progress:

@@ -68,7 +68,7 @@ class Batching:
         copies = len(refs) > 1 and self.batcher.may_refuse
         before = self.batcher.state() if copies else None
         batches: list[Rows] = []
-        accepted = False
+        accepted = all_added = False
         try:
             for ref, sample in zip(refs, samples, strict=True):
                 batches += self._add(ref, sample, offset)
@@ -77,15 +77,22 @@ class Batching:
                     accepted = True
                     if sample is not None:
                         self.samples[ref.item, ref.part] = sample
-        except Exception:
-            if before is not None:
-                # A verdict is about the item: a replay, which knows it, adds no part of it either.
-                # And before the store is asked, which may fail: then the item is drawn again.
-                self.restore(before)
-            for ref in refs:
-                self.samples.pop((ref.item, ref.part), None)
-            raise
+            all_added = True
+        finally:
+            if not all_added:
+                self._take_back(refs, before)
         return batches, accepted
+
+    def _take_back(self, refs: Sequence[SampleRef], before: Any) -> None:
+        """Leave nothing of an item of which a sample was refused.
+
+        A verdict is about the item: a replay, which knows it, adds no part of it either. And before
+        the store is asked, which may fail: then the item is drawn again.
+        """
+        if before is not None:
+            self.restore(before)
+        for ref in refs:
+            self.samples.pop((ref.item, ref.part), None)
 
     def _add(self, ref: SampleRef, sample: Sample | None, offset: int) -> list[Rows]:
         try:
