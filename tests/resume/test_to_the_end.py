@@ -1,4 +1,4 @@
-"""Every lane of a finite job, whatever packs it: exact to its end, from every offset of its tail."""
+"""Each lane of a finite job, whatever packs it: exact to its end, from any offset of its tail."""
 
 from __future__ import annotations
 
