@@ -158,7 +158,7 @@ class Reader:
         """Go to the first position; for readers without a group."""
         at = self.at
         assert at.session is not None
-        self.at = self._parted(at)._replace(next=at.session.share.rank)
+        self.at = self._parted(at)._replace(next=at.session.share.at_or_after(0))
         self._resources.close_feeds()
 
     # --- a pass ---
@@ -332,7 +332,7 @@ class Reader:
         share, header = self.started().share, delivery.header
         position = header.position
         step = share.step(position)
-        micro = (position - step * share.batches_per_step) // share.world_size
+        micro = share.micro(position)
         return BatchInfo(
             position=position,
             step=step,
@@ -343,6 +343,7 @@ class Reader:
             epoch=header.epoch,
             counts=_counts(header),
             is_padding=header.padding,
+            is_filler=share.is_filler(position),
             nbytes=header.body_bytes,
             header=header,
             body=delivery.lease.array if self._options.device is None else None,

@@ -131,8 +131,13 @@ class LocalLoader:
         self._lines: dict[int, Line] = {}
         self._marks = marks or Marks()
 
-    def batch(self, position: int, cut: Cut | None = None) -> Computed:
+    def batch(self, position: int, cut: Cut | None = None, *, filler: bool = False) -> Computed:
         """Return the batch at a position; going upwards is cheap, going back starts a lane again.
+
+        Args:
+            position: Which.
+            cut: As for `compute`.
+            filler: As for `compute`.
 
         Raises:
             PastEnd, PositionFar: There is no such position, or it is too far.
@@ -143,7 +148,7 @@ class LocalLoader:
         line = nearest_line(self.job, lane, offset, self._items, line, self._nearest)
         self._tell(line, offset)
         self._marks.asked = max(self._marks.asked, offset + 1)
-        computed = compute(self.job, position, cut, line)
+        computed = compute(self.job, position, cut, line, filler=filler)
         self._marks.made.add(lane, offset)
         self._marks.planned[lane] = max(self._marks.planned.get(lane, 0), offset + 1)
         self._lines[lane] = line

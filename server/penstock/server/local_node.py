@@ -179,7 +179,8 @@ class LocalNode:
             self._lane = lane
             self._page.note("plan", loader.job.name, lane)
             try:
-                computed = loader.batch(position, opening.cut)
+                filler = opening.share.is_filler(position)
+                computed = loader.batch(position, opening.cut, filler=filler)
                 log_id = loader.job.log_id
                 self._computed[log_id] = max(self._computed.get(log_id, 0), lane_offset + 1)
                 self._compare_versions(loader.job)

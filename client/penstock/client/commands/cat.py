@@ -67,6 +67,12 @@ def add_parser(subparsers: Any) -> None:
         metavar="G",
         help="batches of a step over all ranks (default: the group's, the job's, or W)",
     )
+    who.add_argument(
+        "--uneven",
+        choices=("error", "fill"),
+        default="error",
+        help="fill: W need not divide G; a rank with fewer batches of a step gets a blanked one",
+    )
     what = parser.add_argument_group("what is read")
     start = what.add_mutually_exclusive_group()
     start.add_argument("--from-step", type=natural, metavar="S", help="the first step")
@@ -74,6 +80,12 @@ def add_parser(subparsers: Any) -> None:
     length = what.add_mutually_exclusive_group()
     length.add_argument("--steps", type=natural, metavar="N", help="end after N steps")
     length.add_argument("--count", type=natural, metavar="N", help="end after N batches")
+    what.add_argument(
+        "--tail",
+        choices=("pad", "drop"),
+        default="pad",
+        help="a last step that is not full: filled with blanked batches, or left out",
+    )
     what.add_argument("--prefetch", type=positive, metavar="N", help=argparse.SUPPRESS)
     cursor = parser.add_argument_group("the cursor")
     cursor.add_argument(
@@ -151,6 +163,8 @@ def _loader(args: argparse.Namespace) -> Loader:
         "world_size": args.world_size or 1,
         "batches_per_step": args.batches_per_step,
         "prefetch": args.prefetch,
+        "tail": args.tail,
+        "uneven": args.uneven,
         "deadline_s": args.timeout,
         "as_numpy": True,
     }

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.server.node.entry import Entry, State
+from penstock.server.node.entry import Entry, Key, State
 from penstock.wire.errors import PenstockError
 from penstock.wire.order import Cut, Share
 
@@ -123,7 +123,7 @@ class Reader:
         while self._next_wanted < limit and len(self.pending) < MAX_PENDING:
             position = self._next_wanted
             self._next_wanted = self.share.nth_after(position, 1)
-            key = self.log.key(position, self.cut)
+            key = self._key(position)
             if self.lanes is None or key.lane in self.lanes:
                 entry = self._ahead.pop(position, None)
                 if entry is None or entry.state is State.FAILED:  # then it is tried again
@@ -153,9 +153,14 @@ class Reader:
         while self._next_ahead < limit:
             position = self._next_ahead
             self._next_ahead = self.share.nth_after(position, 1)
-            key = self.log.key(position, self.cut)
+            key = self._key(position)
             if self.lanes is None or key.lane in self.lanes:
                 self._ahead[position] = self.log.want(key, self)
+
+    def _key(self, position: int) -> Key:
+        """Return what stands for this reader at one of its positions."""
+        key = self.log.key(position, self.cut)
+        return key._replace(blank=True) if self.share.is_filler(position) else key
 
     def _at_most(self, position: int) -> int:
         return position if self.end is None else min(position, self.end)
