@@ -77,6 +77,10 @@ class Play:
         self.readers: dict[int, Reader] = {}
         self.given: dict[int, set[int]] = {rank: set() for rank in range(self.world)}
 
+    def dropped(self) -> int:
+        """Return how many samples the batches hold that fill no step."""
+        return sum(map(self.truth.samples, range(self.tail.end, self.tail.batches)))
+
     def share(self, rank: int) -> Share:
         """Return the positions of a rank; where the step is uneven it gets fillers."""
         return Share(self.cut.batches_per_step, rank, self.world, uneven=True)
@@ -144,7 +148,11 @@ class Play:
     async def finish(self) -> None:
         """Let the ranks that read have everything to the end."""
         idle = 0
-        while waiting := [rank for rank, one in self.readers.items() if not one.finished]:
+        while waiting := [
+            rank
+            for rank, one in self.readers.items()
+            if not one.finished or one.dropped_samples() is None
+        ]:
             for rank in waiting:
                 self.node.extend(self.readers[rank], self.tail.end + 30)
             await self.node.settle()
@@ -182,6 +190,8 @@ async def test_ranks_are_given_all_of_a_log_whose_ends_are_found_as_it_is_read(
         for rank, positions in play.given.items():
             own = [p for step in range(play.tail.steps) for p in play.share(rank).positions(step)]
             assert sorted(positions) == own, seed
+        for reader in play.readers.values():
+            assert reader.dropped_samples() == play.dropped(), seed
         counted = play.counted.order.ends
         one = play.node.log(play.node.jobs["job"])
         known = {lane: one.numbering.end_of(lane) for lane in range(one.job.lanes)}

@@ -243,6 +243,8 @@ class Reader:
     def _open_feed(self) -> Feed:
         session = self.started()
         at, steps = self.at, self.steps
+        if not session.tail_pad and self._options.max_steps is None:
+            steps = None  # the stream's end says what was left out
         transport = self._resources.connect(self._options.target)
         feed = Feed(
             [Node(transport, session.target)],
@@ -426,7 +428,9 @@ class Reader:
     def statistics(self) -> dict[str, Any]:
         """Return what `Loader.stats` says."""
         at, feed = self.at, self.at.feed
-        ready = {"buffered_batches": 0, "buffer_bytes": 0}
+        ready = dict.fromkeys(
+            ("dropped_batches", "dropped_samples", "buffered_batches", "buffer_bytes"), 0
+        )
         found = report(at.tally, self._waits)
         if feed is not None:
             ready = feed.statistics(at.next)

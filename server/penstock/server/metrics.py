@@ -140,6 +140,19 @@ class Metrics(Observer):
             (JOB, "reason"),
             registry=registry,
         )
+        self._tail_batches = Gauge(
+            "penstock_tail_dropped_batches",
+            "Batches at the end of a finite job that filled no step of the last reader that was to "
+            "leave these out.",
+            job,
+            registry=registry,
+        )
+        self._tail_samples = Gauge(
+            "penstock_tail_dropped_samples",
+            "Samples in these batches.",
+            job,
+            registry=registry,
+        )
         self._quarantined = Gauge(
             "penstock_quarantined_items",
             "Items that verdicts leave out now, by source, stage and kind of error; "
@@ -344,6 +357,11 @@ class Metrics(Observer):
     def waited(self, job: str, seconds: float) -> None:
         """A reader had waited for so long."""
         self._of(self._wait, job).observe(seconds)
+
+    def tail_dropped(self, job: str, batches: int, samples: int) -> None:
+        """A reader was given all of a finite job but the batches that fill no step."""
+        self._of(self._tail_batches, job).set(batches)
+        self._of(self._tail_samples, job).set(samples)
 
     @contextlib.contextmanager
     def cursor_call(self, method: str) -> Iterator[None]:

@@ -123,7 +123,8 @@ def run(args: argparse.Namespace) -> int:
             for done, batch in enumerate(loader, 1):
                 show(batch)
                 if done == args.count:
-                    break
+                    return 0
+            _say_dropped(loader)
             return 0
         left = args.count
         for done, step in enumerate(loader.steps(), 1):
@@ -135,8 +136,20 @@ def run(args: argparse.Namespace) -> int:
             if args.commit:
                 loader.commit()
             if left == 0 or done == args.steps:
-                break
+                return 0
+        _say_dropped(loader)
     return 0
+
+
+def _say_dropped(loader: Loader) -> None:
+    """Say what of the job's end was left out; to stderr, as stdout has one line per batch."""
+    found = loader.stats()
+    if found["dropped_batches"]:
+        say(
+            f"# the last {found['dropped_batches']:,} batches, with {found['dropped_samples']:,} "
+            "samples, fill no step and were left out",
+            error=True,
+        )
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -114,9 +114,16 @@ class Feed:
         self._slots.release(position)
 
     def statistics(self, due: int) -> dict[str, int]:
-        """Return what is ready from position `due` on: `buffered_batches`, `buffer_bytes`."""
+        """Return what is ready from position `due` on, and what the end of the log left out.
+
+        Args:
+            due: The position that is taken next.
+        """
         ready = self._slots.ready(due)
+        batches, samples = self._slots.dropped
         return {
+            "dropped_batches": batches,
+            "dropped_samples": samples,
             "buffered_batches": len(ready),
             "buffer_bytes": sum(delivery.lease.nbytes for delivery in ready),
         }

@@ -80,6 +80,11 @@ class BatchPlan(NamedTuple):
     rows: Rows
     role_set: int = 0
 
+    @property
+    def samples(self) -> int:
+        """How many samples it holds, a piece of a split one counted as one."""
+        return sum(map(len, self.rows))
+
     def to_json(self) -> list[Any]:
         """Return `[lane, offset, rows]`, refs as `SampleRef.to_json` gives them.
 

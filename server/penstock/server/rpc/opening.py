@@ -236,10 +236,15 @@ def opened(opening: OpenedRead, node: str, *, lends: bool = False) -> feed_pb2.R
     return feed_pb2.ReadReply(opened=message)
 
 
-def ended(tail: Tail) -> feed_pb2.ReadReply:
-    """Return the message that ends a finite log."""
+def ended(tail: Tail, dropped_samples: int) -> feed_pb2.ReadReply:
+    """Return the message that ends a finite log; `dropped_samples` = those that fill no step."""
     return feed_pb2.ReadReply(
-        end=feed_pb2.End(batches=tail.batches, steps=tail.steps, dropped_batches=tail.dropped)
+        end=feed_pb2.End(
+            batches=tail.batches,
+            steps=tail.steps,
+            dropped_batches=tail.dropped,
+            dropped_samples=dropped_samples,
+        )
     )
 
 
