@@ -423,7 +423,7 @@ def test_a_reader_of_some_lanes_asks_for_what_it_has_passed_over() -> None:
         reader.take()
 
     log.ends_at(0, 1)
-    log.ended(0, 1)
+    log.ended({0: 1})
     log.reached(1, 2)
     assert next(iter(reader.pending.values())).key[1:3] == (1, 1)
     assert reader.lacks is None or reader.lacks > lanes
@@ -452,7 +452,7 @@ def test_a_lane_holds_no_more_than_an_end_that_is_about_to_be_recorded() -> None
 
     with pytest.raises(LogDiverged, match="3 batches, and now holds at least 4"):
         log.reached(1, 4)
-    log.ended(1, 3)
+    log.ended({1: 3})
     assert log.numbering.end_of(1) == 3
 
 

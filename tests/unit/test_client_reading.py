@@ -20,6 +20,7 @@ from penstock.wire.errors import (
     InvalidRequest,
     MissingExtra,
     NoGroup,
+    NotStarted,
     PastEnd,
     UnevenStep,
     UnknownJob,
@@ -321,6 +322,26 @@ def test_a_batch_says_of_which_epoch_it_is(tmp_path: Path) -> None:
 def test_a_dropped_tail_is_left_out() -> None:
     with ServedNode(batches=10) as node, alone(node, batches_per_step=4, tail="drop") as loader:
         assert [batch.position for batch in loader] == list(range(8))
+
+
+def test_a_length_is_known_before_the_state_is_loaded() -> None:
+    """Frameworks ask first: by the group's steps, or as many as a reader without one would have."""
+    with ServedNode(batches=10) as node:
+        with alone(node, batches_per_step=4, group="run", attempt="a") as loader:
+            state = loader.state_dict()
+        for options, batches in (
+            ({"group": "run"}, 12),
+            ({"group": "other"}, 10),
+            ({"batches_per_step": 4, "tail": "drop"}, 8),
+            ({"batches_per_step": 4, "world_size": 3, "uneven": "fill"}, 6),
+        ):
+            with alone(node, **options, start="state", attempt="b") as loader:
+                assert len(loader) == batches
+                with pytest.raises(NotStarted):
+                    next(iter(loader))
+                if loader.group == "run":
+                    loader.load_state_dict(state)
+                    assert len(loader) == len(list(loader)) == 12
 
 
 def test_an_endless_job_has_no_length(node: ServedNode) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from penstock.server.roles.processors import FunctionProcessor
 from penstock.server.sources.items import ItemsSource
 from penstock.server.store import SqliteStore
 from penstock.wire import frame
+from penstock.wire.errors import LogDiverged
 from penstock.wire.order import Cut, Share, Tail, divisors
 from resume import plans
 from unit.inline_workers import InlineNode
@@ -56,6 +58,49 @@ def make_job(seed: int) -> Job:
         seed=seed,
         snapshot_every=chance.choice([2, 16]),
     )
+
+
+class NotingStore(SqliteStore):
+    """Counts the transactions by which ends are recorded."""
+
+    recorded = 0
+
+    async def add_lane_ends(self, log_id: bytes, ends: Mapping[int, int]) -> None:
+        """Record ends."""
+        self.recorded += 1
+        await super().add_lane_ends(log_id, ends)
+
+
+async def test_the_ends_of_many_lanes_are_recorded_together(tmp_path: Path) -> None:
+    """As a count brings them all at once; one that another node recorded otherwise stops alone."""
+    store = NotingStore(tmp_path / "store.db")
+    await store.open()
+    lanes = 1000
+    job = Job(
+        ItemsSource(items=[{"x": number, "n": 1} for number in range(3 * lanes)]),
+        processor=FunctionProcessor(lambda raw: [raw]),
+        batch_size=1,
+        lanes=lanes,
+        epochs=1,
+    )
+    node = UncountedNode({"job": job}, store, workers=1, bound_bytes=1)
+    await node.start()
+    log = node.log(job)
+    await store.add_lane_ends(job.log_id, {7: 2})
+    store.recorded = 0
+
+    for lane in range(lanes):
+        node.ends.found(log, lane, 3)
+    async with asyncio.timeout(60):
+        while log.numbering.end_of(lanes - 1) is None:
+            await node.settle()
+
+    assert store.recorded <= 3
+    assert isinstance(log.lanes[7].error, LogDiverged)
+    assert [lane for lane in range(lanes) if log.numbering.end_of(lane) is None] == [7]
+    assert await store.lane_ends(job.log_id) == dict.fromkeys(range(lanes), 3) | {7: 2}
+    await node.close(0.0)
+    await store.close()
 
 
 class Play:

@@ -15,10 +15,13 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
 from penstock.server.metrics import Metrics
 from penstock.server.node.crew import Hear, Lose
+from penstock.server.node.dispatch import PLANS_AT_ONCE
 from penstock.server.node.entry import Entry
+from penstock.server.node.messages import OpenLine, Plan, Produce
 from penstock.server.node.reader import Reader
 from penstock.server.roles import IdentityProcessor, MapDistributor
 from penstock.server.roles.draws import LaneDraws
+from penstock.server.roles.processors import FunctionProcessor
 from penstock.server.rpc.call import EOF
 from penstock.server.rpc.service import Service
 from penstock.server.rpc.status import status
@@ -37,6 +40,7 @@ from penstock.wire.errors import (
 from penstock.wire.order import Cut, Share
 from penstock.wire.v1 import feed_pb2
 from unit.inline_workers import InlineNode, InlineWorker
+from unit.test_late_ends import UncountedNode
 
 
 @pytest.fixture
@@ -162,6 +166,52 @@ async def test_a_reader_of_some_lanes_gets_what_comes_late(store: SqliteStore) -
 
         assert got == [6923]
         assert reader.finished
+    finally:
+        await node.close()
+
+
+async def test_a_far_reader_of_a_log_of_unknown_length_lets_near_ones_by(
+    store: SqliteStore,
+) -> None:
+    """What it depends on is planned a little at a time: the near one never waits for all of it."""
+    processor = FunctionProcessor(lambda raw: [{"x": raw}] * (1 + raw % 2))
+    items = ItemsSource(list(range(1500)))
+    job = Job(items, processor=processor, batch_size=1, lanes=2, epochs=1, snapshot_every=16)
+    node = UncountedNode({"job": job}, store, workers=1, bound_bytes=1 << 20)
+    await node.start()
+    far, near = (
+        node.open(job, Share(1, 0, 1), Cut(1), start, None, lambda: None) for start in (1600, 0)
+    )
+    got: dict[Reader, list[int]] = {far: [], near: []}
+    try:
+        node.extend(far, 1602)
+        waits, since = [], 0
+        for _ in range(20_000):
+            await node.settle()
+            node.extend(near, len(got[near]) + 1)
+            before = len(got[near])
+            node.hands[0].answer_one()
+            since += 1
+            for reader, positions in got.items():
+                while (entry := node.take(reader)) is not None:
+                    positions.append(entry.key.position)
+                    node.sent(reader, entry)
+            if len(got[near]) > before:
+                waits.append(since)
+                since = 0
+            if len(got[far]) == 2:
+                break
+
+        assert got[far] == [1600, 1601]
+        assert len(got[near]) > 4, "while the far one's lanes were planned"
+        assert max(waits) < 16
+        # No ticket plans more than a few batches, whatever it is for: each line goes step by step.
+        stands: dict[int, int] = {}
+        for message in node.hands[0].answered:
+            if isinstance(message, Plan | Produce):
+                assert message.offset - stands.get(message.line, 0) <= PLANS_AT_ONCE
+                stands[message.line] = message.offset + 1
+            assert not isinstance(message, OpenLine) or message.snapshot is None
     finally:
         await node.close()
 

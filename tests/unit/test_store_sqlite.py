@@ -36,7 +36,7 @@ async def fill(path: Path) -> list[Any]:
         await store.checkpoint("code", "run", f"c{number}", number)
         verdict = Verdict("draw", ItemRef("main", number, 0), "aa", "bad", offset=10**6)
         await store.add_verdict(LOG, verdict, Seen(Order(2)))
-        await store.add_lane_end(LOG, number, 40 + number)
+        await store.add_lane_ends(LOG, {number: 40 + number})
         await store.note_libraries(LOG, {f"library-{number}": f"1.{number}"})
     await store.put_snapshots(
         [SnapshotRecord(LOG, 0, offset, b"%d" % offset * 900) for offset in range(40)]

@@ -167,16 +167,19 @@ class Loader:
     def __len__(self) -> int:
         """Return how many batches this rank reads of the whole job; asks the server until it knows.
 
+        With start="state" it can be asked before the state is loaded; a state of another step size
+        then changes it.
+
         Raises:
             TypeError: The job is endless, or it is not known yet where it ends.
         """
         self._reader.check()
-        steps = self._reader.count_steps()
-        if steps is None:
+        batches = self._reader.count_batches()
+        if batches is None:
             is_finite = self._opener.info.finite
             why = "has a length that is not known yet" if is_finite else "is endless"
             raise TypeError(f"job {self.job!r} {why}, so its Loader has no len()")
-        return steps * self._reader.started().share.batches_per_rank
+        return batches
 
     @property
     def world_rank(self) -> WorldRank:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from penstock.client.aside import aside, tell
@@ -26,6 +25,7 @@ from penstock.client.standing import Standing
 from penstock.client.stats import Waits, report
 from penstock.client.steps import Batch, BatchInfo, Step
 from penstock.wire.errors import InvalidRequest, NotStarted, PastEnd
+from penstock.wire.order import Tail
 from penstock.wire.prefetch import LEAST_AHEAD
 from penstock.wire.v1 import feed_pb2
 
@@ -108,21 +108,25 @@ class Reader:
     @property
     def steps(self) -> int | None:
         """How many steps a whole pass has; None = endless, or not known as reading began."""
-        return self._cut(self.started())
+        return self._cut(self.started().steps)
 
-    def count_steps(self) -> int | None:
-        """Return how many steps a whole pass has; None = endless, or the node does not know yet.
+    def count_batches(self) -> int | None:
+        """Return how many batches this rank has in a whole pass; None = endless, or not known yet.
 
-        Without a length nothing begins: frameworks ask before they load the state.
+        Nothing begins for it without a length, or before the state that is waited for is loaded:
+        frameworks ask before that.
         """
         batches = self.opener.batches()
         if batches is None and self._options.max_steps is None:
             return None
-        session = self.started()
-        return self._cut(replace(session, batches=session.batches or batches))
+        awaits_state = self.at.session is None and self.at.start is None
+        share = self.opener.share() if awaits_state else self.started().share
+        tail = Tail(batches or 0, share.batches_per_step, self._options.tail_pad)
+        steps = self._cut(None if batches is None else tail.steps)
+        return None if steps is None else steps * share.batches_per_rank
 
-    def _cut(self, session: Session) -> int | None:
-        steps, most = session.steps, self._options.max_steps
+    def _cut(self, steps: int | None) -> int | None:
+        most = self._options.max_steps
         if steps is None or most is None:
             return most if steps is None else steps
         return min(steps, most)

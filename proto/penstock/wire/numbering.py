@@ -10,7 +10,7 @@ whether it exists, and none from there on.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.wire.errors import InvalidRequest, LogDiverged
@@ -97,12 +97,24 @@ class Numbering:
             InvalidRequest: The log is endless.
             LogDiverged: It was known to hold another number, or more.
         """
-        self.check_end(lane, batches)
-        ends = self.order.ends
-        if ends is None or ends[lane] is not None:
+        self.end_all({lane: batches})
+
+    def end_all(self, found: Mapping[int, int]) -> None:
+        """Learn how many batches some lanes hold, by their numbers; many cost what one does.
+
+        Raises:
+            InvalidRequest, LogDiverged: As `end`; then nothing was learned.
+        """
+        for lane, batches in found.items():
+            self.check_end(lane, batches)
+        ends = list(self.order.ends or ())
+        fresh = {lane: batches for lane, batches in found.items() if ends[lane] is None}
+        if not fresh:
             return
-        self.reach(lane, batches)
-        self.order = Order(self.order.lanes, (*ends[:lane], batches, *ends[lane + 1 :]))
+        for lane, batches in fresh.items():
+            self.reach(lane, batches)
+            ends[lane] = batches
+        self.order = Order(self.order.lanes, tuple(ends))
         self._settle()
 
     def check_end(self, lane: int, batches: int) -> None:

@@ -13,7 +13,7 @@ from penstock.client.run.ranks import WorldRank, discover, log_world_rank
 from penstock.client.run.resources import Resources
 from penstock.client.run.session import Session, Start
 from penstock.wire.attempts import moved, moves_between
-from penstock.wire.errors import InvalidRequest, JobChanged, PastEnd
+from penstock.wire.errors import InvalidRequest, JobChanged, PastEnd, UnknownGroup
 from penstock.wire.order import MAX_POSITION, Share
 from penstock.wire.v1 import cursors_pb2, feed_pb2
 
@@ -70,6 +70,25 @@ class Opener:
             self._info = self.control.describe()
         return self.info.batches if self.info.HasField("batches") else None
 
+    def share(self) -> Share:
+        """Return this rank's positions, as far as that is known before anything begins.
+
+        With a group these are what its next attempt has.
+        """
+        options, world_rank = self._options, self.world_rank
+        size = options.batches_per_step
+        if size is None and options.group is not None:
+            try:
+                [group] = self.control.groups(options.group)
+                size = int(group.batches_per_step)
+            except UnknownGroup:
+                size = None  # it will be of the size that a reader without a group has
+        return self._share(size or self.info.batches_per_step or world_rank.world_size)
+
+    def _share(self, batches_per_step: int) -> Share:
+        world_rank, uneven = self.world_rank, self._options.fills_uneven
+        return Share(batches_per_step, world_rank.rank, world_rank.world_size, uneven=uneven)
+
     def open(self, start: Start, moves: int) -> Session:
         """Begin: with a group this starts or joins a generation.
 
@@ -102,9 +121,7 @@ class Opener:
             timeline = timeline_of(begun)
             # A joining rank's row may be ahead of the state, but the trainer's checkpoint decides.
             first_step = state.step if state else int(begun.start_step)
-        share = Share(
-            step_size, world_rank.rank, world_rank.world_size, uneven=options.fills_uneven
-        )
+        share = self._share(step_size)
         first = share.at_or_after(first_step * step_size)
         if state is not None:
             first = share.nth_after(first, state.consumed)

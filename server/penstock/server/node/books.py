@@ -12,7 +12,7 @@ everybody waits for this one.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from penstock.server.job import Job
 from penstock.server.node.ahead import made_ahead
@@ -252,10 +252,10 @@ class Log:
         elif known != batches:
             raise two_ends(lane, known, batches)
 
-    def ended(self, lane: int, batches: int) -> None:
-        """Note that the end of a lane is recorded: what comes after it moves up."""
+    def ended(self, ends: Mapping[int, int]) -> None:
+        """Note that ends of lanes are recorded, by lane: what comes after them moves up."""
         first = self.numbering.known()
-        self.numbering.end(lane, batches)
+        self.numbering.end_all(ends)
         for books in (self.entries, self.kept.batches):
             for entry in [each for each in books.values() if each.key.position >= first]:
                 del books[entry.key]

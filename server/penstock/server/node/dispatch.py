@@ -57,6 +57,10 @@ worker, as long as they take no more than this: half of the batches of a text jo
 others, which draw long documents, 100 ms. With 4 positions a text job with two workers and its
 reader kept 1.7 of two cores busy, with 8 and with 16 1.9."""
 
+PLANS_AT_ONCE = 64
+"""Batches of a lane that one ticket plans on the way to a far offset: as long as it runs, whoever
+reads near waits for the worker, and nobody is given a plan of that lane. Each costs a message."""
+
 CHEAP_S = 0.001
 """Tickets of a job that take less are given whole, planning and making, to one worker: to send a
 plan to another one, and to wake it up, costs as much as it would save."""
@@ -227,8 +231,12 @@ class Dispatch:
         line = line or self._line(log, lane, offset)
         line = line or self._open(log, lane, worker, lane.starts.pop(offset))
         line.used, line.busy = number, line.busy + 1
+        whole = not entry.is_asked and self._goes_whole(log, lane.lane)
+        if offset - line.next > PLANS_AT_ONCE and not self.seekable(log.job, lane.lane):
+            # Part of the way, and then others have their turn.
+            line.heading, offset, whole = offset, line.next + PLANS_AT_ONCE, False
         head = (number, log_id, lane.lane, offset, careful, line.number)
-        if entry.is_asked or not self._goes_whole(log, lane.lane):
+        if not whole:
             lane.planning = True
             # Where planning needs the items, whoever makes the batch needs them once more.
             count = (
@@ -307,7 +315,8 @@ class Dispatch:
     def _line(self, log: Log, lane: LaneState, offset: int) -> LineState | None:
         if self.seekable(log.job, lane.lane):
             return lane.lines[0] if lane.lines else None
-        return lane.find_line(offset, log.job.snapshot_every)
+        on_its_way = (line for line in lane.lines if line.next <= offset == line.heading)
+        return next(on_its_way, None) or lane.find_line(offset, log.job.snapshot_every)
 
     async def _look(self, log: Log, lane: LaneState, entry: Entry) -> None:
         """Find out where a line for this entry can start best: a line, a snapshot, or offset 0."""

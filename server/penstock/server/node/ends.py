@@ -31,6 +31,7 @@ class Ends:
 
     def __init__(self, dispatch: Dispatch, store: Store, life: Life) -> None:
         self._dispatch, self._store, self._life = dispatch, store, life
+        self._found: dict[Log, dict[int, int]] = {}  # being recorded, or to be
 
     def found(self, log: Log, lane: int, batches: int) -> None:
         """Have an end recorded, and readers told; saying it again changes nothing.
@@ -47,23 +48,35 @@ class Ends:
         except LogDiverged as error:
             self._dispatch.diverged(log.job.log_id, lane, error)
             return
-        self._life.spawn(self._record(log, lane, batches))
+        is_recording = log in self._found
+        self._found.setdefault(log, {})[lane] = batches
+        if not is_recording:
+            self._life.spawn(self._record(log))
 
-    async def _record(self, log: Log, lane: int, batches: int) -> None:
-        while True:
+    async def _record(self, log: Log) -> None:
+        """Record what was found of a log, and what is found meanwhile: many lanes at once."""
+        found = self._found[log]
+        while found:
+            ends = dict(found)
             try:
-                await self._store.add_lane_end(log.job.log_id, lane, batches)
-                break
+                await self._store.add_lane_ends(log.job.log_id, ends)
             except LogDiverged as error:
-                self._dispatch.diverged(log.job.log_id, lane, error)
-                return
+                if error.lane is None:
+                    raise
+                self._dispatch.diverged(log.job.log_id, error.lane, error)
+                del found[error.lane]
+                continue
             except StoreUnavailable as error:  # the store's own watch reports it, once
                 logger.debug("the store does not answer; waiting", error=str(error))
                 await asyncio.sleep(STORE_RETRY_S)
-        log.ended(lane, batches)
-        if log.numbering.is_complete:
-            logger.info("counted", job=log.job.name, batches=log.numbering.batches)
-        self._dispatch.schedule()
+                continue
+            for lane in ends:
+                del found[lane]
+            log.ended(ends)
+            if log.numbering.is_complete:
+                logger.info("counted", job=log.job.name, batches=log.numbering.batches)
+            self._dispatch.schedule()
+        del self._found[log]
 
 
 __all__ = ["Ends"]

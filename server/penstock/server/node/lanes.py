@@ -36,6 +36,7 @@ class LineState:
         next: The offset that its planner reaches after every ticket given out so far.
         used: When it was last given a ticket, in tickets.
         busy: Tickets that it has not answered.
+        heading: The far offset that it was last sent to, several tickets away; -1 = none.
     """
 
     number: int
@@ -45,6 +46,7 @@ class LineState:
     next: int
     used: int = 0
     busy: int = 0
+    heading: int = -1
 
 
 class Start(NamedTuple):

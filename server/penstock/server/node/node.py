@@ -90,7 +90,7 @@ class Node:
         )
         audit = Audit(dispatch, crew, store, life, observer)
         self._quarantine = Quarantine(self.verdicts, dispatch, crew, store, life, observer)
-        self._ends = ends = Ends(dispatch, store, life)
+        self.ends = ends = Ends(dispatch, store, life)
         answers = Answers(dispatch, self.shelf, audit, observer)
         hearing = Hearing(
             dispatch, crew, answers, self.shelf, audit, self._quarantine, ends, life, observer
@@ -193,7 +193,7 @@ class Node:
             logger.error("a job cannot be counted", job=job.name, error=error.message)
             return
         for lane, batches in enumerate(ends):
-            self._ends.found(self.log(job), lane, batches)
+            self.ends.found(self.log(job), lane, batches)
 
     async def drain(self, grace_s: float) -> None:
         """Give out no more tickets, let workers finish theirs, and save where lines stand."""

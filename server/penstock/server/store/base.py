@@ -493,11 +493,11 @@ class Store(ABC):
         """
 
     @abstractmethod
-    async def add_lane_end(self, log_id: bytes, lane: int, batches: int) -> int:
-        """Record where a lane ends, if absent, and return the recorded value.
+    async def add_lane_ends(self, log_id: bytes, ends: Mapping[int, int]) -> None:
+        """Record how many batches some lanes hold, of each lane if absent: all of them, or none.
 
         Raises:
-            LogDiverged: Another end was recorded.
+            LogDiverged: Another end was recorded of one; its `lane` says which.
         """
 
     @abstractmethod

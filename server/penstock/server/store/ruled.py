@@ -159,10 +159,8 @@ class RuledStore(Store):
             lambda tables: transactions.list_verdicts(tables, log_id, after, limit)
         )
 
-    async def add_lane_end(self, log_id: bytes, lane: int, batches: int) -> int:  # noqa: D102
-        return await self.transact(
-            lambda tables: transactions.add_lane_end(tables, log_id, lane, batches)
-        )
+    async def add_lane_ends(self, log_id: bytes, ends: Mapping[int, int]) -> None:  # noqa: D102
+        await self.transact(lambda tables: transactions.add_lane_ends(tables, log_id, ends))
 
     async def lane_ends(self, log_id: bytes) -> dict[int, int]:  # noqa: D102
         return await self.transact(lambda tables: transactions.lane_ends(tables, log_id))

@@ -27,6 +27,7 @@ from penstock.server.store.base import (
 from penstock.server.store.rows import (
     DELETED,
     BodyRow,
+    Change,
     CheckpointRow,
     CursorRow,
     DefinitionRow,
@@ -486,11 +487,13 @@ async def _given(tables: Tables, log_id: bytes, lane: int | None = None) -> verd
 # --- ends, halts and news ------------------------------------------------------------------------
 
 
-async def add_lane_end(tables: Tables, log_id: bytes, lane: int, batches: int) -> int:
-    """Record where a lane ends, as `Store.add_lane_end` says."""
-    stands = await tables.get(LaneEndRow, log_id, lane)
-    await tables.write(lanes.add_end(LaneEndRow(log_id, lane, batches), stands))
-    return batches
+async def add_lane_ends(tables: Tables, log_id: bytes, ends: Mapping[int, int]) -> None:
+    """Record where lanes end, as `Store.add_lane_ends` says."""
+    changes: list[Change] = []
+    for lane, batches in ends.items():
+        stands = await tables.get(LaneEndRow, log_id, lane)
+        changes += lanes.add_end(LaneEndRow(log_id, lane, batches), stands)
+    await tables.write(changes)
 
 
 async def lane_ends(tables: Tables, log_id: bytes) -> dict[int, int]:
@@ -552,7 +555,7 @@ __all__ = [
     "CROWDED",
     "Crowded",
     "add_halt",
-    "add_lane_end",
+    "add_lane_ends",
     "add_verdict",
     "batches_per_step",
     "begin",

@@ -857,12 +857,12 @@ class StoreContract(ABC):
 
     async def test_a_lane_ends_once(self, store: Store) -> None:
         """The same end again is a success, another one a diverged log."""
-        assert await store.add_lane_end(LOG, 1, 40) == 40
-        assert await store.add_lane_end(LOG, 1, 40) == 40
-        assert await store.add_lane_end(LOG, 0, 41) == 41
-        with pytest.raises(errors.LogDiverged):
-            await store.add_lane_end(LOG, 1, 39)
+        await store.add_lane_ends(LOG, {1: 40})
+        await store.add_lane_ends(LOG, {1: 40, 0: 41})
+        with pytest.raises(errors.LogDiverged) as caught:
+            await store.add_lane_ends(LOG, {2: 7, 1: 39})
 
+        assert caught.value.lane == 1
         assert await store.lane_ends(LOG) == {0: 41, 1: 40}
         assert await store.lane_ends(bytes(32)) == {}
 
@@ -918,7 +918,7 @@ class StoreContract(ABC):
         await store.put_snapshots([SnapshotRecord(LOG, 0, 5, b"x" * 100_000)])
         bad = Verdict("draw", ItemRef("main", 1, 0), "aa", "r", offset=99)
         await store.add_verdict(LOG, bad, NOTHING)
-        await store.add_lane_end(LOG, 1, 40)
+        await store.add_lane_ends(LOG, {1: 40})
         before = await everything(store)
         uuid = store.uuid
         await store.close()

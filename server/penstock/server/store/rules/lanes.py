@@ -100,6 +100,7 @@ def add_end(end: LaneEndRow, stands: LaneEndRow | None) -> list[Change]:
             f"here, and ended after {stands.batches} before: its roles or its data are not the "
             "same everywhere; run `penstockd check` on both nodes",
             what=f"end of lane {end.lane}",
+            lane=end.lane,
             ours=end.batches,
             theirs=stands.batches,
         )
