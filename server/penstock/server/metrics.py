@@ -54,6 +54,7 @@ FAILURES = (
     "log_diverged",
     "position_far",
     "source_changed",
+    "source_exhausted",
     "source_unavailable",
     "store_unavailable",
     "worker_crashed",
@@ -166,6 +167,26 @@ class Metrics(Observer):
             (JOB, "count"),
             registry=registry,
         )
+        part_items = Counter(
+            "penstock_part_items_total",
+            "Items drawn from each part of a mixture, as they were planned.",
+            (JOB, "part"),
+            registry=registry,
+        )
+        part_tokens = Counter(
+            "penstock_part_tokens_total",
+            "Tokens, as the batcher counts them, of the items drawn from each part of a mixture.",
+            (JOB, "part"),
+            registry=registry,
+        )
+        self._of_parts = {"items": part_items, "tokens": part_tokens}
+        self._parts: dict[str, set[str]] = {}  # by job, the names of the parts of its mixtures
+        self._part_target = Gauge(
+            "penstock_part_target_ratio",
+            "The share that each part of a mixture shall have, of what `by` says.",
+            (JOB, "part", "by"),
+            registry=registry,
+        )
         self._failed = Counter(
             "penstock_decode_errors_total",
             "How often a batch could not be made, by the code of the error.",
@@ -250,6 +271,10 @@ class Metrics(Observer):
             skipped = [f"dropped:{reason}" for each in batchers for reason in each.dropped()]
             for reason in ("quarantined:draw", "filtered:none", *skipped):
                 self._of(self._skipped, name, self._bounded(self._skipped, name, reason))
+            targets = [each for roles in job.role_sets for each in roles.distributor.targets()]
+            self._parts[name] = {target.part for target in targets}
+            for target in targets:
+                self._of(self._part_target, name, target.part, target.by).set(target.share)
             for count in (count for each in batchers for count in each.counters()):
                 self._of(self._batcher, name, self._bounded(self._batcher, name, count))
 
@@ -312,6 +337,11 @@ class Metrics(Observer):
             new = count - before.get(name, 0)
             kind, _, rest = name.partition(":")
             if new <= 0 or kind == "drawn":
+                continue
+            if kind in self._of_parts:
+                # Their names are in the job file, so there is a series for each, and for no other.
+                if rest in self._parts.get(job, ()):
+                    self._of(self._of_parts[kind], job, rest).inc(new)
                 continue
             # What is split or cut is delivered, and cut tokens are not samples.
             metric, reason = (self._batcher, rest) if kind == "batcher" else (self._skipped, name)
@@ -501,8 +531,11 @@ class _StatusCollector(Collector):
 
 def _item_bytes(job: Job) -> float:
     """Return the bytes of an item in storage, in the mean over the lanes; 0 = not known."""
-    readings = ((roles, roles.distributor.reading()) for roles in job.role_sets)
-    total = sum(roles.lanes * reading.item_bytes for roles, reading in readings if reading)
+    total = 0.0
+    for roles in job.role_sets:
+        for reading in roles.readings:
+            lanes = roles.lanes if reading.lanes is None else len(reading.lanes)
+            total += lanes * reading.share * reading.item_bytes
     return total / job.lanes
 
 

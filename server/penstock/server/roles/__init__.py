@@ -29,6 +29,7 @@ from penstock.server.roles.base import (
     SampleRef,
     Source,
     StreamSource,
+    Target,
 )
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.roles.draws import LaneDraws, NumberedDraws
@@ -48,7 +49,12 @@ if TYPE_CHECKING:
         PackedCollator,
         PaddedCollator,
     )
-    from penstock.server.roles.distributors import MapDistributor, ShardsDistributor
+    from penstock.server.roles.distributors import (
+        MapDistributor,
+        MixtureDistributor,
+        RankPartitionedDistributor,
+        ShardsDistributor,
+    )
     from penstock.server.roles.processors import (
         FunctionProcessor,
         IdentityProcessor,
@@ -66,6 +72,8 @@ _BUILTINS = {
     "PackedCollator": "collators",
     "PaddedCollator": "collators",
     "MapDistributor": "distributors",
+    "MixtureDistributor": "distributors",
+    "RankPartitionedDistributor": "distributors",
     "ShardsDistributor": "distributors",
     "FunctionProcessor": "processors",
     "IdentityProcessor": "processors",
@@ -97,11 +105,13 @@ __all__ = [
     "LaneDraws",
     "Layout",
     "MapDistributor",
+    "MixtureDistributor",
     "NumberedDraws",
     "PackedCollator",
     "PaddedCollator",
     "PoolPackingBatcher",
     "ProcessContext",
+    "RankPartitionedDistributor",
     "RawItem",
     "RawItemProcessor",
     "Reading",
@@ -116,5 +126,6 @@ __all__ = [
     "SimpleBatcher",
     "Source",
     "StreamSource",
+    "Target",
     "TokenizeProcessor",
 ]
