@@ -8,10 +8,17 @@ from typing import Any, ClassVar
 
 from penstock.server.job import Job
 from penstock.server.roles import (
+    BalancedPackingBatcher,
+    BestFitDecreasingPackingBatcher,
     BestFitPackingBatcher,
     Blocks,
+    ConcatPackingBatcher,
+    FirstFitPackingBatcher,
     IdentityProcessor,
+    KnapsackPackingBatcher,
     MapDistributor,
+    NextFitPackingBatcher,
+    OpenBestFitPackingBatcher,
     PackedCollator,
     PaddedCollator,
     PoolPackingBatcher,
@@ -21,6 +28,7 @@ from penstock.server.roles import (
     SampleBatcher,
     SequentialPackingBatcher,
     SimpleBatcher,
+    WindowPackingBatcher,
 )
 from penstock.server.sources import ItemsSource
 
@@ -83,6 +91,16 @@ BATCHERS: dict[str, SampleBatcher] = {
     "best_fit_split": BestFitPackingBatcher(32, pool_size=6, rows=2, overlong="split"),
     "best_fit_truncate": BestFitPackingBatcher(32, pool_size=11, overlong="truncate"),
     "best_fit_drop": BestFitPackingBatcher(32, pool_size=4, rows=2, overlong="drop"),
+    "first_fit": FirstFitPackingBatcher(32, open_rows=3, rows=2),
+    "next_fit": NextFitPackingBatcher(32),
+    "open_best_fit": OpenBestFitPackingBatcher(32, open_rows=4, overlong="truncate"),
+    "balanced": BalancedPackingBatcher(32, open_rows=3),
+    "knapsack": KnapsackPackingBatcher(32, window=9, packing_ratio=0.9),
+    "knapsack_max_packs": KnapsackPackingBatcher(32, 9, drop_long_samples=True, max_packs=3),
+    "best_fit_decreasing": BestFitDecreasingPackingBatcher(32, window=12, rows=2),
+    "window": WindowPackingBatcher(32, window=5),
+    "window_sorted": WindowPackingBatcher(32, window=4, sort=True, sort_over=10),
+    "concat": ConcatPackingBatcher(32, rows=2),
 }
 
 PROCESSORS: dict[str, type[RawItemProcessor]] = {
@@ -106,7 +124,7 @@ def make_job(
     batcher: str, shuffle: str, processor: str, lanes: int, *, epochs: int | None = None
 ) -> Job:
     """Return a job of these roles."""
-    packs = batcher.startswith(("best", "sequential"))
+    packs = not batcher.startswith(("simple", "pool"))
     return Job(
         BlockedSource(raw_items()) if shuffle == "blocks" else ItemsSource(raw_items()),
         MapDistributor(shuffle=shuffle, window_blocks=2 if shuffle == "blocks" else None),
