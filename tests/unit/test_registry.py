@@ -136,7 +136,7 @@ def test_a_number_in_a_name_is_a_parameter(location: Location) -> None:
     assert twelve.identity() == spelled.identity() != named.identity()
     for wrong, key in (
         ({"type": "window_10", "window": 12, "max_tokens": 8}, "batcher.window"),
-        ({"type": "window_0", "max_tokens": 8}, "batcher.window"),
+        ({"type": "window_0", "max_tokens": 8}, "batcher: window is 0"),
         ({"type": "window_ten", "max_tokens": 8}, "batcher.type"),
         ({"type": "simple_10"}, "batcher.type"),
     ):

@@ -237,10 +237,12 @@ class OpenBestFitPackingBatcher(OpenRowsBatcher):
 class BalancedPackingBatcher(OpenRowsBatcher):
     """Packs each sample into the emptiest of the open rows, so that they grow evenly (`<=`).
 
-    LMMS-Engine's later strategy `balanced`: long samples are dealt to different rows, so rows are
-    more alike in what they cost (the sum of squared lengths) than those of any other batcher here,
-    and less full. Where a sample fits into none of the `open_rows` rows, the fullest is finished:
-    at most one row for each sample that comes. A row never holds two samples of one item.
+    LMMS-Engine's later strategy `balanced`: all open rows are filled at the same pace, so rows that
+    leave one after another are filled to nearly the same part, and long samples are dealt to
+    different rows. They are less full than those of the rules that look for the tightest row: see
+    docs/batchers.md for figures. Where a sample fits into none of the `open_rows` rows, the fullest
+    is finished: at most one row for each sample that comes. A row never holds two samples of one
+    item.
 
     Counts and drops as `best_fit` does. At the lane's end the open rows are finished, oldest first.
 
