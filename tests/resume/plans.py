@@ -82,6 +82,17 @@ class ChoosyProcessor(RawItemProcessor):
         return [{"input_ids": [token + shift + part for token in tokens]} for part in range(parts)]
 
 
+class LyingProcessor(SizedProcessor):
+    """Told sizes are not those of the samples, and two items fail when they leave the pool."""
+
+    def process(self, raw: Any, context: ProcessContext) -> Sample:
+        """Return as many tokens, or some more, or fewer; or fail."""
+        number, tokens = raw["number"], raw["input_ids"]
+        if number % 11 == 4:
+            raise ValueError("a damaged record")
+        return {"input_ids": [*tokens, 7, 7, 7][: len(tokens) + (0, 0, 1, -1, 3)[number % 5]]}
+
+
 BATCHERS: dict[str, SampleBatcher] = {
     "simple": SimpleBatcher(3),
     "sequential": SequentialPackingBatcher(max_sequence_length=33, lookahead_limit=3),
@@ -107,6 +118,7 @@ PROCESSORS: dict[str, type[RawItemProcessor]] = {
     "identity": IdentityProcessor,
     "sized": SizedProcessor,
     "choosy": ChoosyProcessor,
+    "lying": LyingProcessor,
 }
 
 SHUFFLES = ("full", "blocks", "none")

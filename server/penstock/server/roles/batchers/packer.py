@@ -139,6 +139,10 @@ class RowPackingBatcher(PackingBatcher):
         self._drain()
         return self._batches(1)
 
+    def spare(self, row: Row) -> int:
+        """Return how many tokens of a row are free."""
+        return self.max_tokens - sum(ref.size for ref in row)
+
     @abstractmethod
     def _place(self, ref: SampleRef) -> None:
         """Take a sample of 1 to `max_tokens - 1` tokens."""

@@ -108,6 +108,12 @@ class SequentialPackingBatcher(PackingBatcher):
         """Tell whether `add` may raise: never, as far as this class decides."""
         return not self.keeps(SequentialPackingBatcher)
 
+    def spare(self, row: Row) -> int:
+        """Return how many tokens of a row are free; 0 where rows are finished by count."""
+        if self.max_sequence_length is None:
+            return 0
+        return self.max_sequence_length - 1 - sum(ref.size for ref in row)
+
     def flush(self) -> list[Rows]:
         """Return rows of what is left, in order; the last batch may have fewer."""
         while self._row:
