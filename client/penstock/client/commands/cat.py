@@ -233,8 +233,8 @@ class Accounts:
         return added
 
     def tell(self) -> None:
-        """Say the sums on stderr: stdout has one line per batch, for scripts."""
-        if self.sums:
+        """Say the sums on stderr, if there is more than draws: stdout has a line per batch."""
+        if set(self.sums) - {"drawn"}:
             say(f"# in all: {accounting_text(dict(sorted(self.sums.items())))}", error=True)
 
 
