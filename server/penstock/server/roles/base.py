@@ -668,6 +668,14 @@ class SampleBatcher(Role, ABC):
         """Return the size of a processed sample: by default `len(sample["input_ids"])`."""
         return len(sample["input_ids"])
 
+    def spare(self, row: Row) -> int:
+        """Return by how much the samples of a row may together exceed their sizes.
+
+        Where sizes are told before items are processed, one may turn out larger: it stays in its
+        row if there is so much room, and else it is a bad item. By default there is none.
+        """
+        return 0
+
     def dropped(self) -> dict[str, int]:
         """Return by reason how many samples were left out since the lane's start.
 
