@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from penstock.client.loader import Loader
 from penstock.client.steps import Batch
 from penstock.wire.errors import InvalidRequest, JobChanged
 from penstock.wire.frame import batch_record, describe_values
-from penstock.wire.text import batch_text, headline, value_text
+from penstock.wire.text import accounting_text, batch_text, headline, value_text
 
 Show = Callable[[Batch], None]
 
@@ -115,7 +116,15 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print batches until the requested number, or the job's end, is reached."""
     _check(args)
-    show = _printer(args)
+    show, accounts = _printer(args), Accounts()
+    try:
+        return _print(args, accounts.adding(show))
+    finally:
+        if not args.json:
+            accounts.tell()
+
+
+def _print(args: argparse.Namespace, show: Show) -> int:
     with _loader(args) as loader:
         if args.steps == 0 or args.count == 0:
             return 0
@@ -233,6 +242,27 @@ def _printer(args: argparse.Namespace) -> Show:
 
 def _show_json(batch: Batch) -> None:
     print_json(batch_record(batch.header, batch.body, batch.step))
+
+
+class Accounts:
+    """Adds up what was drawn, left out and cut on the way to the batches that were printed."""
+
+    def __init__(self) -> None:
+        self.sums: Counter[str] = Counter()
+
+    def adding(self, show: Show) -> Show:
+        """Return what shows a batch and adds what it bears."""
+
+        def added(batch: Batch) -> None:
+            show(batch)
+            self.sums.update({count.name: count.value for count in batch.header.accounting})
+
+        return added
+
+    def tell(self) -> None:
+        """Say the sums on stderr, if there is more than draws: stdout has a line per batch."""
+        if set(self.sums) - {"drawn"}:
+            say(f"# in all: {accounting_text(dict(sorted(self.sums.items())))}", error=True)
 
 
 def line(batch: Batch) -> str:

@@ -200,7 +200,7 @@ class Opened(_message.Message):
     def __init__(self, log_id: _Optional[bytes] = ..., lanes: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., batches: _Optional[int] = ..., node: _Optional[str] = ..., lends: bool = ...) -> None: ...
 
 class BatchHeader(_message.Message):
-    __slots__ = ("log_id", "lane", "offset", "body_bytes", "crc32c", "values", "counts", "samples", "padding", "epoch", "position", "header_crc32c")
+    __slots__ = ("log_id", "lane", "offset", "body_bytes", "crc32c", "values", "counts", "samples", "padding", "epoch", "accounting", "position", "header_crc32c")
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +211,7 @@ class BatchHeader(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNTING_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     HEADER_CRC32C_FIELD_NUMBER: _ClassVar[int]
     log_id: bytes
@@ -223,9 +224,10 @@ class BatchHeader(_message.Message):
     samples: _containers.RepeatedCompositeFieldContainer[Sample]
     padding: bool
     epoch: int
+    accounting: _containers.RepeatedCompositeFieldContainer[Count]
     position: int
     header_crc32c: int
-    def __init__(self, log_id: _Optional[bytes] = ..., lane: _Optional[int] = ..., offset: _Optional[int] = ..., body_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., values: _Optional[_Iterable[_Union[NamedValue, _Mapping]]] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., padding: bool = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., header_crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, log_id: _Optional[bytes] = ..., lane: _Optional[int] = ..., offset: _Optional[int] = ..., body_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., values: _Optional[_Iterable[_Union[NamedValue, _Mapping]]] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., padding: bool = ..., epoch: _Optional[int] = ..., accounting: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., position: _Optional[int] = ..., header_crc32c: _Optional[int] = ...) -> None: ...
 
 class NamedValue(_message.Message):
     __slots__ = ("name", "value", "place")
