@@ -196,7 +196,7 @@ class Play:
         while waiting := [
             rank
             for rank, one in self.readers.items()
-            if not one.finished or one.dropped_samples() is None
+            if not one.finished or one.unknown.dropped_samples() is None
         ]:
             for rank in waiting:
                 self.node.extend(self.readers[rank], self.tail.end + 30)
@@ -236,7 +236,7 @@ async def test_ranks_are_given_all_of_a_log_whose_ends_are_found_as_it_is_read(
             own = [p for step in range(play.tail.steps) for p in play.share(rank).positions(step)]
             assert sorted(positions) == own, seed
         for reader in play.readers.values():
-            assert reader.dropped_samples() == play.dropped(), seed
+            assert reader.unknown.dropped_samples() == play.dropped(), seed
         counted = play.counted.order.ends
         one = play.node.log(play.node.jobs["job"])
         known = {lane: one.numbering.end_of(lane) for lane in range(one.job.lanes)}

@@ -41,7 +41,7 @@ class Asks:
             return
         before, self._entries = self._entries, {}
         for reader in readers:
-            for number, offset in reader.lacking():
+            for number, offset in reader.unknown.needed():
                 lane = self._lanes[number]
                 if lane.is_planned or lane.has_ended(offset):
                     continue

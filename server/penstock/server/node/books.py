@@ -237,7 +237,7 @@ class Log:
             raise two_ends(lane, end, f"at least {batches}")
         self.numbering.reach(lane, batches)
         for reader in self.readers:
-            reader.learned()
+            reader.unknown.learned()
 
     def ends_at(self, lane: int, batches: int) -> None:
         """Note where a lane ends: nothing after that is made. No position depends on it yet.

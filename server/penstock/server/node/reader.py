@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.server.node.entry import Entry, Key, State
-from penstock.wire.errors import PenstockError
-from penstock.wire.order import Cut, LaneOffset, Share
+from penstock.server.node.unknown import Unknown
+from penstock.wire.order import Cut, Share
 
 if TYPE_CHECKING:
     from penstock.server.job import Job
     from penstock.server.node.books import Log
-    from penstock.server.node.dropped import Dropped
 
 MAX_PENDING = 1024
 """Batches that one reader wants at once, wherever its horizon lies: that is only a number."""
@@ -41,6 +40,7 @@ class Reader:
         is_full: What is ready for it would go beyond the limit: it waits for its consumer.
         moved_at: When it last took a batch, or found its next one ready, on the monotonic clock.
         gave_way: What was ready for it was freed, as others needed the memory.
+        unknown: What it waits to know.
     """
 
     def __init__(
@@ -66,8 +66,7 @@ class Reader:
         self.closed = False
         self.sent_batches = self.sent_bytes = self.sent_tokens = 0
         self._start = self._next_wanted = self._next_ahead = share.at_or_after(start)
-        self._unknown: int | None = None  # the position that it has looked for and nobody knows yet
-        self._ask_error: PenstockError | None = None
+        self.unknown = Unknown(self)
 
     @property
     def head(self) -> int:
@@ -185,39 +184,6 @@ class Reader:
         size = self.cut.batches_per_step
         return head if self.cut.pad else (head // size + 1) * size - 1
 
-    def lacking(self) -> Iterable[LaneOffset]:
-        """Return the batches of which it must be known more, for the next one or for the end."""
-        if self.finished:
-            dropped = self._dropped
-            return () if dropped is None else dropped.missing()
-        position = self.lacks
-        return () if position is None else self.log.numbering.missing(position)
-
-    @property
-    def _dropped(self) -> Dropped | None:
-        return None if self.cut is None or self.cut.pad else self.log.dropped(self.cut)
-
-    def dropped_samples(self) -> int | None:
-        """Return how many samples fill no step, once all was taken; None = not known yet.
-
-        Raises:
-            PenstockError: One of their batches cannot be planned.
-        """
-        dropped = self._dropped
-        samples = 0 if dropped is None else dropped.samples
-        if samples is None and self._ask_error is not None:
-            error, self._ask_error = self._ask_error, None
-            raise error
-        return samples
-
-    def learned(self) -> None:
-        """Note that more is known of where batches stand, or of what they hold."""
-        if self.finished and self._dropped is not None:
-            self.wake()
-        if self._unknown is not None and self._unknown < self.log.numbering.known(self.cut):
-            self._ask_error = None  # it is known now, in spite of it
-            self.wake()
-
     def renumber(self, first: int) -> None:
         """Want anew what it wanted from a position on: a lane has ended, and others moved up."""
         tail = self.log.numbering.tail(self.cut)
@@ -250,8 +216,7 @@ class Reader:
         if entry is self.owed:
             self.moved_at = time.monotonic()
         if entry.is_asked:
-            self._ask_error = entry.error
-            self.wake()
+            self.unknown.failed(entry.error)
         elif entry.key.position < self.horizon:
             self.wake()
         elif entry.state is State.FAILED:
@@ -273,12 +238,12 @@ class Reader:
         self.is_full = False
         blocked: set[int] = set()
         known = self.log.numbering.known(self.cut)
-        self._unknown = None
+        self.unknown.position = None
         for position, entry in self.pending.items():
             if position >= known:
-                self._unknown = position
+                self.unknown.position = position
                 if fits is None and position == self.head:
-                    self._raise_unknown(entry)
+                    self.unknown.check(entry)
                 return None
             if entry.state is State.READY and entry.key.lane not in blocked:
                 if not self._has_room(position, entry.body_bytes):
@@ -297,19 +262,10 @@ class Reader:
                 raise entry.error
             blocked.add(entry.key.lane)
         if not self.pending:
-            self._unknown = self.lacks
-            if self._unknown is not None and fits is None:
-                self._raise_unknown(None)
+            self.unknown.position = self.lacks
+            if self.unknown.position is not None and fits is None:
+                self.unknown.check(None)
         return None
-
-    def _raise_unknown(self, entry: Entry | None) -> None:
-        """Raise why it is not known what stands at the next position, if that has failed."""
-        error, self._ask_error = self._ask_error, None
-        frontier = self.log.numbering.frontier
-        if entry is not None and entry.state is State.FAILED and entry.key[1:3] == frontier:
-            error = entry.error
-        if error is not None:
-            raise error
 
     def sent(self, entry: Entry) -> None:
         """The entry that `take` gave has been written to the network."""

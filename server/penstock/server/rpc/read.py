@@ -95,7 +95,7 @@ class Sender:
                     self._metrics.waited(job, length)
                 await self._write(entry)
                 continue
-            if reader.finished and (samples := reader.dropped_samples()) is not None:
+            if reader.finished and (samples := reader.unknown.dropped_samples()) is not None:
                 await call.write(self._ended(samples).SerializeToString())
                 return "the log's end"
             if listening.done() and (not reader.pending or reader.is_full):
