@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import Server, run_command, serving, write_job_file
+from harness import Server, call_command, run_command, serving, write_job_file
 from penstock.client import Loader
 from penstock.client.steps import Batch
 
@@ -164,6 +164,16 @@ def test_here_and_there_the_same_bytes(server: Server, folder: Path) -> None:
         assert [batch.header for batch in ours] == [batch.header for batch in theirs]
         for one, other in zip(ours, theirs, strict=True):
             assert all((one[name] == other[name]).all() for name in ("input_ids", "labels"))
+    who = ["--rank", "2", "--world-size", "3", "--json"]
+    last = str(there[2][-1].step)
+    shown = call_command(
+        *("penstockd", "show", "jobs.yaml", "val", "--step", last, "--uneven", *who), folder=folder
+    )
+    printed = call_command(
+        *("penstock", "cat", server.address, "val", "--from-step", last, "--uneven", "fill", *who)
+    )
+    assert shown.stdout == printed.stdout
+    assert len(shown.stdout.splitlines()) == 2
 
 
 def read_step(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -12,10 +13,15 @@ from penstock.server.core.refs import BatchPlan
 from penstock.server.job import Job
 from penstock.server.node.count import ensure_counted
 from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.known_order import KnownOrder
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.roles import BestFitPackingBatcher, PackedCollator, ShardsDistributor
+from penstock.server.roles.processors import FunctionProcessor
+from penstock.server.sources import ItemsSource
 from penstock.server.testing.job import step
+from penstock.wire.errors import PastEnd
+from penstock.wire.order import Cut
 from resume.lines import Lines
 from resume.plans import BATCHERS, LENGTHS, SHUFFLES, make_job
 
@@ -122,3 +128,44 @@ def test_an_epoch_of_a_stream_ends_where_its_shards_do(tmp_path: Path) -> None:
 
     assert len(seen) == 2 * 10
     assert set(seen.values()) == {1}
+
+
+@pytest.mark.parametrize(("batcher", "shuffle", "processor", "lanes"), CASES)
+def test_a_process_without_a_node_finds_out_what_stands_where(
+    batcher: str, shuffle: str, processor: str, lanes: int
+) -> None:
+    """In any order of positions, and whatever becomes of the last step: as if all was counted."""
+    counted = make_job(batcher, shuffle, processor, lanes, epochs=1)
+    ensure_counted(counted)
+    truth, total = counted.numbering(), counted.order.batches
+    assert total is not None
+    for cut in (None, Cut(4), Cut(4, pad=False)):
+        order = KnownOrder(make_job(batcher, shuffle, processor, lanes, epochs=1))
+        tail = truth.tail(cut)
+        positions = list(range(total if tail is None else tail.end))
+        random.Random(len(positions)).shuffle(positions)
+        for position in positions:
+            assert order.locate(position, cut) == truth.locate(position, cut)
+        with pytest.raises(PastEnd):
+            order.locate(len(positions), cut)
+        assert order.numbering.order == truth.order
+
+
+def test_the_first_position_takes_no_epoch() -> None:
+    """What it does not depend on is not planned: a lane at most as far as its first batch."""
+    raws = [{"input_ids": [1] * (1 + n % 9), "n": n} for n in range(5000)]
+    items = Items(
+        Job(
+            ItemsSource(raws),
+            processor=FunctionProcessor(lambda raw: raw if raw["n"] % 3 else None),
+            batcher=BestFitPackingBatcher(32, pool_size=8),
+            collator=PackedCollator(),
+            lanes=4,
+            epochs=1,
+        )
+    )
+
+    located = KnownOrder(items.job, items).locate(0)
+
+    assert located[:2] == (0, 0)
+    assert items.processed < 200

@@ -340,6 +340,7 @@ def test_a_length_is_known_before_the_state_is_loaded() -> None:
                 with pytest.raises(NotStarted):
                     next(iter(loader))
                 if loader.group == "run":
+                    assert len(loader.steps()) == 3
                     loader.load_state_dict(state)
                     assert len(loader) == len(list(loader)) == 12
 

@@ -16,7 +16,7 @@ from penstock.client.run.resources import Resources
 from penstock.client.run.session import Start
 from penstock.client.run.state import State
 from penstock.client.step_passes import Steps
-from penstock.client.steps import Batch, BatchInfo, Step
+from penstock.client.steps import Batch, BatchInfo
 from penstock.wire.checks import step_argument
 from penstock.wire.errors import InvalidRequest, NoGroup, PastEnd, PositionFar
 from penstock.wire.transport import Transport
@@ -148,9 +148,10 @@ class Loader:
         """
         return Batches(self._reader, None)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Steps:
         """Yield the global steps; each is iterated for this rank's micro batches of it.
 
+        `len()` of what this returns is the number of steps of a whole pass, where it is known.
         Batches of a step that were not taken when the next step is asked for are skipped, and
         counted as skipped.
 
@@ -173,13 +174,7 @@ class Loader:
         Raises:
             TypeError: The job is endless, or it is not known yet where it ends.
         """
-        self._reader.check()
-        batches = self._reader.count_batches()
-        if batches is None:
-            is_finite = self._opener.info.finite
-            why = "has a length that is not known yet" if is_finite else "is endless"
-            raise TypeError(f"job {self.job!r} {why}, so its Loader has no len()")
-        return batches
+        return self._reader.length(self._reader.count_batches)
 
     @property
     def world_rank(self) -> WorldRank:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from penstock.client.aside import aside, tell
@@ -25,7 +25,7 @@ from penstock.client.standing import Standing
 from penstock.client.stats import Waits, report
 from penstock.client.steps import Batch, BatchInfo, Step
 from penstock.wire.errors import InvalidRequest, NotStarted, PastEnd
-from penstock.wire.order import Tail
+from penstock.wire.order import Share, Tail
 from penstock.wire.prefetch import LEAST_AHEAD
 from penstock.wire.v1 import feed_pb2
 
@@ -110,20 +110,40 @@ class Reader:
         """How many steps a whole pass has; None = endless, or not known as reading began."""
         return self._cut(self.started().steps)
 
-    def count_batches(self) -> int | None:
-        """Return how many batches this rank has in a whole pass; None = endless, or not known yet.
+    def count_steps(self) -> int | None:
+        """Return how many steps a whole pass has; None = endless, or not known yet.
 
         Nothing begins for it without a length, or before the state that is waited for is loaded:
         frameworks ask before that.
         """
         batches = self.opener.batches()
-        if batches is None and self._options.max_steps is None:
-            return None
+        if batches is None:
+            return self._options.max_steps
+        tail = Tail(batches, self._share().batches_per_step, self._options.tail_pad)
+        return self._cut(tail.steps)
+
+    def count_batches(self) -> int | None:
+        """Return how many batches this rank has in a whole pass; None as for `count_steps`."""
+        steps = self.count_steps()
+        return None if steps is None else steps * self._share().batches_per_rank
+
+    def _share(self) -> Share:
         awaits_state = self.at.session is None and self.at.start is None
-        share = self.opener.share() if awaits_state else self.started().share
-        tail = Tail(batches or 0, share.batches_per_step, self._options.tail_pad)
-        steps = self._cut(None if batches is None else tail.steps)
-        return None if steps is None else steps * share.batches_per_rank
+        return self.opener.share() if awaits_state else self.started().share
+
+    def length(self, count: Callable[[], int | None]) -> int:
+        """Return what `count` gives, for `len()`.
+
+        Raises:
+            TypeError: The job is endless, or it is not known yet where it ends.
+        """
+        self.check()
+        found = count()
+        if found is None:
+            is_finite = self.opener.info.finite
+            why = "has a length that is not known yet" if is_finite else "is endless"
+            raise TypeError(f"job {self._options.job!r} {why}, so its Loader has no len()")
+        return found
 
     def _cut(self, steps: int | None) -> int | None:
         most = self._options.max_steps

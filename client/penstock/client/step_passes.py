@@ -23,6 +23,14 @@ class Steps:
     def __iter__(self) -> Iterator[Step]:
         return self
 
+    def __len__(self) -> int:
+        """Return how many steps a whole pass has, for a progress bar's total.
+
+        Raises:
+            TypeError: The job is endless, or it is not known yet where it ends.
+        """
+        return self._reader.length(self._reader.count_steps)
+
     def __next__(self) -> Step:
         reader = self._reader
         if self._is_over:

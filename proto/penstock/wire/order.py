@@ -242,14 +242,14 @@ class Share:
 
     def at_or_after(self, position: int) -> int:
         """Return the first of this rank's positions that is not below `position`."""
-        if self.is_even:
+        if self._is_even:  # type: ignore[attr-defined]
             # Then the residue of a position within its step is its residue modulo W.
             return position + (self.rank - position) % self.world_size
         return self._nth(self.index(position))
 
     def nth_after(self, position: int, count: int) -> int:
         """Return the own position that comes `count` own positions after own `position`."""
-        if self.is_even:
+        if self._is_even:  # type: ignore[attr-defined]
             return position + count * self.world_size
         return self._nth(self.index(position) + count)
 

@@ -37,6 +37,7 @@ from penstock.server.environment import worker_environment
 from penstock.server.jobs.target import absolute_target
 from penstock.server.node.made import MadeOffsets
 from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.known_order import KnownOrder
 from penstock.server.pipeline.line import (
     Computed,
     Line,
@@ -64,7 +65,7 @@ from penstock.wire.frame import Reply, parse_replies
 if TYPE_CHECKING:
     from penstock.server.job import Job
     from penstock.server.node.page import Note
-    from penstock.wire.order import Cut
+    from penstock.wire.order import Cut, Order
 
 logger = logging.getLogger("penstock")
 
@@ -98,12 +99,12 @@ class Marks:
             self.planned[lane] = max(self.planned.get(lane, 0), offset)
             self.asked = max(self.asked, offset)
 
-    def seen(self, job: Job, verdict: Verdict) -> Seen:
-        """Return what a store must know of before it takes a verdict."""
+    def seen(self, order: Order, verdict: Verdict) -> Seen:
+        """Return what a store must know of before it takes a verdict, in a log of this order."""
         planned = self.planned.get(verdict.lane, 0)
         if verdict.stage != "draw":
             planned = verdict.offset + 1 if (verdict.lane, verdict.offset) in self.made else 0
-        return Seen(job.order, planned, self.asked)
+        return Seen(order, planned, self.asked)
 
 
 class LocalLoader:
@@ -120,6 +121,7 @@ class LocalLoader:
         careful: One item at a time, so that `progress` names the one that crashes.
         recorded: The store that snapshots are looked for in; None = every lane is planned from its
             beginning.
+        order: What is known of the job's order; None = it is found out here.
     """
 
     def __init__(
@@ -131,31 +133,34 @@ class LocalLoader:
         progress: Progress | None = None,
         careful: bool = False,
         recorded: Recorded | None = None,
+        order: KnownOrder | None = None,
     ) -> None:
         self.job, self._recorded, self._has_told = job, recorded, False
         self._items = Items(job, verdicts, progress)
         self._items.careful = careful
         self._lines: dict[int, Line] = {}
         self._marks = marks or Marks()
+        self._order = order or KnownOrder(job)
 
     def batch(self, position: int, cut: Cut | None = None, *, filler: bool = False) -> Computed:
         """Return the batch at a position; going upwards is cheap, going back starts a lane again.
 
         Args:
             position: Which.
-            cut: As for `compute`.
+            cut: How a finite log is cut into steps: a padding position gives the blanked batch.
             filler: As for `compute`.
 
         Raises:
             PastEnd, PositionFar: There is no such position, or it is too far.
         """
-        lane, offset, _ = self.job.locate(position, cut)
+        located = self._order.locate(position, cut)
+        lane, offset, _ = located
         # Taken out: a lane whose batch fails is started again, its state may be half changed.
         line = self._lines.pop(lane, None)
         line = nearest_line(self.job, lane, offset, self._items, line, self._nearest)
         self._tell(line, offset)
         self._marks.asked = max(self._marks.asked, offset + 1)
-        computed = compute(self.job, position, cut, line, filler=filler)
+        computed = compute(self.job, position, located, line, filler=filler)
         self._marks.made.add(lane, offset)
         self._marks.planned[lane] = max(self._marks.planned.get(lane, 0), offset + 1)
         self._lines[lane] = line
@@ -167,7 +172,7 @@ class LocalLoader:
         Raises:
             PastEnd, PositionFar: As `batch`.
         """
-        lane, offset, _ = self.job.locate(position)
+        lane, offset, _ = self._order.locate(position)
         line = self._lines.pop(lane, None)
         line = nearest_line(self.job, lane, offset, self._items, line, self._nearest)
         check_reachable(self.job, line, offset)

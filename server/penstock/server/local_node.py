@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 import uuid
 from collections import deque
@@ -43,8 +44,9 @@ from penstock.server.local import (
 )
 from penstock.server.node.channel import receive
 from penstock.server.node.child import die_with_parent, told
-from penstock.server.node.count import ensure_counted
 from penstock.server.node.page import Page
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.known_order import KnownOrder
 from penstock.server.pipeline.line import Computed
 from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.rpc.cursors import Cursors
@@ -55,11 +57,16 @@ from penstock.server.store.base import Seen, Store
 from penstock.server.store.recorded import Recorded, version_warning
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.frames import error_line
-from penstock.wire.errors import Internal, PenstockError
+from penstock.wire.errors import Internal, PastEnd, PenstockError
 from penstock.wire.malloc import keep_memory
+from penstock.wire.numbering import Numbering
 from penstock.wire.order import Tail
 
 T = TypeVar("T")
+
+COUNT_S = 2.0
+"""How long whoever asks what a job is waits for its length to be counted: that of a small job is
+known from the start, that of a large one after it was asked for some times, or read."""
 
 END_S = 5.0
 """A child whose parent has hung up ends within this time, whatever a role does meanwhile."""
@@ -122,6 +129,8 @@ class LocalNode:
         self._marks: dict[bytes, Marks] = {}
         self._books: dict[bytes, VerdictBook] = {}
         self._lock = threading.Lock()  # guards the runner, the store and both of these
+        self._orders: dict[str, KnownOrder] = {}
+        self._order_lock = threading.Lock()
 
     def with_jobs(self, name: str, call: Callable[[Mapping[str, Job]], T]) -> T:
         """Have the main thread call with the jobs, the one of this name built."""
@@ -152,7 +161,9 @@ class LocalNode:
             self._turns.take(lambda: self._jobs(job))
         with self._lock:
             jobs, store = self._config().jobs, self._open_store()
-            cursors = Cursors(jobs, store, release=self._release, asked=self._asked)
+            cursors = Cursors(
+                jobs, store, numbered=self.numbering, release=self._release, asked=self._asked
+            )
             return self._run(cursors.call(method, request))
 
     def loader(self, opening: OpenedRead, *, stored: bool) -> LocalLoader:
@@ -160,7 +171,7 @@ class LocalNode:
         job = opening.job
 
         def note(stage: str, item: ItemRef | None) -> None:
-            self._page.note(stage, job.name, self._lane, item)
+            self._note(job, stage, item)
 
         book, marks = self._verdicts(job) if stored else (None, None)
         if marks is not None:
@@ -169,14 +180,32 @@ class LocalNode:
         config = self._config()
         recorded = Recorded(config.server.store, config.base)
         return LocalLoader(
-            job, book, marks, progress=note, careful=self._careful, recorded=recorded
+            job,
+            book,
+            marks,
+            progress=note,
+            careful=self._careful,
+            recorded=recorded,
+            order=self._order(job),
         )
+
+    def _note(self, job: Job, stage: str, item: ItemRef | None) -> None:
+        self._page.note(stage, job.name, self._lane, item)
+
+    def lane_at(self, opening: OpenedRead, position: int) -> int | None:
+        """Return the lane of the batch at a position; None = it lies past the end."""
+        order = self._order(opening.job)
+        try:
+            return self._turns.take(lambda: order.locate(position, opening.cut)).lane
+        except PastEnd:
+            return None
 
     def compute(self, loader: LocalLoader, opening: OpenedRead, position: int) -> Computed:
         """Compute a batch when it is its turn."""
-        lane, lane_offset, _ = opening.job.locate(position, opening.cut)
+        order = self._order(opening.job)
 
         def batch() -> Computed:
+            lane, lane_offset, _ = order.locate(position, opening.cut)
             self._lane = lane
             self._page.note("plan", loader.job.name, lane)
             try:
@@ -240,8 +269,8 @@ class LocalNode:
             if not name and len(jobs) == 1:
                 [name] = jobs
             if name in jobs:
-                ensure_counted(jobs[name])
-                _ = jobs[name].log_id, jobs[name].order
+                _ = jobs[name].log_id
+                jobs[name].check_not_empty(self.numbering(jobs[name]))
                 self._built.add(name)
             return jobs
         finally:
@@ -254,6 +283,27 @@ class LocalNode:
         ]
         return {"version": VERSION, "node": self._node, "workers": [], "jobs": jobs}
 
+    # --- what is known of orders ---
+
+    def _order(self, job: Job) -> KnownOrder:
+        """Return what is known of the order of a job's log."""
+        with self._order_lock:
+            if job.name not in self._orders:
+                items = Items(job, progress=lambda stage, item: self._note(job, stage, item))
+                items.careful = self._careful
+                self._orders[job.name] = KnownOrder(job, items)
+            return self._orders[job.name]
+
+    def numbering(self, job: Job) -> Numbering:
+        """Return what is known of the order of a job's log; from any thread."""
+        return self._order(job).numbering
+
+    def counted(self, job: Job) -> Numbering:
+        """Return the same, counted to the end, or for a while; in the main thread."""
+        until_s = time.monotonic() + COUNT_S
+        self._order(job).count(lambda: time.monotonic() > until_s)
+        return self.numbering(job)
+
     # --- the store, from any thread ---
 
     def _asked(self, job: Job) -> int:
@@ -265,7 +315,7 @@ class LocalNode:
 
         def insert(verdict: Verdict) -> Verdict:
             with self._lock:
-                seen = marks.seen(job, verdict)
+                seen = marks.seen(self.numbering(job).order, verdict)
                 store = self._open_store()
                 return self._run(store.add_verdict(job.log_id, verdict, seen, job.max_quarantined))
 
@@ -281,7 +331,7 @@ class LocalNode:
     async def _release(self, job: Job, source: str, index: int) -> list[Verdict]:
         """Release an item; inside a call of `Cursors`, so under the lock."""
         asked = self._marks[job.log_id].asked if job.log_id in self._marks else 0
-        seen = Seen(job.order, asked=asked)
+        seen = Seen(self.numbering(job).order, asked=asked)
         found = await self._open_store().release_verdicts(job.log_id, source, index, seen)
         if (book := self._books.get(job.log_id)) is not None:
             book.learn(found)

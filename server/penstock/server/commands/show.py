@@ -13,8 +13,8 @@ from penstock.server.commands.say import say
 from penstock.server.commands.text import decoder
 from penstock.server.job import Job
 from penstock.server.jobs.load import load
-from penstock.server.node.count import ensure_counted
 from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.known_order import KnownOrder
 from penstock.server.pipeline.line import (
     Computed,
     Line,
@@ -134,27 +134,35 @@ def computed_batches(
         ends = recorded.lane_ends(job.log_id, job.lanes)
         if ends is not None:
             job.set_lane_ends(ends)
-    ensure_counted(job)
-    order = job.order
-    cut = None if share is None else Cut(batches_per_step)
-    if cut is not None and order.batches is not None:
-        tail = cut.tail(order.batches)
-        if positions[0] >= tail.end:
-            raise PastEnd(
-                f"step {positions[0] // batches_per_step} lies past the end: the log holds "
-                f"{order.batches} batches, {tail.steps} steps of {batches_per_step}",
-                steps=tail.steps,
-                batches=order.batches,
-            )
     items = Items(job)
+    order = KnownOrder(job, items)
+    cut = None if share is None else Cut(batches_per_step)
+    if cut is not None:
+        _check_step(order, positions[0], cut)
     lines: dict[int, Line] = {}
     replay = Replay(job, recorded)
     for position in positions:
-        lane, offset, _ = job.locate(position, cut)
-        line = replay.line(lane, offset, items, lines.get(lane))
-        lines[lane] = line
+        located = order.locate(position, cut)
+        line = replay.line(located.lane, located.offset, items, lines.get(located.lane))
+        lines[located.lane] = line
         filler = share is not None and share.is_filler(position)
-        yield compute(job, position, cut, line, filler=filler)
+        yield compute(job, position, located, line, filler=filler)
+
+
+def _check_step(order: KnownOrder, position: int, cut: Cut) -> None:
+    """Refuse a step past the end, in the words of steps."""
+    try:
+        order.locate(position, cut)
+    except PastEnd as error:
+        tail = order.numbering.tail(cut)
+        if tail is None:
+            raise
+        raise PastEnd(
+            f"step {position // cut.batches_per_step} lies past the end: the log holds "
+            f"{tail.batches} batches, {tail.steps} steps of {cut.batches_per_step}",
+            steps=tail.steps,
+            batches=tail.batches,
+        ) from error
 
 
 class Replay:

@@ -23,6 +23,7 @@ from penstock.server.job import Job
 from penstock.server.jobs.definition import decode, rebuild
 from penstock.server.node.homes import Homes
 from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.known_order import KnownOrder
 from penstock.server.pipeline.planner import open_planner
 from penstock.server.sources.catalog import take_catalogs
 from penstock.wire.errors import Internal, PenstockError, clean_text
@@ -71,15 +72,10 @@ def count_lanes(
 def ensure_counted(job: Job) -> None:
     """Count a job's batches in this process, if that is needed and was not done.
 
-    For `local:`, `show` and `check`, which have no node to do it for them.
-
     Raises:
         PenstockError: As `count_lanes`.
     """
-    if not job.numbering().is_complete:
-        job.check_end()
-        ends = count_lanes(job, range(job.lanes), Items(job), lambda drawn: None)
-        job.set_lane_ends([ends[lane] for lane in range(job.lanes)])
+    KnownOrder(job).count()
 
 
 def part_of_lanes(job: Job, part: int, parts: int) -> list[int]:

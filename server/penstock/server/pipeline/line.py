@@ -13,7 +13,7 @@ from penstock.server.pipeline.maker import Made, Maker
 from penstock.server.pipeline.planner import open_planner
 from penstock.wire import frame
 from penstock.wire.errors import BadSnapshot, LaneStarved, PastEnd, PositionFar
-from penstock.wire.order import Cut
+from penstock.wire.numbering import Located
 
 logger = logging.getLogger("penstock")
 
@@ -177,7 +177,7 @@ train on, whatever the budget."""
 def compute(
     job: Job,
     position: int,
-    cut: Cut | None = None,
+    located: Located | None = None,
     line: Line | None = None,
     *,
     filler: bool = False,
@@ -187,7 +187,7 @@ def compute(
     Args:
         job: The job.
         position: Its number in the job.
-        cut: How a finite log is cut into steps: a padding position gives the blanked batch.
+        located: What stands there; None = what the job knows by itself.
         line: A line of the batch's lane at or below its offset, to go on from.
         filler: Blank it, for a rank that has too few batches of the step.
 
@@ -196,7 +196,7 @@ def compute(
         PositionFar: Too many batches would have to be planned first.
         LaneStarved: Nothing but padding has come of the line for too long.
     """
-    lane, offset, blanked = job.locate(position, cut)
+    lane, offset, blanked = located or job.locate(position)
     if line is None or line.lane != lane or line.offset > offset:
         line = Line(job, lane)
     check_reachable(job, line, offset)

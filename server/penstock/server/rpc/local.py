@@ -67,6 +67,7 @@ class LocalService:
                 node=node.name,
                 node_id=f"{socket.gethostname()}/local",
                 store=node.store_uuid,
+                numbered=node.counted,
             ),
         )
         return reply.SerializeToString()
@@ -113,13 +114,17 @@ class LocalRead:
         # longer fails, or not here, would move every item after it.
         stored = bool(asked.group) and opening.job.on_item_error == "quarantine"
         loader = self._node.loader(opening, stored=stored)
-        tail = opening.tail
         for position in opening.share.walk(opening.start):
-            if tail is not None and position >= tail.end:
+            if opening.tail is None and not self._wait_for(position):
+                return  # it takes work to know what stands there, and whether anything does
+            lane = self._node.lane_at(opening, position)
+            if lane is None:
+                opening.check_start()
+                tail = opening.tail
+                assert tail is not None
                 dropped = self._node.dropped_samples(loader, tail)
                 yield ended(tail, dropped).SerializeToString()
                 return
-            lane = opening.job.locate(position, opening.cut).lane
             if opening.lanes is not None and lane not in opening.lanes:
                 continue
             if not self._wait_for(position):
@@ -135,7 +140,9 @@ class LocalRead:
 
     def _open(self, asked: feed_pb2.Open) -> OpenedRead:
         """Check an opening, and refuse a reader of an older attempt."""
-        opening = self._node.with_jobs(asked.job, lambda jobs: open_read(jobs, asked))
+        opening = self._node.with_jobs(
+            asked.job, lambda jobs: open_read(jobs, asked, self._node.numbering)
+        )
         if asked.group and asked.token:
             self._node.check_token(asked.job, asked.group, asked.token, asked.generation)
         return opening
