@@ -168,7 +168,13 @@ def check_conservation(job: Job, lane: int, batches: int) -> Mapping[str, int]:
         # Of an item with several samples some may be dropped: then it is present all the same.
         assert len(present) <= counters["drawn"] <= len(present) + left_out, dict(counters)
     draws = job.open_draws(lane)
-    drawn = {draws.next() for _ in range(counters["drawn"])}
+    drawn = set()
+    for _ in range(counters["drawn"]):
+        item = draws.next()
+        assert item is not None
+        drawn.add(item)
+        parts = [refs for (of, _), refs in pieces.items() if of == item]
+        draws.took(item, sum(ref.size for refs in parts for ref in refs))
     assert present <= drawn, "an item was delivered that was never drawn"
     return counters
 

@@ -13,6 +13,7 @@ from typing import Any
 from penstock.server.commands import purity
 from penstock.server.commands.memory import NodeMemory, node_memory
 from penstock.server.commands.pace import lanes_beside, pace
+from penstock.server.commands.parts import PartShare, part_shares
 from penstock.server.commands.progress import Say, silent
 from penstock.server.commands.text import decoder
 from penstock.server.commands.together import Together
@@ -81,6 +82,7 @@ class Measured:
         filtered: Items without a sample, by reason.
         quarantined: Items that fail, by reason, where the job's policy is to leave them out.
         counts: Sums of the batches' counts.
+        parts: Of each part of a mixture what it shall have, and what it had in these batches.
         bytes_per_batch: Mean bytes of a body.
         efficiency: tokens / (tokens + padding tokens) of the `paced_batches`, or None where the
             collator counts none.
@@ -108,6 +110,7 @@ class Measured:
     filtered: dict[str, int] = field(default_factory=dict)
     quarantined: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    parts: list[PartShare] = field(default_factory=list)
     bytes_per_batch: int = 0
     efficiency: float | None = None
     paced_batches: int = 0
@@ -203,6 +206,7 @@ def examine(
         purity.check_promises(job, items, good, line)
     watch.what = f"job {job.name}, past its start"
     _measure_pace(found, lines, batch_count)
+    found.parts = part_shares(job, lines)
     found.memory = node_memory(
         job,
         workers=workers,
