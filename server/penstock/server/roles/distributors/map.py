@@ -106,7 +106,7 @@ class MapDistributor(DataDistributor):
         self._only = names[0] if len(names) == 1 else None
         self._settled = self.shuffle or ("blocks" if together.blocked else "full")
         blocks = len(together.blocks)
-        if self._settled == "full" and blocks > 1:
+        if self._settled == "full" and blocks > 1 and not together.blocks.items_are_apart:
             raise InvalidJob(
                 f"shuffle: full over {blocks} storage blocks would decode a whole block for every "
                 f"row: use shuffle: blocks (reading_groups: 1 with window_blocks: {blocks} mixes "

@@ -93,12 +93,13 @@ def laid_together(parts: Sequence[Blocks | int]) -> Blocks:
         [items for blocks in every for items in blocks.items],
         _joined([blocks.nbytes for blocks in every]),
         _joined([blocks.stored for blocks in every]),
+        all(blocks.items_are_apart for blocks in every),
     )
 
 
 def _cut(length: int, block: int) -> Blocks:
     items = [min(block, length - start) for start in range(0, length, block)]
-    return Blocks(items, [0] * len(items), [0] * len(items))
+    return Blocks(items, [0] * len(items), [0] * len(items), items_are_apart=True)
 
 
 def _joined(parts: Sequence[Sequence[int] | None]) -> list[int] | None:
