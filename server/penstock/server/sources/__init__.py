@@ -13,11 +13,12 @@
 | `mds` | `MdsSource` | MosaicML's MDS shards | samples of about 4 MiB, or whole shards |
 | `megatron` | `MegatronSource` | Megatron's `.bin` with `.idx` | documents of about 4 MiB |
 | `tokens` | `TokensSource` | flat `.npy` and `.bin` of token ids | documents of about 4 MiB |
+| `meta` | `MetaSource` | a JSON or YAML list of data sets of these types | those of its data sets |
 | `hf` | `HfSource` | what else `datasets` opens from local files | none |
 | `torch` | `TorchDatasetSource` | a map-style Dataset: `__len__` and `__getitem__` | none |
 | `items` | `ItemsSource` | a list, in the job file or in Python | none |
 
-All down to `tokens` take paths, globs, folders and the URLs of fsspec.
+All down to `meta` take paths, globs, folders and the URLs of fsspec.
 
 A source of your own is a subclass of `penstock.server.roles.IndexedSource` with `__len__` and
 `fetch`, or of `StreamSource` with `shards`, `open` and `fingerprint`. Heavy packages (pyarrow,
@@ -37,6 +38,7 @@ from penstock.server.sources.json_array import JsonSource
 from penstock.server.sources.lines import JsonlSource, TextSource
 from penstock.server.sources.mds import MdsSource
 from penstock.server.sources.megatron import MegatronSource
+from penstock.server.sources.meta import MetaSource
 from penstock.server.sources.parquet import ParquetSource
 from penstock.server.sources.tokens import TokensSource
 from penstock.server.sources.torch_dataset import TorchDatasetSource
@@ -54,6 +56,7 @@ BUILTIN_SOURCES: dict[str, type[Source]] = {
     "mds": MdsSource,
     "megatron": MegatronSource,
     "tokens": TokensSource,
+    "meta": MetaSource,
     "hf": HfSource,
     "torch": TorchDatasetSource,
     "items": ItemsSource,
@@ -70,6 +73,7 @@ __all__ = [
     "JsonlSource",
     "MdsSource",
     "MegatronSource",
+    "MetaSource",
     "ParquetSource",
     "SavedSource",
     "TextSource",

@@ -342,9 +342,9 @@ class BlockedFiles(IndexedSource):
         """
         self.files.check_all()
 
-    def hand_over(self) -> Catalog:
+    def hand_over(self) -> list[Catalog]:
         """Return the files with their indexes and hashes, for the workers of this node."""
-        return self.files.hand_over()
+        return [self.files.hand_over()]
 
     def read_bytes(self) -> int:
         """Return the bytes that were read from storage since the last call."""

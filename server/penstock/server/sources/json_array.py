@@ -149,8 +149,9 @@ class JsonSource(BlockedFiles):
         for place, data in cut(read_at, start, file.size, self._block_bytes, end_of):
             if end is None and place + len(data) == file.size:
                 raise InvalidJob(
-                    f"{file.path} ends within its array, in element {element} or after it: it was "
-                    "not written whole; write it again",
+                    f"{file.path} ends within its array, in element "
+                    f"{element + len(top_level(data).commas)}: it was not written whole; write it "
+                    "again",
                     key="source.files",
                 )
             items = _count(data)

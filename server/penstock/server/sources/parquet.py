@@ -230,9 +230,9 @@ class ParquetSource(IndexedSource):
         """
         self._set.check_all()
 
-    def hand_over(self) -> Catalog:
+    def hand_over(self) -> list[Catalog]:
         """Return the files with their footers and hashes, for the workers of this node."""
-        return self._set.hand_over()
+        return [self._set.hand_over()]
 
     def read_bytes(self) -> int:
         """Return the compressed bytes of the column chunks that were read since the last call."""
