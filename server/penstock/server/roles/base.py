@@ -156,13 +156,13 @@ class Source(Role, ABC):
         """Return the role's identity with the fingerprint of the content in it."""
         return {**super().identity(), "fingerprint": asked(self, "fingerprint")}
 
-    def hand_over(self) -> Catalog | None:
+    def hand_over(self) -> Sequence[Catalog]:
         """Return what this process knows of the source's files, for the workers of its node.
 
-        They open the source without looking at the files again. None: it has no such catalog, and
-        every process opens the files itself.
+        They open the source without looking at the files again. Without any, every process opens
+        the files itself.
         """
-        return None
+        return ()
 
     def read_bytes(self) -> int:
         """Return how many bytes were read from storage since the last call: a metric."""
