@@ -70,6 +70,14 @@ BATCHERS: dict[str, dict[str, Any]] = {
     "sequential": {"max_sequence_length": 30},
     "pool": {"max_tokens": 24, "pool_size": 6},
     "best_fit": {"max_tokens": 24, "pool_size": 12},
+    "first_fit": {"max_tokens": 24, "open_rows": 3},
+    "next_fit": {"max_tokens": 24},
+    "open_best_fit": {"max_tokens": 24, "open_rows": 3},
+    "balanced": {"max_tokens": 24, "open_rows": 3},
+    "knapsack": {"max_tokens": 24, "window": 7, "packing_ratio": 0.9},
+    "best_fit_decreasing": {"max_tokens": 24, "window": 7},
+    "window": {"max_tokens": 24, "window": 5},
+    "concat": {"max_tokens": 24, "rows": 2},
 }
 COLLATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "default": ("simple", {}),

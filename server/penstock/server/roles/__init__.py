@@ -38,10 +38,18 @@ from penstock.server.roles.role import Role
 
 if TYPE_CHECKING:
     from penstock.server.roles.batchers import (
+        BalancedPackingBatcher,
+        BestFitDecreasingPackingBatcher,
         BestFitPackingBatcher,
+        ConcatPackingBatcher,
+        FirstFitPackingBatcher,
+        KnapsackPackingBatcher,
+        NextFitPackingBatcher,
+        OpenBestFitPackingBatcher,
         PoolPackingBatcher,
         SequentialPackingBatcher,
         SimpleBatcher,
+        WindowPackingBatcher,
     )
     from penstock.server.roles.collators import (
         DefaultBatchCollator,
@@ -63,10 +71,18 @@ if TYPE_CHECKING:
 
 # Sources and built-ins import the ABCs through this package: they come when they are asked for.
 _BUILTINS = {
+    "BalancedPackingBatcher": "batchers",
+    "BestFitDecreasingPackingBatcher": "batchers",
     "BestFitPackingBatcher": "batchers",
+    "ConcatPackingBatcher": "batchers",
+    "FirstFitPackingBatcher": "batchers",
+    "KnapsackPackingBatcher": "batchers",
+    "NextFitPackingBatcher": "batchers",
+    "OpenBestFitPackingBatcher": "batchers",
     "PoolPackingBatcher": "batchers",
     "SequentialPackingBatcher": "batchers",
     "SimpleBatcher": "batchers",
+    "WindowPackingBatcher": "batchers",
     "DefaultBatchCollator": "collators",
     "FunctionCollator": "collators",
     "PackedCollator": "collators",
@@ -90,23 +106,30 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "BalancedPackingBatcher",
     "BatchCollator",
+    "BestFitDecreasingPackingBatcher",
     "BestFitPackingBatcher",
     "Blocks",
     "CollateContext",
+    "ConcatPackingBatcher",
     "DataDistributor",
     "DefaultBatchCollator",
+    "FirstFitPackingBatcher",
     "FunctionCollator",
     "FunctionProcessor",
     "IdentityProcessor",
     "IndexedSource",
     "ItemRef",
     "KeySpec",
+    "KnapsackPackingBatcher",
     "LaneDraws",
     "Layout",
     "MapDistributor",
     "MixtureDistributor",
+    "NextFitPackingBatcher",
     "NumberedDraws",
+    "OpenBestFitPackingBatcher",
     "PackedCollator",
     "PaddedCollator",
     "PoolPackingBatcher",
@@ -128,4 +151,5 @@ __all__ = [
     "StreamSource",
     "Target",
     "TokenizeProcessor",
+    "WindowPackingBatcher",
 ]

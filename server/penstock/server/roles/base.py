@@ -156,13 +156,13 @@ class Source(Role, ABC):
         """Return the role's identity with the fingerprint of the content in it."""
         return {**super().identity(), "fingerprint": asked(self, "fingerprint")}
 
-    def hand_over(self) -> Catalog | None:
+    def hand_over(self) -> Sequence[Catalog]:
         """Return what this process knows of the source's files, for the workers of its node.
 
-        They open the source without looking at the files again. None: it has no such catalog, and
-        every process opens the files itself.
+        They open the source without looking at the files again. Without any, every process opens
+        the files itself.
         """
-        return None
+        return ()
 
     def read_bytes(self) -> int:
         """Return how many bytes were read from storage since the last call: a metric."""
@@ -667,6 +667,14 @@ class SampleBatcher(Role, ABC):
     def size_of(self, sample: Sample) -> int:
         """Return the size of a processed sample: by default `len(sample["input_ids"])`."""
         return len(sample["input_ids"])
+
+    def spare(self, row: Row) -> int:
+        """Return by how much the samples of a row may together exceed their sizes.
+
+        Where sizes are told before items are processed, one may turn out larger: it stays in its
+        row if there is so much room, and else it is a bad item. By default there is none.
+        """
+        return 0
 
     def dropped(self) -> dict[str, int]:
         """Return by reason how many samples were left out since the lane's start.

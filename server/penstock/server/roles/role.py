@@ -34,11 +34,13 @@ class Role:
             A user's role without a `version` of its own is identified by its module's source.
         path_params: Constructor parameters that name local files relative to the job file. They do
             not decide bytes: the content of the files does (`content`).
+        numbered_by: The parameter that a number in the name sets: `window_10` is `window` of 10.
     """
 
     type_name: ClassVar[str] = ""
     version: ClassVar[int | str | None] = None
     path_params: ClassVar[tuple[str, ...]] = ()
+    numbered_by: ClassVar[str] = ""
 
     arguments: dict[str, Any]
 

@@ -12,7 +12,7 @@ import threading
 import zlib
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
@@ -26,13 +26,12 @@ from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources.access import check_columns, check_indices, require
 from penstock.server.sources.arrow import ArrowRows
-from penstock.server.sources.cache import BlockCache
+from penstock.server.sources.cache import BlockCache, gathered
 from penstock.server.sources.catalog import Catalog
-from penstock.server.sources.content import BLOCKS, WHOLE_BYTES, content_hash, files_fingerprint
-from penstock.server.sources.files import LOOKERS, DataFile, FileSet
+from penstock.server.sources.files import LOOKERS, DataFile, FileSet, refusing, unavailable
 from penstock.server.sources.pieces import Pieces
 from penstock.server.usercode.frames import error_line
-from penstock.wire.errors import BadItem, InvalidJob, SourceChanged, SourceUnavailable
+from penstock.wire.errors import BadItem, InvalidJob, SourceChanged
 
 logger = logging.getLogger("penstock")
 
@@ -273,7 +272,7 @@ class ParquetSource(IndexedSource):
             raise
         except Exception as error:
             if is_transient(error):
-                raise _unavailable(file, error, file.name) from error
+                raise unavailable(file, error, file.name) from error
             raise InvalidJob(
                 f"{file.path}: {' and '.join(columns)} cannot be read: {error_line(error)}",
                 key="source.files",
@@ -284,17 +283,7 @@ class ParquetSource(IndexedSource):
     ) -> list[dict[str, Any]]:
         """Return the rows at `indices`, from blocks that `rows_of(block, an index)` gives."""
         check_indices(indices, len(self))
-        wanted: dict[int, list[int]] = {}
-        for number, index in enumerate(indices):
-            wanted.setdefault(bisect_right(self._starts, index) - 1, []).append(number)
-        items: list[Any] = [None] * len(indices)
-        for block in sorted(wanted):
-            numbers, start = wanted[block], self._starts[block]
-            rows = rows_of(block, indices[numbers[0]])
-            found = rows.items([indices[number] - start for number in numbers])
-            for number, item in zip(numbers, found, strict=True):
-                items[number] = item
-        return items
+        return gathered(indices, self._starts, rows_of)
 
     def columns_of_items(self) -> dict[str, str]:
         """Return the columns, with their types in the first file."""
@@ -318,35 +307,13 @@ class ParquetSource(IndexedSource):
         Raises:
             SourceUnavailable: A file cannot be read at the moment.
         """
-        files = self._set.files
-        whole = sum(file.size for file in files) <= WHOLE_BYTES
-        blocks = max(1, min(BLOCKS, 1024 // len(files)))
-        fact = "whole" if whole else f"sampled {blocks}"
-
-        def read(file: DataFile) -> None:
-            try:
-                with self._set.open(file) as stream:
-                    content = content_hash(_read_at(stream), file.size, whole=whole, blocks=blocks)
-            except OSError as error:
-                raise _unavailable(file, error, file.name) from error
-            self._set.note(file, fact, content)
-
-        unread = [file for file in files if self._set.known(file, fact) is None]
-        with ThreadPoolExecutor(LOOKERS) as pool:
-            list(pool.map(read, unread))
-        entries = [
-            (
-                file.name,
-                file.size,
-                hashlib.sha256(
-                    f"{footer.sha256}{self._set.known(file, fact)}".encode()
-                ).hexdigest(),
-            )
-            for file, footer in zip(files, self._footers, strict=True)
-        ]
-        self._set.remember(list({file.path: file for file in (*self._read, *unread)}.values()))
+        footers = {
+            file.path: footer.sha256
+            for file, footer in zip(self._set.files, self._footers, strict=True)
+        }
+        fingerprint = self._set.fingerprint(lambda file: footers[file.path], self._read)
         self._read.clear()
-        return files_fingerprint(entries)
+        return fingerprint
 
     def check_present(self) -> None:
         """Refuse files that are gone or changed, where they lie on this machine's disks.
@@ -356,9 +323,9 @@ class ParquetSource(IndexedSource):
         """
         self._set.check_all()
 
-    def hand_over(self) -> Catalog:
+    def hand_over(self) -> list[Catalog]:
         """Return the files with their footers and hashes, for the workers of this node."""
-        return self._set.hand_over()
+        return [self._set.hand_over()]
 
     def read_bytes(self) -> int:
         """Return the compressed bytes of the column chunks that were read since the last call."""
@@ -400,7 +367,7 @@ class ParquetSource(IndexedSource):
                 self._open.move_to_end(number, last=False)
                 self._close_one()
             if is_transient(error):
-                raise _unavailable(file, error, index) from error
+                raise unavailable(file, error, index) from error
         if table is None:
             # Reading and decoding were one call, with the same errors: now one after the other.
             table = self._decoded(block, self._read_pieces(number, group, index))
@@ -471,7 +438,7 @@ class ParquetSource(IndexedSource):
             raise
         except Exception as error:
             if isinstance(error, OSError) or is_transient(error, reading=True):
-                raise _unavailable(file, error, index) from error
+                raise unavailable(file, error, index) from error
             raise
         return pieces
 
@@ -603,7 +570,7 @@ class ParquetSource(IndexedSource):
         return [known[number][group] for number, group in self._groups]
 
     def _watch(self, file: DataFile) -> None:
-        with _refusing(file):
+        with refusing(file):
             self._set.watch(file)
 
     def _read_footer(self, file: DataFile) -> None:
@@ -614,7 +581,7 @@ class ParquetSource(IndexedSource):
             SourceUnavailable: It cannot be read at the moment.
         """
         pa = require("pyarrow")
-        with _refusing(file), self._set.open(file) as stream:
+        with refusing(file), self._set.open(file) as stream:
             tail = _read_tail(_read_at(stream), file.size)
         if len(tail) < 12 or tail[-4:] != b"PAR1":
             kind = "encrypted" if tail[-4:] == b"PARE" else "not a Parquet file"
@@ -649,19 +616,6 @@ class ParquetSource(IndexedSource):
         self._set.note(file, self._fact, said)
 
 
-@contextlib.contextmanager
-def _refusing(file: DataFile) -> Iterator[None]:
-    """Name the file that cannot be looked at or read."""
-    try:
-        yield
-    except (FileNotFoundError, PermissionError) as error:
-        raise InvalidJob(
-            f"{file.path} cannot be read: {error.strerror or error}", key="source.files"
-        ) from error
-    except OSError as error:
-        raise _unavailable(file, error, file.name) from error
-
-
 def _leaves(metadata: Any) -> list[str]:
     """Return the top-level column of each leaf column."""
     return [
@@ -687,10 +641,6 @@ def _read_tail(read_at: Any, size: int) -> bytes:
     if len(tail) < length <= size:
         tail = read_at(size - length, size)
     return tail[-length:] if length >= 12 else tail
-
-
-def _unavailable(file: DataFile, error: Exception, item: Any) -> SourceUnavailable:
-    return SourceUnavailable(f"{file.path} cannot be read at the moment: {error}", item=item)
 
 
 __all__ = ["CACHE_BYTES", "ParquetSource"]

@@ -67,7 +67,8 @@ class Shuffle:
         self._drawn, self.lanes, self._seed, self._purpose = drawn, lanes, seed, purpose
         self._settled = self._asked or ("blocks" if drawn.blocked else "full")
         blocks = len(drawn.blocks)
-        if self._settled == "full" and drawn.blocked and blocks > 1:
+        apart = drawn.blocks.items_are_apart
+        if self._settled == "full" and drawn.blocked and blocks > 1 and not apart:
             raise InvalidJob(
                 f"shuffle: full over {blocks} storage blocks would decode a whole block for every "
                 f"row: use shuffle: blocks (reading_groups: 1 with window_blocks: {blocks} mixes "
