@@ -46,6 +46,7 @@ NAMES = (
     "resume",
     "memory",
     "reading",
+    "draws",
     "node_memory",
 )
 

@@ -176,10 +176,11 @@ def test_a_part_that_must_not_end_stops_the_readers(server: Server) -> None:
 def test_cat_says_of_which_source_samples_are(
     server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On the line of each batch, where sources have names."""
+    """On the line of each batch, where sources have names; and what was drawn of each part."""
     assert penstock(["cat", server.address, "mixed", "--count", "3"]) == 0
 
-    assert re.search(r"of code \d+, web \d+$", capsys.readouterr().out, re.MULTILINE)
+    printed = capsys.readouterr().out
+    assert re.search(r"of code \d+, web \d+  beside: .* \d+ tokens:web/english", printed)
 
 
 def other(**changed: Any) -> dict[str, Any]:

@@ -59,7 +59,6 @@ class SamplePlanner:
             and self.batching.batcher.draws_before(0) is not None
             # Beyond an end that nobody knows a lane would be taken for one that ends there.
             and (job.epochs is None or self.roles.batches(self._inner_lane) is not None)
-            and not self.roles.distributor.needs_sizes
         )
         self.ready: deque[Rows] = deque()
         self._accounts = Accounts()
@@ -222,12 +221,12 @@ class SamplePlanner:
         self._count_verdict(verdict)
         return True
 
-    def count_mark(self) -> tuple[int, int, int, int]:
+    def count_mark(self) -> tuple[int, int, int]:
         """Return what changes whenever `counts` does, draws aside; cheap enough for every batch."""
         drawn = self.counters["drawn"]
         beside = sum(self.batching.batcher.counters().values())
-        of_parts = drawn if self._counts_parts else 0
-        return sum(self.counters.values()) - drawn, self.batching.dropped, beside, of_parts
+        others = sum(self.counters.values()) - drawn + drawn * self._counts_parts
+        return others, self.batching.dropped, beside
 
     def counts(self) -> dict[str, int]:
         """Return all that was counted since the lane's beginning; see `all_counts`."""
