@@ -133,7 +133,13 @@ def raw_items() -> list[dict[str, Any]]:
 
 
 def make_job(
-    batcher: str, shuffle: str, processor: str, lanes: int, *, epochs: int | None = None
+    batcher: str,
+    shuffle: str,
+    processor: str,
+    lanes: int,
+    *,
+    epochs: int | None = None,
+    snapshot_every: int = 4,
 ) -> Job:
     """Return a job of these roles."""
     packs = not batcher.startswith(("simple", "pool"))
@@ -147,7 +153,7 @@ def make_job(
         lanes=lanes,
         epochs=epochs,
         on_item_error="quarantine",
-        snapshot_every=4,
+        snapshot_every=snapshot_every,
     )
 
 

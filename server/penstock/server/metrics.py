@@ -55,6 +55,7 @@ FAILURES = (
     "log_diverged",
     "position_far",
     "source_changed",
+    "source_exhausted",
     "source_unavailable",
     "store_unavailable",
     "worker_crashed",
@@ -142,6 +143,19 @@ class Metrics(Observer):
             (JOB, "reason"),
             registry=registry,
         )
+        self._tail_batches = Gauge(
+            "penstock_tail_dropped_batches",
+            "Batches at the end of a finite job that filled no step of the last reader that was to "
+            "leave these out.",
+            job,
+            registry=registry,
+        )
+        self._tail_samples = Gauge(
+            "penstock_tail_dropped_samples",
+            "Samples in these batches.",
+            job,
+            registry=registry,
+        )
         self._quarantined = Gauge(
             "penstock_quarantined_items",
             "Items that verdicts leave out now, by source, stage and kind of error; "
@@ -154,6 +168,26 @@ class Metrics(Observer):
             "What the batchers count beside samples that are left out: split, cut tokens, ...; "
             "and sizes that were not as told, in batches that were made.",
             (JOB, "count"),
+            registry=registry,
+        )
+        part_items = Counter(
+            "penstock_part_items_total",
+            "Items drawn from each part of a mixture, as they were planned.",
+            (JOB, "part"),
+            registry=registry,
+        )
+        part_tokens = Counter(
+            "penstock_part_tokens_total",
+            "Tokens, as the batcher counts them, of the items drawn from each part of a mixture.",
+            (JOB, "part"),
+            registry=registry,
+        )
+        self._of_parts = {"items": part_items, "tokens": part_tokens}
+        self._parts: dict[str, set[str]] = {}  # by job, the names of the parts of its mixtures
+        self._part_target = Gauge(
+            "penstock_part_target_ratio",
+            "The share that each part of a mixture shall have, of what `by` says.",
+            (JOB, "part", "by"),
             registry=registry,
         )
         self._retried = Counter(
@@ -249,6 +283,10 @@ class Metrics(Observer):
                 self._of(self._retried, name, reason)
             for reason in (*QUARANTINED, "filtered:none", *skipped):
                 self._of(self._skipped, name, self._bounded(self._skipped, name, reason))
+            targets = [each for roles in job.role_sets for each in roles.distributor.targets()]
+            self._parts[name] = {target.part for target in targets}
+            for target in targets:
+                self._of(self._part_target, name, target.part, target.by).set(target.share)
             sizes = SIZES if any(roles.plans_from_refs for roles in job.role_sets) else ()
             for count in (*sizes, *(count for each in batchers for count in each.counters())):
                 self._of(self._batcher, name, self._bounded(self._batcher, name, count))
@@ -313,6 +351,11 @@ class Metrics(Observer):
             kind, _, rest = name.partition(":")
             if new <= 0 or kind == "drawn":
                 continue
+            if kind in self._of_parts:
+                # Their names are in the job file, so there is a series for each, and for no other.
+                if rest in self._parts.get(job, ()):
+                    self._of(self._of_parts[kind], job, rest).inc(new)
+                continue
             # What is split or cut is delivered, and cut tokens are not samples.
             metric, reason = (self._batcher, rest) if kind == "batcher" else (self._skipped, name)
             self._of(metric, job, self._bounded(metric, job, reason)).inc(new)
@@ -368,6 +411,11 @@ class Metrics(Observer):
     def waited(self, job: str, seconds: float) -> None:
         """A reader had waited for so long."""
         self._of(self._wait, job).observe(seconds)
+
+    def tail_dropped(self, job: str, batches: int, samples: int) -> None:
+        """A reader was given all of a finite job but the batches that fill no step."""
+        self._of(self._tail_batches, job).set(batches)
+        self._of(self._tail_samples, job).set(samples)
 
     @contextlib.contextmanager
     def cursor_call(self, method: str) -> Iterator[None]:
@@ -507,8 +555,11 @@ class _StatusCollector(Collector):
 
 def _item_bytes(job: Job) -> float:
     """Return the bytes of an item in storage, in the mean over the lanes; 0 = not known."""
-    readings = ((roles, roles.distributor.reading()) for roles in job.role_sets)
-    total = sum(roles.lanes * reading.item_bytes for roles, reading in readings if reading)
+    total = 0.0
+    for roles in job.role_sets:
+        for reading in roles.readings:
+            lanes = roles.lanes if reading.lanes is None else len(reading.lanes)
+            total += lanes * reading.share * reading.item_bytes
     return total / job.lanes
 
 

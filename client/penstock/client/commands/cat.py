@@ -68,6 +68,12 @@ def add_parser(subparsers: Any) -> None:
         metavar="G",
         help="batches of a step over all ranks (default: the group's, the job's, or W)",
     )
+    who.add_argument(
+        "--uneven",
+        choices=("error", "fill"),
+        default="error",
+        help="fill: W need not divide G; a rank with fewer batches of a step gets a blanked one",
+    )
     what = parser.add_argument_group("what is read")
     start = what.add_mutually_exclusive_group()
     start.add_argument("--from-step", type=natural, metavar="S", help="the first step")
@@ -75,6 +81,12 @@ def add_parser(subparsers: Any) -> None:
     length = what.add_mutually_exclusive_group()
     length.add_argument("--steps", type=natural, metavar="N", help="end after N steps")
     length.add_argument("--count", type=natural, metavar="N", help="end after N batches")
+    what.add_argument(
+        "--tail",
+        choices=("pad", "drop"),
+        default="pad",
+        help="a last step that is not full: filled with blanked batches, or left out",
+    )
     what.add_argument("--prefetch", type=positive, metavar="N", help=argparse.SUPPRESS)
     cursor = parser.add_argument_group("the cursor")
     cursor.add_argument(
@@ -120,7 +132,8 @@ def _print(args: argparse.Namespace, show: Show) -> int:
             for done, batch in enumerate(loader, 1):
                 show(batch)
                 if done == args.count:
-                    break
+                    return 0
+            _say_dropped(loader)
             return 0
         left = args.count
         for done, step in enumerate(loader.steps(), 1):
@@ -132,8 +145,20 @@ def _print(args: argparse.Namespace, show: Show) -> int:
             if args.commit:
                 loader.commit()
             if left == 0 or done == args.steps:
-                break
+                return 0
+        _say_dropped(loader)
     return 0
+
+
+def _say_dropped(loader: Loader) -> None:
+    """Say what of the job's end was left out; to stderr, as stdout has one line per batch."""
+    found = loader.stats()
+    if found["dropped_batches"]:
+        say(
+            f"# the last {found['dropped_batches']:,} batches, with {found['dropped_samples']:,} "
+            "samples, fill no step and were left out",
+            error=True,
+        )
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -160,6 +185,8 @@ def _loader(args: argparse.Namespace) -> Loader:
         "world_size": args.world_size or 1,
         "batches_per_step": args.batches_per_step,
         "prefetch": args.prefetch,
+        "tail": args.tail,
+        "uneven": args.uneven,
         "deadline_s": args.timeout,
         "as_numpy": True,
     }

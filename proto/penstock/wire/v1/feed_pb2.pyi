@@ -96,7 +96,7 @@ class ReadRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., horizon: _Optional[_Union[Horizon, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("protocol", "job", "log_id", "group", "token", "generation", "rank", "world_size", "batches_per_step", "start", "lanes", "tail", "horizon", "bundles", "given_from", "next", "bytes_limit", "borrower")
+    __slots__ = ("protocol", "job", "log_id", "group", "token", "generation", "rank", "world_size", "batches_per_step", "start", "lanes", "tail", "horizon", "bundles", "given_from", "next", "bytes_limit", "borrower", "uneven")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class Open(_message.Message):
     NEXT_FIELD_NUMBER: _ClassVar[int]
     BYTES_LIMIT_FIELD_NUMBER: _ClassVar[int]
     BORROWER_FIELD_NUMBER: _ClassVar[int]
+    UNEVEN_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job: str
     log_id: bytes
@@ -133,7 +134,8 @@ class Open(_message.Message):
     next: int
     bytes_limit: int
     borrower: bytes
-    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., group: _Optional[str] = ..., token: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start: _Optional[int] = ..., lanes: _Optional[_Iterable[int]] = ..., tail: _Optional[_Union[Tail, str]] = ..., horizon: _Optional[int] = ..., bundles: bool = ..., given_from: _Optional[int] = ..., next: _Optional[int] = ..., bytes_limit: _Optional[int] = ..., borrower: _Optional[bytes] = ...) -> None: ...
+    uneven: bool
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., group: _Optional[str] = ..., token: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start: _Optional[int] = ..., lanes: _Optional[_Iterable[int]] = ..., tail: _Optional[_Union[Tail, str]] = ..., horizon: _Optional[int] = ..., bundles: bool = ..., given_from: _Optional[int] = ..., next: _Optional[int] = ..., bytes_limit: _Optional[int] = ..., borrower: _Optional[bytes] = ..., uneven: bool = ...) -> None: ...
 
 class Horizon(_message.Message):
     __slots__ = ("horizon", "finished_step", "next", "bytes_limit")
@@ -340,14 +342,16 @@ class Draining(_message.Message):
     def __init__(self, detail: _Optional[str] = ...) -> None: ...
 
 class End(_message.Message):
-    __slots__ = ("batches", "steps", "dropped_batches")
+    __slots__ = ("batches", "steps", "dropped_batches", "dropped_samples")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     batches: int
     steps: int
     dropped_batches: int
-    def __init__(self, batches: _Optional[int] = ..., steps: _Optional[int] = ..., dropped_batches: _Optional[int] = ...) -> None: ...
+    dropped_samples: int
+    def __init__(self, batches: _Optional[int] = ..., steps: _Optional[int] = ..., dropped_batches: _Optional[int] = ..., dropped_samples: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

@@ -82,6 +82,11 @@ class BatchPlan(NamedTuple):
     role_set: int = 0
     accounting: tuple[tuple[str, int], ...] = ()
 
+    @property
+    def samples(self) -> int:
+        """How many samples it holds, a piece of a split one counted as one."""
+        return sum(map(len, self.rows))
+
     def to_json(self) -> list[Any]:
         """Return `[lane, offset, rows]`, refs as `SampleRef.to_json` gives them.
 

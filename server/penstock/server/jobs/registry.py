@@ -204,6 +204,17 @@ def build(kind: Kind, spec: Mapping[str, Any], location: Location) -> Any:
             parameters[counted.parameter] = counted.number
     _check_names(cls, parameters, location)
     _check_types(cls, parameters, location)
+
+    def inner(section: Any, *keys: str) -> Any:
+        """Return a role of the same kind, which a parameter of this one describes."""
+        at = location.at(*keys)
+        if isinstance(section, str):
+            section = {"type": section}
+        if not isinstance(section, Mapping):
+            raise at.error(f"{at.key} is {shown(section)}: give a type, with its parameters")
+        return build(kind, section, at)
+
+    parameters = cls.with_roles(parameters, inner)
     for path_param in {*cls.path_params, *(["function"] if cls in FUNCTIONS.values() else [])}:
         if path_param in parameters:
             parameters[path_param] = absolute(parameters[path_param], location.base)

@@ -51,11 +51,15 @@ class SamplePlanner:
         self.roles, self._inner_lane = job.roles(lane)
         self.draws: LaneDraws = job.open_draws(lane)
         self.batching = Batching(job, lane, items)
+        self._counts_parts = bool(self.draws.counts())
         self._from_refs = self.roles.plans_from_refs
         self._can_seek = (
             self._from_refs
             and self.draws.can_seek()
             and self.batching.batcher.draws_before(0) is not None
+            # Beyond an end that nobody knows a lane would be taken for one that ends there.
+            and (job.epochs is None or self.roles.batches(self._inner_lane) is not None)
+            and not self.roles.distributor.needs_sizes
         )
         self.ready: deque[Rows] = deque()
         self._accounts = Accounts()
@@ -158,7 +162,7 @@ class SamplePlanner:
         accepted = False
         taken = 0
         if self._from_refs:
-            size = self._size(item) if self.batching.batcher.needs_sizes else 0
+            size = self._size(item) if self.roles.needs_sizes else 0
             if size is not None:
                 batches, accepted = self._add((SampleRef(item, 0, size),), (None,))
                 taken = size
@@ -173,7 +177,8 @@ class SamplePlanner:
                 ]
                 batches, accepted = self._add(refs, outcome)
                 taken = sum(ref.size for ref in refs)
-        self.draws.took(item, taken if accepted else 0)
+        # Draws that can be sought depend on no size, and must not count what seeking leaves out.
+        self.draws.took(item, taken if accepted and not self._can_seek else 0)
         self._finish(batches)
         if batches and self.offset + len(self.ready) > 1:
             self._draws_of_batch = self._starvation.without_batch + 1
@@ -217,15 +222,16 @@ class SamplePlanner:
         self._count_verdict(verdict)
         return True
 
-    def count_mark(self) -> tuple[int, int, int]:
+    def count_mark(self) -> tuple[int, int, int, int]:
         """Return what changes whenever `counts` does, draws aside; cheap enough for every batch."""
         drawn = self.counters["drawn"]
         beside = sum(self.batching.batcher.counters().values())
-        return sum(self.counters.values()) - drawn, self.batching.dropped, beside
+        of_parts = drawn if self._counts_parts else 0
+        return sum(self.counters.values()) - drawn, self.batching.dropped, beside, of_parts
 
     def counts(self) -> dict[str, int]:
         """Return all that was counted since the lane's beginning; see `all_counts`."""
-        return all_counts(self.counters, self.batching.batcher)
+        return {**all_counts(self.counters, self.batching.batcher), **self.draws.counts()}
 
     # --- items, some ahead ---
 

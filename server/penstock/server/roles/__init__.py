@@ -29,6 +29,7 @@ from penstock.server.roles.base import (
     SampleRef,
     Source,
     StreamSource,
+    Target,
 )
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.roles.draws import LaneDraws, NumberedDraws
@@ -56,7 +57,12 @@ if TYPE_CHECKING:
         PackedCollator,
         PaddedCollator,
     )
-    from penstock.server.roles.distributors import MapDistributor, ShardsDistributor
+    from penstock.server.roles.distributors import (
+        MapDistributor,
+        MixtureDistributor,
+        RankPartitionedDistributor,
+        ShardsDistributor,
+    )
     from penstock.server.roles.processors import (
         FunctionProcessor,
         IdentityProcessor,
@@ -82,6 +88,8 @@ _BUILTINS = {
     "PackedCollator": "collators",
     "PaddedCollator": "collators",
     "MapDistributor": "distributors",
+    "MixtureDistributor": "distributors",
+    "RankPartitionedDistributor": "distributors",
     "ShardsDistributor": "distributors",
     "FunctionProcessor": "processors",
     "IdentityProcessor": "processors",
@@ -118,6 +126,7 @@ __all__ = [
     "LaneDraws",
     "Layout",
     "MapDistributor",
+    "MixtureDistributor",
     "NextFitPackingBatcher",
     "NumberedDraws",
     "OpenBestFitPackingBatcher",
@@ -125,6 +134,7 @@ __all__ = [
     "PaddedCollator",
     "PoolPackingBatcher",
     "ProcessContext",
+    "RankPartitionedDistributor",
     "RawItem",
     "RawItemProcessor",
     "Reading",
@@ -139,6 +149,7 @@ __all__ = [
     "SimpleBatcher",
     "Source",
     "StreamSource",
+    "Target",
     "TokenizeProcessor",
     "WindowPackingBatcher",
 ]

@@ -11,7 +11,7 @@ import inspect
 import os
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -60,6 +60,17 @@ class Role:
                     arguments.update(arguments.pop(parameter.name))
             self.arguments = arguments
         return self
+
+    @classmethod
+    def with_roles(cls, parameters: dict[str, Any], make: Callable[..., Any]) -> dict[str, Any]:
+        """Return a section's parameters with the roles built that are described in them.
+
+        Args:
+            parameters: As they stand in a job file.
+            make: `(section, *keys)`: builds a role of the same kind, from what stands below these
+                keys.
+        """
+        return parameters
 
     def clone(self) -> Any:
         """Return a fresh role with the same parameters: every lane has a batcher of its own.
