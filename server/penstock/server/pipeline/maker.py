@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
@@ -86,7 +85,7 @@ class Maker:
         # Of the plan, not of what is left of it: a batch that quarantine emptied has an epoch, too.
         epochs = [ref.item.epoch for row in plan.rows for ref in row]
         epoch = min(epochs) if epochs else 0
-        accounting = Counter() if blank else Counter(dict(plan.accounting)) + exits.counts
+        accounting = {} if blank else dict(plan.accounting) | exits.counts
         told = (counts, accounting, exits.counts)
         return Made(self.job.log_id, kept, layout, *told, padding, emptied, epoch)
 
@@ -107,7 +106,7 @@ class Maker:
         for row in plan.rows:
             for ref in row:
                 if verdicts is not None and verdicts.find("exit", ref.item, plan.lane, plan.offset):
-                    exits.counts["quarantined:exit"] += 1
+                    exits.count("quarantined:exit")
                     continue
                 key = ref[:2]
                 if key in at_hand:
@@ -120,7 +119,7 @@ class Maker:
             if isinstance(outcome, Bad):
                 # Removed from its own batch only: no other item moves.
                 self.items.judge("exit", refs[0].item, outcome, plan.lane, plan.offset)
-                exits.counts["quarantined:exit"] += len(refs)
+                exits.count("quarantined:exit", len(refs))
                 continue
             samples = [] if isinstance(outcome, Filtered) else outcome
             for ref in refs:
