@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from penstock.server.core.transient import is_transient
 from penstock.server.roles.base import IndexedSource
+from penstock.server.roles.columns import Indices, SequenceColumns
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources.access import check_columns, check_indices, require
-from penstock.server.sources.arrow import ArrowRows
+from penstock.server.sources.arrow import ArrowRows, dtype_of_lists
 from penstock.server.sources.cache import BlockCache
 from penstock.server.sources.catalog import Catalog
 from penstock.server.sources.content import BLOCKS, WHOLE_BYTES, content_hash, files_fingerprint
@@ -60,7 +61,7 @@ class _Footer(NamedTuple):
     sha256: str
 
 
-class ParquetSource(IndexedSource):
+class ParquetSource(IndexedSource, SequenceColumns):
     """The rows of Parquet files, in the order of the files' logical names.
 
     A row group is a block: it is read and decoded once for all rows that a fetch wants of it, and
@@ -204,6 +205,48 @@ class ParquetSource(IndexedSource):
             for number, item in zip(numbers, found, strict=True):
                 items[number] = item
         return items
+
+    def sequence_dtype(self, column: str) -> np.dtype[Any] | None:
+        """Return the dtype of the numbers in a column of lists, if it is the same in all files."""
+        kinds = {footer.schema.types.get(column, "") for footer in self._footers}
+        return dtype_of_lists(kinds.pop()) if len(kinds) == 1 and column in self.columns else None
+
+    def lengths(self, column: str, indices: Indices) -> Indices:
+        """Return how many numbers the lists of a column have; each row group is decoded once.
+
+        Raises:
+            IndexError, SourceUnavailable, SourceChanged, BadItem: As `fetch`.
+        """
+        found = np.empty(len(indices), np.int64)
+        with self._lock:
+            for places, rows, inside in self._by_block(indices):
+                found[places] = rows.lengths(column, inside)
+        return found
+
+    def gather(
+        self, column: str, indices: Indices, starts: Indices, stops: Indices, out: NDArray[Any]
+    ) -> None:
+        """Write numbers of many lists one after another; each row group is decoded once.
+
+        Raises:
+            IndexError, SourceUnavailable, SourceChanged, BadItem: As `fetch`.
+        """
+        ends = np.cumsum(stops - starts)
+        begins = ends - (stops - starts)
+        with self._lock:
+            for places, rows, inside in self._by_block(indices):
+                for place, row in zip(places.tolist(), inside.tolist(), strict=True):
+                    numbers = rows.view(column, row)[starts[place] : stops[place]]
+                    out[begins[place] : ends[place]] = numbers
+
+    def _by_block(self, indices: Indices) -> Iterator[tuple[Indices, ArrowRows, Indices]]:
+        """Yield for each row group of some items their places, the group, and their rows in it."""
+        check_indices(indices.tolist(), len(self))
+        blocks = np.searchsorted(self._starts, indices, side="right") - 1
+        for block in np.unique(blocks).tolist():
+            places = np.flatnonzero(blocks == block)
+            rows = self._block(block, int(indices[places[0]]))
+            yield places, rows, indices[places] - self._starts[block]
 
     def columns_of_items(self) -> dict[str, str]:
         """Return the columns, with their types in the first file."""
