@@ -7,6 +7,7 @@ policy decides: stop, or a verdict that is durable before anything that depends 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -129,7 +130,8 @@ class Items(ProcessedItems):
         self.progress("fetch", items[0])
         indices = [item.index for item in items]
         try:
-            sizes = self.retried(lambda: contained(lambda: source.sizes(indices)), what, items[0])
+            told = partial(self.job.roles_of(items[0].source).told_sizes, source, indices)
+            sizes = self.retried(lambda: contained(lambda: self.of_source(told)), what, items[0])
             return [
                 self._checked_size(source, "sizes", item, size, None)
                 for item, size in zip(items, () if sizes is None else sizes, strict=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from penstock.server.core.copies import own_copy
 from penstock.server.core.refs import ItemRef
@@ -21,6 +22,9 @@ from penstock.wire.errors import BadItem, PenstockError
 READ_AHEAD_S = 0.001
 """Where a source takes longer than this for a call, what comes next is read meanwhile by a thread;
 below it a thread costs more than it saves."""
+
+
+_Read = TypeVar("_Read")
 
 
 class RawItems(Calls):
@@ -140,17 +144,21 @@ class RawItems(Calls):
         self, source: Source, items: Sequence[ItemRef], heads: bool = False
     ) -> list[RawItem]:
         indices = [item.index for item in items]
-        began_s = time.perf_counter()
-        with self._reading:
-            if heads:
-                raws = source.heads(
-                    indices, self.job.roles_of(items[0].source).processor.size_columns
-                )
-            else:
-                raws = source.fetch(indices)
-        self._read_s += 0.1 * (time.perf_counter() - began_s - self._read_s)
+        read = partial(source.fetch, indices)
+        if heads:
+            columns = self.job.roles_of(items[0].source).processor.size_columns
+            read = partial(source.heads, indices, columns)
+        raws = self.of_source(read)
         # A processor may write into what it is given: that must not be the source's own.
         return raws if source.gives_fresh_items else [own_copy(raw) for raw in raws]
+
+    def of_source(self, read: Callable[[], _Read]) -> _Read:
+        """Return what a call of a source gives: one thread at a time calls sources."""
+        began_s = time.perf_counter()
+        with self._reading:
+            found = read()
+        self._read_s += 0.1 * (time.perf_counter() - began_s - self._read_s)
+        return found
 
     def seed(self, item: ItemRef) -> None:
         """Seed the borrowed generators for an item."""
@@ -179,6 +187,11 @@ class RawItems(Calls):
         found: dict[ItemRef, RawItem] = {}
         for name, source in self.job.sources.items():
             own = [item for item in items if item.source == name]
+            roles = self.job.roles_of(name)
+            if own and roles.columns:  # only their blocks are wanted: nothing is kept of the items
+                told = partial(roles.told_sizes, source, [item.index for item in own])
+                contained(partial(self.of_source, told))
+                return []
             if own:
                 raws = contained(partial(self._of_source, source, own))
                 found.update(zip(own, raws, strict=True))

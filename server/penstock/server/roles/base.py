@@ -494,6 +494,10 @@ class RawItemProcessor(Role, ABC):
         """
         return False
 
+    def passes_items(self) -> bool:
+        """Tell whether a sample is its item, unchanged: then nothing need be called for it."""
+        return False
+
     def check_columns(self, columns: Mapping[str, str]) -> None:  # optional
         """Refuse a source whose items lack a column that this needs; called with the job's source.
 
@@ -584,6 +588,13 @@ class SampleBatcher(Role, ABC):
     def size_of(self, sample: Sample) -> int:
         """Return the size of a processed sample: by default `len(sample["input_ids"])`."""
         return len(sample["input_ids"])
+
+    def length_column(self) -> str | None:
+        """Return the value of a sample whose length is its size; None = sizes are something else.
+
+        Where a source has it as a column, batches are planned from its lengths alone.
+        """
+        return None
 
     def dropped(self) -> dict[str, int]:
         """Return by reason how many samples were left out since the lane's start.

@@ -7,10 +7,13 @@ and made by copying them into the batch: no item becomes a Python object of its 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from penstock.server.roles.context import CollateContext
 
 Indices = npt.NDArray[np.int64]
 
@@ -55,4 +58,41 @@ class SequenceColumns(ABC):
         """
 
 
-__all__ = ["Indices", "SequenceColumns"]
+class ColumnRows(ABC):
+    """The rows of a batch, whose samples are still in their columns.
+
+    Attributes:
+        lengths: int64 (samples,) for each row: how many numbers its samples have.
+        dtypes: The dtype of each column.
+    """
+
+    lengths: Sequence[Indices]
+    dtypes: Mapping[str, np.dtype[Any]]
+
+    @abstractmethod
+    def write(self, column: str, row: int, out: npt.NDArray[Any]) -> None:
+        """Write the samples of a row one after another into `out`, which has just that size."""
+
+
+class ColumnCollator(ABC):
+    """What a `BatchCollator` offers beside, if it needs no sample as an object."""
+
+    @abstractmethod
+    def takes_columns(self, columns: Mapping[str, np.dtype[Any] | None]) -> Sequence[str] | None:
+        """Return the columns that `collate_columns` needs; None = it cannot do with these.
+
+        Args:
+            columns: What samples have, by name: the dtype where it is a row of numbers, else None.
+        """
+
+    @abstractmethod
+    def collate_columns(self, rows: ColumnRows, context: CollateContext) -> dict[str, Any]:
+        """Return what `collate` returns for these samples, to the byte.
+
+        Args:
+            rows: The rows; all of their columns have the same lengths.
+            context: Of the batch.
+        """
+
+
+__all__ = ["ColumnCollator", "ColumnRows", "Indices", "SequenceColumns"]
