@@ -703,8 +703,8 @@ class Layout:
     """How samples lie in a batch's values, for those that show or train on them.
 
     Attributes:
-        name: `packed` (documents one after the other in rows), `padded` (a sample per row); empty =
-            not known.
+        name: `padded` (a sample per row), or how documents are packed in rows: `flash`, `megatron`,
+            `thd`, `indexed`, `neat`; empty = not known.
         labels_shifted: The label of a token is the token that follows it.
         ignore_index: The label that losses leave out; None = it is not known whether there are
             labels.

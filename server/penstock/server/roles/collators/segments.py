@@ -6,22 +6,38 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.server.roles.base import Sample
-from penstock.server.roles.collators.arrays import Array, bad_batch, token_ids, token_row
+from penstock.server.roles.collators.arrays import (
+    Array,
+    bad_batch,
+    flag_row,
+    learned_labels,
+    token_ids,
+    token_row,
+)
 from penstock.server.roles.context import CollateContext
 from penstock.wire.errors import BadBatch
 
 
+class Document(NamedTuple):
+    """What a sample gives to a packed row: one entry per token each."""
+
+    ids: Array
+    """The tokens."""
+    labels: Array | None
+    """Its own labels, -100 where its `loss_mask` is 0; None = the tokens are the labels."""
+    seen: Array | None
+    """Bool: which tokens attention sees; None = all."""
+
+
 class Segment(NamedTuple):
-    """A stretch of one row that cu_seq_lens bounds: a document with its own padding, or padding."""
+    """A stretch of one row that seams bound: a document with its own padding, or padding."""
 
     start: int
     """Its first token in the flattened rows."""
     size: int
     """How many tokens it takes up."""
-    ids: Array | None
-    """The document's tokens, at most `size`; None = padding."""
-    labels: Array | None
-    """The labels that the document brought itself."""
+    document: Document | None
+    """The document, at most `size` tokens of it; None = padding."""
     number: int
     """The document's number in its row, from 1; 0 = padding."""
 
@@ -41,15 +57,15 @@ def lay_out(
         context: Of the batch.
 
     Raises:
-        BadBatch: A row is longer than `pad_to`; a sample has no `input_ids`, or `labels` of another
-            length.
+        BadBatch: A row is longer than `pad_to`; a sample has no `input_ids`, or another value of
+            another length.
     """
     multiple = document_multiple or 1
     documents = [
-        [document for sample in row if len((document := _document(sample, context))[0])]
+        [document for sample in row if len((document := _document(sample, context)).ids)]
         for row in rows
     ] or [[]]
-    lengths = [sum(-(-len(ids) // multiple) * multiple for ids, _ in row) for row in documents]
+    lengths = [sum(-(-len(one.ids) // multiple) * multiple for one in row) for row in documents]
     width = pad_to or max(*lengths, multiple)
     if max(lengths) > width:
         raise _too_long(documents, lengths, width, document_multiple, context)
@@ -57,31 +73,49 @@ def lay_out(
     segments: list[Segment] = []
     for row_number, row in enumerate(documents):
         start, end = row_number * width, (row_number + 1) * width
-        for number, (ids, labels) in enumerate(row, start=1):
-            size = -(-len(ids) // multiple) * multiple
-            segments.append(Segment(start, size, ids, labels, number))
+        for number, document in enumerate(row, start=1):
+            size = -(-len(document.ids) // multiple) * multiple
+            segments.append(Segment(start, size, document, number))
             start += size
         if start < end:
-            segments.append(Segment(start, end - start, None, None, 0))
+            segments.append(Segment(start, end - start, None, 0))
     return segments, width
 
 
-def _document(sample: Sample, context: CollateContext) -> tuple[Array, Array | None]:
-    """Return a sample's tokens, and the labels that it brings itself."""
+def targets(document: Document) -> Array:
+    """Return what each token but the last is to predict: the label of the token after it.
+
+    -100 where one of the two is hidden: a hidden token's output means nothing, and it is not
+    learned.
+    """
+    labels = document.ids if document.labels is None else document.labels
+    if document.seen is None:
+        return labels[1:]
+    return learned_labels(labels[1:], document.seen[1:] & document.seen[:-1])
+
+
+def _document(sample: Sample, context: CollateContext) -> Document:
     ids = token_ids(sample, context)
-    if sample.get("labels") is None:
-        return ids, None
-    labels = token_row(sample["labels"], "labels", context)
-    if len(labels) != len(ids):
-        raise bad_batch(
-            context,
-            f"a sample has {len(labels)} labels for {len(ids)} tokens; give one per token",
-        )
-    return ids, labels
+    rows: dict[str, Array | None] = {}
+    for name, row_of in (
+        ("labels", token_row),
+        ("loss_mask", flag_row),
+        ("attention_mask", flag_row),
+    ):
+        row = rows[name] = None if sample.get(name) is None else row_of(sample[name], name, context)
+        if row is not None and len(row) != len(ids):
+            raise bad_batch(
+                context,
+                f"a sample has {len(row)} {name} for {len(ids)} tokens; give one per token",
+            )
+    labels, seen = rows["labels"], rows["attention_mask"]
+    if (learned := rows["loss_mask"]) is not None:
+        labels = learned_labels(ids if labels is None else labels, learned)
+    return Document(ids, labels, None if seen is None or seen.all() else seen)
 
 
 def _too_long(
-    documents: list[list[tuple[Array, Array | None]]],
+    documents: list[list[Document]],
     lengths: list[int],
     pad_to: int,
     document_multiple: int | None,
@@ -101,4 +135,4 @@ def _too_long(
     )
 
 
-__all__ = ["Segment", "lay_out"]
+__all__ = ["Document", "Segment", "lay_out", "targets"]
