@@ -20,9 +20,9 @@ from penstock.server.roles.base import (
     Source,
     indexed,
 )
-from penstock.server.roles.columns import ColumnCollator, SequenceColumns
 from penstock.server.roles.batchers import SimpleBatcher
 from penstock.server.roles.collators import DefaultBatchCollator
+from penstock.server.roles.columns import ColumnCollator, Indices, SequenceColumns
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.processors import IdentityProcessor
 from penstock.wire.checks import check_whole
@@ -195,12 +195,14 @@ class RoleSet:
             and source.sequence_dtype(column) is not None
         )
 
-    def told_sizes(self, source: IndexedSource, indices: Sequence[int]) -> Sequence[int] | None:
-        """Return what one of `sized_sources` tells."""
+    def told_sizes(
+        self, source: IndexedSource, indices: Sequence[int]
+    ) -> Indices | Sequence[int] | None:
+        """Return what one of `sized_sources` tells: lengths as an array, -1 where there is none."""
         if isinstance(source, SequenceColumns) and not source.knows_sizes():
             column = self.batcher.length_column()
             assert column is not None
-            return source.lengths(column, np.array(indices, np.int64)).tolist()
+            return source.lengths(column, np.array(indices, np.int64))
         return source.sizes(indices)
 
     @cached_property

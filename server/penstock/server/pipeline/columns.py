@@ -26,7 +26,9 @@ from penstock.server.usercode.frames import error_line
 logger = logging.getLogger("penstock")
 
 
-def collate_columns(items: RawItems, plan: BatchPlan) -> tuple[dict[str, Any], dict[str, int]] | None:
+def collate_columns(
+    items: RawItems, plan: BatchPlan
+) -> tuple[dict[str, Any], dict[str, int]] | None:
     """Return the values and counts of a batch; None where it must be made of items.
 
     Args:
@@ -107,6 +109,9 @@ class _Rows(ColumnRows):
 
     def _settled(self, run: _Run, columns: Sequence[str]) -> _Run:
         """Return a run with the ends of its samples; note whether they are as they were planned."""
+        if len(columns) == 1 and run.sizes.all():
+            # It was planned from these lengths.
+            return run._replace(stops=run.starts + run.sizes)
         lengths, *others = (
             self._items.of_source(partial(run.source.lengths, column, run.indices))
             for column in columns

@@ -118,6 +118,8 @@ class Items(ProcessedItems):
     def _told_sizes(
         self, sources: Mapping[str, IndexedSource], items: Sequence[ItemRef]
     ) -> list[int | Bad]:
+        if len(sources) == 1:
+            return self._told_by(next(iter(sources.values())), items)
         found: dict[ItemRef, int | Bad] = {}
         for name, source in sources.items():
             own = [item for item in items if item.source == name]
@@ -132,6 +134,9 @@ class Items(ProcessedItems):
         try:
             told = partial(self.job.roles_of(items[0].source).told_sizes, source, indices)
             sizes = self.retried(lambda: contained(lambda: self.of_source(told)), what, items[0])
+            if isinstance(sizes, np.ndarray) and not (sizes < 0).any():
+                found: list[int | Bad] = sizes.tolist()
+                return found
             return [
                 self._checked_size(source, "sizes", item, size, None)
                 for item, size in zip(items, () if sizes is None else sizes, strict=True)

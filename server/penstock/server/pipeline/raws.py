@@ -13,7 +13,7 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
 from penstock.server.pipeline.kept import KEPT_BYTES, KeptItems
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Call, Calls, Progress
-from penstock.server.roles.base import RawItem, Source
+from penstock.server.roles.base import IndexedSource, RawItem, Source
 from penstock.server.roles.context import item_key
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.seeding import BorrowedGlobals
@@ -188,7 +188,9 @@ class RawItems(Calls):
         for name, source in self.job.sources.items():
             own = [item for item in items if item.source == name]
             roles = self.job.roles_of(name)
-            if own and roles.columns:  # only their blocks are wanted: nothing is kept of the items
+            if (
+                own and roles.columns and isinstance(source, IndexedSource)
+            ):  # only their blocks are wanted: nothing is kept of the items
                 told = partial(roles.told_sizes, source, [item.index for item in own])
                 contained(partial(self.of_source, told))
                 return []

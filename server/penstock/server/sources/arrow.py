@@ -46,20 +46,19 @@ class ArrowRows:
         """Return the items at `rows`, each a dict of its own."""
         return [{name: value(row) for name, value in self._columns} for row in rows]
 
-
-    def lengths(self, column: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return how many numbers lists have; -1 where one is missing, or has missing numbers."""
+    def length(self, column: str, row: int) -> int:
+        """Return how many numbers a list has; -1 where it, or one of them, is missing."""
         if (found := self.sequences.get(column)) is not None:
-            lengths: npt.NDArray[np.int64] = found.offsets[rows + 1] - found.offsets[rows]
-            return lengths
-        lists = map(self._values(column), rows.tolist())
-        return np.array([len(row) if isinstance(row, np.ndarray) else -1 for row in lists], np.int64)
+            return found.bounds[row + 1] - found.bounds[row]
+        numbers = self._values(column)(row)
+        return len(numbers) if isinstance(numbers, np.ndarray) else -1
 
-    def view(self, column: str, row: int) -> npt.NDArray[Any]:
-        """Return the numbers of a list that has a length: not to be written to, or kept."""
+    def numbers(self, column: str, row: int, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return numbers `[start, stop)` of a list that has a length: not to be kept."""
         if (found := self.sequences.get(column)) is not None:
-            return found.values[found.offsets[row] : found.offsets[row + 1]]
-        numbers: npt.NDArray[Any] = self._values(column)(row)
+            first = found.bounds[row]
+            return found.values[first + start : first + stop]
+        numbers: npt.NDArray[Any] = self._values(column)(row)[start:stop]
         return numbers
 
     def _values(self, column: str) -> Callable[[int], Any]:
@@ -74,10 +73,13 @@ class ListColumn:
         offsets: int64 (rows + 1,): where each row begins in `values`, and the last one ends.
     """
 
-    __slots__ = ("offsets", "values")
+    __slots__ = ("bounds", "values")
 
     def __init__(self, values: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> None:
-        self.values, self.offsets = values, offsets
+        self.values = values
+        self.bounds = memoryview(
+            offsets.data
+        )  # a view gives Python's integers, three times as fast
 
     @classmethod
     def of(cls, column: Any) -> ListColumn | None:
@@ -100,7 +102,7 @@ class ListColumn:
 
         A copy: a view would keep the whole block alive, which the cache's bound does not count.
         """
-        return self.values[self.offsets[row] : self.offsets[row + 1]].copy()
+        return self.values[self.bounds[row] : self.bounds[row + 1]].copy()
 
 
 _LISTS = re.compile(

@@ -217,11 +217,9 @@ class ParquetSource(IndexedSource, SequenceColumns):
         Raises:
             IndexError, SourceUnavailable, SourceChanged, BadItem: As `fetch`.
         """
-        found = np.empty(len(indices), np.int64)
         with self._lock:
-            for places, rows, inside in self._by_block(indices):
-                found[places] = rows.lengths(column, inside)
-        return found
+            found = [rows.length(column, row) for rows, row in self._rows_of(indices)]
+        return np.array(found, np.int64)
 
     def gather(
         self, column: str, indices: Indices, starts: Indices, stops: Indices, out: NDArray[Any]
@@ -231,22 +229,24 @@ class ParquetSource(IndexedSource, SequenceColumns):
         Raises:
             IndexError, SourceUnavailable, SourceChanged, BadItem: As `fetch`.
         """
-        ends = np.cumsum(stops - starts)
-        begins = ends - (stops - starts)
+        end = 0
+        spans = zip(starts.tolist(), stops.tolist(), strict=True)
         with self._lock:
-            for places, rows, inside in self._by_block(indices):
-                for place, row in zip(places.tolist(), inside.tolist(), strict=True):
-                    numbers = rows.view(column, row)[starts[place] : stops[place]]
-                    out[begins[place] : ends[place]] = numbers
+            for (rows, row), (start, stop) in zip(self._rows_of(indices), spans, strict=True):
+                begin, end = end, end + stop - start
+                out[begin:end] = rows.numbers(column, row, start, stop)
 
-    def _by_block(self, indices: Indices) -> Iterator[tuple[Indices, ArrowRows, Indices]]:
-        """Yield for each row group of some items their places, the group, and their rows in it."""
-        check_indices(indices.tolist(), len(self))
-        blocks = np.searchsorted(self._starts, indices, side="right") - 1
-        for block in np.unique(blocks).tolist():
-            places = np.flatnonzero(blocks == block)
-            rows = self._block(block, int(indices[places[0]]))
-            yield places, rows, indices[places] - self._starts[block]
+    def _rows_of(self, indices: Indices) -> Iterator[tuple[ArrowRows, int]]:
+        """Yield the decoded row group of each item, and the item's row in it."""
+        numbers = indices.tolist()
+        check_indices(numbers, len(self))
+        groups: dict[int, ArrowRows] = {}
+        for index in numbers:
+            block = bisect_right(self._starts, index) - 1
+            rows = groups.get(block)
+            if rows is None:
+                rows = groups[block] = self._block(block, index)
+            yield rows, index - self._starts[block]
 
     def columns_of_items(self) -> dict[str, str]:
         """Return the columns, with their types in the first file."""

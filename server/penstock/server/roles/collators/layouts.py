@@ -12,14 +12,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from penstock.server.roles.base import KeySpec
 from penstock.server.roles.collators.arrays import IGNORE_INDEX, Array, bad_batch
-from penstock.server.roles.collators.segments import Segment
+from penstock.server.roles.collators.segments import Lengths, Segments
 from penstock.server.roles.context import CollateContext
 from penstock.wire.errors import InvalidJob
 
@@ -35,14 +34,14 @@ class Laid(NamedTuple):
         labels: (B, T).
         document_ids: int32 (B, T), the number of a token's document in its row, from 1; 0 on
             padding, and on tokens that attention must not see.
-        segments: In order, without gaps.
+        segments: Where documents and padding lie.
         context: Of the batch.
     """
 
     input_ids: Array
     labels: Array
     document_ids: Array
-    segments: Sequence[Segment]
+    segments: Segments
     context: CollateContext
 
 
@@ -94,24 +93,22 @@ class PackedLayout(ABC):
 
     def _positions(self, laid: Laid) -> Array:
         """Return each token's place in its segment, (B, T)."""
-        starts = [segment.start for segment in laid.segments]
-        return self._counted_from(starts, laid)
+        return self._counted_from(laid.segments.starts, laid)
 
-    def _counted_from(self, starts: Sequence[int], laid: Laid) -> Array:
+    def _counted_from(self, starts: Lengths, laid: Laid) -> Array:
         """Return each token's distance from the last of `starts` up to it, (B, T)."""
         area = laid.input_ids.size
         positions = np.arange(area, dtype=self.ids_dtype)
-        sizes = np.diff([*starts, area])
-        positions -= np.repeat(starts, sizes).astype(self.ids_dtype)
+        positions -= np.repeat(starts.astype(self.ids_dtype), np.diff(starts, append=area))
         return positions.reshape(laid.input_ids.shape)
 
     def _seams(self, laid: Laid) -> tuple[Array, int]:
         """Return where segments start in the flattened rows, int32 (n + 1,), and the longest."""
-        starts = [segment.start for segment in laid.segments]
+        starts = laid.segments.starts
         entries = _room(len(starts), self.max_documents, "", laid.context)
         seams = np.full(entries + 1, laid.input_ids.size, dtype=np.int32)
         seams[: len(starts)] = starts
-        return seams, max(segment.size for segment in laid.segments)
+        return seams, int(laid.segments.sizes.max())
 
     def _seams_spec(self, name: str) -> KeySpec:
         entries = -1 if self.max_documents is None else self.max_documents + 1
@@ -193,7 +190,7 @@ class Thd(PackedLayout):
         for number, row in enumerate(rows):
             lengths[0, number, : len(row)] = [length for _, length, _ in row]
             lengths[1, number, : len(row)] = [padded for _, _, padded in row]
-        starts = [start for row in rows for start, _, _ in row]
+        starts = np.array([start for row in rows for start, _, _ in row], np.int64)
         return {
             "input_ids": laid.input_ids,
             "labels": laid.labels,
@@ -225,13 +222,14 @@ class Thd(PackedLayout):
         """
         height, width = laid.input_ids.shape
         rows: list[list[tuple[int, int, int]]] = [[] for _ in range(height)]
-        for start, size, document, _ in laid.segments:
+        starts, sizes, lengths, _ = (array.tolist() for array in laid.segments)
+        for start, size, length in zip(starts, sizes, lengths, strict=True):
             row = rows[start // width]
-            if document is None and row:
-                first, length, padded = row.pop()
-                row.append((first, length, padded + size))
+            if not length and row:
+                first, before, padded = row.pop()
+                row.append((first, before, padded + size))
             else:
-                row.append((start, size if document is None else len(document.ids), size))
+                row.append((start, length or size, size))
         return rows
 
 
@@ -244,8 +242,7 @@ class Indexed(PackedLayout):
     def values(self, laid: Laid) -> dict[str, Any]:
         """Return the four values."""
         positions = self._positions(laid).reshape(-1)
-        for start, size, document, _ in laid.segments:
-            positions[start + (0 if document is None else len(document.ids)) : start + size] = 0
+        positions[positions >= np.repeat(laid.segments.lengths, laid.segments.sizes)] = 0
         return {
             "input_ids": laid.input_ids,
             "labels": laid.labels,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,19 +11,23 @@ import numpy as np
 from penstock.server.roles.base import BatchCollator, KeySpec, Layout, Sample
 from penstock.server.roles.collators.arrays import (
     IGNORE_INDEX,
+    NOTED,
+    PAD_ID,
+    Array,
     bad_batch,
     count_noted,
     masked,
     pad_id,
 )
 from penstock.server.roles.collators.layouts import LAYOUTS, Laid
-from penstock.server.roles.collators.segments import Document, lay_out, targets
+from penstock.server.roles.collators.segments import Lengths, documents_of, lay_out, targets
+from penstock.server.roles.columns import ColumnCollator, ColumnRows
 from penstock.server.roles.context import CollateContext
 from penstock.wire.checks import check_choice, check_whole
 from penstock.wire.errors import InvalidJob
 
 
-class PackedCollator(BatchCollator):
+class PackedCollator(BatchCollator, ColumnCollator):
     """Lay the documents of every row one after another and say where the seams are.
 
     Gives, for B rows of T tokens, in the layout `flash`, which models of transformers take:
@@ -135,39 +140,82 @@ class PackedCollator(BatchCollator):
                 a sample has no `input_ids`, or `labels` of another length, or hides tokens from a
                 layout that cannot.
         """
-        segments, width = lay_out(rows, self.pad_to, self.document_multiple, context)
-        shape = (max(1, len(rows)), width)
-        area = shape[0] * width
+        documents = documents_of(rows, context) or [[]]
+        lengths = [np.array([len(one.ids) for one in row], np.int64) for row in documents]
         padding = pad_id(self.pad_value, (sample for row in rows for sample in row), context)
-
-        input_ids = np.full(area, padding, dtype=self.ids_dtype)
-        labels = np.full(area, IGNORE_INDEX, dtype=self.ids_dtype)
-        document_ids = np.zeros(area, dtype=np.int32)
-        tokens = 0
-        for start, _, document, number in segments:
-            if document is None:
-                continue
-            length = len(document.ids)
-            here = slice(start, start + length)
+        laid = self._blank_rows(lengths, padding, context)
+        input_ids, labels, document_ids = (values.reshape(-1) for values in laid[:3])
+        starts = laid.segments.starts[laid.segments.lengths > 0].tolist()
+        for start, document in zip(starts, chain(*documents), strict=True):
+            here = slice(start, start + len(document.ids))
             input_ids[here] = document.ids
-            document_ids[here] = number * self._seen(document, context)
+            if document.seen is not None:
+                document_ids[here] *= self._seen(document.seen, context)
             first_label = start + (not self.shifts)
-            labels[first_label : first_label + length - 1] = targets(document)
-            tokens += length
-
+            labels[first_label : first_label + len(document.ids) - 1] = targets(document)
         for row in rows:
             count_noted(row, context)
-        context.count("samples", sum(map(len, rows)))
-        context.count("tokens", tokens)
-        context.count("loss_tokens", int(np.count_nonzero(labels != IGNORE_INDEX)))
-        context.count("padding_tokens", area - tokens)
-        laid = Laid(
-            input_ids.reshape(shape),
-            labels.reshape(shape),
-            document_ids.reshape(shape),
+        return self._finished(laid, sum(map(len, rows)))
+
+    def takes_columns(self, columns: Mapping[str, np.dtype[Any] | None]) -> Sequence[str] | None:
+        """Return `input_ids`, and `labels` if there are any; None if anything else decides."""
+        wanted = [name for name in ("input_ids", "labels") if name in columns]
+        whole = all((dtype := columns[name]) is not None and dtype.kind in "iu" for name in wanted)
+        more = {"loss_mask", "attention_mask", PAD_ID, NOTED} & set(columns)
+        simple = (self.document_multiple or 1) == 1 and self.keeps(PackedCollator, "collate")
+        return wanted if "input_ids" in wanted and whole and simple and not more else None
+
+    def collate_columns(self, rows: ColumnRows, context: CollateContext) -> dict[str, Any]:
+        """Return what `collate` does for the same samples.
+
+        Raises:
+            BadBatch: A row is longer than `pad_to`; there are more documents than `max_documents`.
+        """
+        lengths = [row[row > 0] for row in rows.lengths] or [np.empty(0, np.int64)]
+        laid = self._blank_rows(lengths, self.pad_value or 0, context)
+        starts = laid.segments.starts[laid.segments.lengths > 0]
+        for number in range(len(rows.lengths)):
+            end = int(lengths[number].sum())
+            ids, labels = laid.input_ids[number, :end], laid.labels[number, :end]
+            rows.write("input_ids", number, ids)
+            if "labels" in rows.dtypes:
+                own = np.empty_like(labels)
+                rows.write("labels", number, own)
+            else:
+                own = ids
+            if self.shifts:
+                labels[:-1] = own[1:]
+            else:
+                labels[:] = own
+        # A document's first token is nobody's to predict, and its last has none to predict.
+        seams = starts + laid.segments.lengths[laid.segments.lengths > 0] - 1
+        laid.labels.reshape(-1)[seams if self.shifts else starts] = IGNORE_INDEX
+        return self._finished(laid, sum(map(len, rows.lengths)))
+
+    def _blank_rows(
+        self, lengths: Sequence[Lengths], padding: int, context: CollateContext
+    ) -> Laid:
+        """Return rows for documents of these lengths, with their numbers and no tokens yet."""
+        segments, width = lay_out(lengths, self.pad_to, self.document_multiple, context)
+        shape = (len(lengths), width)
+        numbers = np.repeat(segments.numbers.astype(np.int32), segments.sizes)
+        if (self.document_multiple or 1) > 1:
+            inside = np.arange(numbers.size) - np.repeat(segments.starts, segments.sizes)
+            numbers[inside >= np.repeat(segments.lengths, segments.sizes)] = 0
+        return Laid(
+            np.full(shape, padding, dtype=self.ids_dtype),
+            np.full(shape, IGNORE_INDEX, dtype=self.ids_dtype),
+            numbers.reshape(shape),
             segments,
             context,
         )
+
+    def _finished(self, laid: Laid, samples: int) -> dict[str, Any]:
+        tokens = int(laid.segments.lengths.sum())
+        laid.context.count("samples", samples)
+        laid.context.count("tokens", tokens)
+        laid.context.count("loss_tokens", int(np.count_nonzero(laid.labels != IGNORE_INDEX)))
+        laid.context.count("padding_tokens", laid.labels.size - tokens)
         return self._layout.values(laid)
 
     def blank(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -182,14 +230,14 @@ class PackedCollator(BatchCollator):
         """Return the layout's name, and what the labels are."""
         return Layout(self.layout, self.shifts, IGNORE_INDEX)
 
-    def _seen(self, document: Document, context: CollateContext) -> Any:
-        if document.seen is not None and not self._layout.hides:
+    def _seen(self, seen: Array, context: CollateContext) -> Array:
+        if not self._layout.hides:
             raise bad_batch(
                 context,
                 f"a sample hides tokens by its attention_mask, which the layout {self.layout} "
                 "cannot say; use layout: indexed or neat, or leave attention_mask out of samples",
             )
-        return 1 if document.seen is None else document.seen
+        return seen
 
 
 __all__ = ["PackedCollator"]
