@@ -166,7 +166,9 @@ def log_id() -> Any:
 
 def batches() -> Any:
     """Return a whole batch of every shipped collator: its values, and hashes of its bytes."""
-    assert {name.split()[0] for name in COLLATORS} == set(BUILTIN_COLLATORS), "a new collator has a batch to pin"
+    assert {name.split()[0] for name in COLLATORS} == set(BUILTIN_COLLATORS), (
+        "a new collator has a batch to pin"
+    )
     found = {}
     for collator, (batcher, parameters) in COLLATORS.items():
         job = _job(batcher, collator, **parameters)
