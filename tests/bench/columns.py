@@ -36,7 +36,12 @@ def job(folder: Path) -> dict[str, object]:
             "rows": BATCH_ROWS,
             "overlong": "split",
         },
-        "collator": {"type": "packed", "pad_to": ROW_TOKENS, "ids_dtype": "int32"},
+        "collator": {
+            "type": "packed",
+            "layout": "seams",
+            "pad_to": ROW_TOKENS,
+            "ids_dtype": "int32",
+        },
     }
 
 

@@ -7,6 +7,7 @@
 | `thd` | `seq_lens`, `seq_lens_padded`, `qkv_format`, ... | NeMo Automodel, Transformer Engine |
 | `indexed` | `attention_mask` of document numbers, ... | LLaMA-Factory, NeMo Automodel |
 | `neat` | those of `indexed`, and `_packed_seq_ids` | NeMo Automodel's neat packing |
+| `seams` | `input_ids`, `cu_seq_lens_q`, `row_tokens`, ... | `penstock.client.packed.complete` |
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class PackedLayout(ABC):
     Class attributes:
         shifts: Whether labels are shifted where the job does not say.
         hides: Whether a token within a document can be hidden from attention.
+        learns: Whether labels and document numbers are among the values, and so are made.
         has_seams: Whether there is an array whose length `max_documents` fixes.
 
     Args:
@@ -62,6 +64,7 @@ class PackedLayout(ABC):
     shifts: ClassVar[bool] = False
     hides: ClassVar[bool] = False
     has_seams: ClassVar[bool] = True
+    learns: ClassVar[bool] = True
 
     def __init__(self, pad_to: int | None, max_documents: int | None, ids_dtype: str) -> None:
         self.width = -1 if pad_to is None else pad_to
@@ -145,6 +148,41 @@ class Flash(PackedLayout):
                 for name in ("max_length_q", "max_length_k")
             ),
             self._rows("document_ids", "int32", least=0),
+        ]
+
+
+class Seams(PackedLayout):
+    """The tokens and where documents begin: what `penstock.client.packed.complete` takes."""
+
+    learns = False
+
+    def values(self, laid: Laid) -> dict[str, Any]:
+        """Return the six values."""
+        seams, longest = self._seams(laid)
+        height, width = laid.input_ids.shape
+        tokens = np.bincount(
+            laid.segments.starts // width, weights=laid.segments.lengths, minlength=height
+        )
+        return {
+            "input_ids": laid.input_ids,
+            "cu_seq_lens_q": seams,
+            "cu_seq_lens_k": seams.copy(),
+            "max_length_q": longest,
+            "max_length_k": longest,
+            "row_tokens": tokens.astype(np.int32),
+        }
+
+    def specs(self) -> list[KeySpec]:
+        """Return the six keys."""
+        most = None if self.width < 0 else self.width
+        return [
+            self._rows("input_ids"),
+            *map(self._seams_spec, ("cu_seq_lens_q", "cu_seq_lens_k")),
+            *(
+                KeySpec(name, kind="int", place="host", least=0, most=most)
+                for name in ("max_length_q", "max_length_k")
+            ),
+            KeySpec("row_tokens", dtype="int32", shape=(-1,), least=0, most=most),
         ]
 
 
@@ -285,6 +323,7 @@ LAYOUTS: dict[str, type[PackedLayout]] = {
     "thd": Thd,
     "indexed": Indexed,
     "neat": Neat,
+    "seams": Seams,
 }
 """What `layout:` of the packed collator may name."""
 

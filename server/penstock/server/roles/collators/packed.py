@@ -20,7 +20,13 @@ from penstock.server.roles.collators.arrays import (
     pad_id,
 )
 from penstock.server.roles.collators.layouts import LAYOUTS, Laid
-from penstock.server.roles.collators.segments import Lengths, documents_of, lay_out, targets
+from penstock.server.roles.collators.segments import (
+    Document,
+    Lengths,
+    documents_of,
+    lay_out,
+    targets,
+)
 from penstock.server.roles.columns import ColumnCollator, ColumnRows
 from penstock.server.roles.context import CollateContext
 from penstock.wire.checks import check_choice, check_whole
@@ -58,9 +64,14 @@ class PackedCollator(BatchCollator, ColumnCollator):
     `indexed`: `input_ids`, `labels`, `position_ids`, 0 in the padding, and `attention_mask` (B, T),
     the document numbers. `neat`: the same, and `_packed_seq_ids`, equal to the mask.
 
-    In these two a token on which a sample's own `attention_mask` is 0 has the number 0: attention
-    does not see it, its position counts on, and it is neither learned nor predicts. The others
-    cannot hide tokens, and refuse such samples.
+    `seams`: `input_ids`, `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k` as in
+    `flash`, and `row_tokens`, int32 (B,): the tokens of each row that are not padding. A quarter of
+    the bytes; `penstock.client.packed.complete` makes the other values of `flash` of them, on the
+    trainer's device. It takes no `labels` or `loss_mask` of samples, and no `document_multiple`.
+
+    In `indexed` and `neat` a token on which a sample's own `attention_mask` is 0 has the number 0:
+    attention does not see it, its position counts on, and it is neither learned nor predicts. The
+    others cannot hide tokens, and refuse such samples.
 
     A piece of a split document is a document: its positions start at 0 and its first label is
     masked. Other keys of samples are not carried. Documents of no tokens take no place. A row that
@@ -86,7 +97,8 @@ class PackedCollator(BatchCollator, ColumnCollator):
         pad_value: The id on padding in `input_ids`. None = the samples' `pad_token_id`, else 0.
         ids_dtype: The dtype of ids, labels, positions and indexed masks: `int64`, or `int32` for
             half of the bytes on the wire. The Loader hands labels over as int64 either way.
-        layout: The names and forms of the values: `flash`, `megatron`, `thd`, `indexed` or `neat`.
+        layout: The names and forms of the values: `flash`, `megatron`, `thd`, `indexed`, `neat` or
+            `seams`.
 
     Raises:
         InvalidJob: A parameter has a value that cannot be.
@@ -128,6 +140,12 @@ class PackedCollator(BatchCollator, ColumnCollator):
         self._layout = LAYOUTS[layout](pad_to, max_documents, ids_dtype)
         if labels is not None:
             check_choice("labels", labels, ("unshifted", "shifted"))
+        if document_multiple is not None and not self._layout.learns:
+            raise InvalidJob(
+                f"document_multiple pads documents, and layout: {layout} does not say by how much: "
+                "leave it out, or use layout: flash",
+                key="document_multiple",
+            )
         self.shifts = self._layout.shifts if labels is None else labels == "shifted"
         # Without it the width is that of the longest row: of a batch of no row, nothing.
         self.pads_empty = pad_to is not None
@@ -151,6 +169,9 @@ class PackedCollator(BatchCollator, ColumnCollator):
             input_ids[here] = document.ids
             if document.seen is not None:
                 document_ids[here] *= self._seen(document.seen, context)
+            if not self._layout.learns:
+                self._check_unlabelled(document, context)
+                continue
             first_label = start + (not self.shifts)
             labels[first_label : first_label + len(document.ids) - 1] = targets(document)
         for row in rows:
@@ -160,6 +181,8 @@ class PackedCollator(BatchCollator, ColumnCollator):
     def takes_columns(self, columns: Mapping[str, np.dtype[Any] | None]) -> Sequence[str] | None:
         """Return `input_ids`, and `labels` if there are any; None if anything else decides."""
         wanted = [name for name in ("input_ids", "labels") if name in columns]
+        if "labels" in columns and not self._layout.learns:
+            return None  # they are refused by name where items are taken one by one
         whole = all((dtype := columns[name]) is not None and dtype.kind in "iu" for name in wanted)
         more = {"loss_mask", "attention_mask", PAD_ID, NOTED} & set(columns)
         simple = (self.document_multiple or 1) == 1 and self.keeps(PackedCollator, "collate")
@@ -173,23 +196,24 @@ class PackedCollator(BatchCollator, ColumnCollator):
         """
         lengths = [row[row > 0] for row in rows.lengths] or [np.empty(0, np.int64)]
         laid = self._blank_rows(lengths, self.pad_value or 0, context)
-        starts = laid.segments.starts[laid.segments.lengths > 0]
         for number in range(len(rows.lengths)):
             end = int(lengths[number].sum())
-            ids, labels = laid.input_ids[number, :end], laid.labels[number, :end]
-            rows.write("input_ids", number, ids)
-            if "labels" in rows.dtypes:
-                own = np.empty_like(labels)
-                rows.write("labels", number, own)
-            else:
-                own = ids
-            if self.shifts:
-                labels[:-1] = own[1:]
-            else:
-                labels[:] = own
-        # A document's first token is nobody's to predict, and its last has none to predict.
-        seams = starts + laid.segments.lengths[laid.segments.lengths > 0] - 1
-        laid.labels.reshape(-1)[seams if self.shifts else starts] = IGNORE_INDEX
+            rows.write("input_ids", number, laid.input_ids[number, :end])
+            if self._layout.learns:
+                own = laid.input_ids[number, :end]
+                if "labels" in rows.dtypes:
+                    own = np.empty_like(own)
+                    rows.write("labels", number, own)
+                if self.shifts:
+                    laid.labels[number, : max(0, end - 1)] = own[1:]
+                else:
+                    laid.labels[number, :end] = own
+        if self._layout.learns:
+            # A document's first token is nobody's to predict, and its last has none to predict.
+            real = laid.segments.lengths > 0
+            starts, sizes = laid.segments.starts[real], laid.segments.lengths[real]
+            masked_at = starts + sizes - 1 if self.shifts else starts
+            laid.labels.reshape(-1)[masked_at] = IGNORE_INDEX
         return self._finished(laid, sum(map(len, rows.lengths)))
 
     def _blank_rows(
@@ -198,12 +222,16 @@ class PackedCollator(BatchCollator, ColumnCollator):
         """Return rows for documents of these lengths, with their numbers and no tokens yet."""
         segments, width = lay_out(lengths, self.pad_to, self.document_multiple, context)
         shape = (len(lengths), width)
+        ids = np.full(shape, padding, dtype=self.ids_dtype)
+        if not self._layout.learns:
+            nothing = np.empty((len(lengths), 0), dtype=self.ids_dtype)
+            return Laid(ids, nothing, nothing, segments, context)
         numbers = np.repeat(segments.numbers.astype(np.int32), segments.sizes)
         if (self.document_multiple or 1) > 1:
             inside = np.arange(numbers.size) - np.repeat(segments.starts, segments.sizes)
             numbers[inside >= np.repeat(segments.lengths, segments.sizes)] = 0
         return Laid(
-            np.full(shape, padding, dtype=self.ids_dtype),
+            ids,
             np.full(shape, IGNORE_INDEX, dtype=self.ids_dtype),
             numbers.reshape(shape),
             segments,
@@ -212,14 +240,17 @@ class PackedCollator(BatchCollator, ColumnCollator):
 
     def _finished(self, laid: Laid, samples: int) -> dict[str, Any]:
         tokens = int(laid.segments.lengths.sum())
+        learned = tokens - int(np.count_nonzero(laid.segments.lengths))
+        if self._layout.learns:
+            learned = int(np.count_nonzero(laid.labels != IGNORE_INDEX))
         laid.context.count("samples", samples)
         laid.context.count("tokens", tokens)
-        laid.context.count("loss_tokens", int(np.count_nonzero(laid.labels != IGNORE_INDEX)))
-        laid.context.count("padding_tokens", laid.labels.size - tokens)
+        laid.context.count("loss_tokens", learned)
+        laid.context.count("padding_tokens", laid.input_ids.size - tokens)
         return self._layout.values(laid)
 
     def blank(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the values with -100 in all `labels` and 0 in `loss_mask`."""
+        """Return the values with -100 in all `labels`, 0 in `loss_mask` and in `row_tokens`."""
         return masked(values)
 
     def specs(self) -> list[KeySpec]:
@@ -229,6 +260,14 @@ class PackedCollator(BatchCollator, ColumnCollator):
     def value_layout(self) -> Layout:
         """Return the layout's name, and what the labels are."""
         return Layout(self.layout, self.shifts, IGNORE_INDEX)
+
+    def _check_unlabelled(self, document: Document, context: CollateContext) -> None:
+        if document.labels is not None:
+            raise bad_batch(
+                context,
+                f"a sample brings labels or a loss_mask, which layout: {self.layout} does not "
+                "carry; use layout: flash, or leave them out of samples",
+            )
 
     def _seen(self, seen: Array, context: CollateContext) -> Array:
         if not self._layout.hides:
