@@ -45,7 +45,7 @@ def complete(batch: Mapping[str, Any], *, shifted: bool = False) -> dict[str, An
     missing = [name for name in ("input_ids", "cu_seq_lens_q", "row_tokens") if name not in batch]
     if missing:
         raise InvalidRequest(
-            f"a batch without {missing[0]!r} cannot be completed: the job needs the collator packed "
+            f"a batch without {missing[0]!r} cannot be completed: the collator must be packed, "
             "with layout: seams",
             field="batch",
             value=", ".join(map(str, batch)),

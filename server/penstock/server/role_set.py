@@ -170,9 +170,12 @@ class RoleSet:
 
     @cached_property
     def makes_anywhere(self) -> bool:
-        """Tell whether any worker makes a batch as well as the one that planned it."""
+        """Tell whether any worker makes a batch as well as the one that planned it.
+
+        Made of columns it takes no longer than its plan does on the way to another worker.
+        """
         anywhere = all(source.reads_anywhere() for source in self.sources.values())
-        return self.plans_from_refs and anywhere
+        return self.plans_from_refs and anywhere and not self.columns
 
     @cached_property
     def sized_sources(self) -> Mapping[str, IndexedSource]:

@@ -19,7 +19,7 @@ LOOK_AHEAD, BATCHES_PER_ITEM_AHEAD = 16, 16
 is processed for later batches delays the next one, so a lane begins with one item, and looks ahead
 of as many as a batch takes, or as one for so many batches that it made."""
 
-SIZES_AHEAD = 64
+SIZES_AHEAD = 256
 """Sizes asked for at once: they take no memory, and a call of a source costs as much as several."""
 
 AHEAD_BYTES = 4 << 20
@@ -73,7 +73,7 @@ class LookAhead:
         """Return a drawn item's size from its raw form, unprocessed; arguments as for `outcome`."""
         if item not in self._known:
             items = [item, *self._coming(item, offset, SIZES_AHEAD)]
-            later = self.peek(SIZES_AHEAD - 1, SIZES_AHEAD) if self._items.reads_ahead else []
+            later = self.peek(SIZES_AHEAD - 1, SIZES_AHEAD) if self._items.warms_ahead else []
             self._known.update(zip(items, self._items.sizes(items), strict=True))
             self._items.read_ahead(later)
         size = self._known.pop(item)

@@ -14,6 +14,7 @@ from penstock.server.job import Job
 from penstock.server.pipeline.kept import KEPT_BYTES, KeptItems
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S, Call, Calls, Progress
 from penstock.server.roles.base import IndexedSource, RawItem, Source
+from penstock.server.roles.columns import SequenceColumns
 from penstock.server.roles.context import item_key
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.seeding import BorrowedGlobals
@@ -55,6 +56,10 @@ class RawItems(Calls):
         self.globals = BorrowedGlobals()
         self._may_read_ahead = all(source.may_read_ahead for source in job.sources.values())
         self._reading = threading.Lock()  # a source is called by one thread at a time
+        self._warms = self._may_read_ahead and any(
+            isinstance(source, SequenceColumns) and source.waits()
+            for source in job.sources.values()
+        )
         self._read_s = 0.0  # how long a call of fetch() usually takes
         self._kept: KeptItems | None = None
         # A torch Dataset decodes what it reads: an error of its own is like one of process().
@@ -148,17 +153,16 @@ class RawItems(Calls):
         if heads:
             columns = self.job.roles_of(items[0].source).processor.size_columns
             read = partial(source.heads, indices, columns)
+        began_s = time.perf_counter()
         raws = self.of_source(read)
+        self._read_s += 0.1 * (time.perf_counter() - began_s - self._read_s)
         # A processor may write into what it is given: that must not be the source's own.
         return raws if source.gives_fresh_items else [own_copy(raw) for raw in raws]
 
     def of_source(self, read: Callable[[], _Read]) -> _Read:
         """Return what a call of a source gives: one thread at a time calls sources."""
-        began_s = time.perf_counter()
         with self._reading:
-            found = read()
-        self._read_s += 0.1 * (time.perf_counter() - began_s - self._read_s)
-        return found
+            return read()
 
     def seed(self, item: ItemRef) -> None:
         """Seed the borrowed generators for an item."""
@@ -170,6 +174,11 @@ class RawItems(Calls):
     def reads_ahead(self) -> bool:
         """Tell whether it is worth while to say what will be needed next."""
         return self._may_read_ahead and self._read_s > READ_AHEAD_S and not self.careful
+
+    @property
+    def warms_ahead(self) -> bool:
+        """Tell whether it is worth while to say which columns will be needed next."""
+        return self._warms and not self.careful
 
     def read_ahead(self, items: Sequence[ItemRef]) -> None:
         """Have items read by another thread while this one goes on; only where `reads_ahead`."""

@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.server.core.refs import ItemRef, Row, Rows, SampleRef
@@ -360,6 +361,11 @@ class DataDistributor(Role, ABC):
     def draw(self, lane: int, lanes: int, k: int) -> ItemRef | None:
         """Return the k-th draw of a lane, purely from the arguments; None = the lane is over."""
         raise TypeError(f"{type(self).__name__} opens lanes and draws nothing by number")
+
+    def draw_many(self, lane: int, lanes: int, k: int, count: int) -> list[ItemRef]:
+        """Return draws k, k + 1, ... of a lane: `count`, or fewer where it ends."""
+        found = (self.draw(lane, lanes, number) for number in range(k, k + count))
+        return list(takewhile(lambda item: item is not None, found))  # type: ignore[arg-type]
 
     def draws(self, lane: int, lanes: int) -> int | None:
         """Return how many draws a lane has, by arithmetic; None = endless or unknown."""

@@ -25,6 +25,10 @@ class SequenceColumns(ABC):
     def sequence_dtype(self, column: str) -> np.dtype[Any] | None:
         """Return the dtype of a column's numbers; None = it is not a column of rows of numbers."""
 
+    def waits(self) -> bool:
+        """Tell whether reading waits for a network: then it is done ahead, by another thread."""
+        return False
+
     @abstractmethod
     def lengths(self, column: str, indices: Indices) -> Indices:
         """Return how many numbers the rows of some items have: int64 (k,).

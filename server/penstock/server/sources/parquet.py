@@ -211,6 +211,10 @@ class ParquetSource(IndexedSource, SequenceColumns):
         kinds = {footer.schema.types.get(column, "") for footer in self._footers}
         return dtype_of_lists(kinds.pop()) if len(kinds) == 1 and column in self.columns else None
 
+    def waits(self) -> bool:
+        """Tell whether files lie at URLs."""
+        return not self._set.is_local
+
     def lengths(self, column: str, indices: Indices) -> Indices:
         """Return how many numbers the lists of a column have; each row group is decoded once.
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.server.core.permutation import ORDER_VERSION, Permutation
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.base import DataDistributor, Source, indexed
@@ -25,6 +28,18 @@ _EPOCHS = (
 
 class _Order(Protocol):
     def __getitem__(self, position: int, /) -> int: ...
+
+    def take(self, positions: npt.NDArray[np.int64], /) -> npt.NDArray[np.int64]: ...
+
+
+class _InOrder:
+    """Every item at its own position."""
+
+    def __getitem__(self, position: int) -> int:
+        return position
+
+    def take(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return positions
 
 
 class MapDistributor(DataDistributor):
@@ -132,6 +147,22 @@ class MapDistributor(DataDistributor):
             return ItemRef(self._only, index, epoch)
         return ItemRef(*self._together.find(index), epoch)
 
+    def draw_many(self, lane: int, lanes: int, k: int, count: int) -> list[ItemRef]:
+        """Return draws k, k + 1, ... of a lane: `count`, or fewer where it ends."""
+        if (k + count + 1) * lanes >= 1 << 62:
+            return super().draw_many(lane, lanes, k, count)
+        epochs, positions = np.divmod(np.arange(k, k + count) * lanes + lane, self.items)
+        found: list[ItemRef] = []
+        for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
+            if self.epochs is not None and epoch >= self.epochs:
+                break
+            for index in self._order(epoch).take(positions[epochs == epoch]).tolist():
+                if self._only is not None:
+                    found.append(ItemRef(self._only, index, epoch))
+                else:
+                    found.append(ItemRef(*self._together.find(index), epoch))
+        return found
+
     def draws(self, lane: int, lanes: int) -> int | None:
         """Return how many draws a lane has; None = endless."""
         if self.epochs is None:
@@ -165,7 +196,7 @@ class MapDistributor(DataDistributor):
     def _make_order(self, epoch: int) -> _Order:
         purpose = "+".join(self._names)
         if self._settled == "none":
-            return range(self.items)
+            return _InOrder()
         if self._settled == "full":
             return Permutation(self.items, self.seed, epoch, f"items {purpose}")
         groups, sizes = self._groups, self._together.blocks.items
