@@ -224,8 +224,7 @@ class Job:
 
     def readings(self) -> list[Reading]:
         """Return how storage blocks are read, by each of the sets that read any."""
-        found = (roles.distributor.reading() for roles in self.role_sets)
-        return [reading for reading in found if reading is not None]
+        return [reading for roles in self.role_sets for reading in roles.readings]
 
     @cached_property
     def reading_groups(self) -> Sequence[int | None]:
@@ -233,17 +232,15 @@ class Job:
 
         None = the lane is in none: any worker may have it.
         """
-        own: list[tuple[int, int] | None] = []  # by set: the number of its first group, how many
-        first = 0
-        for roles in self.role_sets:
-            reading = roles.distributor.reading()
-            groups = None if reading is None else reading.groups
-            own.append(None if groups is None else (first, groups))
-            first += min(groups or 0, roles.lanes)
         found: list[int | None] = []
+        numbers: dict[tuple[int, tuple[int | None, ...]], int] = {}
+        for roles in self.role_sets:
+            for lane in range(roles.lanes):
+                if (group := roles.group(lane)) is not None:
+                    numbers.setdefault((roles.number, group), len(numbers))
         for roles, inner in map(self.roles, range(self.lanes)):
-            grouped = own[roles.number]
-            found.append(None if grouped is None else grouped[0] + inner % grouped[1])
+            group = roles.group(inner)
+            found.append(None if group is None else numbers[roles.number, group])
         return found
 
     def lanes_together(self) -> list[list[int]]:

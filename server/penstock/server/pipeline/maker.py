@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.job import Job
 from penstock.server.pipeline.collating import Collating
 from penstock.server.pipeline.columns import collate_columns
-from penstock.server.pipeline.fitting import Fitting
+from penstock.server.pipeline.fitting import Exits, Fitting
 from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.pipeline.standin import StandIns
 from penstock.server.pipeline.verdicts import Bad
@@ -57,14 +58,16 @@ class Maker:
         """
         if not blank and (made := self._of_columns(plan)) is not None:
             return made
-        found = self._samples(plan, at_hand or {}, coming)
+        exits = Exits()
+        found = self._samples(plan, at_hand or {}, coming, exits)
         kept = plan
         # As many as there are refs: then none is missing.
-        if len(found) < sum(map(len, plan.rows)) and not all(
-            ref[:2] in found for row in plan.rows for ref in row
-        ):
-            left = [[ref for ref in row if ref[:2] in found] for row in plan.rows]
-            kept = plan._replace(rows=left)
+        if len(found) < sum(map(len, plan.rows)):
+            left = [
+                [ref for ref in row if ref[:2] in found and ref not in exits.refused]
+                for row in plan.rows
+            ]
+            kept = plan if left == plan.rows else plan._replace(rows=left)
         rows = [
             [
                 found[ref[:2]]
@@ -84,7 +87,9 @@ class Maker:
             counts = dict.fromkeys(counts, 0)
         # Of the plan, not of what is left of it: a batch that quarantine emptied has an epoch, too.
         epoch = epoch_of(plan)
-        return self._laid_out(kept, values, counts, padding, emptied, epoch)
+        accounting = Counter() if blank else Counter(dict(plan.accounting)) + exits.counts
+        told = counts, accounting, exits.counts
+        return self._laid_out(kept, values, told, padding, emptied, epoch)
 
     def _of_columns(self, plan: BatchPlan) -> Made | None:
         """Return a batch whose samples need not become objects; None where they must."""
@@ -92,26 +97,29 @@ class Maker:
             return None
         if (found := collate_columns(self.items, plan)) is None:
             return None
-        return self._laid_out(plan, *found, False, False, epoch_of(plan))
+        values, counts = found
+        told = counts, Counter(dict(plan.accounting)), Counter[str]()
+        return self._laid_out(plan, values, told, False, False, epoch_of(plan))
 
     def _laid_out(
         self,
         plan: BatchPlan,
         values: dict[str, Any],
-        counts: Mapping[str, int],
+        told: tuple[Mapping[str, int], Counter[str], Counter[str]],
         padding: bool,
         emptied: bool,
         epoch: int,
     ) -> Made:
         self.items.progress("encode", None)
         layout = frame.Layout(values, host=self._host[plan.role_set])
-        return Made(self.job.log_id, plan, layout, counts, padding, emptied, epoch)
+        return Made(self.job.log_id, plan, layout, *told, padding, emptied, epoch)
 
     def _samples(
         self,
         plan: BatchPlan,
         at_hand: Mapping[tuple[ItemRef, int], Sample],
         coming: Sequence[ItemRef],
+        exits: Exits,
     ) -> dict[tuple[ItemRef, int], Sample]:
         """Return a plan's samples by (item, part): processed here where they are not at hand.
 
@@ -123,6 +131,7 @@ class Maker:
         for row in plan.rows:
             for ref in row:
                 if verdicts is not None and verdicts.find("exit", ref.item, plan.lane, plan.offset):
+                    exits.counts["quarantined:exit"] += 1
                     continue
                 key = ref[:2]
                 if key in at_hand:
@@ -135,12 +144,13 @@ class Maker:
             if isinstance(outcome, Bad):
                 # Removed from its own batch only: no other item moves.
                 self.items.judge("exit", refs[0].item, outcome, plan.lane, plan.offset)
+                exits.counts["quarantined:exit"] += len(refs)
                 continue
             samples = [] if isinstance(outcome, Filtered) else outcome
             for ref in refs:
                 if ref.part < len(samples) and not needs_sizes:
                     found[ref[:2]] = samples[ref.part]
-                elif (sample := self._fitting.sample(ref, samples, plan)) is not None:
+                elif (sample := self._fitting.sample(ref, samples, plan, exits)) is not None:
                     found[ref[:2]] = sample
         return found
 
@@ -154,6 +164,10 @@ class Made:
     """A batch whose values are there, to be written wherever its body shall lie.
 
     Attributes:
+        counts: Integers that travel with it, of what it holds.
+        accounting: What was left out and cut on the way to it; of a blank batch nothing, for it is
+            there of the one that it was made from.
+        exits: What of this its making has found.
         nbytes: Bytes of the body.
         emptied: Every item of it was left out.
     """
@@ -164,12 +178,15 @@ class Made:
         plan: BatchPlan,
         layout: frame.Layout,
         counts: Mapping[str, int],
+        accounting: Mapping[str, int],
+        exits: Mapping[str, int],
         padding: bool,
         emptied: bool,
         epoch: int,
     ) -> None:
         self._log_id, self._plan, self._layout, self._epoch = log_id, plan, layout, epoch
         self.counts, self.padding, self.emptied = counts, padding, emptied
+        self.accounting, self.exits = accounting, exits
         self.nbytes = layout.nbytes
 
     def write(self, out: memoryview) -> bytes:
@@ -190,6 +207,7 @@ class Made:
             samples,
             self.padding,
             self._epoch,
+            self.accounting,
         )
 
 
