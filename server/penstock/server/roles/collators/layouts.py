@@ -152,7 +152,13 @@ class Flash(PackedLayout):
 
 
 class Seams(PackedLayout):
-    """The tokens and where documents begin: what `penstock.client.packed.complete` takes."""
+    """The tokens and where documents begin: what `penstock.client.packed.complete` takes.
+
+    `input_ids`, `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k` as in `flash`,
+    and `row_tokens`, int32 (B,): the tokens of each row that are not padding. A quarter of the
+    bytes of `flash`: the trainer makes its other values on its own device. Samples must bring no
+    `labels` or `loss_mask`, and documents have no padding of their own (`document_multiple`).
+    """
 
     learns = False
 
@@ -187,7 +193,11 @@ class Seams(PackedLayout):
 
 
 class Megatron(PackedLayout):
-    """What Megatron-LM's packed datasets give."""
+    """What Megatron-LM's packed datasets give.
+
+    `tokens`, `labels`, `loss_mask` (float32, 0 where the label is -100), `position_ids`, and
+    `cu_seqlens` and `max_seqlen` (int32, no dimensions), those of `flash`.
+    """
 
     shifts = True
 
@@ -216,7 +226,13 @@ class Megatron(PackedLayout):
 
 
 class Thd(PackedLayout):
-    """What NeMo Automodel's packing for Transformer Engine gives."""
+    """What NeMo Automodel's packing for Transformer Engine gives.
+
+    `input_ids`, `labels`, `position_ids`, which go on counting in the padding; `seq_lens` and
+    `seq_lens_padded`, int64 (B, documents): the tokens of each document without and with padding,
+    what is left of the row counted to its last; -1000 after the last; and `qkv_format`, "thd". A
+    row of padding is one document.
+    """
 
     shifts = True
 
@@ -272,7 +288,11 @@ class Thd(PackedLayout):
 
 
 class Indexed(PackedLayout):
-    """A mask that holds the number of each token's document, from 1, and 0 on padding."""
+    """A mask that holds the number of each token's document, from 1, and 0 on padding.
+
+    `input_ids`, `labels`, `position_ids`, 0 in the padding, and `attention_mask` (B, T), the
+    document numbers.
+    """
 
     hides = True
     has_seams = False

@@ -19,6 +19,7 @@ from penstock.server.roles.collators.arrays import (
     masked,
     pad_id,
 )
+from penstock.server.roles.collators.copying import copy_columns
 from penstock.server.roles.collators.layouts import LAYOUTS, Laid
 from penstock.server.roles.collators.segments import (
     Document,
@@ -53,25 +54,10 @@ class PackedCollator(BatchCollator, ColumnCollator):
       padding. Every mask derives from it: two tokens of a row see each other where their numbers
       are equal and not 0.
 
-    `megatron`: `tokens`, `labels`, `loss_mask` (float32, 0 where the label is -100),
-    `position_ids`, and `cu_seqlens` and `max_seqlen` (int32, no dimensions), those of `flash`.
-
-    `thd`: `input_ids`, `labels`, `position_ids`, which go on counting in the padding; `seq_lens`
-    and `seq_lens_padded`, int64 (B, documents): the tokens of each document without and with
-    padding, what is left of the row counted to its last; -1000 after the last; and `qkv_format`,
-    "thd". A row of padding is one document.
-
-    `indexed`: `input_ids`, `labels`, `position_ids`, 0 in the padding, and `attention_mask` (B, T),
-    the document numbers. `neat`: the same, and `_packed_seq_ids`, equal to the mask.
-
-    `seams`: `input_ids`, `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k` as in
-    `flash`, and `row_tokens`, int32 (B,): the tokens of each row that are not padding. A quarter of
-    the bytes; `penstock.client.packed.complete` makes the other values of `flash` of them, on the
-    trainer's device. It takes no `labels` or `loss_mask` of samples, and no `document_multiple`.
-
-    In `indexed` and `neat` a token on which a sample's own `attention_mask` is 0 has the number 0:
-    attention does not see it, its position counts on, and it is neither learned nor predicts. The
-    others cannot hide tokens, and refuse such samples.
+    The other layouts, `megatron`, `thd`, `indexed`, `neat` and `seams`, are described in
+    `penstock.server.roles.collators.layouts`. In `indexed` and `neat` a token on which a sample's
+    own `attention_mask` is 0 has the number 0: attention does not see it, its position counts on,
+    and it is neither learned nor predicts. The others cannot hide tokens, and refuse such samples.
 
     A piece of a split document is a document: its positions start at 0 and its first label is
     masked. Other keys of samples are not carried. Documents of no tokens take no place. A row that
@@ -196,24 +182,7 @@ class PackedCollator(BatchCollator, ColumnCollator):
         """
         lengths = [row[row > 0] for row in rows.lengths] or [np.empty(0, np.int64)]
         laid = self._blank_rows(lengths, self.pad_value or 0, context)
-        for number in range(len(rows.lengths)):
-            end = int(lengths[number].sum())
-            rows.write("input_ids", number, laid.input_ids[number, :end])
-            if self._layout.learns:
-                own = laid.input_ids[number, :end]
-                if "labels" in rows.dtypes:
-                    own = np.empty_like(own)
-                    rows.write("labels", number, own)
-                if self.shifts:
-                    laid.labels[number, : max(0, end - 1)] = own[1:]
-                else:
-                    laid.labels[number, :end] = own
-        if self._layout.learns:
-            # A document's first token is nobody's to predict, and its last has none to predict.
-            real = laid.segments.lengths > 0
-            starts, sizes = laid.segments.starts[real], laid.segments.lengths[real]
-            masked_at = starts + sizes - 1 if self.shifts else starts
-            laid.labels.reshape(-1)[masked_at] = IGNORE_INDEX
+        copy_columns(rows, laid, self.shifts if self._layout.learns else None)
         return self._finished(laid, sum(map(len, rows.lengths)))
 
     def _blank_rows(
