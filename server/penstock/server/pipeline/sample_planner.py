@@ -15,7 +15,7 @@ from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
-from penstock.server.pipeline.ahead import BATCHES_PER_ITEM_AHEAD, LookAhead
+from penstock.server.pipeline.ahead import LookAhead
 from penstock.server.pipeline.batching import Batching
 from penstock.server.pipeline.counts import Accounts, all_counts, count_filtered
 from penstock.server.pipeline.items import Filtered, Items
@@ -240,9 +240,8 @@ class SamplePlanner:
         if self._left_out(item):
             return None
         made = self.offset + len(self.ready)
-        waited = self._starvation.without_batch
-        useful = max(waited // 2, self._draws_of_batch, made // BATCHES_PER_ITEM_AHEAD)
-        outcome = self.ahead.outcome(item, self.offset, useful)
+        useful = max(self._starvation.without_batch // 2, self._draws_of_batch)
+        outcome = self.ahead.outcome(item, self.offset, useful, made)
         if isinstance(outcome, Bad):
             self._leave_out(item, outcome)
             return None

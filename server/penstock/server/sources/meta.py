@@ -432,7 +432,7 @@ def _entry(name: str, said: Any, at: Location) -> Entry:
             raise at.at(str(key)).error(
                 f"{at.key} has a key {key!r} that is not one of a data set: {hint(str(key), KEYS)}"
             )
-        found[KEYS.get(key, key)] = value
+        found[KEYS.get(key) or key] = value
     path = found.get("path")
     if not isinstance(path, str) or not path:
         raise at.error(f"{at.key} has no file_name: name its files, relative to the meta file")
