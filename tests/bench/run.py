@@ -47,6 +47,7 @@ NAMES = (
     "memory",
     "reading",
     "node_memory",
+    "sources",
 )
 
 

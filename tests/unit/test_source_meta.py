@@ -284,3 +284,18 @@ def test_a_condition_keeps_items_of_every_data_set_and_copy(tmp_path: Path) -> N
     assert len(kept) >= 3
     renamed = {"a": {**a, "columns": {"messages": "id"}}}
     assert not MetaSource(write_meta(tmp_path / "other.json", renamed)).has_column("messages")
+
+
+def test_a_check_meets_every_data_set(tmp_path: Path) -> None:
+    """However small one is beside the others: its first item is looked at."""
+    content = {}
+    for name, count in (("a", 300), ("b", 1), ("c", 300)):
+        write_rows(tmp_path / f"{name}.jsonl", count)
+        content[name] = {"file_name": f"{name}.jsonl"}
+    source = MetaSource(write_meta(tmp_path / "meta.json", content))
+
+    looked = list(source.spread(8))
+
+    assert looked[:3] == [0, 300, 301]
+    assert looked[3:] == [120, 240, 360, 480]
+    assert list(source.spread(2)) == [0, 300]

@@ -142,7 +142,7 @@ class JsonSource(BlockedFiles):
         Raises:
             InvalidJob: It is not one JSON array.
         """
-        read_at = self.files.reader(file)
+        read_at = self.files.from_start_to_end(file)
         start = _first_element(file, read_at(0, min(file.size, 1 << 16)))
         index, element, end = FileIndex.empty(), 0, None
 

@@ -99,7 +99,7 @@ class LineFiles(BlockedFiles):
 
     def index_of(self, file: DataFile) -> FileIndex:
         """Return blocks of whole lines."""
-        read_at = self.files.reader(file)
+        read_at = self.files.from_start_to_end(file)
         refuse_other_encodings(file, read_at(0, min(8, file.size)))
         index, line = FileIndex.empty(), 1
         for start, data in cut(read_at, 0, file.size, self.block_bytes, self.end_of):

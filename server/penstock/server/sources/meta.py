@@ -7,7 +7,7 @@ import math
 import posixpath
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -238,6 +238,13 @@ class MetaSource(IndexedSource):
             for place, size in zip(places, told, strict=True):
                 sizes[place] = int(size)
         return sizes
+
+    def spread(self, count: int) -> Iterator[int]:
+        """Yield items at equal distances, after the first of each data set: a check meets all."""
+        runs = zip(self._starts, self._runs, strict=False)
+        firsts = {run.part: start for start, run in reversed([*runs]) if run.chosen}
+        others = super().spread(max(0, count - len(firsts)))
+        yield from list(dict.fromkeys([*sorted(firsts.values()), *others]))[:count]
 
     def has_column(self, name: str) -> bool:
         """Tell whether all data sets have this column, under the same name."""
