@@ -48,6 +48,7 @@ NAMES = (
     "memory",
     "reading",
     "node_memory",
+    "sources",
 )
 
 

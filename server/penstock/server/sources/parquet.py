@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import json
 import logging
 import sys
 import threading
-import zlib
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.server.core.condition import Condition, Kept
+from penstock.server.core.condition import Condition, Kept, as_text, from_text
 from penstock.server.core.transient import is_transient
 from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.columns import Indices, SequenceColumns
@@ -232,8 +230,7 @@ class ParquetSource(IndexedSource, SequenceColumns):
                     for table in tables
                 ]
             )
-            bits = zlib.compress(np.packbits(kept, bitorder="little").tobytes())
-            self._set.note(files[number], fact, base64.b64encode(bits).decode())
+            self._set.note(files[number], fact, as_text(kept))
 
         unread = [
             n for n, own in enumerate(blocks) if own and self._set.known(files[n], fact) is None
@@ -245,9 +242,7 @@ class ParquetSource(IndexedSource, SequenceColumns):
         for number, own in enumerate(blocks):
             rows = sum(self._sizes[block] for block in own)
             if rows:
-                text = self._set.known(files[number], fact)
-                bits = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
-                found.append(np.unpackbits(bits, bitorder="little")[:rows].astype(bool))
+                found.append(from_text(self._set.known(files[number], fact), rows))
         return Kept.of(np.concatenate(found))
 
     def _alone(self, blocks: Sequence[int], columns: Sequence[str]) -> list[Any]:
