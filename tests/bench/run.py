@@ -39,6 +39,7 @@ NAMES = (
     "batchers",
     "first_rows",
     "text",
+    "columns",
     "transfer",
     "small_batches",
     "batch_sizes",
@@ -48,6 +49,7 @@ NAMES = (
     "memory",
     "reading",
     "node_memory",
+    "sources",
 )
 
 

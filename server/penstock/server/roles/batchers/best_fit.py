@@ -10,9 +10,9 @@ from penstock.server.core.refs import SampleRef
 from penstock.server.roles.batchers.packer import RowPackingBatcher, sample_key
 from penstock.wire.checks import check_whole
 
-FIRST_POOL, ROWS_PER_SAMPLE = 8, 4
-"""A lane's pool begins with so many samples, and holds one more after so many rows: see decision
-0021 for what other numbers gave."""
+FIRST_POOL, QUICK_POOL, ROWS_PER_SAMPLE = 6, 10, 4
+"""A lane's pool begins with so many samples, holds one more after each row up to the second number,
+and from then on one more after so many rows: see decision 0021 for what other numbers gave."""
 
 
 class BestFitPackingBatcher(RowPackingBatcher):
@@ -23,10 +23,11 @@ class BestFitPackingBatcher(RowPackingBatcher):
     still fits joins (`<=`; of equal sizes the oldest), until none fits. So rows come steadily,
     and at most `pool_size - 1` samples are held beside the finished rows of a batch.
 
-    The pool of a lane grows: it begins with 8 samples, as soon as these fill a row, and after every
-    4 rows that it made it holds one more, up to `pool_size`. So the first rows come after a few
-    samples, and are packed a little less tightly: of source code tokens fill 0.98 of a lane's first
-    20 rows, 0.99 of the next 80, and 0.998 once the pool is full-grown, after 224.
+    The pool of a lane grows: it begins with 6 samples, as soon as these fill a row, holds one more
+    after each row up to 10, and then one more after every 4 rows, up to `pool_size`. So the first
+    rows come after a few samples, and are packed a little less tightly: of source code tokens fill
+    0.98 of a lane's first 20 rows, 0.99 of the next 80, and 0.998 once the pool is full-grown,
+    after 220.
 
     What has `max_tokens` or more never enters the pool: its full rows are finished at once.
 
@@ -58,7 +59,7 @@ class BestFitPackingBatcher(RowPackingBatcher):
     """
 
     type_name: ClassVar[str] = "best_fit"
-    version: ClassVar[int | str | None] = 2
+    version: ClassVar[int | str | None] = 3
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class BestFitPackingBatcher(RowPackingBatcher):
         self._sizes: list[tuple[int, int]] = []
         self._tokens = 0  # of the pool
         self._choice = min(FIRST_POOL, self.pool_size)  # samples from which a row may be made
-        self._rows_before_growth = ROWS_PER_SAMPLE
+        self._rows_before_growth = self._rows_per_sample()
 
     def chooses_from(self) -> int:
         """Return the size of the pool."""
@@ -117,7 +118,10 @@ class BestFitPackingBatcher(RowPackingBatcher):
             self._rows_before_growth -= 1
             if not self._rows_before_growth:
                 self._choice += 1
-                self._rows_before_growth = ROWS_PER_SAMPLE
+                self._rows_before_growth = self._rows_per_sample()
+
+    def _rows_per_sample(self) -> int:
+        return 1 if self._choice < QUICK_POOL else ROWS_PER_SAMPLE
 
     def _fill_row(self) -> None:
         arrival, oldest = next(iter(self._pool.items()))
