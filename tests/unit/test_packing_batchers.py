@@ -334,6 +334,7 @@ def test_each_policy_for_overlong_samples_is_counted() -> None:
         "split": ([[[piece(0, 10)]], [[piece(10, 20)]], [[piece(20, 25)]]], {"overlong_split": 1}),
         "truncate": ([[[piece(0, 10)]]], {"overlong_truncated": 1, "truncated_tokens": 15}),
         "drop": ([], {"dropped:overlong": 1}),
+        "alone": ([[[long]]], {"overlong_alone": 1}),
     }
     for overlong, (groups, counts) in expected.items():
         batcher = BestFitPackingBatcher(10, overlong=overlong)
@@ -470,7 +471,7 @@ def test_a_packer_measures_the_value_that_it_is_told(batcher: SampleBatcher) -> 
         (lambda: BestFitPackingBatcher(8, rows=0), "rows is 0"),
         (
             lambda: BestFitPackingBatcher(8, overlong="cut"),
-            "overlong is 'cut': choose one of split, truncate, drop, error",
+            "overlong is 'cut': choose one of split, truncate, drop, alone, error",
         ),
         (lambda: BestFitPackingBatcher(8, length_key=""), "length_key is ''"),
     ],
