@@ -40,6 +40,7 @@ NAMES = (
     "text",
     "transfer",
     "small_batches",
+    "prefetch",
     "batch_sizes",
     "start",
     "commits",
@@ -47,6 +48,7 @@ NAMES = (
     "memory",
     "reading",
     "node_memory",
+    "many_lanes",
 )
 
 
