@@ -38,6 +38,7 @@ NAMES = (
     "packing",
     "first_rows",
     "text",
+    "columns",
     "transfer",
     "small_batches",
     "prefetch",
@@ -49,6 +50,7 @@ NAMES = (
     "reading",
     "node_memory",
     "many_lanes",
+    "sources",
 )
 
 
