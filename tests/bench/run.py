@@ -42,6 +42,7 @@ NAMES = (
     "columns",
     "transfer",
     "small_batches",
+    "prefetch",
     "batch_sizes",
     "start",
     "commits",
@@ -49,6 +50,7 @@ NAMES = (
     "memory",
     "reading",
     "node_memory",
+    "many_lanes",
     "sources",
 )
 
