@@ -156,6 +156,14 @@ class Ledger:
     def __init__(self, job: Job, lane: int) -> None:
         self.job, self.line = job, Line(job, lane)
         self._draws, self._drawn = job.open_draws(lane), 0
+        self._sizes: dict[ItemRef, int] = {}
+        took = self.line.planner.draws.took
+
+        def hear(item: ItemRef, size: int) -> None:
+            self._sizes[item] = size
+            took(item, size)
+
+        self.line.planner.draws.took = hear
         self._expected: Counter[str] = Counter()
         self._samples: set[tuple[ItemRef, int]] = set()
         self._delivered: list[SampleRef] = []
@@ -184,6 +192,7 @@ class Ledger:
             item = self._draws.next()
             assert item is not None
             self._draw(item)
+            self._draws.took(item, self._sizes[item])
         held = [
             *planner.batching.batcher.pending,
             *_refs(r for rows in planner.ready for r in rows),

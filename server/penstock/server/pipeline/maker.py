@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.job import Job
 from penstock.server.pipeline.collating import Collating
+from penstock.server.pipeline.columns import collate_columns
 from penstock.server.pipeline.fitting import Exits, Fitting
 from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.pipeline.standin import StandIns
 from penstock.server.pipeline.verdicts import Bad
+from penstock.server.pipeline.writing import Made
 from penstock.server.roles.base import Sample
 from penstock.wire import frame
 
@@ -54,6 +56,8 @@ class Maker:
             BadBatch: The collator fails on these samples.
             SourceUnavailable: A read failed to the deadline.
         """
+        if not blank and (made := self._of_columns(plan)) is not None:
+            return made
         exits = Exits()
         found = self._samples(plan, at_hand or {}, coming, exits)
         kept = plan
@@ -81,14 +85,34 @@ class Maker:
         if padding:
             values = self._collating.blank(values, plan)
             counts = dict.fromkeys(counts, 0)
+        # Of the plan, not of what is left of it: a batch that quarantine emptied has an epoch, too.
+        epoch = epoch_of(plan)
+        accounting = {} if blank else dict(plan.accounting) | exits.counts
+        told = counts, accounting, exits.counts
+        return self._laid_out(kept, values, told, padding, emptied, epoch)
+
+    def _of_columns(self, plan: BatchPlan) -> Made | None:
+        """Return a batch whose samples need not become objects; None where they must."""
+        if not self.job.role_sets[plan.role_set].columns or not self.items.verdicts.is_empty:
+            return None
+        if (found := collate_columns(self.items, plan)) is None:
+            return None
+        values, counts = found
+        told = counts, dict(plan.accounting), dict[str, int]()
+        return self._laid_out(plan, values, told, False, False, epoch_of(plan))
+
+    def _laid_out(
+        self,
+        plan: BatchPlan,
+        values: dict[str, Any],
+        told: tuple[Mapping[str, int], Mapping[str, int], Mapping[str, int]],
+        padding: bool,
+        emptied: bool,
+        epoch: int,
+    ) -> Made:
         self.items.progress("encode", None)
         layout = frame.Layout(values, host=self._host[plan.role_set])
-        # Of the plan, not of what is left of it: a batch that quarantine emptied has an epoch, too.
-        epochs = [ref.item.epoch for row in plan.rows for ref in row]
-        epoch = min(epochs) if epochs else 0
-        accounting = Counter() if blank else Counter(dict(plan.accounting)) + exits.counts
-        told = (counts, accounting, exits.counts)
-        return Made(self.job.log_id, kept, layout, *told, padding, emptied, epoch)
+        return Made(self.job.log_id, plan, layout, *told, padding, emptied, epoch)
 
     def _samples(
         self,
@@ -107,7 +131,7 @@ class Maker:
         for row in plan.rows:
             for ref in row:
                 if verdicts is not None and verdicts.find("exit", ref.item, plan.lane, plan.offset):
-                    exits.counts["quarantined:exit"] += 1
+                    exits.count("quarantined:exit")
                     continue
                 key = ref[:2]
                 if key in at_hand:
@@ -120,7 +144,7 @@ class Maker:
             if isinstance(outcome, Bad):
                 # Removed from its own batch only: no other item moves.
                 self.items.judge("exit", refs[0].item, outcome, plan.lane, plan.offset)
-                exits.counts["quarantined:exit"] += len(refs)
+                exits.count("quarantined:exit", len(refs))
                 continue
             samples = [] if isinstance(outcome, Filtered) else outcome
             for ref in refs:
@@ -131,55 +155,9 @@ class Maker:
         return found
 
 
-class Made:
-    """A batch whose values are there, to be written wherever its body shall lie.
-
-    Attributes:
-        counts: Integers that travel with it, of what it holds.
-        accounting: What was left out and cut on the way to it; of a blank batch nothing, for it is
-            there of the one that it was made from.
-        exits: What of this its making has found.
-        nbytes: Bytes of the body.
-        emptied: Every item of it was left out.
-    """
-
-    def __init__(
-        self,
-        log_id: bytes,
-        plan: BatchPlan,
-        layout: frame.Layout,
-        counts: Mapping[str, int],
-        accounting: Mapping[str, int],
-        exits: Mapping[str, int],
-        padding: bool,
-        emptied: bool,
-        epoch: int,
-    ) -> None:
-        self._log_id, self._plan, self._layout, self._epoch = log_id, plan, layout, epoch
-        self.counts, self.padding, self.emptied = counts, padding, emptied
-        self.accounting, self.exits = accounting, exits
-        self.nbytes = layout.nbytes
-
-    def write(self, out: memoryview) -> bytes:
-        """Write the body to exactly `nbytes` bytes and return the header, without its position."""
-        crc = frame.write_body(self._layout, out)
-        samples = [
-            (row, *ref.item, ref.part, ref.span)
-            for row, refs in enumerate(self._plan.rows)
-            for ref in refs
-        ]
-        return frame.write_header(
-            self._layout,
-            self._log_id,
-            self._plan.lane,
-            self._plan.offset,
-            crc,
-            self.counts,
-            samples,
-            self.padding,
-            self._epoch,
-            self.accounting,
-        )
+def epoch_of(plan: BatchPlan) -> int:
+    """Return the epoch of the earliest draw of a batch; 0 where it has none."""
+    return min((ref.item.epoch for row in plan.rows for ref in row), default=0)
 
 
-__all__ = ["Made", "Maker"]
+__all__ = ["Maker"]

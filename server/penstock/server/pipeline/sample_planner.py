@@ -59,7 +59,6 @@ class SamplePlanner:
             and self.batching.batcher.draws_before(0) is not None
             # Beyond an end that nobody knows a lane would be taken for one that ends there.
             and (job.epochs is None or self.roles.batches(self._inner_lane) is not None)
-            and not self.roles.distributor.needs_sizes
         )
         self.ready: deque[Rows] = deque()
         self._accounts = Accounts()
@@ -164,7 +163,7 @@ class SamplePlanner:
         if self._from_refs:
             size = self._size(item) if self.roles.needs_sizes else 0
             if size is not None:
-                batches, accepted = self._add((SampleRef(item, 0, size),), (None,))
+                batches, accepted = self._add_unread(SampleRef(item, 0, size))
                 taken = size
         else:
             outcome = self._outcome(item)
@@ -200,9 +199,19 @@ class SamplePlanner:
         try:
             return self.batching.add(refs, samples, self.offset)
         except BadItem as error:
-            held = self.items.refuse("draw", refs[0].item, error, self.lane, self.offset)
-            self._count_verdict(held.verdict)
-            return [], False
+            return self._refused(refs[0].item, error)
+
+    def _add_unread(self, ref: SampleRef) -> tuple[list[Rows], bool]:
+        """Give the batcher a sample that nobody has processed; return as `_add`."""
+        try:
+            return self.batching.add_unread(ref, self.offset)
+        except BadItem as error:
+            return self._refused(ref.item, error)
+
+    def _refused(self, item: ItemRef, error: BadItem) -> tuple[list[Rows], bool]:
+        held = self.items.refuse("draw", item, error, self.lane, self.offset)
+        self._count_verdict(held.verdict)
+        return [], False
 
     def _leave_out(self, item: ItemRef, bad: Bad) -> None:
         """Have an item judged at the place where its verdict takes effect."""
@@ -215,6 +224,8 @@ class SamplePlanner:
 
     def _left_out(self, item: ItemRef) -> bool:
         """Tell whether a verdict removes this draw; whatever was known of it ahead is forgotten."""
+        if self.items.verdicts.is_empty:
+            return False
         verdict = self.items.verdicts.find("draw", item, self.lane, self.offset)
         if verdict is None:
             return False
@@ -222,12 +233,12 @@ class SamplePlanner:
         self._count_verdict(verdict)
         return True
 
-    def count_mark(self) -> tuple[int, int, int, int]:
+    def count_mark(self) -> tuple[int, int, int]:
         """Return what changes whenever `counts` does, draws aside; cheap enough for every batch."""
         drawn = self.counters["drawn"]
         beside = sum(self.batching.batcher.counters().values())
-        of_parts = drawn if self._counts_parts else 0
-        return sum(self.counters.values()) - drawn, self.batching.dropped, beside, of_parts
+        others = sum(self.counters.values()) - drawn + drawn * self._counts_parts
+        return others, self.batching.dropped, beside
 
     def counts(self) -> dict[str, int]:
         """Return all that was counted since the lane's beginning; see `all_counts`."""
@@ -288,7 +299,7 @@ class SamplePlanner:
         self.ahead.clear()
         self.ended = total is not None and before >= total and drawn < before
         self.counters = Counter({"drawn": drawn} if drawn else {})
-        self._accounts.begin(self.counters)
+        self._accounts.begin(self.counts())
         self.offset = offset
         self._starvation.without_sample = self._starvation.without_batch = self._verdicts = 0
 

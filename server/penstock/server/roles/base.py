@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -156,13 +157,13 @@ class Source(Role, ABC):
         """Return the role's identity with the fingerprint of the content in it."""
         return {**super().identity(), "fingerprint": asked(self, "fingerprint")}
 
-    def hand_over(self) -> Catalog | None:
+    def hand_over(self) -> Sequence[Catalog]:
         """Return what this process knows of the source's files, for the workers of its node.
 
-        They open the source without looking at the files again. None: it has no such catalog, and
-        every process opens the files itself.
+        They open the source without looking at the files again. Without any, every process opens
+        the files itself.
         """
-        return None
+        return ()
 
     def read_bytes(self) -> int:
         """Return how many bytes were read from storage since the last call: a metric."""
@@ -205,13 +206,17 @@ class IndexedSource(Source):
         return not self.keeps(IndexedSource, "sizes")
 
     def has_column(self, name: str) -> bool:
-        """Tell whether `column` gives this column, so that items can be chosen by it."""
-        return False
+        """Tell whether `column` gives this column, so that items can be chosen by it.
+
+        By default whether `heads` does.
+        """
+        return name in (self.columns_of_items() or ()) and self.has_heads((name,))
 
     def column(self, name: str, start: int, stop: int) -> Any:
         """Return one column of the items `[start, stop)`, read without the rest of them.
 
-        Override it, and `has_column`, where that is much cheaper than the items.
+        Override it, and `has_column`, where that is much cheaper than the items, and than `heads`,
+        which it calls by default.
 
         Returns:
             An Arrow array, or a sequence of Python values; None where an item has no such value.
@@ -219,7 +224,7 @@ class IndexedSource(Source):
         Raises:
             SourceUnavailable, SourceChanged: As `fetch`.
         """
-        raise TypeError(f"{type(self).__name__} reads no column alone")
+        return [head.get(name) for head in self.heads(range(start, stop), (name,))]
 
     def matching(self, where: Condition) -> Kept:
         """Return which items a condition on columns keeps; rarely overridden.
@@ -428,6 +433,11 @@ class DataDistributor(Role, ABC):
         """Return the k-th draw of a lane, purely from the arguments; None = the lane is over."""
         raise TypeError(f"{type(self).__name__} opens lanes and draws nothing by number")
 
+    def draw_many(self, lane: int, lanes: int, k: int, count: int) -> list[ItemRef]:
+        """Return draws k, k + 1, ... of a lane: `count`, or fewer where it ends."""
+        found = (self.draw(lane, lanes, number) for number in range(k, k + count))
+        return list(takewhile(lambda item: item is not None, found))  # type: ignore[arg-type]
+
     def draws(self, lane: int, lanes: int) -> int | None:
         """Return how many draws a lane has, by arithmetic; None = endless or unknown."""
         return None
@@ -471,10 +481,16 @@ def indexed(sources: Mapping[str, Source], names: Iterable[str], user: Role) -> 
         user: The role that needs them.
 
     Raises:
-        InvalidJob: A source cannot; names both roles.
+        InvalidJob: There is no such source, or it cannot; names both roles.
     """
     found: list[IndexedSource] = []
     for name in names:
+        if name not in sources:
+            raise InvalidJob(
+                f"the distributor draws from a source {name!r}, and the job has "
+                f"{', '.join(map(repr, sources))}: name one of them with source",
+                key="distributor.source",
+            )
         source = sources[name]
         if not isinstance(source, IndexedSource):
             raise InvalidJob(
@@ -577,6 +593,10 @@ class RawItemProcessor(Role, ABC):
         """
         return False
 
+    def passes_items(self) -> bool:
+        """Tell whether a sample is its item, unchanged: then nothing need be called for it."""
+        return False
+
     def check_columns(self, columns: Mapping[str, str]) -> None:  # optional
         """Refuse a source whose items lack a column that this needs; called with the job's source.
 
@@ -649,6 +669,10 @@ class SampleBatcher(Role, ABC):
         """Return how many samples its pool holds, from which it chooses; None = it has none."""
         return None
 
+    def most_held(self) -> int | None:
+        """Return how many samples it may hold, where that is known and not its pool alone."""
+        return self.chooses_from()
+
     @property
     def may_refuse(self) -> bool:
         """Tell whether `add` may raise: then its state is copied before an item of several samples.
@@ -667,6 +691,13 @@ class SampleBatcher(Role, ABC):
     def size_of(self, sample: Sample) -> int:
         """Return the size of a processed sample: by default `len(sample["input_ids"])`."""
         return len(sample["input_ids"])
+
+    def length_column(self) -> str | None:
+        """Return the value of a sample whose length is its size; None = sizes are something else.
+
+        Where a source has it as a column, batches are planned from its lengths alone.
+        """
+        return None
 
     def spare(self, row: Row) -> int:
         """Return by how much the samples of a row may together exceed their sizes.
@@ -783,8 +814,8 @@ class Layout:
     """How samples lie in a batch's values, for those that show or train on them.
 
     Attributes:
-        name: `packed` (documents one after the other in rows), `padded` (a sample per row); empty =
-            not known.
+        name: `padded` (a sample per row), or how documents are packed in rows: `flash`, `megatron`,
+            `thd`, `indexed`, `neat`; empty = not known.
         labels_shifted: The label of a token is the token that follows it.
         ignore_index: The label that losses leave out; None = it is not known whether there are
             labels.

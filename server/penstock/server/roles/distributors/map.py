@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from penstock.server.core.permutation import ORDER_VERSION
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.base import DataDistributor, Source, indexed
 from penstock.server.roles.distributors.choice import Choice
 from penstock.server.roles.distributors.shuffle import SHUFFLES, Shuffle
 from penstock.server.roles.reading import Reading
-from penstock.wire.errors import InvalidJob
 
 
 class MapDistributor(DataDistributor):
@@ -42,14 +43,12 @@ class MapDistributor(DataDistributor):
             decoded source takes at most 128 MiB, and every worker then holds all of it.
         source: The name of the only source to draw from, where the job has several; default: all
             of them, each in proportion to its number of items.
-        where: Which items are drawn at all, by their columns, such as `{language: en}` or `{score:
-            {min: 0.5}, source: {not: [forum, ads]}}`: a value, a list of values, or `min`, `max`,
-            `above`, `below`, `not`; all must hold. The columns are read once, when the job is
-            opened; the source must be able to read them alone (`parquet`, `hf`, `items`).
-        sample_ratio: How many draws an epoch has for each item: 0.1 draws a tenth of the items,
-            2.5 draws each twice and half of them once more. A number, or one for each source by
-            name. It counts what `where` keeps; 1,000 items give exactly `floor(1000 * ratio)`
-            draws, and at least one.
+        where: Which items are drawn at all, by columns that the source can read alone: `{language:
+            en}`, `{score: {min: 0.5}, site: {not: [forum, ads]}}`. A value, a list of values, or
+            `min`, `max`, `above`, `below`, `not`; all must hold.
+        sample_ratio: How many draws an epoch has for each item that `where` keeps: 0.1 draws a
+            tenth of them, 2.5 each twice and half of them once more; exactly `floor(items *
+            ratio)`, at least one. A number, or one for each source by name.
         resample: Every epoch draws another part of the items for the fraction of `sample_ratio`;
             else it is the same part in each.
 
@@ -81,17 +80,10 @@ class MapDistributor(DataDistributor):
         """Take the job's sources and seed, and decide what `shuffle` means for these sources.
 
         Raises:
-            InvalidJob: There is no such source, it gives no items by index, it is empty, its blocks
-                do not add up to its length, `full` would decompress a block per row, the groups do
-                not divide the lanes, or nothing of a source is chosen.
+            InvalidJob: A source or a parameter does not fit: see `indexed`, `Choice.of`, and
+                `Shuffle.settle`.
         """
         super().bind(sources, seed, epochs, lanes)
-        if self.source is not None and self.source not in sources:
-            raise InvalidJob(
-                f"the distributor draws from a source {self.source!r}, and the job has "
-                f"{', '.join(map(repr, sources))}: name one of them with source",
-                key="distributor.source",
-            )
         names = list(sources) if self.source is None else [self.source]
         parts = indexed(sources, names, self)
         self._drawn = self.choice.of(dict(zip(names, parts, strict=True)), seed)
@@ -112,6 +104,19 @@ class MapDistributor(DataDistributor):
         if self.epochs is not None and epoch >= self.epochs:
             return None
         return self._drawn.ref(self.shuffle.order(epoch)[position], epoch)
+
+    def draw_many(self, lane: int, lanes: int, k: int, count: int) -> list[ItemRef]:
+        """Return draws k, k + 1, ... of a lane: `count`, or fewer where it ends."""
+        if (k + count + 1) * lanes >= 1 << 62:
+            return super().draw_many(lane, lanes, k, count)
+        epochs, positions = np.divmod(np.arange(k, k + count) * lanes + lane, self.items)
+        found: list[ItemRef] = []
+        for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
+            if self.epochs is not None and epoch >= self.epochs:
+                break
+            indices = self.shuffle.order(epoch).take(positions[epochs == epoch]).tolist()
+            found += [self._drawn.ref(index, epoch) for index in indices]
+        return found
 
     def draws(self, lane: int, lanes: int) -> int | None:
         """Return how many draws a lane has; None = endless."""
