@@ -950,7 +950,7 @@ def test_the_pages_own_roles_pass_check(home: Path) -> None:
         "    collator: {function: ./collate.py:collate}\n"
         "  lines:\n    lanes: 2\n"
         "    source: {type: ./lines.py:Lines, folder: texts}\n"
-        "    distributor: shards\n"
+        "    distributor: iterable\n"
         "    batch_size: 2\n"
     )
     (home / "texts").mkdir()

@@ -177,7 +177,7 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "stream": {
         "source": {"type": "./lines.py:Lines", "folder": "shards", "apart": 300},
-        "distributor": "shards",
+        "distributor": {"type": "iterable", "buffer_size": 7},
         "processor": TOKENIZE,
         "batcher": {"type": "best_fit", "max_tokens": 64, "pool_size": 8, "overlong": "split"},
         "collator": PACKED,

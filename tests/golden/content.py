@@ -26,8 +26,8 @@ from penstock.server.roles.batchers import BUILTIN_BATCHERS
 from penstock.server.roles.collators import BUILTIN_COLLATORS
 from penstock.server.roles.distributors import (
     BUILTIN_DISTRIBUTORS,
+    IterableDistributor,
     MapDistributor,
-    ShardsDistributor,
 )
 from penstock.server.roles.processors import FunctionProcessor
 from penstock.server.sources import ItemsSource
@@ -112,7 +112,7 @@ def permutations() -> Any:
 
 def draws() -> Any:
     """Return the draws of every shipped distributor, in all its orders, over a seam of epochs."""
-    assert set(BUILTIN_DISTRIBUTORS) == {"map", "shards"}, "a new distributor has draws to pin"
+    assert set(BUILTIN_DISTRIBUTORS) == {"iterable", "map"}, "a new distributor has draws to pin"
     found = {}
     for shuffle in ("full", "blocks", "none"):
         source = Blocks(list(range(40))) if shuffle == "blocks" else ItemsSource(list(range(40)))
@@ -125,11 +125,11 @@ def draws() -> Any:
         distributor = MapDistributor(shuffle=shuffle, window_blocks=2)
         distributor.bind(both, 11, None, 3)
         found[f"{shuffle}, two sources, lane 1"] = [distributor.draw(1, 3, k) for k in range(40)]
-    for deal in (True, False):
-        shards = ShardsDistributor(shuffle=deal)
-        shards.bind({"main": Shards([4, 0, 1, 9, 3])}, 11, None, 3)
-        lane = shards.open(1, 3)
-        name = f"shards, {'shuffled' if deal else 'in order'}, lane 1"
+    for deal, waiting, lanes in ((True, 0, 3), (False, 0, 3), (True, 4, 3), (True, 4, 7)):
+        rows = IterableDistributor(shuffle=deal, buffer_size=waiting)
+        rows.bind({"main": Shards([4, 0, 1, 9, 3])}, 11, None, lanes)
+        lane = rows.open(1, lanes)
+        name = f"iterable, {'shuffled' if deal else 'in order'}, buffer {waiting}, {lanes} lanes"
         found[name] = [[*item[1:]] for _ in range(20) if (item := lane.next())]
         found[f"{name}, state"] = lane.state()
     return found

@@ -410,9 +410,17 @@ class Job:
         return hashlib.sha256(canonical(self.plan)).digest()
 
     def cautions(self) -> list[str]:
-        """Return sentences about what the log id does not know of this job's content."""
+        """Return sentences about what people should know before they run this job.
+
+        What the log id does not know of its content, and what its draws cost that they need not.
+        """
         found = ((name, source.unseen()) for name, source in sorted(self.sources.items()))
-        return [f"source {name!r}: {sentence}" for name, sentence in found if sentence]
+        unseen = [f"source {name!r}: {sentence}" for name, sentence in found if sentence]
+        return unseen + self.remarks()
+
+    def remarks(self) -> list[str]:
+        """Return what the draws of this job cost that they need not."""
+        return [line for roles in self.role_sets for line in roles.distributor.remarks()]
 
     def close(self) -> None:
         """Let go of the sources' files."""

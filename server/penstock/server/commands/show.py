@@ -99,8 +99,9 @@ def show(
             click.echo(json.dumps(_record(computed, size)))
         else:
             say(_readable(built, computed, size, as_text))
-    if warning := version_warning(config.server.store, config.base, built):
-        say(f"penstockd: {warning}", error=True)
+    warning = version_warning(config.server.store, config.base, built)
+    for sentence in [*built.remarks(), *([warning] if warning else [])]:
+        say(f"penstockd: {sentence}", error=True)
 
 
 def computed_batches(

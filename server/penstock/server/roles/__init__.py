@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         PackedCollator,
         PaddedCollator,
     )
-    from penstock.server.roles.distributors import MapDistributor, ShardsDistributor
+    from penstock.server.roles.distributors import IterableDistributor, MapDistributor
     from penstock.server.roles.processors import (
         FunctionProcessor,
         IdentityProcessor,
@@ -65,8 +65,8 @@ _BUILTINS = {
     "FunctionCollator": "collators",
     "PackedCollator": "collators",
     "PaddedCollator": "collators",
+    "IterableDistributor": "distributors",
     "MapDistributor": "distributors",
-    "ShardsDistributor": "distributors",
     "FunctionProcessor": "processors",
     "IdentityProcessor": "processors",
     "TokenizeProcessor": "processors",
@@ -93,6 +93,7 @@ __all__ = [
     "IdentityProcessor",
     "IndexedSource",
     "ItemRef",
+    "IterableDistributor",
     "KeySpec",
     "LaneDraws",
     "Layout",
@@ -112,7 +113,6 @@ __all__ = [
     "SampleBatcher",
     "SampleRef",
     "SequentialPackingBatcher",
-    "ShardsDistributor",
     "SimpleBatcher",
     "Source",
     "StreamSource",

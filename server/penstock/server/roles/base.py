@@ -362,6 +362,13 @@ class DataDistributor(Role, ABC):
         """Return the draws of one lane as a stream with a state; rarely overridden."""
         return NumberedDraws(self, lane, lanes)
 
+    def remarks(self) -> list[str]:
+        """Return sentences about what these draws cost that they need not; once it is bound.
+
+        `penstockd check` shows them, and a node logs them at its start.
+        """
+        return []
+
     def epoch_draws(self, lanes: int) -> int | None:
         """Return about how many draws of a lane make an epoch; None = not known."""
         total = 0
