@@ -184,6 +184,11 @@ JOBS: dict[str, dict[str, Any]] = {
     },
 }
 
+JOBS["hf_stream"] = {
+    **JOBS["stream"],
+    "source": {"type": "hf_stream", "path": "json", "data_files": "shards/*.jsonl"},
+}
+
 Records = dict[str, list[Any]]
 """By job: the record of every batch of a step, its digest in it."""
 

@@ -282,7 +282,11 @@ class StreamSource(Source):
             SourceUnavailable: A shard cannot be read at this moment.
             SourceChanged: A shard has no such row any more.
         """
-        return [self.rows.take(*shard_row(index)) for index in indices]
+        # Read in order: a row that is read before those that lie before it has them read again.
+        found: list[RawItem] = [None] * len(indices)
+        for at in sorted(range(len(indices)), key=indices.__getitem__):
+            found[at] = self.rows.take(*shard_row(indices[at]))
+        return found
 
     def is_empty(self) -> bool:
         """Tell whether there are no shards; only reading shows whether all of them are empty."""

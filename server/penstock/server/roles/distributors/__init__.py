@@ -3,7 +3,7 @@
 | `type:` | Class | Order |
 |---|---|---|
 | `map` | `MapDistributor` | every item once per epoch; shuffled by `full`, `blocks` or `none` |
-| `iterable` | `IterableDistributor` | every row of a stream once per epoch; its shards dealt to lanes |
+| `iterable` | `IterableDistributor` | every row of a stream once per epoch, by shards |
 
 A distributor of your own is a subclass of `DataDistributor` with `draw(lane, lanes, k)`, a pure
 function: it knows no rank, worker or node, and its whole state is `k`. If draw k cannot be computed
