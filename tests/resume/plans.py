@@ -103,7 +103,13 @@ def raw_items() -> list[dict[str, Any]]:
 
 
 def make_job(
-    batcher: str, shuffle: str, processor: str, lanes: int, *, epochs: int | None = None
+    batcher: str,
+    shuffle: str,
+    processor: str,
+    lanes: int,
+    *,
+    epochs: int | None = None,
+    snapshot_every: int = 4,
 ) -> Job:
     """Return a job of these roles."""
     packs = batcher.startswith(("best", "sequential"))
@@ -117,7 +123,7 @@ def make_job(
         lanes=lanes,
         epochs=epochs,
         on_item_error="quarantine",
-        snapshot_every=4,
+        snapshot_every=snapshot_every,
     )
 
 

@@ -394,8 +394,6 @@ def test_what_does_not_fit_is_refused_when_the_job_is_built(folder: Path) -> Non
         Job(ItemsSource([1]), IterableDistributor(), batch_size=1)
     with pytest.raises(InvalidJob, match="name one of them with source"):
         Job({"a": ItemsSource([1]), "b": Lines(str(folder))}, IterableDistributor(), batch_size=1)
-    with pytest.raises(InvalidJob, match=r"does not give one: use epochs: null$"):
-        Job(Lines(str(folder)), IterableDistributor(), batch_size=1, epochs=1).check_end()
     for wrong in (-1, True, 1 << 21):
         with pytest.raises(InvalidJob, match=r"buffer_size is .*: give a whole number from 0"):
             IterableDistributor(buffer_size=wrong)

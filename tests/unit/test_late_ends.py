@@ -17,9 +17,10 @@ from penstock.server.sources.items import ItemsSource
 from penstock.server.store import SqliteStore
 from penstock.wire import frame
 from penstock.wire.order import Cut, Share, Tail, divisors
+from resume import plans
 from unit.inline_workers import InlineNode
 
-CASES = 60
+CASES = 90
 
 
 class UncountedNode(InlineNode):
@@ -30,8 +31,20 @@ class UncountedNode(InlineNode):
 
 
 def make_job(seed: int) -> Job:
-    """Return a small finite job, made alike each time, whose items give any number of samples."""
+    """Return a small finite job, made alike each time, whose lanes end anywhere.
+
+    Of its items any number may give no sample, or several; every other job packs them.
+    """
     chance = random.Random(seed)
+    if seed % 2:
+        return plans.make_job(
+            chance.choice(list(plans.BATCHERS)),
+            chance.choice(plans.SHUFFLES),
+            chance.choice(["sized", "choosy", "choosy"]),
+            chance.randrange(1, 5),
+            epochs=chance.choice([1, 1, 2]),
+            snapshot_every=chance.choice([1, 2, 16]),
+        )
     given = [chance.choice([0, 0, 1, 1, 2]) for _ in range(chance.randrange(4, 50))]
     items = [{"x": number, "n": count} for number, count in enumerate(given)]
     return Job(
@@ -169,9 +182,9 @@ async def test_ranks_are_given_all_of_a_log_whose_ends_are_found_as_it_is_read(
         one = play.node.log(play.node.jobs["job"])
         known = {lane: one.numbering.end_of(lane) for lane in range(one.job.lanes)}
         assert one.numbering.batches in (play.tail.batches, None)
-        assert {lane: end for lane, end in known.items() if end is not None} == (
-            await store.lane_ends(one.job.log_id)
-        )
+        found = {lane: end for lane, end in known.items() if end is not None}
+        if one.job.needs_counting:  # else nobody had to find them out
+            assert found == await store.lane_ends(one.job.log_id), seed
         assert all(end in (None, counted[lane]) for lane, end in known.items())
         await play.node.close(0.0)
         await store.close()

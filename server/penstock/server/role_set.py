@@ -190,9 +190,21 @@ class RoleSet:
         return self.distributor.draws(lane, self.lanes)
 
     def batches(self, lane: int) -> int | None:
-        """Return how many batches a lane of the set holds, where arithmetic says it."""
-        draws = self.draws(lane)
-        return None if draws is None else self.batcher.batches(draws)
+        """Return how many batches a lane of the set holds, where arithmetic says it.
+
+        So it does where every draw gives a sample, whatever the item is: an item whose size cannot
+        be told may be left out before it comes to a batch.
+        """
+        batcher, draws = self.batcher, self.draws(lane)
+        is_looked_at = batcher.needs_sizes or batcher.needs_content
+        if draws is None or is_looked_at or not self.processor.one_to_one:
+            return None
+        return batcher.batches(draws)
+
+    @property
+    def ends(self) -> bool:
+        """Tell whether every lane of the set is over after the job's epochs."""
+        return self.distributor.ends_by_epochs or self.draws(0) is not None
 
 
 def deal_lanes(counts: Sequence[int]) -> list[int]:

@@ -99,10 +99,11 @@ def part_of_lanes(job: Job, part: int, parts: int) -> list[int]:
     return sorted(lane for lanes in here for lane in lanes)
 
 
-def expected_draws(job: Job) -> int:
-    """Return how many draws all lanes of a finite job have."""
-    every = map(job.roles, range(job.lanes))
-    return sum(roles.draws(inner) or 0 for roles, inner in every)
+def expected_draws(job: Job) -> int | None:
+    """Return how many draws all lanes of a finite job have; None = not known before they end."""
+    found = [roles.draws(inner) for roles, inner in map(job.roles, range(job.lanes))]
+    known = [draws for draws in found if draws is not None]
+    return sum(known) if len(known) == len(found) else None
 
 
 def main(argv: list[str]) -> None:

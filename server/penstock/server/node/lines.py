@@ -141,8 +141,13 @@ def _keep_blocks(roles: RoleSet, needs: BlockNeeds) -> None:
 
 
 def snapshot_if_due(line: Line) -> list[Snapshot]:
-    """Return a line's snapshot where it stands, if one is to be kept of this offset."""
-    if line.offset % line.job.snapshot_every or line.planner.can_seek():
+    """Return a line's snapshot where it stands, if one is to be kept of this offset.
+
+    None is kept of the lane's end. Nothing is planned from there, and what a planner knows of it
+    depends on whether somebody has counted: one that was told the end has looked beyond it.
+    """
+    end = line.planner.end
+    if line.offset % line.job.snapshot_every or line.planner.can_seek() or end == line.offset:
         return []
     return [Snapshot(line.offset, line.planner.snapshot())]
 
@@ -163,10 +168,11 @@ def news_of(line: Line) -> list[FromWorker]:
 def _ended(line: Line) -> list[FromWorker]:
     """Return where a finite lane ends, if its planner has just found it out.
 
-    Where arithmetic leads to any offset it says where the lane ends, too.
+    The server process knows what arithmetic says.
     """
     end = line.planner.end
-    if end is None or line.told_end or line.job.epochs is None or line.planner.can_seek():
+    roles, inner = line.job.roles(line.lane)
+    if end is None or line.told_end or line.job.epochs is None or roles.batches(inner) is not None:
         return []
     line.told_end = True
     return [LaneEnds(line.job.log_id, line.lane, end)]

@@ -56,6 +56,8 @@ class SamplePlanner:
             self._from_refs
             and self.draws.can_seek()
             and self.batching.batcher.draws_before(0) is not None
+            # Beyond an end that nobody knows a lane would be taken for one that ends there.
+            and (job.epochs is None or self.roles.batches(self._inner_lane) is not None)
         )
         self.ready: deque[Rows] = deque()
         self.ahead = LookAhead(lane, items, self.draws)

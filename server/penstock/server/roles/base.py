@@ -328,7 +328,14 @@ class DataDistributor(Role, ABC):
 
     Most override `draw`, for draws that their number decides. If draws depend on earlier ones,
     override `open`.
+
+    Class attributes:
+        ends_by_epochs: True promises that every lane is over after the `epochs` that `bind` is
+            given, although `draws` does not say how many draws that takes. Without either a job
+            cannot have `epochs`.
     """
+
+    ends_by_epochs: ClassVar[bool] = False
 
     sources: Mapping[str, Source]
     seed: int

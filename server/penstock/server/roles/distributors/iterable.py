@@ -67,6 +67,7 @@ class IterableDistributor(DataDistributor):
 
     type_name: ClassVar[str] = "iterable"
     version: ClassVar[int | str | None] = 1
+    ends_by_epochs: ClassVar[bool] = True
 
     def __init__(
         self, shuffle: bool = True, buffer_size: int = 0, source: str | None = None
