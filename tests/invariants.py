@@ -20,7 +20,9 @@ from typing import Any
 from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.job import Job
 from penstock.server.local import LocalLoader
+from penstock.server.pipeline.joint_planner import JointPlanner
 from penstock.server.pipeline.line import Line
+from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.wire.digest import batch_digest
 from penstock.wire.order import Cut
 from penstock.wire.v1 import feed_pb2
@@ -136,10 +138,12 @@ def check_conservation(job: Job, lane: int, batches: int) -> Mapping[str, int]:
         delivered += _refs(plan.rows)
         line.planner.forget()
     planner = line.planner
-    held = [
-        *planner.batching.batcher.pending,
-        *(ref for group in planner.ready for ref in _refs(group)),
-    ]
+    inner = planner.inner if isinstance(planner, JointPlanner) else [planner]
+    held: list[SampleRef] = []
+    for each in inner:
+        assert isinstance(each, SamplePlanner)
+        held += each.batching.batcher.pending
+        held += [ref for group in each.ready for ref in _refs(group)]
     counters = Counter(planner.counts())
 
     pieces: dict[Any, list[SampleRef]] = {}
@@ -167,8 +171,10 @@ def check_conservation(job: Job, lane: int, batches: int) -> Mapping[str, int]:
     else:
         # Of an item with several samples some may be dropped: then it is present all the same.
         assert len(present) <= counters["drawn"] <= len(present) + left_out, dict(counters)
-    draws = job.open_draws(lane)
-    drawn = {draws.next() for _ in range(counters["drawn"])}
+    drawn: set[Any] = set()
+    for part, each in zip(job.lane_roles(lane), inner, strict=True):
+        draws = part.open_draws()
+        drawn.update(draws.next() for _ in range(each.drawn))
     assert present <= drawn, "an item was delivered that was never drawn"
     return counters
 

@@ -182,12 +182,13 @@ def examine(
 
     watch = Stopwatch(say, f"job {job.name}, {batch_count} batches")
     lines = [Line(job, lane, Items(job, progress=watch)) for lane in purity.first_lanes(job)]
+    counts = {line.lane: purity.batches_with_all(job, line, batch_count) for line in lines}
     made = {line.lane: purity.first_batches(line, 1) for line in lines}
     watch("")
     first, ones = watch.seconds.copy(), sum(map(len, made.values()))
     watch.seconds.clear()
     for line in lines:
-        made[line.lane] += purity.first_batches(line, batch_count - 1)
+        made[line.lane] += purity.first_batches(line, counts[line.lane] - 1)
     watch("")
     batches = [batch for of_lane in made.values() for batch in of_lane]
     # First batches also pay for imports and first calls: their times stand only if they are alone.

@@ -199,7 +199,9 @@ def _readable(job: Job, computed: Computed, batches_per_step: int, as_text: bool
     head = headline(record, padding=header.padding)
     if as_text:
         values = frame.decode_values(header, computed.body)
-        decode = decoder(job.roles(header.lane).roles)
+        # Whichever set has made it: no two have a source of one name.
+        made_by = job.roles_of(header.samples[0].source) if header.samples else job.role_sets[0]
+        decode = decoder(made_by)
         return f"{head}\n{batch_text(values, decode)}"
     lines = [head, f"  digest {record['digest']}, {record['bytes']:,} bytes"]
     lines += [f"  {value_text(name, value)}" for name, value in record["values"].items()]

@@ -94,14 +94,21 @@ def part_of_lanes(job: Job, part: int, parts: int) -> list[int]:
     for roles in job.role_sets:
         reading = roles.distributor.reading()
         if reading is not None and reading.groups is not None and reading.blocks is not None:
-            own = sum(job.roles(lanes[0]).roles is roles for lanes in here)
-            roles.keep_blocks(max(1, own) * reading.blocks)
+            own = {
+                part.lane % reading.groups
+                for lane in (lane for lanes in here for lane in lanes)
+                for part in job.lane_roles(lane)
+                if part.roles is roles
+            }
+            roles.keep_blocks(max(1, len(own)) * reading.blocks)
     return sorted(lane for lanes in here for lane in lanes)
 
 
 def expected_draws(job: Job) -> int | None:
     """Return how many draws all lanes of a finite job have; None = not known before they end."""
-    found = [roles.draws(inner) for roles, inner in map(job.roles, range(job.lanes))]
+    every = map(job.lane_roles, range(job.lanes))
+    # A lane of several sets is over where one of them is.
+    found = [parts[0].draws if len(parts) == 1 else None for parts in every]
     known = [draws for draws in found if draws is not None]
     return sum(known) if len(known) == len(found) else None
 

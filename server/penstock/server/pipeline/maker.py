@@ -78,6 +78,7 @@ class Maker:
         if padding:
             values = self._collating.blank(values, plan)
             counts = dict.fromkeys(counts, 0)
+        values = self.job.labelled(values, plan.role_set)
         self.items.progress("encode", None)
         layout = frame.Layout(values, host=self._host[plan.role_set])
         # Of the plan, not of what is left of it: a batch that quarantine emptied has an epoch, too.

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
 from penstock.server.core.verdict import Verdict
-from penstock.server.job import Job
+from penstock.server.job import Job, LaneRoles
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.ahead import BATCHES_PER_ITEM_AHEAD, LookAhead
 from penstock.server.pipeline.batching import Batching
@@ -27,7 +27,6 @@ from penstock.server.roles.draws import LaneDraws
 from penstock.server.usercode.contained import as_exception
 from penstock.wire.errors import (
     BadItem,
-    BadSnapshot,
     LogDiverged,
     PenstockError,
     SourceUnavailable,
@@ -41,27 +40,33 @@ class SamplePlanner:
         job: The job.
         lane: The lane.
         items: Fetches and processes, where sizes or filters need it.
+        part: Which of several sets of roles of the lane this plans for; None = it has only one.
+
+    Attributes:
+        before: How many batches of the lane other sets have made before the next one of this.
     """
 
-    def __init__(self, job: Job, lane: int, items: Items) -> None:
+    def __init__(self, job: Job, lane: int, items: Items, part: LaneRoles | None = None) -> None:
         self.job, self.lane, self.items = job, lane, items
-        self.offset = 0
+        self.offset = self.before = 0
         self.ended = False
         self.counters: Counter[str] = Counter()
-        self.roles, self._inner_lane = job.roles(lane)
-        self.draws: LaneDraws = job.open_draws(lane)
-        self.batching = Batching(job, lane, items)
+        self._is_whole = part is None  # the lane ends where this does
+        self._part = part or job.lane_roles(lane)[0]
+        self.roles = self._part.roles
+        self.draws: LaneDraws = self._part.open_draws()
+        self.batching = Batching(job, lane, self.roles, items)
         self._from_refs = self.roles.plans_from_refs
         self._can_seek = (
             self._from_refs
             and self.draws.can_seek()
             and self.batching.batcher.draws_before(0) is not None
             # Beyond an end that nobody knows a lane would be taken for one that ends there.
-            and (job.epochs is None or self.roles.batches(self._inner_lane) is not None)
+            and (self.roles.epochs is None or self._part.batches is not None)
         )
         self.ready: deque[Rows] = deque()
         self.ahead = LookAhead(lane, items, self.draws)
-        self._starvation = Starvation(job, lane)
+        self._starvation = Starvation(job, lane, self._part)
         self._verdicts = 0  # the highest number of a verdict that removed a draw
         self._draws_of_batch = 0  # of the last finished one; 0 before the second, which has no pool
 
@@ -69,6 +74,11 @@ class SamplePlanner:
     def last_verdict(self) -> int:
         """Return the highest number of a verdict that removed a draw of this lane; 0 = none."""
         return self._verdicts
+
+    @property
+    def place(self) -> int:
+        """Return the offset that the next batch has in the lane."""
+        return self.offset + self.before
 
     @property
     def samples(self) -> Mapping[tuple[ItemRef, int], Sample]:
@@ -96,7 +106,7 @@ class SamplePlanner:
             LaneStarved: As many draws as several epochs have gave no sample.
             LogDiverged: The lane ends elsewhere than where it was counted to end.
         """
-        end = self.job.lane_end(self.lane)
+        end = self.job.lane_end(self.lane) if self._is_whole else None
         last = self.offset + 1 == end
         # Nothing must come after the last batch that was counted, so that is looked for, too.
         self._fill(2 if last else 1)
@@ -106,7 +116,7 @@ class SamplePlanner:
             return None
         if last and len(self.ready) > 1:
             raise self._miscounted(self.offset + 1, "more")
-        plan = BatchPlan(self.lane, self.offset, self.ready.popleft(), self.roles.number)
+        plan = BatchPlan(self.lane, self.place, self.ready.popleft(), self.roles.number)
         self.offset += 1
         return plan
 
@@ -131,9 +141,9 @@ class SamplePlanner:
             except BaseException as raised:
                 what = f"{self.roles.distributor.code_of()} fails on a draw, in lane {self.lane},"
                 error = as_exception(raised)
-                raise self.items.failure(error, what, self.lane, self.offset) from raised
+                raise self.items.failure(error, what, self.lane, self.place) from raised
             if item is None:
-                self.ready.extend(self.batching.flush(self.offset))
+                self.ready.extend(self.batching.flush(self.place))
                 self.ended = True
             else:
                 taken = False
@@ -168,7 +178,7 @@ class SamplePlanner:
                 count_filtered(self.counters, outcome.reason)
             elif outcome is not None:
                 refs = [
-                    SampleRef(item, part, self.batching.size_of(item, sample, self.offset))
+                    SampleRef(item, part, self.batching.size_of(item, sample, self.place))
                     for part, sample in enumerate(outcome)
                 ]
                 batches, accepted = self._add(refs, outcome)
@@ -189,15 +199,15 @@ class SamplePlanner:
             The finished batches, and whether a sample was kept.
         """
         try:
-            return self.batching.add(refs, samples, self.offset)
+            return self.batching.add(refs, samples, self.place)
         except BadItem as error:
-            held = self.items.refuse("draw", refs[0].item, error, self.lane, self.offset)
+            held = self.items.refuse("draw", refs[0].item, error, self.lane, self.place)
             self._count_verdict(held.verdict)
             return [], False
 
     def _leave_out(self, item: ItemRef, bad: Bad) -> None:
         """Have an item judged at the place where its verdict takes effect."""
-        held = self.items.judge("draw", item, bad, self.lane, self.offset)
+        held = self.items.judge("draw", item, bad, self.lane, self.place)
         self._count_verdict(held.verdict)
 
     def _count_verdict(self, verdict: Verdict) -> None:
@@ -206,7 +216,7 @@ class SamplePlanner:
 
     def _left_out(self, item: ItemRef) -> bool:
         """Tell whether a verdict removes this draw; whatever was known of it ahead is forgotten."""
-        verdict = self.items.verdicts.find("draw", item, self.lane, self.offset)
+        verdict = self.items.verdicts.find("draw", item, self.lane, self.place)
         if verdict is None:
             return False
         self.ahead.forget(item)
@@ -232,7 +242,7 @@ class SamplePlanner:
         made = self.offset + len(self.ready)
         waited = self._starvation.without_batch
         useful = max(waited // 2, self._draws_of_batch, made // BATCHES_PER_ITEM_AHEAD)
-        outcome = self.ahead.outcome(item, self.offset, useful)
+        outcome = self.ahead.outcome(item, self.place, useful)
         if isinstance(outcome, Bad):
             self._leave_out(item, outcome)
             return None
@@ -242,7 +252,7 @@ class SamplePlanner:
         """Return an item's size from its raw form, unprocessed; None if it is quarantined."""
         if self._left_out(item):
             return None
-        size = self.ahead.size(item, self.offset)
+        size = self.ahead.size(item, self.place)
         if isinstance(size, Bad):
             self._leave_out(item, size)
             return None
@@ -271,7 +281,7 @@ class SamplePlanner:
         """Go to `offset` by arithmetic; only where `can_seek`."""
         before = self.batching.batcher.draws_before(offset)
         assert before is not None
-        total = self.roles.draws(self._inner_lane)
+        total = self._part.draws
         drawn = before if total is None else min(before, total)
         self.draws.seek(drawn)
         self.batching.begin()
@@ -284,6 +294,10 @@ class SamplePlanner:
 
     def snapshot(self) -> bytes:
         """Return the canonical bytes from which a line restarts at `offset`."""
+        return snapshot.encode(self.job.log_id, self.lane, self.offset, self.state())
+
+    def state(self) -> dict[str, Any]:
+        """Return what a snapshot holds beside the offset, JSON-able and canonical."""
         state = {
             "draws": self.draws.state(),
             "batcher": self.batching.batcher.state(),
@@ -296,7 +310,7 @@ class SamplePlanner:
             state["verdicts"] = self._verdicts
         if self.roles.number:
             state["role_set"] = self.roles.number
-        return snapshot.encode(self.job.log_id, self.lane, self.offset, state)
+        return state
 
     def restore(self, data: bytes) -> None:
         """Go on from a snapshot.
@@ -304,18 +318,14 @@ class SamplePlanner:
         Raises:
             BadSnapshot: It is damaged or belongs elsewhere.
         """
-        offset, state = snapshot.decode(data, self.job.log_id, self.lane)
-        try:
-            self._restore(offset, state)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise BadSnapshot(
-                f"a snapshot of lane {self.lane} at offset {offset} has not the form that this "
-                f"version reads: {type(error).__name__}: {error}",
-                lane=self.lane,
-                offset=offset,
-            ) from error
+        snapshot.restore(data, self.job.log_id, self.lane, self.take_state)
 
-    def _restore(self, offset: int, state: dict[str, Any]) -> None:
+    def take_state(self, offset: int, state: dict[str, Any]) -> None:
+        """Go on at an offset from what `state` gave there.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: It has another form.
+        """
         if state.get("role_set", 0) != self.roles.number:
             raise ValueError(f"it is of the set of roles {state.get('role_set', 0)}")
         self.draws.restore(state["draws"])
