@@ -101,4 +101,4 @@ def ending(exhausted: str = "repeat") -> JointJob:
 
 jobs = {"endless": endless, "counted": counted, "stepwise": stepwise, "ending": ending}
 
-__all__ = ["counted", "endless", "ending", "jobs", "packed_set", "padded_set", "stepwise"]
+__all__ = ["counted", "ending", "endless", "jobs", "packed_set", "padded_set", "stepwise"]

@@ -43,9 +43,10 @@ def headline(record: Mapping[str, Any], *, padding: bool) -> str:
         padding: The batch is padding.
     """
     counts = ", ".join(f"{value:,} {plain(name)}" for name, value in record["counts"].items())
+    made_by = f"{plain(record['dataset_name'])}  " if "dataset_name" in record else ""
     return (
         f"{record['position']}  step {record['step']}  lane {record['lane']}:{record['offset']}  "
-        f"{record['digest'][:16]}  {counts or 'no counts'}{'  padding' if padding else ''}"
+        f"{made_by}{record['digest'][:16]}  {counts or 'no counts'}{'  padding' if padding else ''}"
     )
 
 

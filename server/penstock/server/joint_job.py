@@ -14,10 +14,11 @@ from penstock.server.job import (
     LaneRoles,
     RoleSet,
 )
-from penstock.server.role_set import DATASET_NAME, deal_lanes, joint_specs, name_taken
+from penstock.server.role_set import deal_lanes, joint_specs, name_taken
 from penstock.server.roles.base import KeySpec
 from penstock.wire.checks import check_choice
 from penstock.wire.errors import InvalidJob, InvalidRequest
+from penstock.wire.frame import DATASET_NAME
 
 CHOICES = ("step", "batch", "lane")
 
@@ -33,16 +34,16 @@ class JointJob(Job):
         sets: The sets of roles by name, with their ratios; `source` of a set that has only one gets
             the name of the set, and no two sets have a source of the same name. The names, their
             order and the ratios are part of the log id.
+        seed, lanes, epochs, on_item_error, max_quarantined: As for `Job`.
+        batches_per_step: As for `Job`; with `choice: step` it is required, and is part of the log
+            id. A group's own must divide it.
+        max_replay, snapshot_every, name: As for `Job`.
         choice: What is of one set. `step`: all batches of a step, on all ranks; which set it is
             follows from the seed and the step, and sets have exactly their shares in every so many
             steps. `batch`: each batch is chosen for itself, so that a step holds several sets.
             `lane`: lanes are dealt to the sets, so that every step holds them in the same
             proportion, as evenly as whole batches allow. With `step` and `batch` each lane has a
             line of every set, which takes the memory of that many pools.
-        seed, lanes, epochs, on_item_error, max_quarantined: As for `Job`.
-        batches_per_step: As for `Job`; with `choice: step` it is required, and is part of the log
-            id. A group's own must divide it.
-        max_replay, snapshot_every, name: As for `Job`.
 
     Raises:
         InvalidJob: The plan does not hold together; says what to change.
@@ -184,7 +185,6 @@ class JointJob(Job):
         }
 
     def _check_names(self) -> None:
-        super()._check_names()
         for roles in self.role_sets:
             if not SOURCE_NAME.fullmatch(roles.name):
                 raise InvalidJob(
@@ -192,6 +192,7 @@ class JointJob(Job):
                     f"underscores, and no digit first, at most {MAX_SOURCE_NAME} characters",
                     key="joint",
                 )
+        super()._check_names()
         if len(self.sources) < sum(len(roles.sources) for roles in self.role_sets):
             raise InvalidJob(
                 "two sets of roles have a source of the same name: an item is known by the name of "

@@ -25,14 +25,12 @@ from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.processors import IdentityProcessor
 from penstock.wire.checks import check_choice
 from penstock.wire.errors import InvalidJob
+from penstock.wire.frame import DATASET_NAME
 
 DEFAULT_LANES = 48
 """Divided by most world sizes, and enough to keep the lanes' planners from being the bottleneck."""
 
 EXHAUSTED = ("stop", "repeat")
-
-DATASET_NAME = "dataset_name"
-"""The value of a joint job's batches that names the set which made it."""
 
 
 class RoleSet:
@@ -40,10 +38,10 @@ class RoleSet:
 
     Args:
         source, distributor, processor, batcher, collator, batch_size: As for `Job`.
-        ratio: Its share of the batches of a `JointJob`, in proportion to those of the other sets.
-        exhausted: What happens after the epochs of a `JointJob` that has any: `stop` ends every
-            lane where this set is chosen and has nothing more; `repeat` begins it again, for as
-            long as the others last.
+        ratio: Its share of the batches of a joint job, in proportion to those of the other sets.
+        exhausted: What happens after the epochs of a joint job that has any: `stop` ends every lane
+            where this set is chosen and has nothing more; `repeat` begins it again, for as long as
+            the others last.
 
     Attributes:
         name: Its name in the job; "" = the job has only this one.
@@ -315,7 +313,6 @@ def joint_layout(sets: Sequence[RoleSet]) -> Layout:
 
 
 __all__ = [
-    "DATASET_NAME",
     "DEFAULT_LANES",
     "EXHAUSTED",
     "RoleSet",

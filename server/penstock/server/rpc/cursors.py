@@ -162,6 +162,7 @@ class Cursors:
         start = request.start_step if request.HasField("start_step") else None
         if request.batches_per_step:
             check_divides(request.batches_per_step, max(1, request.world_size))
+            job.check_steps(request.batches_per_step)
         if start is not None:
             await self._check_reach(job, start, await self._step_size(job, request))
         asked = BeginRequest(

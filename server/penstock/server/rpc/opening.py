@@ -200,6 +200,7 @@ def open_read(
     share = Share(
         request.batches_per_step or job.batches_per_step or world_size, request.rank, world_size
     )
+    job.check_steps(share.batches_per_step)
     if not max(request.start, request.horizon, share.batches_per_step) <= MAX_POSITION:
         raise InvalidRequest(
             f"start {request.start}, horizon {request.horizon}, batches_per_step "
