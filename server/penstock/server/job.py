@@ -57,6 +57,17 @@ class LaneRoles(NamedTuple):
         """Return the draws, at their beginning."""
         return self.roles.distributor.open(self.lane, self.roles.lanes)
 
+    def can_seek(self, draws: LaneDraws, batcher: SampleBatcher) -> bool:
+        """Tell whether arithmetic leads such draws, and a batcher of the set, to any offset."""
+        return (
+            self.roles.plans_from_refs
+            and draws.can_seek()
+            and batcher.draws_before(0) is not None
+            # Beyond an end that nobody knows a lane would be taken for one that ends there.
+            and (self.roles.epochs is None or self.batches is not None)
+            and not self.roles.distributor.needs_sizes
+        )
+
     @property
     def draws(self) -> int | None:
         """Return how many draws there are; None = no end, or it is not known."""
@@ -259,8 +270,7 @@ class Job:
 
     def readings(self) -> list[Reading]:
         """Return how storage blocks are read, by each of the sets that read any."""
-        found = (roles.distributor.reading() for roles in self.role_sets)
-        return [reading for reading in found if reading is not None]
+        return [reading for roles in self.role_sets for reading in roles.readings]
 
     @cached_property
     def reading_groups(self) -> Sequence[int | None]:
@@ -268,22 +278,21 @@ class Job:
 
         None = the lane is in none: any worker may have it.
         """
-        readings = [roles.distributor.reading() for roles in self.role_sets]
-        groups = [0 if reading is None else reading.groups or 0 for reading in readings]
+        groups = [
+            max((reading.groups or 0 for reading in roles.readings), default=0)
+            for roles in self.role_sets
+        ]
         # Of several sets of a lane, the one with most groups: each of theirs has one worker then.
         leading = [
             max(self.lane_roles(lane), key=lambda part: groups[part.roles.number])
             for lane in range(self.lanes)
         ]
-        firsts: dict[int, int] = {}
-        first = 0
-        for number in sorted({part.roles.number for part in leading}):
-            firsts[number] = first
-            first += min(groups[number], self.role_sets[number].lanes)
-        return [
-            firsts[roles.number] + inner % groups[roles.number] if groups[roles.number] else None
-            for roles, inner in leading
-        ]
+        numbers: dict[tuple[int, tuple[int | None, ...]], int] = {}
+        for roles, inner in sorted(leading, key=lambda part: (part.roles.number, part.lane)):
+            if (group := roles.group(inner)) is not None:
+                numbers.setdefault((roles.number, group), len(numbers))
+        found = ((roles.number, roles.group(inner)) for roles, inner in leading)
+        return [None if group is None else numbers[number, group] for number, group in found]
 
     def lanes_together(self) -> list[list[int]]:
         """Return the lanes that one worker reads together: those of a reading group, or just one.

@@ -64,6 +64,8 @@ class Answers:
         ticket.entry.tokens = max(0, message.counts.get("tokens", 0))
         ticket.log.ready(ticket.entry, message.header, nbytes, span)
         self._observer.produced(job.name, nbytes, message.counts)
+        if message.exits:
+            self._observer.left_out(job.name, message.exits)
         self._audit.made(worker, ticket, message.header, plan or b"")
         self._put_snapshots(ticket, message.snapshots)
         self._reached(ticket, ticket.offset + 1)

@@ -92,15 +92,17 @@ def part_of_lanes(job: Job, part: int, parts: int) -> list[int]:
     homes.settle(range(parts))
     here = [lanes for number, lanes in enumerate(groups) if homes.of(number) == part]
     for roles in job.role_sets:
-        reading = roles.distributor.reading()
-        if reading is not None and reading.groups is not None and reading.blocks is not None:
-            own = {
-                part.lane % reading.groups
-                for lane in (lane for lanes in here for lane in lanes)
-                for part in job.lane_roles(lane)
-                if part.roles is roles
-            }
-            roles.keep_blocks(max(1, len(own)) * reading.blocks)
+        mine = [
+            part.lane
+            for lanes in here
+            for lane in lanes
+            for part in job.lane_roles(lane)
+            if part.roles is roles
+        ]
+        for reading in roles.readings:
+            if reading.groups is not None and reading.blocks is not None:
+                own_groups = {reading.group(inner) for inner in mine} - {None}
+                roles.keep_blocks(reading, max(1, len(own_groups)) * reading.blocks)
     return sorted(lane for lanes in here for lane in lanes)
 
 

@@ -54,9 +54,10 @@ class Lines:
         self.by_number.pop(number, None)
         self._broken.pop(number, None)
         for known in self._jobs:
-            for roles, needs in zip(known.job.role_sets, known.block_needs, strict=True):
-                if needs is not None and needs.close(number):
-                    _keep_blocks(roles, needs)
+            for roles, every in zip(known.job.role_sets, known.block_needs, strict=True):
+                for needs in every:
+                    if needs.close(number):
+                        _keep_blocks(roles, needs)
 
     def plan_at(self, number: int, offset: int) -> tuple[Line, BatchPlan, list[Snapshot]]:
         """Return a line, its plan at an offset, and the snapshots of the way there.
@@ -69,9 +70,9 @@ class Lines:
         line = self.by_number[number]
         known = self._jobs[line.job.log_id]
         for roles, inner in known.job.lane_roles(line.lane):
-            needs = known.block_needs[roles.number]
-            if needs is not None and needs.use(number, inner):
-                _keep_blocks(roles, needs)
+            for needs in known.block_needs[roles.number]:
+                if needs.use(number, inner):
+                    _keep_blocks(roles, needs)
         try:
             planner = line.planner
             snapshots = self._skip(line, offset) if planner.offset != offset else []
@@ -135,9 +136,9 @@ class Lines:
 
 
 def _keep_blocks(roles: RoleSet, needs: BlockNeeds) -> None:
-    """Let the sources of a set of roles keep what its lines here read from, and no more."""
+    """Let sources of a set of roles keep what its lines here read from, and no more."""
     if (count := needs.blocks()) is not None:
-        roles.keep_blocks(count)
+        roles.keep_blocks(needs.reading, count)
 
 
 def snapshot_if_due(line: Line) -> list[Snapshot]:

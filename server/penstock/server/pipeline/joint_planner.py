@@ -14,10 +14,10 @@ from typing import Any
 from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
+from penstock.server.pipeline.ends import miscounted
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.roles.base import Sample
-from penstock.wire.errors import LogDiverged
 
 
 class JointPlanner:
@@ -73,14 +73,7 @@ class JointPlanner:
         counted = self.job.lane_end(self.lane)
         if counted is not None and (plan is None) != (self.offset == counted):
             now = str(self.offset) if plan is None else "more"
-            raise LogDiverged(
-                f"lane {self.lane} of job {self.job.name!r} was counted to hold {counted} batches, "
-                f"and now holds {now}: a role gives another number of samples than before, or an "
-                "item fails or works that did not; run `penstockd check`",
-                what=f"end of lane {self.lane}",
-                ours=now,
-                theirs=counted,
-            )
+            raise miscounted(self.job, self.lane, counted, now)
         if plan is None:
             self._is_over = True
         else:

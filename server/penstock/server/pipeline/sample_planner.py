@@ -15,9 +15,10 @@ from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job, LaneRoles
 from penstock.server.pipeline import snapshot
-from penstock.server.pipeline.ahead import BATCHES_PER_ITEM_AHEAD, LookAhead
+from penstock.server.pipeline.ahead import LookAhead
 from penstock.server.pipeline.batching import Batching
-from penstock.server.pipeline.counts import all_counts, count_filtered
+from penstock.server.pipeline.counts import Accounts, all_counts, count_filtered
+from penstock.server.pipeline.ends import miscounted
 from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.pipeline.retry import Call
 from penstock.server.pipeline.starvation import Starvation
@@ -27,7 +28,6 @@ from penstock.server.roles.draws import LaneDraws
 from penstock.server.usercode.contained import as_exception
 from penstock.wire.errors import (
     BadItem,
-    LogDiverged,
     PenstockError,
     SourceUnavailable,
 )
@@ -56,24 +56,15 @@ class SamplePlanner:
         self.roles = self._part.roles
         self.draws: LaneDraws = self._part.open_draws()
         self.batching = Batching(job, lane, self.roles, items)
+        self._counts_parts = bool(self.draws.counts())
         self._from_refs = self.roles.plans_from_refs
-        self._can_seek = (
-            self._from_refs
-            and self.draws.can_seek()
-            and self.batching.batcher.draws_before(0) is not None
-            # Beyond an end that nobody knows a lane would be taken for one that ends there.
-            and (self.roles.epochs is None or self._part.batches is not None)
-        )
+        self._can_seek = self._part.can_seek(self.draws, self.batching.batcher)
         self.ready: deque[Rows] = deque()
-        self.ahead = LookAhead(lane, items, self.draws)
+        self._accounts = Accounts()
+        self.ahead = LookAhead(lane, items, self.draws, self.roles.processor)
         self._starvation = Starvation(job, lane, self._part)
-        self._verdicts = 0  # the highest number of a verdict that removed a draw
+        self.last_verdict = 0  # the highest number of one that removed a draw
         self._draws_of_batch = 0  # of the last finished one; 0 before the second, which has no pool
-
-    @property
-    def last_verdict(self) -> int:
-        """Return the highest number of a verdict that removed a draw of this lane; 0 = none."""
-        return self._verdicts
 
     @property
     def place(self) -> int:
@@ -112,23 +103,14 @@ class SamplePlanner:
         self._fill(2 if last else 1)
         if not self.ready:
             if end is not None and self.offset < end:
-                raise self._miscounted(end, str(self.offset))
+                raise miscounted(self.job, self.lane, end, str(self.offset))
             return None
         if last and len(self.ready) > 1:
-            raise self._miscounted(self.offset + 1, "more")
-        plan = BatchPlan(self.lane, self.place, self.ready.popleft(), self.roles.number)
+            raise miscounted(self.job, self.lane, self.offset + 1, "more")
+        rows, accounting = self.ready.popleft(), self._accounts.next()
+        plan = BatchPlan(self.lane, self.place, rows, self.roles.number, accounting)
         self.offset += 1
         return plan
-
-    def _miscounted(self, counted: int, now: str) -> LogDiverged:
-        return LogDiverged(
-            f"lane {self.lane} of job {self.job.name!r} was counted to hold {counted} batches, and "
-            f"now holds {now}: a role gives another number of samples than before, or an item "
-            "fails or works that did not; run `penstockd check`",
-            what=f"end of lane {self.lane}",
-            ours=now,
-            theirs=counted,
-        )
 
     def _fill(self, batches: int) -> None:
         """Draw until so many batches are ready, or the lane is over."""
@@ -143,7 +125,7 @@ class SamplePlanner:
                 error = as_exception(raised)
                 raise self.items.failure(error, what, self.lane, self.place) from raised
             if item is None:
-                self.ready.extend(self.batching.flush(self.place))
+                self._finish(self.batching.flush(self.place))
                 self.ended = True
             else:
                 taken = False
@@ -168,7 +150,7 @@ class SamplePlanner:
         accepted = False
         taken = 0
         if self._from_refs:
-            size = self._size(item) if self.batching.batcher.needs_sizes else 0
+            size = self._size(item) if self.roles.needs_sizes else 0
             if size is not None:
                 batches, accepted = self._add((SampleRef(item, 0, size),), (None,))
                 taken = size
@@ -183,12 +165,17 @@ class SamplePlanner:
                 ]
                 batches, accepted = self._add(refs, outcome)
                 taken = sum(ref.size for ref in refs)
-        self.draws.took(item, taken if accepted else 0)
-        self.ready.extend(batches)
+        # Draws that can be sought depend on no size, and must not count what seeking leaves out.
+        self.draws.took(item, taken if accepted and not self._can_seek else 0)
+        self._finish(batches)
         if batches and self.offset + len(self.ready) > 1:
             self._draws_of_batch = self._starvation.without_batch + 1
         finished = bool(batches)
         self._starvation.drew(accepted=accepted, finished=finished, counts=self.counts)
+
+    def _finish(self, batches: Sequence[Rows]) -> None:
+        self.ready.extend(batches)
+        self._accounts.finished(len(batches), self.counts)
 
     def _add(
         self, refs: Sequence[SampleRef], samples: Sequence[Sample | None]
@@ -212,7 +199,7 @@ class SamplePlanner:
 
     def _count_verdict(self, verdict: Verdict) -> None:
         self.counters["quarantined:draw"] += 1
-        self._verdicts = max(self._verdicts, verdict.number)
+        self.last_verdict = max(self.last_verdict, verdict.number)
 
     def _left_out(self, item: ItemRef) -> bool:
         """Tell whether a verdict removes this draw; whatever was known of it ahead is forgotten."""
@@ -223,15 +210,16 @@ class SamplePlanner:
         self._count_verdict(verdict)
         return True
 
-    def count_mark(self) -> tuple[int, int, int]:
+    def count_mark(self) -> tuple[int, int, int, int]:
         """Return what changes whenever `counts` does, draws aside; cheap enough for every batch."""
         drawn = self.counters["drawn"]
         beside = sum(self.batching.batcher.counters().values())
-        return sum(self.counters.values()) - drawn, self.batching.dropped, beside
+        of_parts = drawn if self._counts_parts else 0
+        return sum(self.counters.values()) - drawn, self.batching.dropped, beside, of_parts
 
     def counts(self) -> dict[str, int]:
         """Return all that was counted since the lane's beginning; see `all_counts`."""
-        return all_counts(self.counters, self.batching.batcher)
+        return {**all_counts(self.counters, self.batching.batcher), **self.draws.counts()}
 
     # --- items, some ahead ---
 
@@ -240,9 +228,8 @@ class SamplePlanner:
         if self._left_out(item):
             return None
         made = self.offset + len(self.ready)
-        waited = self._starvation.without_batch
-        useful = max(waited // 2, self._draws_of_batch, made // BATCHES_PER_ITEM_AHEAD)
-        outcome = self.ahead.outcome(item, self.place, useful)
+        useful = max(self._starvation.without_batch // 2, self._draws_of_batch)
+        outcome = self.ahead.outcome(item, self.place, useful, made)
         if isinstance(outcome, Bad):
             self._leave_out(item, outcome)
             return None
@@ -289,8 +276,9 @@ class SamplePlanner:
         self.ahead.clear()
         self.ended = total is not None and before >= total and drawn < before
         self.counters = Counter({"drawn": drawn} if drawn else {})
+        self._accounts.begin(self.counters)
         self.offset = offset
-        self._starvation.without_sample = self._starvation.without_batch = self._verdicts = 0
+        self._starvation.without_sample = self._starvation.without_batch = self.last_verdict = 0
 
     def snapshot(self) -> bytes:
         """Return the canonical bytes from which a line restarts at `offset`."""
@@ -304,10 +292,11 @@ class SamplePlanner:
             "ready": [[[ref.to_json() for ref in row] for row in batch] for batch in self.ready],
             "ended": self.ended,
             "counters": {name: count for name, count in self.counters.items() if count},
+            "accounts": self._accounts.state(),
             "without": [self._starvation.without_sample, self._starvation.without_batch],
         }
-        if self._verdicts:
-            state["verdicts"] = self._verdicts
+        if self.last_verdict:
+            state["verdicts"] = self.last_verdict
         if self.roles.number:
             state["role_set"] = self.roles.number
         return state
@@ -335,8 +324,9 @@ class SamplePlanner:
         )
         self.ended = bool(state["ended"])
         self.counters = Counter(state["counters"])
+        self._accounts.restore(state["accounts"])
         self._starvation.without_sample, self._starvation.without_batch = state["without"]
-        self._verdicts = int(state.get("verdicts", 0))
+        self.last_verdict = int(state.get("verdicts", 0))
         self.batching.samples.clear()
         self.ahead.clear()
         self.offset = offset

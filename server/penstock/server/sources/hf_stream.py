@@ -296,9 +296,9 @@ class HfStreamSource(StreamSource):
             return None
         return unseen_sentence(self._made.name())
 
-    def hand_over(self) -> Catalog | None:
+    def hand_over(self) -> Sequence[Catalog]:
         """Return the list of files and their hashes, for the workers of this node."""
-        return None if self._files is None else self._files.hand_over()
+        return () if self._files is None else (self._files.hand_over(),)
 
 
 def _is_media(kind: Any) -> bool:
