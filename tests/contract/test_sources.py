@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.server.core.condition import Condition
 from penstock.server.roles.base import IndexedSource
 from penstock.server.sources import (
     BUILTIN_SOURCES,
@@ -409,6 +410,18 @@ def test_heads_are_the_columns_asked_for_or_whole_items(case: Case, folder: Path
     everything = list(case.items[0])
     assert not source.has_heads(everything)
     assert plain(source.heads(places, everything)) == whole
+    source.close()
+
+
+def test_items_are_kept_by_a_condition_on_a_column(case: Case, folder: Path) -> None:
+    """Where a source knows a column, it keeps the items that a look at each of them keeps."""
+    source = case.open(folder)
+    for name, value in (("text", "needle"), ("number", 3)):
+        if source.has_column(name) and name in case.items[0]:
+            expected = [n for n, item in enumerate(case.items) if item[name] == value]
+            for _ in range(2):
+                kept = source.matching(Condition({name: value}))
+                assert [kept[n] for n in range(len(kept))] == expected
     source.close()
 
 

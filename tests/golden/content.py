@@ -24,6 +24,7 @@ from penstock.server.pipeline.line import Line
 from penstock.server.roles import DataDistributor, LaneDraws, StreamSource, context, reading
 from penstock.server.roles.batchers import BUILTIN_BATCHERS
 from penstock.server.roles.collators import BUILTIN_COLLATORS
+from penstock.server.roles.collators.layouts import LAYOUTS
 from penstock.server.roles.distributors import (
     BUILTIN_DISTRIBUTORS,
     IterableDistributor,
@@ -83,8 +84,13 @@ COLLATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "default": ("simple", {}),
     "padded": ("simple", {"pad_to_multiple_of": 4}),
     "packed": ("best_fit", {"pad_to": 32}),
+    **{
+        f"packed {layout}": ("best_fit", {"pad_to": 32, "layout": layout})
+        for layout in LAYOUTS
+        if layout != "flash"
+    },
 }
-"""Each shipped collator with a batcher that suits it, and its parameters."""
+"""Each shipped collator and layout with a batcher that suits it, and its parameters."""
 
 
 class Shards(StreamSource):
@@ -198,7 +204,9 @@ def log_id() -> Any:
 
 def batches() -> Any:
     """Return a whole batch of every shipped collator: its values, and hashes of its bytes."""
-    assert set(COLLATORS) == set(BUILTIN_COLLATORS), "a new collator has a batch to pin"
+    assert {name.split()[0] for name in COLLATORS} == set(BUILTIN_COLLATORS), (
+        "a new collator has a batch to pin"
+    )
     found = {}
     for collator, (batcher, parameters) in COLLATORS.items():
         job = _job(batcher, collator, **parameters)
@@ -299,7 +307,7 @@ def _job(batcher: str, collator: str, **parameters: Any) -> Job:
         ItemsSource(ITEMS),
         processor=FunctionProcessor(_of_one_shape if collator == "default" else _same),
         batcher=BUILTIN_BATCHERS[batcher](**BATCHERS[batcher]),
-        collator=BUILTIN_COLLATORS[collator](**parameters),
+        collator=BUILTIN_COLLATORS[collator.split()[0]](**parameters),
         seed=7,
         lanes=3,
         name="golden",

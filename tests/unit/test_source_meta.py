@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from penstock.server.core.condition import Condition
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.sources import MetaSource
 from penstock.wire.errors import BadItem, InvalidJob
@@ -265,3 +266,36 @@ def test_a_distributor_draws_every_item_of_every_data_set(tmp_path: Path) -> Non
 
     assert sorted(items) == sorted(ids(source))
     assert len({name[0] for name in items[:16]}) == 2
+
+
+def test_a_condition_keeps_items_of_every_data_set_and_copy(tmp_path: Path) -> None:
+    """Copies of a ratio above 1 are items of their own; renamed columns cannot be asked for."""
+    write_rows(tmp_path / "a.jsonl", 4)
+    write_rows(tmp_path / "b.json", 3)
+    a = {"file_name": "a.jsonl", "sample_ratio": 2.5}
+    meta = write_meta(tmp_path / "meta.json", {"a": a, "b": {"file_name": "b.json"}})
+    source = MetaSource(meta)
+
+    kept = source.matching(Condition({"id": ["a 0", "b 2"]}))
+
+    assert source.has_column("id")
+    expected = [n for n, name in enumerate(ids(source)) if name in ("a 0", "b 2")]
+    assert [kept[n] for n in range(len(kept))] == expected
+    assert len(kept) >= 3
+    renamed = {"a": {**a, "columns": {"messages": "id"}}}
+    assert not MetaSource(write_meta(tmp_path / "other.json", renamed)).has_column("messages")
+
+
+def test_a_check_meets_every_data_set(tmp_path: Path) -> None:
+    """However small one is beside the others: its first item is looked at."""
+    content = {}
+    for name, count in (("a", 300), ("b", 1), ("c", 300)):
+        write_rows(tmp_path / f"{name}.jsonl", count)
+        content[name] = {"file_name": f"{name}.jsonl"}
+    source = MetaSource(write_meta(tmp_path / "meta.json", content))
+
+    looked = list(source.spread(8))
+
+    assert looked[:3] == [0, 300, 301]
+    assert looked[3:] == [120, 240, 360, 480]
+    assert list(source.spread(2)) == [0, 300]

@@ -251,7 +251,7 @@ class Job:
 
     def needs_sizes(self, lane: int) -> bool:
         """Tell whether planning a lane looks at sizes of samples."""
-        return any(part.roles.batcher.needs_sizes for part in self.lane_roles(lane))
+        return any(part.roles.needs_sizes for part in self.lane_roles(lane))
 
     def check_steps(self, batches_per_step: int) -> None:  # a job of one set has none to refuse
         """Refuse a global batch that this job's batches do not go with.

@@ -16,11 +16,15 @@ import threading
 import time
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.server.core.condition import Condition, Kept, as_text, from_text
 from penstock.server.core.transient import is_transient
 from penstock.server.resources import usable_cpus
 from penstock.server.roles.base import IndexedSource
@@ -42,6 +46,9 @@ thousands of blocks mix a corpus of some gigabytes well."""
 
 KEPT_BYTES = 512 << 20
 """Blocks that a process keeps if `keep_blocks` was not called."""
+
+_LOOKED_AT = 64
+"""Items that tell whether there is a column of some name."""
 
 _SAVE_S = 20.0
 _MAX_REASON = 200
@@ -262,6 +269,64 @@ class BlockedFiles(IndexedSource):
         check_indices(indices, len(self))
         with self._lock:
             return gathered(indices, self.starts, self.rows)
+
+    def has_column(self, name: str) -> bool:
+        """Tell whether items have this column; where only items tell, whether one of the first has.
+
+        Raises:
+            SourceUnavailable, SourceChanged, BadItem: As `fetch`.
+        """
+        known = self.columns_of_items()
+        if known is not None:
+            return name in known
+        looked = self.fetch(range(min(_LOOKED_AT, len(self))))
+        return any(isinstance(item, Mapping) and name in item for item in looked)
+
+    def column(self, name: str, start: int, stop: int) -> list[Any]:
+        """Return a column of the items `[start, stop)`; None = an item has none.
+
+        Raises:
+            SourceUnavailable, SourceChanged: As `fetch`.
+            InvalidJob: An item cannot be decoded.
+        """
+        try:
+            items = self.fetch(range(start, stop))
+        except BadItem as error:
+            raise InvalidJob(
+                f"where looks at {name!r} of every item, and one has none: {error.message}",
+                key="distributor.where",
+            ) from error
+        return [item.get(name) if isinstance(item, Mapping) else None for item in items]
+
+    def matching(self, where: Condition) -> Kept:
+        """Return which items a condition keeps; each block is read once.
+
+        What is found is kept with the files' hashes: the next start, and the workers of a node,
+        read nothing.
+
+        Raises:
+            InvalidJob, SourceUnavailable, SourceChanged: As `column`.
+        """
+        fact = f"where {self._fact} {json.dumps(where.to_json(), sort_keys=True)}"
+        block, found = 0, []
+        for file, index in zip(self.shards, self.indexes, strict=True):
+            blocks, block = range(block, block + len(index.items)), block + len(index.items)
+            text = self.files.known(file, fact)
+            if text is None:
+                kept = [self._kept_of(where, number) for number in blocks]
+                text = as_text(np.concatenate([np.ones(0, bool), *kept]))
+                self.files.note(file, fact, text)
+                self._looked.append(file)
+            found.append(from_text(text, sum(index.items)))
+        return Kept.of(np.concatenate(found))
+
+    def _kept_of(self, where: Condition, block: int) -> NDArray[np.bool_]:
+        """Return which items of a block a condition keeps: bool (items,)."""
+        start, stop = self.starts[block], self.starts[block + 1]
+        kept: NDArray[np.bool_] = np.ones(stop - start, bool)
+        for name in where.columns:
+            kept &= where.holds(name, self.column(name, start, stop))
+        return kept
 
     def rows(self, number: int, index: int) -> Rows:
         """Return the items of a block, from memory if it is kept; the caller holds the lock.

@@ -136,7 +136,7 @@ class CsvSource(BlockedFiles):
         Raises:
             InvalidJob: It has no header, or a row has another number of values.
         """
-        read_at = self.files.reader(file)
+        read_at = self.files.from_start_to_end(file)
         names, start = self._header(file, read_at(0, min(file.size, _HEAD_BYTES)))
         seen: dict[str, set[str]] = {name: set() for name in names}
         index, line = FileIndex.empty(), 1 + read_at(0, start).count(b"\n")

@@ -36,6 +36,9 @@ T = TypeVar("T")
 LOOKERS = 16
 """Threads that look at files: they wait for a disk or a store, and compute little."""
 
+AHEAD_BYTES = 16 << 20
+"""What is asked for at once of a store's file that is read from start to end."""
+
 
 @dataclass(frozen=True)
 class DataFile:
@@ -185,6 +188,24 @@ class FileSet:
     def reader(self, file: DataFile) -> ReadAt:
         """Return what reads ranges of a file."""
         return lambda start, stop: self.read(file, start, stop)
+
+    def from_start_to_end(self, file: DataFile) -> ReadAt:
+        """Return what reads ranges of a file that follow one another, for one thread.
+
+        A store is asked for more than each of them: a request takes a round trip.
+        """
+        if self.is_local:
+            return self.reader(file)
+        start, held = 0, b""
+
+        def read_at(first: int, stop: int) -> bytes:
+            nonlocal start, held
+            if first < start or stop > start + len(held):
+                start = first
+                held = self.read(file, first, max(stop, min(file.size, first + AHEAD_BYTES)))
+            return held[first - start : stop - start]
+
+        return read_at
 
     def fingerprint(
         self, digest_of: Callable[[DataFile], str], read: Sequence[DataFile]

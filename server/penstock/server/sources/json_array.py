@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.server.sources.access import check_columns
 from penstock.server.sources.blocked import (
     BLOCK_BYTES,
     Block,
@@ -19,7 +19,7 @@ from penstock.server.sources.blocked import (
 )
 from penstock.server.sources.cache import Rows
 from penstock.server.sources.files import DataFile
-from penstock.server.sources.lines import refuse_other_encodings
+from penstock.server.sources.lines import json_value, refuse_other_encodings
 from penstock.wire.errors import InvalidJob
 
 _BOM = b"\xef\xbb\xbf"
@@ -93,6 +93,8 @@ class JsonSource(BlockedFiles):
 
     Args:
         files: Paths, globs, folders or URLs (`s3://...`, `memory://...`); one or a list.
+        columns: Which keys of the values to keep, in this order; one that a value lacks is None.
+            None = all.
         block_bytes: About how many bytes are read at once. Smaller blocks mix batches better with
             fewer in memory, larger ones need fewer requests to a store. Part of the order of items.
         cache_bytes: The most bytes of blocks that one worker keeps. None = as many as its reading
@@ -113,12 +115,14 @@ class JsonSource(BlockedFiles):
     def __init__(
         self,
         files: str | Sequence[str],
+        columns: Sequence[str] | None = None,
         *,
         block_bytes: int = BLOCK_BYTES,
         cache_bytes: int | None = None,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         check_block_bytes(block_bytes)
+        self.columns = None if columns is None else check_columns(columns, columns, "it")
         self._block_bytes = block_bytes
         self.open_files(
             files,
@@ -128,13 +132,17 @@ class JsonSource(BlockedFiles):
             what="elements",
         )
 
+    def columns_of_items(self) -> dict[str, str] | None:
+        """Return the columns that were asked for; None = whatever the values have."""
+        return None if self.columns is None else dict.fromkeys(self.columns, "")
+
     def index_of(self, file: DataFile) -> FileIndex:
         """Return blocks of whole elements.
 
         Raises:
             InvalidJob: It is not one JSON array.
         """
-        read_at = self.files.reader(file)
+        read_at = self.files.from_start_to_end(file)
         start = _first_element(file, read_at(0, min(file.size, 1 << 16)))
         index, element, end = FileIndex.empty(), 0, None
 
@@ -165,7 +173,7 @@ class JsonSource(BlockedFiles):
 
     def rows_of(self, block: Block, data: bytes) -> Rows:
         """Return the elements of a block; they are parsed when they are asked for."""
-        return _Elements(block, data)
+        return _Elements(block, data, self.columns)
 
 
 def _count(data: bytes) -> int:
@@ -204,8 +212,8 @@ def _refuse_rest(file: DataFile, read_at: Any, start: int) -> None:
 
 
 class _Elements:
-    def __init__(self, block: Block, data: bytes) -> None:
-        self._block, self._data = block, data
+    def __init__(self, block: Block, data: bytes, columns: Sequence[str] | None) -> None:
+        self._block, self._data, self._columns = block, data, columns
         commas, end = top_level(data)
         stops = commas if end is None else np.append(commas, end)
         self._starts = np.concatenate([[0], stops[:-1] + 1])
@@ -217,14 +225,8 @@ class _Elements:
 
     def _item(self, row: int) -> Any:
         start, stop = int(self._starts[row]), int(self._stops[row])
-        try:
-            return json.loads(self._data[start:stop])
-        except (ValueError, RecursionError) as error:
-            raise self._block.bad(
-                f"element {self._block.first + row}, at byte {self._block.start + start},",
-                f"is not JSON ({error})",
-                "correct it or take it out, or let on_item_error: quarantine skip it",
-            ) from None
+        what = f"element {self._block.first + row}, at byte {self._block.start + start},"
+        return json_value(self._block, what, self._data[start:stop], self._columns)
 
 
 __all__ = ["JsonSource", "TopLevel", "top_level"]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.server.roles.reading import Blocks
+from penstock.server.sources.access import check_columns
 from penstock.server.sources.blocked import (
     BLOCK_BYTES,
     Block,
@@ -98,7 +99,7 @@ class LineFiles(BlockedFiles):
 
     def index_of(self, file: DataFile) -> FileIndex:
         """Return blocks of whole lines."""
-        read_at = self.files.reader(file)
+        read_at = self.files.from_start_to_end(file)
         refuse_other_encodings(file, read_at(0, min(8, file.size)))
         index, line = FileIndex.empty(), 1
         for start, data in cut(read_at, 0, file.size, self.block_bytes, self.end_of):
@@ -131,6 +132,8 @@ class JsonlSource(LineFiles):
 
     Args:
         files: Paths, globs, folders or URLs (`s3://...`, `memory://...`); one or a list.
+        columns: Which keys of the values to keep, in this order; one that a value lacks is None.
+            None = all.
         block_bytes: About how many bytes are read at once. Smaller blocks mix batches better with
             fewer in memory, larger ones need fewer requests to a store. Part of the order of items.
         cache_bytes: The most bytes of blocks that one worker keeps. None = as many as its reading
@@ -152,12 +155,14 @@ class JsonlSource(LineFiles):
     def __init__(
         self,
         files: str | Sequence[str],
+        columns: Sequence[str] | None = None,
         *,
         block_bytes: int = BLOCK_BYTES,
         cache_bytes: int | None = None,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         check_block_bytes(block_bytes)
+        self.columns = None if columns is None else check_columns(columns, columns, "it")
         self.block_bytes = block_bytes
         self.open_files(
             files,
@@ -166,6 +171,10 @@ class JsonlSource(LineFiles):
             decides=[block_bytes],
             what="lines",
         )
+
+    def columns_of_items(self) -> dict[str, str] | None:
+        """Return the columns that were asked for; None = whatever the values have."""
+        return None if self.columns is None else dict.fromkeys(self.columns, "")
 
     def index_of(self, file: DataFile) -> FileIndex:
         """Return blocks of whole lines.
@@ -189,7 +198,8 @@ class JsonlSource(LineFiles):
         """Return the lines of a block; they are parsed when they are asked for."""
         data = without_mark(block, data)
         lines = lines_of(data)
-        return _JsonLines(block, data, lines, np.flatnonzero(~blank_lines(data, lines)))
+        rows = np.flatnonzero(~blank_lines(data, lines))
+        return _JsonLines(block, data, lines, rows, self.columns)
 
 
 def _is_array(head: bytes, size: int) -> bool:
@@ -204,22 +214,57 @@ def _is_array(head: bytes, size: int) -> bool:
 
 
 class _JsonLines:
-    def __init__(self, block: Block, data: bytes, lines: Lines, rows: NDArray[np.int64]) -> None:
+    def __init__(
+        self,
+        block: Block,
+        data: bytes,
+        lines: Lines,
+        rows: NDArray[np.int64],
+        columns: Sequence[str] | None,
+    ) -> None:
         self._block, self._data, self._lines, self._rows = block, data, lines, rows
+        self._columns = columns
 
     def items(self, rows: Sequence[int]) -> list[Any]:
         """Return the values of some lines."""
         return [self._item(int(self._rows[row])) for row in rows]
 
     def _item(self, line: int) -> Any:
-        try:
-            return json.loads(self._lines.text(self._data, line, line))
-        except (ValueError, RecursionError) as error:
-            raise self._block.bad(
-                f"line {self._block.first + line}",
-                f"is not JSON ({error})",
-                "correct the line or take it out, or let on_item_error: quarantine skip it",
-            ) from None
+        what = f"line {self._block.first + line}"
+        return json_value(
+            self._block, what, self._lines.text(self._data, line, line), self._columns
+        )
+
+
+def json_value(block: Block, what: str, text: bytes, columns: Sequence[str] | None) -> Any:
+    """Return a value of JSON.
+
+    Args:
+        block: The block that it is in.
+        what: Which line or element of the file it is, for messages.
+        text: The JSON.
+        columns: The keys to keep; None = the value as it is.
+
+    Raises:
+        BadItem: It is not JSON, or has no keys.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise block.bad(
+            what,
+            f"is not JSON ({error})",
+            "correct it or take it out, or let on_item_error: quarantine skip it",
+        ) from None
+    if columns is None:
+        return value
+    if not isinstance(value, dict):
+        raise block.bad(
+            what,
+            f"is a value of type {type(value).__name__}, which has no keys",
+            "take it out, or leave columns out",
+        )
+    return {name: value.get(name) for name in columns}
 
 
 SAMPLE_BY = ("line", "paragraph", "document")
@@ -351,6 +396,7 @@ __all__ = [
     "LineFiles",
     "TextSource",
     "blank_lines",
+    "json_value",
     "last_line_end",
     "lines_of",
     "refuse_other_encodings",

@@ -7,7 +7,7 @@ import math
 import posixpath
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.server.core.condition import Condition, Kept
 from penstock.server.core.permutation import Permutation
 from penstock.server.jobs.location import Location
 from penstock.server.jobs.yaml_file import parse
@@ -237,6 +238,41 @@ class MetaSource(IndexedSource):
             for place, size in zip(places, told, strict=True):
                 sizes[place] = int(size)
         return sizes
+
+    def spread(self, count: int) -> Iterator[int]:
+        """Yield items at equal distances, after the first of each data set: a check meets all."""
+        runs = zip(self._starts, self._runs, strict=False)
+        firsts = {run.part: start for start, run in reversed([*runs]) if run.chosen}
+        others = super().spread(max(0, count - len(firsts)))
+        yield from list(dict.fromkeys([*sorted(firsts.values()), *others]))[:count]
+
+    def has_column(self, name: str) -> bool:
+        """Tell whether all data sets have this column, under the same name."""
+        return all(
+            not part.entry.columns and not part.entry.tags and part.source.has_column(name)
+            for part in self.parts
+        )
+
+    def column(self, name: str, start: int, stop: int) -> list[Any]:
+        """Return a column of the items `[start, stop)`, as their data sets give it."""
+        return [item.get(name) for item in self.fetch(range(start, stop))]
+
+    def matching(self, where: Condition) -> Kept:
+        """Return which items a condition keeps; each data set is asked once.
+
+        Raises:
+            InvalidJob, SourceUnavailable, SourceChanged: As the sources of the data sets raise
+                them.
+        """
+        told = [part.source.matching(where) for part in self.parts]
+        of_parts = [
+            np.unpackbits(kept.bits, bitorder="little")[: kept.length].astype(bool) for kept in told
+        ]
+        found = []
+        for run in self._runs:
+            kept = of_parts[run.part][run.first : run.first + run.length]
+            found.append(kept if run.chosen == run.length else kept[self._choice(run)])
+        return Kept.of(np.concatenate(found))
 
     def fingerprint(self) -> list[Any]:
         """Return what identifies each data set: its source's identity, ratio, columns and tags."""

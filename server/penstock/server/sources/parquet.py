@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import json
 import logging
 import sys
 import threading
-import zlib
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
@@ -20,12 +18,13 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.server.core.condition import Condition, Kept
+from penstock.server.core.condition import Condition, Kept, as_text, from_text
 from penstock.server.core.transient import is_transient
 from penstock.server.roles.base import IndexedSource
+from penstock.server.roles.columns import Indices, SequenceColumns
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources.access import check_columns, check_indices, require
-from penstock.server.sources.arrow import ArrowRows
+from penstock.server.sources.arrow import ArrowRows, dtype_of_lists
 from penstock.server.sources.cache import BlockCache, gathered
 from penstock.server.sources.catalog import Catalog
 from penstock.server.sources.files import LOOKERS, DataFile, FileSet, refusing, unavailable
@@ -62,7 +61,7 @@ class _Footer(NamedTuple):
     sha256: str
 
 
-class ParquetSource(IndexedSource):
+class ParquetSource(IndexedSource, SequenceColumns):
     """The rows of Parquet files, in the order of the files' logical names.
 
     A row group is a block: it is read and decoded once for all rows that a fetch wants of it, and
@@ -231,8 +230,7 @@ class ParquetSource(IndexedSource):
                     for table in tables
                 ]
             )
-            bits = zlib.compress(np.packbits(kept, bitorder="little").tobytes())
-            self._set.note(files[number], fact, base64.b64encode(bits).decode())
+            self._set.note(files[number], fact, as_text(kept))
 
         unread = [
             n for n, own in enumerate(blocks) if own and self._set.known(files[n], fact) is None
@@ -244,9 +242,7 @@ class ParquetSource(IndexedSource):
         for number, own in enumerate(blocks):
             rows = sum(self._sizes[block] for block in own)
             if rows:
-                text = self._set.known(files[number], fact)
-                bits = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
-                found.append(np.unpackbits(bits, bitorder="little")[:rows].astype(bool))
+                found.append(from_text(self._set.known(files[number], fact), rows))
         return Kept.of(np.concatenate(found))
 
     def _alone(self, blocks: Sequence[int], columns: Sequence[str]) -> list[Any]:
@@ -284,6 +280,52 @@ class ParquetSource(IndexedSource):
         """Return the rows at `indices`, from blocks that `rows_of(block, an index)` gives."""
         check_indices(indices, len(self))
         return gathered(indices, self._starts, rows_of)
+
+    def sequence_dtype(self, column: str) -> np.dtype[Any] | None:
+        """Return the dtype of the numbers in a column of lists, if it is the same in all files."""
+        kinds = {footer.schema.types.get(column, "") for footer in self._footers}
+        return dtype_of_lists(kinds.pop()) if len(kinds) == 1 and column in self.columns else None
+
+    def waits(self) -> bool:
+        """Tell whether files lie at URLs."""
+        return not self._set.is_local
+
+    def lengths(self, column: str, indices: Indices) -> Indices:
+        """Return how many numbers the lists of a column have; each row group is decoded once.
+
+        Raises:
+            IndexError, SourceUnavailable, SourceChanged, BadItem: As `fetch`.
+        """
+        with self._lock:
+            found = [rows.length(column, row) for rows, row in self._rows_of(indices)]
+        return np.array(found, np.int64)
+
+    def gather(
+        self, column: str, indices: Indices, starts: Indices, stops: Indices, out: NDArray[Any]
+    ) -> None:
+        """Write numbers of many lists one after another; each row group is decoded once.
+
+        Raises:
+            IndexError, SourceUnavailable, SourceChanged, BadItem: As `fetch`.
+        """
+        end = 0
+        spans = zip(starts.tolist(), stops.tolist(), strict=True)
+        with self._lock:
+            for (rows, row), (start, stop) in zip(self._rows_of(indices), spans, strict=True):
+                begin, end = end, end + stop - start
+                out[begin:end] = rows.numbers(column, row, start, stop)
+
+    def _rows_of(self, indices: Indices) -> Iterator[tuple[ArrowRows, int]]:
+        """Yield the decoded row group of each item, and the item's row in it."""
+        numbers = indices.tolist()
+        check_indices(numbers, len(self))
+        groups: dict[int, ArrowRows] = {}
+        for index in numbers:
+            block = bisect_right(self._starts, index) - 1
+            rows = groups.get(block)
+            if rows is None:
+                rows = groups[block] = self._block(block, index)
+            yield rows, index - self._starts[block]
 
     def columns_of_items(self) -> dict[str, str]:
         """Return the columns, with their types in the first file."""

@@ -287,7 +287,9 @@ class TokensSource(TokenFiles):
                 return len(data)
             return (int(ends[-1]) + 1) * dtype.itemsize if len(ends) else 0
 
-        for place, data in cut(self.files.reader(file), start, stop, self._block_bytes, end_of):
+        for place, data in cut(
+            self.files.from_start_to_end(file), start, stop, self._block_bytes, end_of
+        ):
             items = len(self.starts_in(np.frombuffer(data, dtype))) - 1
             index.add(place, place + len(data), items, first=sequence)
             sequence += items
