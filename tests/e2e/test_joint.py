@@ -54,6 +54,11 @@ def test_a_node_gives_the_bytes_of_both_sets_before_and_after_its_death(server: 
     optional = {key.name: key.optional for key in told.keys}
     assert optional["document_ids"]
     assert not optional["input_ids"]
+    assert told.layout == ""
+    assert [(each.name, each.share, each.layout) for each in told.sets] == [
+        ("packed", 0.6, "flash"),
+        ("padded", 0.4, "padded"),
+    ]
 
 
 def test_a_finite_job_ends_with_the_longest_of_its_lanes(
@@ -119,4 +124,6 @@ def test_check_makes_items_and_batches_of_both_sets_twice(
     printed = capsys.readouterr().out
     assert "46 items in 5 lanes" in printed
     assert "12 items and 6 batches were made twice" in printed
+    assert "share of packed" in printed
+    assert "60.0% of the batches" in printed
     assert run(["check", TARGET, "stepwise", "--items", "12", "--batches", "2", "--json"]) == 0

@@ -260,6 +260,15 @@ class Job:
             InvalidRequest: With those that they do.
         """
 
+    def shares(self) -> dict[str, float]:
+        """Return which part of all batches each set of a joint job makes; of others nothing."""
+        return {}
+
+    def layout_of(self, name: str) -> Layout:
+        """Return how samples lie in the values of the batches of a set of roles."""
+        [found] = [roles for roles in self.role_sets if roles.name == name]
+        return found.collator.value_layout()
+
     def labelled(self, values: dict[str, Any], role_set: int) -> dict[str, Any]:
         """Return the values of a batch with what says which set of roles has made it, if any."""
         return values

@@ -92,6 +92,7 @@ class Measured:
         together: As many processes at the same time, as far as there is work for each.
         reading: How a window of storage blocks is read, or None if there are none.
         memory: What the node takes while it serves this job.
+        shares: Which part of all batches each set of roles makes, in a joint job; of others empty.
         warnings: Sentences; nothing is wrong, but something may surprise.
         sample: The first sample as text.
     """
@@ -117,6 +118,7 @@ class Measured:
     together: Together = field(default_factory=Together)
     reading: WindowRead | None = None
     memory: NodeMemory | None = None
+    shares: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     sample: str = ""
 
@@ -164,6 +166,7 @@ def examine(
         batches=order.batches,
         epochs=job.epochs,
         workers=workers,
+        shares=job.shares(),
     )
     watch = Stopwatch(say, f"job {job.name}, {item_count} items")
     items = Items(job, progress=watch)
