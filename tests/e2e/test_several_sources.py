@@ -74,7 +74,7 @@ SHARDS = (13, 0, 8, 21, 5)
 
 STREAM = {
     "source": {"type": "./lines.py:Lines", "folder": "shards", "apart": 50},
-    "distributor": {"type": "iterable"},
+    "distributor": {"type": "iterable", "buffer_size": 9},
 }
 TWO = {
     "sources": {
