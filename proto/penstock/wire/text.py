@@ -45,9 +45,10 @@ def headline(record: Mapping[str, Any], *, padding: bool) -> str:
     """
     counts = ", ".join(f"{value:,} {plain(name)}" for name, value in record["counts"].items())
     beside = accounting_text({**record["accounting"], "drawn": 0})
+    made_by = f"{plain(record['dataset_name'])}  " if "dataset_name" in record else ""
     return (
         f"{record['position']}  step {record['step']}  lane {record['lane']}:{record['offset']}  "
-        f"{record['digest'][:16]}  {counts or 'no counts'}{_sources(record['items'])}"
+        f"{made_by}{record['digest'][:16]}  {counts or 'no counts'}{_sources(record['items'])}"
         f"{'  padding' if padding else ''}{f'  beside: {beside}' if beside else ''}"
     )
 

@@ -58,10 +58,10 @@ if TYPE_CHECKING:
         PaddedCollator,
     )
     from penstock.server.roles.distributors import (
+        IterableDistributor,
         MapDistributor,
         MixtureDistributor,
         RankPartitionedDistributor,
-        ShardsDistributor,
     )
     from penstock.server.roles.processors import (
         FunctionProcessor,
@@ -87,10 +87,10 @@ _BUILTINS = {
     "FunctionCollator": "collators",
     "PackedCollator": "collators",
     "PaddedCollator": "collators",
+    "IterableDistributor": "distributors",
     "MapDistributor": "distributors",
     "MixtureDistributor": "distributors",
     "RankPartitionedDistributor": "distributors",
-    "ShardsDistributor": "distributors",
     "FunctionProcessor": "processors",
     "IdentityProcessor": "processors",
     "TokenizeProcessor": "processors",
@@ -121,6 +121,7 @@ __all__ = [
     "IdentityProcessor",
     "IndexedSource",
     "ItemRef",
+    "IterableDistributor",
     "KeySpec",
     "KnapsackPackingBatcher",
     "LaneDraws",
@@ -145,7 +146,6 @@ __all__ = [
     "SampleBatcher",
     "SampleRef",
     "SequentialPackingBatcher",
-    "ShardsDistributor",
     "SimpleBatcher",
     "Source",
     "StreamSource",
