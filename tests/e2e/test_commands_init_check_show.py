@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from chats import CHATML, write_chat_folder
 from harness import run_command
 from penstock.client.cli import main as penstock
 from penstock.server.cli import run
@@ -181,12 +182,9 @@ def test_init_of_conversations_without_a_template_points_at_the_example(
 
     said = " ".join(capsys.readouterr().out.split())
     assert "column c holds conversations" in said
-    assert "(the example: penstock.server.examples.chat)" in said
     assert job["batch_size"] == 3
     assert "processor" not in job
-    assert 'type: "./chat.py:Chat", tokenizer: FOLDER, column: c' in (
-        (home / "penstock.yaml").read_text()
-    )
+    assert "type: chat, tokenizer: FOLDER, column: c" in ((home / "penstock.yaml").read_text())
 
 
 @pytest.mark.parametrize(
@@ -952,22 +950,33 @@ def test_the_pages_own_roles_pass_check(home: Path) -> None:
         "    source: {type: ./lines.py:Lines, folder: texts}\n"
         "    distributor: shards\n"
         "    batch_size: 2\n"
+        "  rows:\n    lanes: 2\n"
+        "    source: {type: items, items: [{input_ids: [1, 2, 3]}, {input_ids: [4]}]}\n"
+        "    batcher: {type: sequential, max_sequence_length: 64}\n"
+        "    collator: {type: packed, layout: megatron, pad_to: 8192, document_multiple: 8}\n"
+        "  chats:\n    lanes: 2\n"
+        "    source: {type: items, items: [{messages: [{role: user, content: hi},"
+        " {role: assistant, content: ho}]}]}\n"
+        "    processor: {type: chat, tokenizer: my-model, max_length: 8192}\n"
+        "    batcher: {type: simple, batch_size: 2}\n"
+        "    collator: padded\n"
     )
+    write_chat_folder(home / "my-model", CHATML)
     (home / "texts").mkdir()
     for shard in range(3):
         (home / "texts" / f"{shard}.txt").write_text("one\ntwo\nthree\n")
 
     fragments = re.findall(r"^```yaml\n((?:    .*\n)+)```", (DOCS / "roles.md").read_text(), re.M)
-    assert len(fragments) == 4
+    assert len(fragments) == 6
     written = (home / "roles.yaml").read_text().replace('"', "")
     assert all(fragment.replace('"', "") in written for fragment in fragments)
 
     done = command("check", "roles.yaml", "--json")
 
     assert done.returncode == 0, done.stderr
-    job, called, lines = json.loads(done.stdout)["jobs"]
-    assert job["filtered"].keys() <= {"no sevens"}
-    assert (job["job"], called["job"], lines["job"]) == ("job", "called", "lines")
+    jobs = json.loads(done.stdout)["jobs"]
+    assert jobs[0]["filtered"].keys() <= {"no sevens"}
+    assert [job["job"] for job in jobs] == ["job", "called", "lines", "rows", "chats"]
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in cli.commands)])

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     )
     from penstock.server.roles.distributors import MapDistributor, ShardsDistributor
     from penstock.server.roles.processors import (
+        ChatProcessor,
         FunctionProcessor,
         IdentityProcessor,
         TokenizeProcessor,
@@ -67,6 +68,7 @@ _BUILTINS = {
     "PaddedCollator": "collators",
     "MapDistributor": "distributors",
     "ShardsDistributor": "distributors",
+    "ChatProcessor": "processors",
     "FunctionProcessor": "processors",
     "IdentityProcessor": "processors",
     "TokenizeProcessor": "processors",
@@ -85,6 +87,7 @@ __all__ = [
     "BatchCollator",
     "BestFitPackingBatcher",
     "Blocks",
+    "ChatProcessor",
     "CollateContext",
     "DataDistributor",
     "DefaultBatchCollator",
