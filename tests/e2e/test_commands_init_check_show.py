@@ -28,6 +28,7 @@ from penstock.server.commands.show import computed_batches
 from penstock.server.jobs.load import load
 from penstock.server.pipeline.line import Line
 from penstock.wire import frame
+from penstock.wire.order import Share
 from penstock.wire.v1.feed_pb2 import BatchHeader
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -408,7 +409,7 @@ def test_a_collate_function_serves_a_finite_job_to_its_last_step(home: Path) -> 
     )
 
     assert done.returncode == 0, done.stderr
-    batches = list(computed_batches(load("job.yaml").job("job"), range(6), 3, by_step=True))
+    batches = list(computed_batches(load("job.yaml").job("job"), range(6), 3, share=Share(3, 0, 1)))
     headers = [BatchHeader.FromString(batch.header) for batch in batches]
     values = [
         frame.decode_values(header, batch.body)
@@ -838,7 +839,7 @@ def test_the_last_step_is_filled_with_padding(finite: str, home: Path) -> None:
 
     headers = [
         BatchHeader.FromString(batch.header)
-        for batch in computed_batches(job, range(8, 12), 4, by_step=True)
+        for batch in computed_batches(job, range(8, 12), 4, share=Share(4, 0, 1))
     ]
 
     assert [header.padding for header in headers] == [False, False, True, True]
@@ -853,9 +854,7 @@ def test_show_is_the_same_in_another_process(home: Path) -> None:
 
     here = [
         json.dumps(frame.batch_record(BatchHeader.FromString(batch.header), batch.body, 3))
-        for batch in computed_batches(
-            load("penstock.yaml").job("main"), range(3, 4), 1, by_step=False
-        )
+        for batch in computed_batches(load("penstock.yaml").job("main"), range(3, 4), 1, share=None)
     ]
     there = command("show", "penstock.yaml", "main", "--position", "3", "--json")
 
@@ -921,7 +920,7 @@ def test_from_a_dataset_class_to_batches_in_8_lines(home: Path) -> None:
 
     assert len(lines) <= 8
     assert "penstock" not in files["data.py"]
-    [batch] = computed_batches(load("penstock.yaml").job("digits"), range(5, 6), 1, by_step=False)
+    [batch] = computed_batches(load("penstock.yaml").job("digits"), range(5, 6), 1, share=None)
     values = frame.decode_values(BatchHeader.FromString(batch.header), batch.body)
     assert values["image"].shape == (32, 28, 28)
     assert values["label"].shape == (32,)

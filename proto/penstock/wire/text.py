@@ -43,10 +43,17 @@ def headline(record: Mapping[str, Any], *, padding: bool) -> str:
         padding: The batch is padding.
     """
     counts = ", ".join(f"{value:,} {plain(name)}" for name, value in record["counts"].items())
+    beside = accounting_text({**record["accounting"], "drawn": 0})
     return (
         f"{record['position']}  step {record['step']}  lane {record['lane']}:{record['offset']}  "
         f"{record['digest'][:16]}  {counts or 'no counts'}{'  padding' if padding else ''}"
+        f"{f'  beside: {beside}' if beside else ''}"
     )
+
+
+def accounting_text(accounting: Mapping[str, int]) -> str:
+    """Return what was drawn, left out and cut, by name: `12 filtered:too short`."""
+    return ", ".join(f"{value:,} {plain(name)}" for name, value in accounting.items() if value)
 
 
 def value_text(name: str, described: Mapping[str, Any]) -> str:
@@ -129,6 +136,7 @@ def summary(value: Any) -> str:
 __all__ = [
     "Decode",
     "Document",
+    "accounting_text",
     "batch_text",
     "documents",
     "headline",

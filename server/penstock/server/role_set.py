@@ -22,6 +22,7 @@ from penstock.server.roles.batchers import SimpleBatcher
 from penstock.server.roles.collators import DefaultBatchCollator
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.processors import IdentityProcessor
+from penstock.server.roles.reading import Reading
 from penstock.wire.checks import check_whole
 from penstock.wire.errors import InvalidJob
 
@@ -100,10 +101,11 @@ class RoleSet:
                 )
             self._check_columns(source)
         self.distributor.bind(self.sources, seed, epochs, self.lanes)
-        reading = self.distributor.reading()
-        if reading is not None and reading.blocks is not None:
-            # A process that reads for a few groups alone says so: a worker does.
-            self.keep_blocks(reading.held)
+        self._kept = [0] * len(self.readings)
+        for reading in self.readings:
+            if reading.blocks is not None:
+                # A process that reads for a few groups alone says so: a worker does.
+                self.keep_blocks(reading, reading.held)
 
     def _check_columns(self, source: Source) -> None:
         """Refuse what the data's schema tells: that every item would fail."""
@@ -136,15 +138,41 @@ class RoleSet:
             total += len(source)
         return total
 
-    def blocked_sources(self) -> list[IndexedSource]:
-        """Return the sources whose storage blocks the distributor reads."""
-        reading = self.distributor.reading()
-        return [] if reading is None else indexed(self.sources, reading.sources, self.distributor)
+    @cached_property
+    def readings(self) -> Sequence[Reading]:
+        """Return how the distributor reads storage blocks; none = it reads none.
 
-    def keep_blocks(self, count: int) -> None:
-        """Have the sources keep so many decoded blocks each; 0 = forget all."""
-        for source in self.blocked_sources():
-            source.keep_blocks(count)
+        Once it is open.
+        """
+        return self.distributor.readings()
+
+    def group(self, lane: int) -> tuple[int | None, ...] | None:
+        """Return what lanes of one worker have in common: the reading groups of a lane of the set.
+
+        None = it is in none.
+        """
+        found = tuple(reading.group(lane) for reading in self.readings)
+        return None if all(group is None for group in found) else found
+
+    def blocked_sources(self, reading: Reading) -> list[IndexedSource]:
+        """Return the sources whose storage blocks are read so."""
+        return indexed(self.sources, reading.sources, self.distributor)
+
+    def keep_blocks(self, reading: Reading, count: int) -> None:
+        """Have the sources that are read so keep so many decoded blocks each; 0 = forget all."""
+        self._kept = [
+            count if each is reading else kept
+            for each, kept in zip(self.readings, self._kept, strict=True)
+        ]
+        for name, source in zip(reading.sources, self.blocked_sources(reading), strict=True):
+            # Parts may draw other items of one source.
+            every = zip(self.readings, self._kept, strict=True)
+            source.keep_blocks(sum(kept for each, kept in every if name in each.sources))
+
+    @property
+    def needs_sizes(self) -> bool:
+        """Tell whether the sizes of samples are looked at, by the batcher or the distributor."""
+        return self.batcher.needs_sizes or self.distributor.needs_sizes
 
     @cached_property
     def has_heads(self) -> bool:
@@ -158,11 +186,7 @@ class RoleSet:
         return (
             self.processor.one_to_one
             and not self.batcher.needs_content
-            and (
-                not self.batcher.needs_sizes
-                or self.processor.knows_size()
-                or bool(self.sized_sources)
-            )
+            and (not self.needs_sizes or self.processor.knows_size() or bool(self.sized_sources))
         )
 
     @cached_property
@@ -190,9 +214,21 @@ class RoleSet:
         return self.distributor.draws(lane, self.lanes)
 
     def batches(self, lane: int) -> int | None:
-        """Return how many batches a lane of the set holds, where arithmetic says it."""
-        draws = self.draws(lane)
-        return None if draws is None else self.batcher.batches(draws)
+        """Return how many batches a lane of the set holds, where arithmetic says it.
+
+        So it does where every draw gives a sample, whatever the item is: an item whose size cannot
+        be told may be left out before it comes to a batch.
+        """
+        batcher, draws = self.batcher, self.draws(lane)
+        is_looked_at = batcher.needs_sizes or batcher.needs_content
+        if draws is None or is_looked_at or not self.processor.one_to_one:
+            return None
+        return batcher.batches(draws)
+
+    @property
+    def ends(self) -> bool:
+        """Tell whether every lane of the set is over after the job's epochs."""
+        return self.distributor.ends_by_epochs or self.draws(0) is not None
 
 
 def deal_lanes(counts: Sequence[int]) -> list[int]:

@@ -123,12 +123,12 @@ class Batching:
         return self._calls.failure(error, what, self._lane, offset)
 
     def size_of(self, item: ItemRef, sample: Sample, offset: int) -> int:
-        """Return the size of a sample; 0 where the batcher needs none.
+        """Return the size of a sample; 0 where nobody needs it.
 
         Raises:
             BadBatch: The batcher finds none.
         """
-        if not self.batcher.needs_sizes:
+        if not self._roles.needs_sizes:
             return 0
         try:
             size: int = contained(lambda: self.batcher.size_of(sample))

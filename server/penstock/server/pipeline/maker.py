@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.job import Job
 from penstock.server.pipeline.collating import Collating
-from penstock.server.pipeline.fitting import Fitting
+from penstock.server.pipeline.fitting import Exits, Fitting
 from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.pipeline.standin import StandIns
 from penstock.server.pipeline.verdicts import Bad
@@ -53,14 +54,16 @@ class Maker:
             BadBatch: The collator fails on these samples.
             SourceUnavailable: A read failed to the deadline.
         """
-        found = self._samples(plan, at_hand or {}, coming)
+        exits = Exits()
+        found = self._samples(plan, at_hand or {}, coming, exits)
         kept = plan
         # As many as there are refs: then none is missing.
-        if len(found) < sum(map(len, plan.rows)) and not all(
-            ref[:2] in found for row in plan.rows for ref in row
-        ):
-            left = [[ref for ref in row if ref[:2] in found] for row in plan.rows]
-            kept = plan._replace(rows=left)
+        if len(found) < sum(map(len, plan.rows)):
+            left = [
+                [ref for ref in row if ref[:2] in found and ref not in exits.refused]
+                for row in plan.rows
+            ]
+            kept = plan if left == plan.rows else plan._replace(rows=left)
         rows = [
             [
                 found[ref[:2]]
@@ -83,13 +86,16 @@ class Maker:
         # Of the plan, not of what is left of it: a batch that quarantine emptied has an epoch, too.
         epochs = [ref.item.epoch for row in plan.rows for ref in row]
         epoch = min(epochs) if epochs else 0
-        return Made(self.job.log_id, kept, layout, counts, padding, emptied, epoch)
+        accounting = Counter() if blank else Counter(dict(plan.accounting)) + exits.counts
+        told = (counts, accounting, exits.counts)
+        return Made(self.job.log_id, kept, layout, *told, padding, emptied, epoch)
 
     def _samples(
         self,
         plan: BatchPlan,
         at_hand: Mapping[tuple[ItemRef, int], Sample],
         coming: Sequence[ItemRef],
+        exits: Exits,
     ) -> dict[tuple[ItemRef, int], Sample]:
         """Return a plan's samples by (item, part): processed here where they are not at hand.
 
@@ -101,6 +107,7 @@ class Maker:
         for row in plan.rows:
             for ref in row:
                 if verdicts is not None and verdicts.find("exit", ref.item, plan.lane, plan.offset):
+                    exits.counts["quarantined:exit"] += 1
                     continue
                 key = ref[:2]
                 if key in at_hand:
@@ -113,12 +120,13 @@ class Maker:
             if isinstance(outcome, Bad):
                 # Removed from its own batch only: no other item moves.
                 self.items.judge("exit", refs[0].item, outcome, plan.lane, plan.offset)
+                exits.counts["quarantined:exit"] += len(refs)
                 continue
             samples = [] if isinstance(outcome, Filtered) else outcome
             for ref in refs:
                 if ref.part < len(samples) and not needs_sizes:
                     found[ref[:2]] = samples[ref.part]
-                elif (sample := self._fitting.sample(ref, samples, plan)) is not None:
+                elif (sample := self._fitting.sample(ref, samples, plan, exits)) is not None:
                     found[ref[:2]] = sample
         return found
 
@@ -127,6 +135,10 @@ class Made:
     """A batch whose values are there, to be written wherever its body shall lie.
 
     Attributes:
+        counts: Integers that travel with it, of what it holds.
+        accounting: What was left out and cut on the way to it; of a blank batch nothing, for it is
+            there of the one that it was made from.
+        exits: What of this its making has found.
         nbytes: Bytes of the body.
         emptied: Every item of it was left out.
     """
@@ -137,12 +149,15 @@ class Made:
         plan: BatchPlan,
         layout: frame.Layout,
         counts: Mapping[str, int],
+        accounting: Mapping[str, int],
+        exits: Mapping[str, int],
         padding: bool,
         emptied: bool,
         epoch: int,
     ) -> None:
         self._log_id, self._plan, self._layout, self._epoch = log_id, plan, layout, epoch
         self.counts, self.padding, self.emptied = counts, padding, emptied
+        self.accounting, self.exits = accounting, exits
         self.nbytes = layout.nbytes
 
     def write(self, out: memoryview) -> bytes:
@@ -163,6 +178,7 @@ class Made:
             samples,
             self.padding,
             self._epoch,
+            self.accounting,
         )
 
 

@@ -79,6 +79,24 @@ class RawItems(Calls):
             kept.update(zip(missing, self.read(missing), strict=True))
         return [kept[item] for item in items]
 
+    def read_together(self, items: Sequence[ItemRef]) -> bool:
+        """Read items at once and keep them until they are needed; tell whether they are kept.
+
+        They are not where one of them fails: it is named once it is needed itself.
+
+        Raises:
+            SourceUnavailable: After retries to the deadline.
+        """
+        # A torch Dataset decodes what it reads: what is not needed yet would cost as much.
+        if len(items) < 2 or not all(call.reading for call in self._fetching.values()):
+            return False
+        try:
+            raws = self.raws(items)
+        except BadItem:
+            return False
+        self.keeper().keep(items, raws)
+        return True
+
     def read(self, items: Sequence[ItemRef], *, heads: bool = False) -> list[RawItem]:
         """Return raw items, or their heads, from their sources."""
         if self._only_source is not None and items:

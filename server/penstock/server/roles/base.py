@@ -20,11 +20,14 @@ Every role is a pure function of what it is given. None of them knows a rank, a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
+
+from penstock.server.core.condition import Condition, Kept
 from penstock.server.core.refs import ItemRef, Row, Rows, SampleRef
 from penstock.server.roles import state as role_state
 from penstock.server.roles.context import CollateContext, ProcessContext
@@ -37,6 +40,9 @@ from penstock.wire.refs import row_index, shard_row
 
 if TYPE_CHECKING:
     from penstock.server.sources.catalog import Catalog
+
+COLUMN_ITEMS = 1 << 16
+"""Items whose column is looked at together: long enough that a call costs nothing beside them."""
 
 RawItem = Any
 """What a source gives: a dict of columns, bytes, or whatever its data is."""
@@ -198,6 +204,40 @@ class IndexedSource(Source):
         """Tell whether `sizes` gives an answer: by default whether a subclass overrides it."""
         return not self.keeps(IndexedSource, "sizes")
 
+    def has_column(self, name: str) -> bool:
+        """Tell whether `column` gives this column, so that items can be chosen by it."""
+        return False
+
+    def column(self, name: str, start: int, stop: int) -> Any:
+        """Return one column of the items `[start, stop)`, read without the rest of them.
+
+        Override it, and `has_column`, where that is much cheaper than the items.
+
+        Returns:
+            An Arrow array, or a sequence of Python values; None where an item has no such value.
+
+        Raises:
+            SourceUnavailable, SourceChanged: As `fetch`.
+        """
+        raise TypeError(f"{type(self).__name__} reads no column alone")
+
+    def matching(self, where: Condition) -> Kept:
+        """Return which items a condition on columns keeps; rarely overridden.
+
+        Args:
+            where: It looks at columns that this has (`has_column`).
+
+        Raises:
+            InvalidJob: The values cannot be compared with what is asked for.
+            SourceUnavailable, SourceChanged: As `fetch`.
+        """
+        kept = np.ones(len(self), dtype=bool)
+        for name in where.columns:
+            for start in range(0, len(self), COLUMN_ITEMS):
+                stop = min(start + COLUMN_ITEMS, len(self))
+                kept[start:stop] &= where.holds(name, self.column(name, start, stop))
+        return Kept.of(kept)
+
     def blocks(self) -> Blocks | None:
         """Return the storage blocks; None = random access is cheap."""
         return None
@@ -319,12 +359,33 @@ def unseen_sentence(name: str) -> str:
 # --- the distributor ------------------------------------------------------------------------------
 
 
+class Target(NamedTuple):
+    """The share that a part of a mixture shall have.
+
+    Attributes:
+        part: Its name; of a part of a part `outer/inner`.
+        by: What it is a share of: `items`, `tokens`, or `lanes`.
+        share: From 0 to 1, of the whole.
+    """
+
+    part: str
+    by: str
+    share: float
+
+
 class DataDistributor(Role, ABC):
     """Decides the draws of every lane: which item comes next.
 
     Most override `draw`, for draws that their number decides. If draws depend on earlier ones,
     override `open`.
+
+    Class attributes:
+        ends_by_epochs: True promises that every lane is over after the `epochs` that `bind` is
+            given, although `draws` does not say how many draws that takes. Without either a job
+            cannot have `epochs`.
     """
+
+    ends_by_epochs: ClassVar[bool] = False
 
     sources: Mapping[str, Source]
     seed: int
@@ -350,6 +411,19 @@ class DataDistributor(Role, ABC):
         """Return how storage blocks are read; None = there are none, or reading is at random."""
         return None
 
+    def readings(self) -> Sequence[Reading]:
+        """Return how storage blocks are read, where several parts are read in their own ways.
+
+        By default what `reading` returns, if it is not None.
+        """
+        found = self.reading()
+        return () if found is None else (found,)
+
+    @property
+    def needs_sizes(self) -> bool:
+        """Tell whether `took` must be told sizes, even if the batcher needs none."""
+        return False
+
     def draw(self, lane: int, lanes: int, k: int) -> ItemRef | None:
         """Return the k-th draw of a lane, purely from the arguments; None = the lane is over."""
         raise TypeError(f"{type(self).__name__} opens lanes and draws nothing by number")
@@ -361,6 +435,22 @@ class DataDistributor(Role, ABC):
     def open(self, lane: int, lanes: int) -> LaneDraws:
         """Return the draws of one lane as a stream with a state; rarely overridden."""
         return NumberedDraws(self, lane, lanes)
+
+    def drawn_from(self) -> Collection[str]:
+        """Return the names of the sources that are drawn from, once it is bound.
+
+        By default the one that an attribute `source` names, else all.
+        """
+        only = getattr(self, "source", None)
+        return (only,) if isinstance(only, str) else tuple(self.sources)
+
+    def targets(self) -> Sequence[Target]:
+        """Return the shares that parts of the draws shall have, once it is bound; mostly none."""
+        return ()
+
+    def inner(self) -> Sequence[DataDistributor]:
+        """Return the distributors that this one draws by, once it is bound; mostly none."""
+        return ()
 
     def epoch_draws(self, lanes: int) -> int | None:
         """Return about how many draws of a lane make an epoch; None = not known."""
@@ -578,6 +668,14 @@ class SampleBatcher(Role, ABC):
         """Return the size of a processed sample: by default `len(sample["input_ids"])`."""
         return len(sample["input_ids"])
 
+    def spare(self, row: Row) -> int:
+        """Return by how much the samples of a row may together exceed their sizes.
+
+        Where sizes are told before items are processed, one may turn out larger: it stays in its
+        row if there is so much room, and else it is a bad item. By default there is none.
+        """
+        return 0
+
     def dropped(self) -> dict[str, int]:
         """Return by reason how many samples were left out since the lane's start.
 
@@ -720,6 +818,7 @@ __all__ = [
     "SampleRef",
     "Source",
     "StreamSource",
+    "Target",
     "indexed",
     "streaming",
     "unseen_sentence",

@@ -34,15 +34,24 @@ class LaneDraws(ABC):
         Args:
             item: The item.
             size: The size of all its samples, as the batcher counts it; 0 if none was kept, and if
-                the batcher needs no sizes.
+                neither the batcher nor the distributor needs sizes.
         """
 
     def peek(self, count: int) -> list[ItemRef]:
         """Return coming items without taking them: what to fetch ahead.
 
-        At most `count`, and fewer if no more are known yet, or if `took` decides them.
+        At most `count`, and fewer if no more are known yet, or if `took` decides them. Where `took`
+        decides only their order, they may come in another one, with others between them.
         """
         return []
+
+    def counts(self) -> dict[str, int]:
+        """Return what was drawn of each part since the lane's beginning, if there are parts.
+
+        `items:PART`, and `tokens:PART` as far as `took` was told sizes: metrics show both. It
+        follows from the state.
+        """
+        return {}
 
     @abstractmethod
     def state(self) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import json
 import logging
 import sys
 import threading
+import zlib
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.server.core.condition import Condition, Kept
 from penstock.server.core.transient import is_transient
 from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.reading import Blocks
@@ -187,6 +190,94 @@ class ParquetSource(IndexedSource):
     def has_heads(self, columns: Sequence[str] | None) -> bool:
         """Tell whether these are some of the columns that are read, and not all."""
         return columns is not None and set(columns) < set(self.columns)
+
+    def has_column(self, name: str) -> bool:
+        """Tell whether every file has this column, whether or not it is read into items."""
+        return all(name in footer.schema.columns for footer in self._footers)
+
+    def column(self, name: str, start: int, stop: int) -> Any:
+        """Return a column of the rows `[start, stop)` as an Arrow array.
+
+        Raises:
+            SourceUnavailable: A row group cannot be read at the moment.
+            SourceChanged: A file is not the one that was opened.
+            InvalidJob: A column cannot be decoded.
+        """
+        first = bisect_right(self._starts, start) - 1
+        last = bisect_right(self._starts, max(start, stop - 1)) - 1
+        tables = [self._alone([block], [name])[0] for block in range(first, last + 1)]
+        found = require("pyarrow").concat_tables(tables).column(name)
+        return found.slice(start - self._starts[first], stop - start)
+
+    def matching(self, where: Condition) -> Kept:
+        """Return which rows a condition keeps; each row group is read once, with its columns alone.
+
+        What is found is kept with the files' hashes: the next start, and the workers of a node,
+        read nothing.
+
+        Raises:
+            InvalidJob, SourceUnavailable, SourceChanged: As `column`.
+        """
+        fact = f"where {json.dumps(where.to_json(), sort_keys=True)}"
+        files = self._set.files
+        blocks: list[list[int]] = [[] for _ in files]
+        for block, (number, _) in enumerate(self._groups):
+            blocks[number].append(block)
+
+        def look(number: int) -> None:
+            tables = self._alone(blocks[number], where.columns)
+            kept = np.concatenate(
+                [
+                    np.logical_and.reduce([where.holds(c, table.column(c)) for c in where.columns])
+                    for table in tables
+                ]
+            )
+            bits = zlib.compress(np.packbits(kept, bitorder="little").tobytes())
+            self._set.note(files[number], fact, base64.b64encode(bits).decode())
+
+        unread = [
+            n for n, own in enumerate(blocks) if own and self._set.known(files[n], fact) is None
+        ]
+        with ThreadPoolExecutor(LOOKERS) as pool:
+            list(pool.map(look, unread))
+        self._read += [files[number] for number in unread]
+        found = []
+        for number, own in enumerate(blocks):
+            rows = sum(self._sizes[block] for block in own)
+            if rows:
+                text = self._set.known(files[number], fact)
+                bits = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
+                found.append(np.unpackbits(bits, bitorder="little")[:rows].astype(bool))
+        return Kept.of(np.concatenate(found))
+
+    def _alone(self, blocks: Sequence[int], columns: Sequence[str]) -> list[Any]:
+        """Return tables of some columns of row groups of one file; for several threads at once."""
+        number = self._groups[blocks[0]][0]
+        file = self._set.files[number]
+        try:
+            self._set.check(file)
+            with contextlib.ExitStack() as opened:
+                stream: Any = file.path
+                if not self._set.is_local:
+                    stream = opened.enter_context(self._set.open(file))
+                reader = opened.enter_context(
+                    self._pq.ParquetFile(stream, page_checksum_verification=True)
+                )
+                return [
+                    reader.read_row_group(
+                        self._groups[block][1], columns=list(columns), use_threads=False
+                    )
+                    for block in blocks
+                ]
+        except (SourceChanged, MemoryError):
+            raise
+        except Exception as error:
+            if is_transient(error):
+                raise _unavailable(file, error, file.name) from error
+            raise InvalidJob(
+                f"{file.path}: {' and '.join(columns)} cannot be read: {error_line(error)}",
+                key="source.files",
+            ) from error
 
     def _items(
         self, indices: Sequence[int], rows_of: Callable[[int, int], ArrowRows]

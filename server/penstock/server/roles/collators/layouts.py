@@ -152,7 +152,12 @@ class Flash(PackedLayout):
 
 
 class Megatron(PackedLayout):
-    """What Megatron-LM's packed datasets give."""
+    """What Megatron-LM's packed datasets give.
+
+    `tokens`, `labels` and `position_ids` are those of `flash`; `loss_mask` is float32 (B, T), 0
+    where the label is -100; `cu_seqlens` and `max_seqlen` (int32, no dimensions) are its
+    `cu_seq_lens_q` and `max_length_q`.
+    """
 
     shifts = True
 
@@ -181,7 +186,12 @@ class Megatron(PackedLayout):
 
 
 class Thd(PackedLayout):
-    """What NeMo Automodel's packing for Transformer Engine gives."""
+    """What NeMo Automodel's packing for Transformer Engine gives.
+
+    `position_ids` go on counting in the padding. `seq_lens` and `seq_lens_padded`, int64 (B,
+    documents), are the tokens of each document without and with padding; what is left of the row is
+    counted to its last document, and -1000 follows. `qkv_format` is "thd".
+    """
 
     shifts = True
 
@@ -236,7 +246,11 @@ class Thd(PackedLayout):
 
 
 class Indexed(PackedLayout):
-    """A mask that holds the number of each token's document, from 1, and 0 on padding."""
+    """A mask that holds the number of each token's document, from 1, and 0 on padding.
+
+    `attention_mask` is (B, T). A token on which a sample's own `attention_mask` is 0 has the number
+    0: attention does not see it, and its position counts on. `position_ids` are 0 in the padding.
+    """
 
     hides = True
     has_seams = False

@@ -10,13 +10,12 @@ import numpy as np
 from penstock.server.roles.base import BatchCollator, KeySpec, Layout, Sample
 from penstock.server.roles.collators.arrays import (
     IGNORE_INDEX,
-    bad_batch,
     count_noted,
     masked,
     pad_id,
 )
 from penstock.server.roles.collators.layouts import LAYOUTS, Laid
-from penstock.server.roles.collators.segments import Document, lay_out, targets
+from penstock.server.roles.collators.segments import lay_out, seen, targets
 from penstock.server.roles.context import CollateContext
 from penstock.wire.checks import check_choice, check_whole
 from penstock.wire.errors import InvalidJob
@@ -42,20 +41,8 @@ class PackedCollator(BatchCollator):
       padding. Every mask derives from it: two tokens of a row see each other where their numbers
       are equal and not 0.
 
-    `megatron`: `tokens`, `labels`, `loss_mask` (float32, 0 where the label is -100),
-    `position_ids`, and `cu_seqlens` and `max_seqlen` (int32, no dimensions), those of `flash`.
-
-    `thd`: `input_ids`, `labels`, `position_ids`, which go on counting in the padding; `seq_lens`
-    and `seq_lens_padded`, int64 (B, documents): the tokens of each document without and with
-    padding, what is left of the row counted to its last; -1000 after the last; and `qkv_format`,
-    "thd". A row of padding is one document.
-
-    `indexed`: `input_ids`, `labels`, `position_ids`, 0 in the padding, and `attention_mask` (B, T),
-    the document numbers. `neat`: the same, and `_packed_seq_ids`, equal to the mask.
-
-    In these two a token on which a sample's own `attention_mask` is 0 has the number 0: attention
-    does not see it, its position counts on, and it is neither learned nor predicts. The others
-    cannot hide tokens, and refuse such samples.
+    `layouts.py` says what the other layouts give. In `indexed` and `neat` a sample's own
+    `attention_mask` hides tokens, which are then neither learned nor predict; the others refuse it.
 
     A piece of a split document is a document: its positions start at 0 and its first label is
     masked. Other keys of samples are not carried. Documents of no tokens take no place. A row that
@@ -139,8 +126,8 @@ class PackedCollator(BatchCollator):
 
         Raises:
             BadBatch: A row is longer than `pad_to`; there are more documents than `max_documents`;
-                a sample has no `input_ids`, or `labels` of another length, or hides tokens from a
-                layout that cannot.
+                a sample has no `input_ids`, `labels` of another length, or hidden tokens that the
+                layout cannot hide.
         """
         segments, width = lay_out(rows, self.pad_to, self.document_multiple, context)
         shape = (max(1, len(rows)), width)
@@ -157,7 +144,7 @@ class PackedCollator(BatchCollator):
             length = len(document.ids)
             here = slice(start, start + length)
             input_ids[here] = document.ids
-            document_ids[here] = number * self._seen(document, context)
+            document_ids[here] = number * seen(document, self._layout.hides, context)
             first_label = start + (not self.shifts)
             labels[first_label : first_label + length - 1] = targets(document)
             tokens += length
@@ -188,15 +175,6 @@ class PackedCollator(BatchCollator):
     def value_layout(self) -> Layout:
         """Return the layout's name, and what the labels are."""
         return Layout(self.layout, self.shifts, IGNORE_INDEX)
-
-    def _seen(self, document: Document, context: CollateContext) -> Any:
-        if document.seen is not None and not self._layout.hides:
-            raise bad_batch(
-                context,
-                f"a sample hides tokens by its attention_mask, which the layout {self.layout} "
-                "cannot say; use layout: indexed or neat, or leave attention_mask out of samples",
-            )
-        return 1 if document.seen is None else document.seen
 
 
 __all__ = ["PackedCollator"]

@@ -94,6 +94,23 @@ def targets(document: Document) -> Array:
     return learned_labels(labels[1:], document.seen[1:] & document.seen[:-1])
 
 
+def seen(document: Document, can_hide: bool, context: CollateContext) -> Array | int:
+    """Return on which tokens of a document the mask has its number: 1 = on all.
+
+    Raises:
+        BadBatch: Some are hidden, which the layout cannot say.
+    """
+    if document.seen is None:
+        return 1
+    if not can_hide:
+        raise bad_batch(
+            context,
+            "a sample hides tokens by its attention_mask, and a layout of seams alone cannot say "
+            "so; use layout: indexed or neat, or leave attention_mask out of samples",
+        )
+    return document.seen
+
+
 def _document(sample: Sample, context: CollateContext) -> Document:
     ids = token_ids(sample, context)
     rows: dict[str, Array | None] = {}
@@ -135,4 +152,4 @@ def _too_long(
     )
 
 
-__all__ = ["Document", "Segment", "lay_out", "targets"]
+__all__ = ["Document", "Segment", "lay_out", "seen", "targets"]
