@@ -362,6 +362,25 @@ def test_padded_shifts_and_cuts() -> None:
     }
 
 
+@pytest.mark.parametrize("collator", [PackedCollator, PaddedCollator])
+def test_both_forms_of_labels_count_the_same_tokens(
+    collator: type[PackedCollator] | type[PaddedCollator],
+) -> None:
+    """What a step's loss is divided by does not depend on who shifts."""
+    rows = [
+        [document(*ids, loss_mask=[1] * (len(ids) - 1) + [last])]
+        for *ids, last in ([1, 2, 3, 1], [4, 1], [5, 6, 0])
+    ]
+    counts = []
+    for labels in ("unshifted", "shifted"):
+        told = context()
+        collator(labels=labels).collate(rows, told)
+        counts.append(told.counts)
+
+    assert counts[0] == counts[1]
+    assert counts[0]["loss_tokens"] == 2
+
+
 def test_padded_gives_the_sequence_keys_of_cosmos() -> None:
     """Right-padded to a multiple of 16, masks bool, labels -100 on padding."""
     rows = [
