@@ -38,6 +38,7 @@ NAMES = (
     "packing",
     "first_rows",
     "text",
+    "columns",
     "transfer",
     "small_batches",
     "batch_sizes",
@@ -47,6 +48,7 @@ NAMES = (
     "memory",
     "reading",
     "node_memory",
+    "sources",
 )
 
 

@@ -80,10 +80,10 @@ def write_tokenized(folder: Path) -> list[str]:
 
 KINDS = {
     "parquet": (write_parquet, "parquet", "text"),
-    "jsonl": (write_jsonl, "hf", "body"),
-    "csv": (write_csv, "hf", None),
-    "text": (write_text, "hf", "text"),
-    "folder": (write_folder, "hf", "text"),
+    "jsonl": (write_jsonl, "jsonl", "body"),
+    "csv": (write_csv, "csv", None),
+    "text": (write_text, "text", "text"),
+    "folder": (write_folder, "text", "text"),
     "tokenized": (write_tokenized, "parquet", None),
 }
 
@@ -263,7 +263,7 @@ def test_init_names_files_by_their_glob(home: Path) -> None:
     [
         (["init", "none.parquet"], "there is no file or folder 'none.parquet'"),
         (["init", "data"], "holds no files"),
-        (["init", "a.jsonl", "b.csv"], "of several kinds (1 json, 1 csv)"),
+        (["init", "a.jsonl", "b.csv"], "of several kinds (1 jsonl, 1 csv)"),
         (["init", "bytes.bin"], "neither text nor a known kind"),
         (["init", "a.jsonl", "--tokenizer", "none.json"], "there is no tokenizer 'none.json'"),
         (["init", "a.jsonl", "--tokenizer", "b.csv"], "is not a tokenizer"),

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from penstock.server.roles.base import (
     BatchCollator,
     DataDistributor,
@@ -20,6 +22,7 @@ from penstock.server.roles.base import (
 )
 from penstock.server.roles.batchers import SimpleBatcher
 from penstock.server.roles.collators import DefaultBatchCollator
+from penstock.server.roles.columns import ColumnCollator, Indices, SequenceColumns
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.processors import IdentityProcessor
 from penstock.server.roles.reading import Reading
@@ -191,9 +194,12 @@ class RoleSet:
 
     @cached_property
     def makes_anywhere(self) -> bool:
-        """Tell whether any worker makes a batch as well as the one that planned it."""
+        """Tell whether any worker makes a batch as well as the one that planned it.
+
+        Made of columns it takes no longer than its plan does on the way to another worker.
+        """
         anywhere = all(source.reads_anywhere() for source in self.sources.values())
-        return self.plans_from_refs and anywhere
+        return self.plans_from_refs and anywhere and not self.columns
 
     @cached_property
     def sized_sources(self) -> Mapping[str, IndexedSource]:
@@ -201,11 +207,49 @@ class RoleSet:
         sized = {
             name: source
             for name, source in self.sources.items()
-            if isinstance(source, IndexedSource) and source.knows_sizes()
+            if isinstance(source, IndexedSource) and (source.knows_sizes() or self._tells(source))
         }
         if self.processor.knows_size() or not self.processor.keeps_sizes():
             return {}
         return sized if len(sized) == len(self.sources) else {}
+
+    def _tells(self, source: Source) -> bool:
+        """Tell whether a source has the column whose lengths are the sizes of samples."""
+        column = self.batcher.length_column()
+        return (
+            column is not None
+            and isinstance(source, SequenceColumns)
+            and source.sequence_dtype(column) is not None
+        )
+
+    def told_sizes(
+        self, source: IndexedSource, indices: Sequence[int]
+    ) -> Indices | Sequence[int] | None:
+        """Return what one of `sized_sources` tells: lengths as an array, -1 where there is none."""
+        if isinstance(source, SequenceColumns) and not source.knows_sizes():
+            column = self.batcher.length_column()
+            assert column is not None
+            return source.lengths(column, np.array(indices, np.int64))
+        return source.sizes(indices)
+
+    @cached_property
+    def columns(self) -> Sequence[str]:
+        """Return the columns that batches are made of, where items need not become objects."""
+        if not (self.plans_from_refs and self.processor.passes_items()):
+            return ()
+        if not isinstance(self.collator, ColumnCollator):
+            return ()
+        found: Sequence[str] | None = None
+        for number, source in enumerate(self.sources.values()):
+            names = source.columns_of_items()
+            if names is None or not isinstance(source, SequenceColumns):
+                return ()
+            dtypes = {name: source.sequence_dtype(name) for name in names}
+            taken = self.collator.takes_columns(dtypes)
+            if taken is None or (number and taken != found):
+                return ()
+            found = taken
+        return found or ()
 
     # --- lanes, by their numbers within the set ---
 

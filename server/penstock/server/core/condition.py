@@ -10,6 +10,8 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -222,4 +224,16 @@ class Kept:
         return place * 8 + (bit & -bit).bit_length() - 1
 
 
-__all__ = ["Condition", "Kept"]
+def as_text(kept: NDArray[np.bool_]) -> str:
+    """Return one bool per item as text, for JSON: `from_text` gives them back."""
+    bits = np.packbits(kept, bitorder="little").tobytes()
+    return base64.b64encode(zlib.compress(bits)).decode()
+
+
+def from_text(text: str, length: int) -> NDArray[np.bool_]:
+    """Return what `as_text` was given, with so many items: bool (length,)."""
+    bits = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
+    return np.unpackbits(bits, bitorder="little")[:length].astype(bool)
+
+
+__all__ = ["Condition", "Kept", "as_text", "from_text"]

@@ -19,6 +19,9 @@ LOOK_AHEAD, BATCHES_PER_ITEM_AHEAD = 16, 16
 is processed for later batches delays the next one, so a lane begins with one item, and looks ahead
 of as many as a batch takes, or as one for so many batches that it made."""
 
+SIZES_AHEAD = 256
+"""Sizes asked for at once: they take no memory, and a call of a source costs as much as several."""
+
 AHEAD_BYTES = 4 << 20
 """Memory that a lane may take for what it has processed ahead, beyond the item that it needs: large
 samples gain nothing from company, and every lane of a node holds some."""
@@ -88,8 +91,10 @@ class LookAhead:
     def size(self, item: ItemRef, offset: int) -> int | Bad:
         """Return a drawn item's size from its raw form, unprocessed; arguments as for `outcome`."""
         if item not in self._known:
-            items = [item, *self._coming(item, offset, LOOK_AHEAD)]
+            items = [item, *self._coming(item, offset, SIZES_AHEAD)]
+            later = self.peek(SIZES_AHEAD - 1, SIZES_AHEAD) if self._items.warms_ahead else []
             self._known.update(zip(items, self._items.sizes(items), strict=True))
+            self._items.read_ahead(later)
         size = self._known.pop(item)
         assert isinstance(size, int | Bad)
         return size

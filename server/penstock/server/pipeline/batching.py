@@ -83,6 +83,12 @@ class Batching:
                 self._take_back(refs, before)
         return batches, accepted
 
+    def add_unread(self, ref: SampleRef, offset: int) -> tuple[list[Rows], bool]:
+        """Give the batcher one sample that nobody has processed; returns and raises as `add`."""
+        batches = self._add(ref, None, offset)
+        before, self.dropped = self.dropped, sum(self.batcher.dropped().values())
+        return batches, self.dropped == before
+
     def _take_back(self, refs: Sequence[SampleRef], before: Any) -> None:
         """Leave nothing of an item of which a sample was refused.
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.job import Job
 from penstock.server.pipeline.collating import Collating
+from penstock.server.pipeline.columns import collate_columns
 from penstock.server.pipeline.fitting import Exits, Fitting
 from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.pipeline.standin import StandIns
@@ -54,6 +56,8 @@ class Maker:
             BadBatch: The collator fails on these samples.
             SourceUnavailable: A read failed to the deadline.
         """
+        if not blank and (made := self._of_columns(plan)) is not None:
+            return made
         exits = Exits()
         found = self._samples(plan, at_hand or {}, coming, exits)
         kept = plan
@@ -81,14 +85,34 @@ class Maker:
         if padding:
             values = self._collating.blank(values, plan)
             counts = dict.fromkeys(counts, 0)
+        # Of the plan, not of what is left of it: a batch that quarantine emptied has an epoch, too.
+        epoch = epoch_of(plan)
+        accounting = Counter() if blank else Counter(dict(plan.accounting)) + exits.counts
+        told = counts, accounting, exits.counts
+        return self._laid_out(kept, values, told, padding, emptied, epoch)
+
+    def _of_columns(self, plan: BatchPlan) -> Made | None:
+        """Return a batch whose samples need not become objects; None where they must."""
+        if not self.job.role_sets[plan.role_set].columns or not self.items.verdicts.is_empty:
+            return None
+        if (found := collate_columns(self.items, plan)) is None:
+            return None
+        values, counts = found
+        told = counts, Counter(dict(plan.accounting)), Counter[str]()
+        return self._laid_out(plan, values, told, False, False, epoch_of(plan))
+
+    def _laid_out(
+        self,
+        plan: BatchPlan,
+        values: dict[str, Any],
+        told: tuple[Mapping[str, int], Counter[str], Counter[str]],
+        padding: bool,
+        emptied: bool,
+        epoch: int,
+    ) -> Made:
         self.items.progress("encode", None)
         layout = frame.Layout(values, host=self._host[plan.role_set])
-        # Of the plan, not of what is left of it: a batch that quarantine emptied has an epoch, too.
-        epochs = [ref.item.epoch for row in plan.rows for ref in row]
-        epoch = min(epochs) if epochs else 0
-        accounting = Counter() if blank else Counter(dict(plan.accounting)) + exits.counts
-        told = (counts, accounting, exits.counts)
-        return Made(self.job.log_id, kept, layout, *told, padding, emptied, epoch)
+        return Made(self.job.log_id, plan, layout, *told, padding, emptied, epoch)
 
     def _samples(
         self,
@@ -129,6 +153,11 @@ class Maker:
                 elif (sample := self._fitting.sample(ref, samples, plan, exits)) is not None:
                     found[ref[:2]] = sample
         return found
+
+
+def epoch_of(plan: BatchPlan) -> int:
+    """Return the epoch of the earliest draw of a batch; 0 where it has none."""
+    return min((ref.item.epoch for row in plan.rows for ref in row), default=0)
 
 
 class Made:

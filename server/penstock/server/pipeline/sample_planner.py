@@ -164,7 +164,7 @@ class SamplePlanner:
         if self._from_refs:
             size = self._size(item) if self.roles.needs_sizes else 0
             if size is not None:
-                batches, accepted = self._add((SampleRef(item, 0, size),), (None,))
+                batches, accepted = self._add_unread(SampleRef(item, 0, size))
                 taken = size
         else:
             outcome = self._outcome(item)
@@ -200,9 +200,19 @@ class SamplePlanner:
         try:
             return self.batching.add(refs, samples, self.offset)
         except BadItem as error:
-            held = self.items.refuse("draw", refs[0].item, error, self.lane, self.offset)
-            self._count_verdict(held.verdict)
-            return [], False
+            return self._refused(refs[0].item, error)
+
+    def _add_unread(self, ref: SampleRef) -> tuple[list[Rows], bool]:
+        """Give the batcher a sample that nobody has processed; return as `_add`."""
+        try:
+            return self.batching.add_unread(ref, self.offset)
+        except BadItem as error:
+            return self._refused(ref.item, error)
+
+    def _refused(self, item: ItemRef, error: BadItem) -> tuple[list[Rows], bool]:
+        held = self.items.refuse("draw", item, error, self.lane, self.offset)
+        self._count_verdict(held.verdict)
+        return [], False
 
     def _leave_out(self, item: ItemRef, bad: Bad) -> None:
         """Have an item judged at the place where its verdict takes effect."""
@@ -215,6 +225,8 @@ class SamplePlanner:
 
     def _left_out(self, item: ItemRef) -> bool:
         """Tell whether a verdict removes this draw; whatever was known of it ahead is forgotten."""
+        if self.items.verdicts.is_empty:
+            return False
         verdict = self.items.verdicts.find("draw", item, self.lane, self.offset)
         if verdict is None:
             return False

@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -156,13 +157,13 @@ class Source(Role, ABC):
         """Return the role's identity with the fingerprint of the content in it."""
         return {**super().identity(), "fingerprint": asked(self, "fingerprint")}
 
-    def hand_over(self) -> Catalog | None:
+    def hand_over(self) -> Sequence[Catalog]:
         """Return what this process knows of the source's files, for the workers of its node.
 
-        They open the source without looking at the files again. None: it has no such catalog, and
-        every process opens the files itself.
+        They open the source without looking at the files again. Without any, every process opens
+        the files itself.
         """
-        return None
+        return ()
 
     def read_bytes(self) -> int:
         """Return how many bytes were read from storage since the last call: a metric."""
@@ -428,6 +429,11 @@ class DataDistributor(Role, ABC):
         """Return the k-th draw of a lane, purely from the arguments; None = the lane is over."""
         raise TypeError(f"{type(self).__name__} opens lanes and draws nothing by number")
 
+    def draw_many(self, lane: int, lanes: int, k: int, count: int) -> list[ItemRef]:
+        """Return draws k, k + 1, ... of a lane: `count`, or fewer where it ends."""
+        found = (self.draw(lane, lanes, number) for number in range(k, k + count))
+        return list(takewhile(lambda item: item is not None, found))  # type: ignore[arg-type]
+
     def draws(self, lane: int, lanes: int) -> int | None:
         """Return how many draws a lane has, by arithmetic; None = endless or unknown."""
         return None
@@ -577,6 +583,10 @@ class RawItemProcessor(Role, ABC):
         """
         return False
 
+    def passes_items(self) -> bool:
+        """Tell whether a sample is its item, unchanged: then nothing need be called for it."""
+        return False
+
     def check_columns(self, columns: Mapping[str, str]) -> None:  # optional
         """Refuse a source whose items lack a column that this needs; called with the job's source.
 
@@ -667,6 +677,13 @@ class SampleBatcher(Role, ABC):
     def size_of(self, sample: Sample) -> int:
         """Return the size of a processed sample: by default `len(sample["input_ids"])`."""
         return len(sample["input_ids"])
+
+    def length_column(self) -> str | None:
+        """Return the value of a sample whose length is its size; None = sizes are something else.
+
+        Where a source has it as a column, batches are planned from its lengths alone.
+        """
+        return None
 
     def spare(self, row: Row) -> int:
         """Return by how much the samples of a row may together exceed their sizes.
@@ -784,7 +801,7 @@ class Layout:
 
     Attributes:
         name: `padded` (a sample per row), or how documents are packed in rows: `flash`, `megatron`,
-            `thd`, `indexed`, `neat`; empty = not known.
+            `thd`, `indexed`, `neat`, `seams`; empty = not known.
         labels_shifted: The label of a token is the token that follows it.
         ignore_index: The label that losses leave out; None = it is not known whether there are
             labels.

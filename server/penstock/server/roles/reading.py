@@ -19,11 +19,14 @@ class Blocks:
             None = not known.
         stored: How many bytes of each lie in storage, of the columns that are read; None = not
             known.
+        items_are_apart: Whether an item can be read without the rest of its block, so that
+            `shuffle: full` is no waste.
     """
 
     items: Sequence[int]
     nbytes: Sequence[int] | None = None
     stored: Sequence[int] | None = None
+    items_are_apart: bool = False
 
     def __len__(self) -> int:
         """Return how many blocks there are."""

@@ -224,9 +224,9 @@ class HfSource(IndexedSource):
         )
         return {"length": len(self), **files_fingerprint(entries)}
 
-    def hand_over(self) -> Catalog:
+    def hand_over(self) -> list[Catalog]:
         """Return the hashes of the data files, for the workers of this node."""
-        return self._catalog
+        return [self._catalog]
 
     def read_bytes(self) -> int:
         """Return the bytes of the rows that were copied from the map since the last call."""

@@ -52,6 +52,10 @@ class PackingBatcher(SampleBatcher):
             raise self._no_length(sample) from None
         return len(value)
 
+    def length_column(self) -> str | None:
+        """Return `length_key`."""
+        return self.length_key if self.keeps(PackingBatcher, "size_of") else None
+
     def dropped(self) -> dict[str, int]:
         """Return by reason how many samples were left out; every reason is there from the start."""
         return dict(self._dropped)

@@ -24,7 +24,7 @@ PAD_ID = "pad_token_id"
 NOTED = "noted"
 """The key under which a processor adds integers to the counts of the batch that holds a sample."""
 
-CHOSEN = ("loss_mask", "token_mask")
+CHOSEN = ("loss_mask", "token_mask", "row_tokens")
 """Masks of tokens that a loss is taken of, beside `labels`."""
 
 

@@ -7,19 +7,19 @@
 | `thd` | `seq_lens`, `seq_lens_padded`, `qkv_format`, ... | NeMo Automodel, Transformer Engine |
 | `indexed` | `attention_mask` of document numbers, ... | LLaMA-Factory, NeMo Automodel |
 | `neat` | those of `indexed`, and `_packed_seq_ids` | NeMo Automodel's neat packing |
+| `seams` | `input_ids`, `cu_seq_lens_q`, `row_tokens`, ... | `penstock.client.packed.complete` |
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from penstock.server.roles.base import KeySpec
 from penstock.server.roles.collators.arrays import IGNORE_INDEX, Array, bad_batch
-from penstock.server.roles.collators.segments import Segment
+from penstock.server.roles.collators.segments import Lengths, Segments
 from penstock.server.roles.context import CollateContext
 from penstock.wire.errors import InvalidJob
 
@@ -35,14 +35,14 @@ class Laid(NamedTuple):
         labels: (B, T).
         document_ids: int32 (B, T), the number of a token's document in its row, from 1; 0 on
             padding, and on tokens that attention must not see.
-        segments: In order, without gaps.
+        segments: Where documents and padding lie.
         context: Of the batch.
     """
 
     input_ids: Array
     labels: Array
     document_ids: Array
-    segments: Sequence[Segment]
+    segments: Segments
     context: CollateContext
 
 
@@ -52,6 +52,7 @@ class PackedLayout(ABC):
     Class attributes:
         shifts: Whether labels are shifted where the job does not say.
         hides: Whether a token within a document can be hidden from attention.
+        learns: Whether labels and document numbers are among the values, and so are made.
         has_seams: Whether there is an array whose length `max_documents` fixes.
 
     Args:
@@ -63,6 +64,7 @@ class PackedLayout(ABC):
     shifts: ClassVar[bool] = False
     hides: ClassVar[bool] = False
     has_seams: ClassVar[bool] = True
+    learns: ClassVar[bool] = True
 
     def __init__(self, pad_to: int | None, max_documents: int | None, ids_dtype: str) -> None:
         self.width = -1 if pad_to is None else pad_to
@@ -94,24 +96,22 @@ class PackedLayout(ABC):
 
     def _positions(self, laid: Laid) -> Array:
         """Return each token's place in its segment, (B, T)."""
-        starts = [segment.start for segment in laid.segments]
-        return self._counted_from(starts, laid)
+        return self._counted_from(laid.segments.starts, laid)
 
-    def _counted_from(self, starts: Sequence[int], laid: Laid) -> Array:
+    def _counted_from(self, starts: Lengths, laid: Laid) -> Array:
         """Return each token's distance from the last of `starts` up to it, (B, T)."""
         area = laid.input_ids.size
         positions = np.arange(area, dtype=self.ids_dtype)
-        sizes = np.diff([*starts, area])
-        positions -= np.repeat(starts, sizes).astype(self.ids_dtype)
+        positions -= np.repeat(starts.astype(self.ids_dtype), np.diff(starts, append=area))
         return positions.reshape(laid.input_ids.shape)
 
     def _seams(self, laid: Laid) -> tuple[Array, int]:
         """Return where segments start in the flattened rows, int32 (n + 1,), and the longest."""
-        starts = [segment.start for segment in laid.segments]
+        starts = laid.segments.starts
         entries = _room(len(starts), self.max_documents, "", laid.context)
         seams = np.full(entries + 1, laid.input_ids.size, dtype=np.int32)
         seams[: len(starts)] = starts
-        return seams, max(segment.size for segment in laid.segments)
+        return seams, int(laid.segments.sizes.max())
 
     def _seams_spec(self, name: str) -> KeySpec:
         entries = -1 if self.max_documents is None else self.max_documents + 1
@@ -151,12 +151,52 @@ class Flash(PackedLayout):
         ]
 
 
+class Seams(PackedLayout):
+    """The tokens and where documents begin: what `penstock.client.packed.complete` takes.
+
+    `input_ids`, `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k` as in `flash`,
+    and `row_tokens`, int32 (B,): the tokens of each row that are not padding. A quarter of the
+    bytes of `flash`: the trainer makes its other values on its own device. Samples must bring no
+    `labels` or `loss_mask`, and documents have no padding of their own (`document_multiple`).
+    """
+
+    learns = False
+
+    def values(self, laid: Laid) -> dict[str, Any]:
+        """Return the six values."""
+        seams, longest = self._seams(laid)
+        height, width = laid.input_ids.shape
+        tokens = np.bincount(
+            laid.segments.starts // width, weights=laid.segments.lengths, minlength=height
+        )
+        return {
+            "input_ids": laid.input_ids,
+            "cu_seq_lens_q": seams,
+            "cu_seq_lens_k": seams.copy(),
+            "max_length_q": longest,
+            "max_length_k": longest,
+            "row_tokens": tokens.astype(np.int32),
+        }
+
+    def specs(self) -> list[KeySpec]:
+        """Return the six keys."""
+        most = None if self.width < 0 else self.width
+        return [
+            self._rows("input_ids"),
+            *map(self._seams_spec, ("cu_seq_lens_q", "cu_seq_lens_k")),
+            *(
+                KeySpec(name, kind="int", place="host", least=0, most=most)
+                for name in ("max_length_q", "max_length_k")
+            ),
+            KeySpec("row_tokens", dtype="int32", shape=(-1,), least=0, most=most),
+        ]
+
+
 class Megatron(PackedLayout):
     """What Megatron-LM's packed datasets give.
 
-    `tokens`, `labels` and `position_ids` are those of `flash`; `loss_mask` is float32 (B, T), 0
-    where the label is -100; `cu_seqlens` and `max_seqlen` (int32, no dimensions) are its
-    `cu_seq_lens_q` and `max_length_q`.
+    `tokens`, `labels`, `loss_mask` (float32, 0 where the label is -100), `position_ids`, and
+    `cu_seqlens` and `max_seqlen` (int32, no dimensions), those of `flash`.
     """
 
     shifts = True
@@ -188,9 +228,10 @@ class Megatron(PackedLayout):
 class Thd(PackedLayout):
     """What NeMo Automodel's packing for Transformer Engine gives.
 
-    `position_ids` go on counting in the padding. `seq_lens` and `seq_lens_padded`, int64 (B,
-    documents), are the tokens of each document without and with padding; what is left of the row is
-    counted to its last document, and -1000 follows. `qkv_format` is "thd".
+    `input_ids`, `labels`, `position_ids`, which go on counting in the padding; `seq_lens` and
+    `seq_lens_padded`, int64 (B, documents): the tokens of each document without and with padding,
+    what is left of the row counted to its last; -1000 after the last; and `qkv_format`, "thd". A
+    row of padding is one document.
     """
 
     shifts = True
@@ -203,7 +244,7 @@ class Thd(PackedLayout):
         for number, row in enumerate(rows):
             lengths[0, number, : len(row)] = [length for _, length, _ in row]
             lengths[1, number, : len(row)] = [padded for _, _, padded in row]
-        starts = [start for row in rows for start, _, _ in row]
+        starts = np.array([start for row in rows for start, _, _ in row], np.int64)
         return {
             "input_ids": laid.input_ids,
             "labels": laid.labels,
@@ -235,21 +276,22 @@ class Thd(PackedLayout):
         """
         height, width = laid.input_ids.shape
         rows: list[list[tuple[int, int, int]]] = [[] for _ in range(height)]
-        for start, size, document, _ in laid.segments:
+        starts, sizes, lengths, _ = (array.tolist() for array in laid.segments)
+        for start, size, length in zip(starts, sizes, lengths, strict=True):
             row = rows[start // width]
-            if document is None and row:
-                first, length, padded = row.pop()
-                row.append((first, length, padded + size))
+            if not length and row:
+                first, before, padded = row.pop()
+                row.append((first, before, padded + size))
             else:
-                row.append((start, size if document is None else len(document.ids), size))
+                row.append((start, length or size, size))
         return rows
 
 
 class Indexed(PackedLayout):
     """A mask that holds the number of each token's document, from 1, and 0 on padding.
 
-    `attention_mask` is (B, T). A token on which a sample's own `attention_mask` is 0 has the number
-    0: attention does not see it, and its position counts on. `position_ids` are 0 in the padding.
+    `input_ids`, `labels`, `position_ids`, 0 in the padding, and `attention_mask` (B, T), the
+    document numbers.
     """
 
     hides = True
@@ -258,8 +300,7 @@ class Indexed(PackedLayout):
     def values(self, laid: Laid) -> dict[str, Any]:
         """Return the four values."""
         positions = self._positions(laid).reshape(-1)
-        for start, size, document, _ in laid.segments:
-            positions[start + (0 if document is None else len(document.ids)) : start + size] = 0
+        positions[positions >= np.repeat(laid.segments.lengths, laid.segments.sizes)] = 0
         return {
             "input_ids": laid.input_ids,
             "labels": laid.labels,
@@ -302,6 +343,7 @@ LAYOUTS: dict[str, type[PackedLayout]] = {
     "thd": Thd,
     "indexed": Indexed,
     "neat": Neat,
+    "seams": Seams,
 }
 """What `layout:` of the packed collator may name."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,18 +11,30 @@ import numpy as np
 from penstock.server.roles.base import BatchCollator, KeySpec, Layout, Sample
 from penstock.server.roles.collators.arrays import (
     IGNORE_INDEX,
+    NOTED,
+    PAD_ID,
+    Array,
+    bad_batch,
     count_noted,
     masked,
     pad_id,
 )
+from penstock.server.roles.collators.copying import copy_columns
 from penstock.server.roles.collators.layouts import LAYOUTS, Laid
-from penstock.server.roles.collators.segments import lay_out, seen, targets
+from penstock.server.roles.collators.segments import (
+    Document,
+    Lengths,
+    documents_of,
+    lay_out,
+    targets,
+)
+from penstock.server.roles.columns import ColumnCollator, ColumnRows
 from penstock.server.roles.context import CollateContext
 from penstock.wire.checks import check_choice, check_whole
 from penstock.wire.errors import InvalidJob
 
 
-class PackedCollator(BatchCollator):
+class PackedCollator(BatchCollator, ColumnCollator):
     """Lay the documents of every row one after another and say where the seams are.
 
     Gives, for B rows of T tokens, in the layout `flash`, which models of transformers take:
@@ -41,8 +54,10 @@ class PackedCollator(BatchCollator):
       padding. Every mask derives from it: two tokens of a row see each other where their numbers
       are equal and not 0.
 
-    `layouts.py` says what the other layouts give. In `indexed` and `neat` a sample's own
-    `attention_mask` hides tokens, which are then neither learned nor predict; the others refuse it.
+    The other layouts, `megatron`, `thd`, `indexed`, `neat` and `seams`, are described in
+    `penstock.server.roles.collators.layouts`. In `indexed` and `neat` a token on which a sample's
+    own `attention_mask` is 0 has the number 0: attention does not see it, its position counts on,
+    and it is neither learned nor predicts. The others cannot hide tokens, and refuse such samples.
 
     A piece of a split document is a document: its positions start at 0 and its first label is
     masked. Other keys of samples are not carried. Documents of no tokens take no place. A row that
@@ -68,7 +83,8 @@ class PackedCollator(BatchCollator):
         pad_value: The id on padding in `input_ids`. None = the samples' `pad_token_id`, else 0.
         ids_dtype: The dtype of ids, labels, positions and indexed masks: `int64`, or `int32` for
             half of the bytes on the wire. The Loader hands labels over as int64 either way.
-        layout: The names and forms of the values: `flash`, `megatron`, `thd`, `indexed` or `neat`.
+        layout: The names and forms of the values: `flash`, `megatron`, `thd`, `indexed`, `neat` or
+            `seams`.
 
     Raises:
         InvalidJob: A parameter has a value that cannot be.
@@ -110,6 +126,12 @@ class PackedCollator(BatchCollator):
         self._layout = LAYOUTS[layout](pad_to, max_documents, ids_dtype)
         if labels is not None:
             check_choice("labels", labels, ("unshifted", "shifted"))
+        if document_multiple is not None and not self._layout.learns:
+            raise InvalidJob(
+                f"document_multiple pads documents, and layout: {layout} does not say by how much: "
+                "leave it out, or use layout: flash",
+                key="document_multiple",
+            )
         self.shifts = self._layout.shifts if labels is None else labels == "shifted"
         # Without it the width is that of the longest row: of a batch of no row, nothing.
         self.pads_empty = pad_to is not None
@@ -126,46 +148,85 @@ class PackedCollator(BatchCollator):
 
         Raises:
             BadBatch: A row is longer than `pad_to`; there are more documents than `max_documents`;
-                a sample has no `input_ids`, `labels` of another length, or hidden tokens that the
-                layout cannot hide.
+                a sample has no `input_ids`, or `labels` of another length, or hides tokens from a
+                layout that cannot.
         """
-        segments, width = lay_out(rows, self.pad_to, self.document_multiple, context)
-        shape = (max(1, len(rows)), width)
-        area = shape[0] * width
+        documents = documents_of(rows, context) or [[]]
+        lengths = [np.array([len(one.ids) for one in row], np.int64) for row in documents]
         padding = pad_id(self.pad_value, (sample for row in rows for sample in row), context)
-
-        input_ids = np.full(area, padding, dtype=self.ids_dtype)
-        labels = np.full(area, IGNORE_INDEX, dtype=self.ids_dtype)
-        document_ids = np.zeros(area, dtype=np.int32)
-        tokens = 0
-        for start, _, document, number in segments:
-            if document is None:
-                continue
-            length = len(document.ids)
-            here = slice(start, start + length)
+        laid = self._blank_rows(lengths, padding, context)
+        input_ids, labels, document_ids = (values.reshape(-1) for values in laid[:3])
+        starts = laid.segments.starts[laid.segments.lengths > 0].tolist()
+        for start, document in zip(starts, chain(*documents), strict=True):
+            here = slice(start, start + len(document.ids))
             input_ids[here] = document.ids
-            document_ids[here] = number * seen(document, self._layout.hides, context)
+            if document.seen is not None:
+                document_ids[here] *= self._seen(document.seen, context)
+            if not self._layout.learns:
+                self._check_unlabelled(document, context)
+                continue
             first_label = start + (not self.shifts)
-            labels[first_label : first_label + length - 1] = targets(document)
-            tokens += length
-
+            labels[first_label : first_label + len(document.ids) - 1] = targets(document)
         for row in rows:
             count_noted(row, context)
-        context.count("samples", sum(map(len, rows)))
-        context.count("tokens", tokens)
-        context.count("loss_tokens", int(np.count_nonzero(labels != IGNORE_INDEX)))
-        context.count("padding_tokens", area - tokens)
-        laid = Laid(
-            input_ids.reshape(shape),
-            labels.reshape(shape),
-            document_ids.reshape(shape),
+        return self._finished(laid, sum(map(len, rows)))
+
+    def takes_columns(self, columns: Mapping[str, np.dtype[Any] | None]) -> Sequence[str] | None:
+        """Return `input_ids`, and `labels` if there are any; None if anything else decides."""
+        wanted = [name for name in ("input_ids", "labels") if name in columns]
+        if "labels" in columns and not self._layout.learns:
+            return None  # they are refused by name where items are taken one by one
+        whole = all((dtype := columns[name]) is not None and dtype.kind in "iu" for name in wanted)
+        more = {"loss_mask", "attention_mask", PAD_ID, NOTED} & set(columns)
+        simple = (self.document_multiple or 1) == 1 and self.keeps(PackedCollator, "collate")
+        return wanted if "input_ids" in wanted and whole and simple and not more else None
+
+    def collate_columns(self, rows: ColumnRows, context: CollateContext) -> dict[str, Any]:
+        """Return what `collate` does for the same samples.
+
+        Raises:
+            BadBatch: A row is longer than `pad_to`; there are more documents than `max_documents`.
+        """
+        lengths = [row[row > 0] for row in rows.lengths] or [np.empty(0, np.int64)]
+        laid = self._blank_rows(lengths, self.pad_value or 0, context)
+        copy_columns(rows, laid, self.shifts if self._layout.learns else None)
+        return self._finished(laid, sum(map(len, rows.lengths)))
+
+    def _blank_rows(
+        self, lengths: Sequence[Lengths], padding: int, context: CollateContext
+    ) -> Laid:
+        """Return rows for documents of these lengths, with their numbers and no tokens yet."""
+        segments, width = lay_out(lengths, self.pad_to, self.document_multiple, context)
+        shape = (len(lengths), width)
+        ids = np.full(shape, padding, dtype=self.ids_dtype)
+        if not self._layout.learns:
+            nothing = np.empty((len(lengths), 0), dtype=self.ids_dtype)
+            return Laid(ids, nothing, nothing, segments, context)
+        numbers = np.repeat(segments.numbers.astype(np.int32), segments.sizes)
+        if (self.document_multiple or 1) > 1:
+            inside = np.arange(numbers.size) - np.repeat(segments.starts, segments.sizes)
+            numbers[inside >= np.repeat(segments.lengths, segments.sizes)] = 0
+        return Laid(
+            ids,
+            np.full(shape, IGNORE_INDEX, dtype=self.ids_dtype),
+            numbers.reshape(shape),
             segments,
             context,
         )
+
+    def _finished(self, laid: Laid, samples: int) -> dict[str, Any]:
+        tokens = int(laid.segments.lengths.sum())
+        learned = tokens - int(np.count_nonzero(laid.segments.lengths))
+        if self._layout.learns:
+            learned = int(np.count_nonzero(laid.labels != IGNORE_INDEX))
+        laid.context.count("samples", samples)
+        laid.context.count("tokens", tokens)
+        laid.context.count("loss_tokens", learned)
+        laid.context.count("padding_tokens", laid.input_ids.size - tokens)
         return self._layout.values(laid)
 
     def blank(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the values with -100 in all `labels` and 0 in `loss_mask`."""
+        """Return the values with -100 in all `labels`, 0 in `loss_mask` and in `row_tokens`."""
         return masked(values)
 
     def specs(self) -> list[KeySpec]:
@@ -175,6 +236,23 @@ class PackedCollator(BatchCollator):
     def value_layout(self) -> Layout:
         """Return the layout's name, and what the labels are."""
         return Layout(self.layout, self.shifts, IGNORE_INDEX)
+
+    def _check_unlabelled(self, document: Document, context: CollateContext) -> None:
+        if document.labels is not None:
+            raise bad_batch(
+                context,
+                f"a sample brings labels or a loss_mask, which layout: {self.layout} does not "
+                "carry; use layout: flash, or leave them out of samples",
+            )
+
+    def _seen(self, seen: Array, context: CollateContext) -> Array:
+        if not self._layout.hides:
+            raise bad_batch(
+                context,
+                f"a sample hides tokens by its attention_mask, which the layout {self.layout} "
+                "cannot say; use layout: indexed or neat, or leave attention_mask out of samples",
+            )
+        return seen
 
 
 __all__ = ["PackedCollator"]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.server.roles.base import Sample
 from penstock.server.roles.collators.arrays import (
     Array,
@@ -16,6 +19,8 @@ from penstock.server.roles.collators.arrays import (
 )
 from penstock.server.roles.context import CollateContext
 from penstock.wire.errors import BadBatch
+
+Lengths = npt.NDArray[np.int64]
 
 
 class Document(NamedTuple):
@@ -29,57 +34,65 @@ class Document(NamedTuple):
     """Bool: which tokens attention sees; None = all."""
 
 
-class Segment(NamedTuple):
-    """A stretch of one row that seams bound: a document with its own padding, or padding."""
+class Segments(NamedTuple):
+    """Stretches of the flattened rows that seams bound, in order and without gaps.
 
-    start: int
-    """Its first token in the flattened rows."""
-    size: int
-    """How many tokens it takes up."""
-    document: Document | None
-    """The document, at most `size` tokens of it; None = padding."""
-    number: int
+    Each is a document with its own padding, or what is left over of a row. All int64 (n,).
+    """
+
+    starts: Lengths
+    """The first token of each in the flattened rows."""
+    sizes: Lengths
+    """How many tokens each takes up."""
+    lengths: Lengths
+    """How many of them are a document's; 0 = padding."""
+    numbers: Lengths
     """The document's number in its row, from 1; 0 = padding."""
 
 
 def lay_out(
-    rows: Sequence[Sequence[Sample]],
+    rows: Sequence[Lengths],
     pad_to: int | None,
     document_multiple: int | None,
     context: CollateContext,
-) -> tuple[list[Segment], int]:
-    """Return the segments of the flattened rows, in order and without gaps, and the width of a row.
+) -> tuple[Segments, int]:
+    """Return the segments of the flattened rows, and the width of a row.
 
     Args:
-        rows: The samples of each row; one without tokens takes no place.
+        rows: How many tokens the documents of each row have, none of them 0.
         pad_to: The width; None = that of the longest row.
         document_multiple: Every document takes up a multiple of this; None = 1.
         context: Of the batch.
 
     Raises:
-        BadBatch: A row is longer than `pad_to`; a sample has no `input_ids`, or another value of
-            another length.
+        BadBatch: A row is longer than `pad_to`.
     """
     multiple = document_multiple or 1
-    documents = [
+    taken = [-(-row // multiple) * multiple for row in rows]
+    ends = [int(sizes.sum()) for sizes in taken]
+    width = pad_to or max(*ends, multiple)
+    if max(ends) > width:
+        raise _too_long(rows, ends, width, document_multiple, context)
+    none = np.empty(0, np.int64)
+    padding = [np.array([width - end]) if end < width else none for end in ends]
+    sizes = np.concatenate([part for pair in zip(taken, padding, strict=True) for part in pair])
+    empty = [np.zeros_like(left) for left in padding]
+    lengths = np.concatenate([part for pair in zip(rows, empty, strict=True) for part in pair])
+    counted = [np.arange(1, len(row) + 1) for row in rows]
+    numbers = np.concatenate([part for pair in zip(counted, empty, strict=True) for part in pair])
+    return Segments(np.cumsum(sizes) - sizes, sizes, lengths, numbers), width
+
+
+def documents_of(rows: Sequence[Sequence[Sample]], context: CollateContext) -> list[list[Document]]:
+    """Return what the samples of each row give; those without tokens take no place.
+
+    Raises:
+        BadBatch: A sample has no `input_ids`, or another value of another length.
+    """
+    return [
         [document for sample in row if len((document := _document(sample, context)).ids)]
         for row in rows
-    ] or [[]]
-    lengths = [sum(-(-len(one.ids) // multiple) * multiple for one in row) for row in documents]
-    width = pad_to or max(*lengths, multiple)
-    if max(lengths) > width:
-        raise _too_long(documents, lengths, width, document_multiple, context)
-
-    segments: list[Segment] = []
-    for row_number, row in enumerate(documents):
-        start, end = row_number * width, (row_number + 1) * width
-        for number, document in enumerate(row, start=1):
-            size = -(-len(document.ids) // multiple) * multiple
-            segments.append(Segment(start, size, document, number))
-            start += size
-        if start < end:
-            segments.append(Segment(start, end - start, None, 0))
-    return segments, width
+    ]
 
 
 def targets(document: Document) -> Array:
@@ -92,23 +105,6 @@ def targets(document: Document) -> Array:
     if document.seen is None:
         return labels[1:]
     return learned_labels(labels[1:], document.seen[1:] & document.seen[:-1])
-
-
-def seen(document: Document, can_hide: bool, context: CollateContext) -> Array | int:
-    """Return on which tokens of a document the mask has its number: 1 = on all.
-
-    Raises:
-        BadBatch: Some are hidden, which the layout cannot say.
-    """
-    if document.seen is None:
-        return 1
-    if not can_hide:
-        raise bad_batch(
-            context,
-            "a sample hides tokens by its attention_mask, and a layout of seams alone cannot say "
-            "so; use layout: indexed or neat, or leave attention_mask out of samples",
-        )
-    return document.seen
 
 
 def _document(sample: Sample, context: CollateContext) -> Document:
@@ -132,7 +128,7 @@ def _document(sample: Sample, context: CollateContext) -> Document:
 
 
 def _too_long(
-    documents: list[list[Document]],
+    rows: Sequence[Lengths],
     lengths: list[int],
     pad_to: int,
     document_multiple: int | None,
@@ -147,9 +143,9 @@ def _too_long(
     )
     return bad_batch(
         context,
-        f"row {row} has {longest} tokens in {len(documents[row])} documents{rounded}, and "
+        f"row {row} has {longest} tokens in {len(rows[row])} documents{rounded}, and "
         f"pad_to is {pad_to}; raise pad_to or lower the batcher's max_tokens",
     )
 
 
-__all__ = ["Document", "Segment", "lay_out", "seen", "targets"]
+__all__ = ["Document", "Segments", "documents_of", "lay_out", "targets"]

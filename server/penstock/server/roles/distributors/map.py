@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from penstock.server.core.permutation import ORDER_VERSION
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.base import DataDistributor, Source, indexed
@@ -112,6 +114,19 @@ class MapDistributor(DataDistributor):
         if self.epochs is not None and epoch >= self.epochs:
             return None
         return self._drawn.ref(self.shuffle.order(epoch)[position], epoch)
+
+    def draw_many(self, lane: int, lanes: int, k: int, count: int) -> list[ItemRef]:
+        """Return draws k, k + 1, ... of a lane: `count`, or fewer where it ends."""
+        if (k + count + 1) * lanes >= 1 << 62:
+            return super().draw_many(lane, lanes, k, count)
+        epochs, positions = np.divmod(np.arange(k, k + count) * lanes + lane, self.items)
+        found: list[ItemRef] = []
+        for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
+            if self.epochs is not None and epoch >= self.epochs:
+                break
+            indices = self.shuffle.order(epoch).take(positions[epochs == epoch]).tolist()
+            found += [self._drawn.ref(index, epoch) for index in indices]
+        return found
 
     def draws(self, lane: int, lanes: int) -> int | None:
         """Return how many draws a lane has; None = endless."""

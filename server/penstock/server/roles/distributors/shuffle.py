@@ -5,6 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.server.core.permutation import Permutation
 from penstock.server.roles.distributors.blocks import BlockOrder
 from penstock.server.roles.distributors.groups import Groups
@@ -26,6 +29,20 @@ class Order(Protocol):
     def __getitem__(self, position: int, /) -> int:
         """Return what stands at a position."""
         ...
+
+    def take(self, positions: npt.NDArray[np.int64], /) -> npt.NDArray[np.int64]:
+        """Return what stands at many positions."""
+        ...
+
+
+class _Unshuffled:
+    """The order in which items lie."""
+
+    def __getitem__(self, position: int) -> int:
+        return position
+
+    def take(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return positions
 
 
 class Shuffle:
@@ -67,7 +84,8 @@ class Shuffle:
         self._drawn, self.lanes, self._seed, self._purpose = drawn, lanes, seed, purpose
         self._settled = self._asked or ("blocks" if drawn.blocked else "full")
         blocks = len(drawn.blocks)
-        if self._settled == "full" and drawn.blocked and blocks > 1:
+        apart = drawn.blocks.items_are_apart
+        if self._settled == "full" and drawn.blocked and blocks > 1 and not apart:
             raise InvalidJob(
                 f"shuffle: full over {blocks} storage blocks would decode a whole block for every "
                 f"row: use shuffle: blocks (reading_groups: 1 with window_blocks: {blocks} mixes "
@@ -119,7 +137,7 @@ class Shuffle:
 
     def _make_order(self, epoch: int) -> Order:
         if self._settled == "none":
-            return range(self._drawn.items)
+            return _Unshuffled()
         if self._settled == "full":
             purpose = f"items {self._purpose}"
             return Permutation(self._drawn.items, self._seed, epoch, purpose)

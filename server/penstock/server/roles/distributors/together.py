@@ -127,6 +127,7 @@ def laid_together(parts: Sequence[Blocks | int]) -> Blocks:
         [items for blocks in every for items in blocks.items],
         _joined([blocks.nbytes for blocks in every]),
         _joined([blocks.stored for blocks in every]),
+        all(blocks.items_are_apart for blocks in every),
     )
 
 
@@ -148,7 +149,7 @@ def each_in_blocks(parts: Sequence[Blocks | int]) -> list[Blocks]:
 
 def _cut(length: int, block: int) -> Blocks:
     items = [min(block, length - start) for start in range(0, length, block)]
-    return Blocks(items, [0] * len(items), [0] * len(items))
+    return Blocks(items, [0] * len(items), [0] * len(items), items_are_apart=True)
 
 
 def _joined(parts: Sequence[Sequence[int] | None]) -> list[int] | None:
