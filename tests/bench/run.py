@@ -36,11 +36,13 @@ from penstock.server.resources import usable_cpus
 
 NAMES = (
     "packing",
+    "batchers",
     "first_rows",
     "text",
     "columns",
     "transfer",
     "small_batches",
+    "prefetch",
     "batch_sizes",
     "start",
     "commits",
@@ -48,6 +50,7 @@ NAMES = (
     "memory",
     "reading",
     "node_memory",
+    "many_lanes",
     "sources",
 )
 

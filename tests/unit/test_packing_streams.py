@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.server import packing
+from penstock.server.commands.measure import warnings_of_lanes
 from penstock.server.core.refs import ItemRef, Row, Rows, SampleRef, Span
+from penstock.server.job import Job
 from penstock.server.roles.base import SampleBatcher
 from penstock.server.roles.batchers import (
     BalancedPackingBatcher,
@@ -27,6 +29,8 @@ from penstock.server.roles.batchers import (
     SequentialPackingBatcher,
     WindowPackingBatcher,
 )
+from penstock.server.roles.collators import PackedCollator
+from penstock.server.sources import ItemsSource
 from penstock.wire.errors import InvalidJob
 
 LIMIT = 16
@@ -320,6 +324,30 @@ def test_no_batch_holds_two_samples_of_an_item(name: str, sizes: list[int], item
     for batch in [*batches, *batcher.flush()]:
         indices = [ref.item.index for row in batch for ref in row]
         assert len(indices) == len(set(indices))
+
+
+@pytest.mark.parametrize(
+    ("batcher", "remedy"),
+    [
+        (KnapsackPackingBatcher(8, 25), "lanes: 4 or a smaller window suits"),
+        (WindowPackingBatcher(8, 4, sort=True, sort_over=50), "lanes: 2 or a smaller sort_over"),
+        (FirstFitPackingBatcher(8, 100), "lanes: 1 or a smaller open_rows suits"),
+        (BestFitPackingBatcher(8, 26), "lanes: 3 or a smaller pool_size suits"),
+        (WindowPackingBatcher(8, 12), ""),
+        (NextFitPackingBatcher(8), ""),
+    ],
+    ids=lambda value: getattr(value, "type_name", None),
+)
+def test_check_warns_where_a_lane_has_fewer_items_than_four_pools(
+    batcher: SampleBatcher, remedy: str
+) -> None:
+    """400 items over 8 lanes are 50 for each."""
+    items = [{"input_ids": [1]} for _ in range(400)]
+    job = Job(ItemsSource(items), batcher=batcher, collator=PackedCollator(), lanes=8)
+
+    warnings = warnings_of_lanes(job.role_sets[0])
+
+    assert [remedy in warning for warning in warnings] == [True] * bool(remedy)
 
 
 # --- concat ---------------------------------------------------------------------------------------

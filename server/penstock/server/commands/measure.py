@@ -350,7 +350,13 @@ def _sample_text(job: Job, refs: Sequence[ItemRef], outcomes: Sequence[Outcome])
     return ""
 
 
-def _warnings_of_lanes(roles: RoleSet) -> list[str]:
+def _pool_parameter(batcher: SampleBatcher) -> str:
+    """Return which parameter of a batcher makes its pool smaller."""
+    names = ("pool_size", "open_rows", "sort_over" if getattr(batcher, "sort", False) else "window")
+    return next((name for name in names if name in vars(batcher)), "pool")
+
+
+def warnings_of_lanes(roles: RoleSet) -> list[str]:
     """Return what is to be said of the number of items for the lanes that draw from them."""
     items = roles.items
     if items is None:
@@ -363,7 +369,7 @@ def _warnings_of_lanes(roles: RoleSet) -> list[str]:
         return [
             f"{items:,} items over {lanes} lanes{of} are {items / lanes:.1f} per lane, fewer than "
             f"{POOLS_PER_LANE} pools of {pool}: epochs mix in a pool; lanes: {fewer} or a smaller "
-            "pool_size suits this data"
+            f"{_pool_parameter(roles.batcher)} suits this data"
         ]
     if items < lanes:
         return [
@@ -376,7 +382,7 @@ def _warnings_of_lanes(roles: RoleSet) -> list[str]:
 def _warnings(job: Job, found: Measured) -> list[str]:
     warnings = job.cautions()
     for roles in job.role_sets:
-        warnings += _warnings_of_lanes(roles)
+        warnings += warnings_of_lanes(roles)
     for what, reasons in (("give no sample", found.filtered), ("fail", found.quarantined)):
         for reason, count in reasons.items():
             warnings.append(f"{count} of {found.items_run} items {what}: {reason}")
@@ -399,4 +405,4 @@ def _warnings(job: Job, found: Measured) -> list[str]:
     return warnings
 
 
-__all__ = ["Measured", "Stopwatch", "examine"]
+__all__ = ["Measured", "Stopwatch", "examine", "warnings_of_lanes"]

@@ -157,7 +157,7 @@ def _samples_bytes(job: Job, workers: int, sample_bytes: float, batch_bytes: flo
     for roles in job.role_sets:
         if roles.plans_from_refs:
             continue
-        pool = roles.batcher.chooses_from() or 0
+        pool = roles.batcher.most_held() or 0
         size = getattr(roles.batcher, "batch_size", 1)
         # What a lane has left of items processed together, after batches of that size.
         held += roles.lanes * (pool + ahead - gcd(ahead, size))

@@ -53,17 +53,21 @@ class Accounts:
 
     def begin(self, counts: Mapping[str, int]) -> None:
         """Go on where so much was counted, and no batch is ready."""
-        self._before = {name: count for name, count in counts.items() if count}
+        self._before = dict(counts)
         self._ready.clear()
 
     def finished(self, batches: int, counts: Callable[[], dict[str, int]]) -> None:
         """Note that some batches are finished: the first of them bears all since the one before."""
         if not batches:
             return
-        now = {name: int(count) for name, count in counts().items() if count}
-        before, self._before = self._before, now
-        changed = ((name, now.get(name, 0) - before.get(name, 0)) for name in now | before)
-        self._ready.append(tuple(sorted(change for change in changed if change[1])))
+        before, self._before = self._before, counts()
+        changed = [
+            (name, int(count - before.get(name, 0)))
+            for name, count in self._before.items()
+            if count != before.get(name, 0)
+        ]
+        changed.sort()
+        self._ready.append(tuple(changed))
         self._ready.extend(() for _ in range(batches - 1))
 
     def next(self) -> Accounting:
@@ -72,7 +76,8 @@ class Accounts:
 
     def state(self) -> list[Any]:
         """Return the state, for snapshots."""
-        return [self._before, [list(map(list, bears)) for bears in self._ready]]
+        before = {name: int(count) for name, count in self._before.items() if count}
+        return [before, [list(map(list, bears)) for bears in self._ready]]
 
     def restore(self, state: list[Any]) -> None:
         """Take back what `state` gave."""

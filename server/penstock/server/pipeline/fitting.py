@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from penstock.server.core.refs import BatchPlan, SampleRef
@@ -21,9 +20,14 @@ class Exits:
     """
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
+        # Plain dicts: most batches count nothing, and each has these.
+        self.counts: dict[str, int] = {}
         self.refused: set[SampleRef] = set()
-        self._given: Counter[int] = Counter()  # by row, what samples have beyond their sizes
+        self._given: dict[int, int] = {}  # by row, what samples have beyond their sizes
+
+    def count(self, name: str, number: int = 1) -> None:
+        """Add to a count."""
+        self.counts[name] = self.counts.get(name, 0) + number
 
     def grants(self, ref: SampleRef, size: int, plan: BatchPlan, batcher: SampleBatcher) -> bool:
         """Tell whether a sample's row has room for a size above the planned one; then it is taken.
@@ -33,17 +37,18 @@ class Exits:
         """
         number = next(n for n, row in enumerate(plan.rows) if any(ref is other for other in row))
         more = size - ref.size
-        if self._given[number] + more > batcher.spare(plan.rows[number]):
+        given = self._given.get(number, 0) + more
+        if given > batcher.spare(plan.rows[number]):
             return False
-        self._given[number] += more
-        self.counts["size:larger"] += 1
-        self.counts["size:larger_tokens"] += more
+        self._given[number] = given
+        self.count("size:larger")
+        self.count("size:larger_tokens", more)
         return True
 
     def smaller(self, by: int) -> None:
         """Count a sample that is smaller than it was told: its row has padding in its place."""
-        self.counts["size:smaller"] += 1
-        self.counts["size:smaller_tokens"] += by
+        self.count("size:smaller")
+        self.count("size:smaller_tokens", by)
 
 
 class Fitting:
@@ -87,7 +92,7 @@ class Fitting:
         # The verdict tells people. It is never looked up: another piece of the same item may fit,
         # and whether this one does is found alike by whoever makes this batch.
         self._items.refuse("size", ref.item, error, plan.lane, plan.offset)
-        exits.counts["quarantined:size"] += 1
+        exits.count("quarantined:size")
         exits.refused.add(ref)
         return None
 
@@ -98,7 +103,7 @@ class Fitting:
                 # Its last piece ends where the told size does: what is beyond is in no batch.
                 [told] = self._items.sizes([ref.item])
                 if ref.span.stop == told:
-                    exits.counts["size:cut_tokens"] += size - told
+                    exits.count("size:cut_tokens", size - told)
             return size >= ref.span.stop
         if size < ref.size:
             exits.smaller(ref.size - size)

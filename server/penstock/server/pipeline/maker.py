@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -87,7 +86,7 @@ class Maker:
             counts = dict.fromkeys(counts, 0)
         # Of the plan, not of what is left of it: a batch that quarantine emptied has an epoch, too.
         epoch = epoch_of(plan)
-        accounting = Counter() if blank else Counter(dict(plan.accounting)) + exits.counts
+        accounting = {} if blank else dict(plan.accounting) | exits.counts
         told = counts, accounting, exits.counts
         return self._laid_out(kept, values, told, padding, emptied, epoch)
 
@@ -98,14 +97,14 @@ class Maker:
         if (found := collate_columns(self.items, plan)) is None:
             return None
         values, counts = found
-        told = counts, Counter(dict(plan.accounting)), Counter[str]()
+        told = counts, dict(plan.accounting), dict[str, int]()
         return self._laid_out(plan, values, told, False, False, epoch_of(plan))
 
     def _laid_out(
         self,
         plan: BatchPlan,
         values: dict[str, Any],
-        told: tuple[Mapping[str, int], Counter[str], Counter[str]],
+        told: tuple[Mapping[str, int], Mapping[str, int], Mapping[str, int]],
         padding: bool,
         emptied: bool,
         epoch: int,
@@ -131,7 +130,7 @@ class Maker:
         for row in plan.rows:
             for ref in row:
                 if verdicts is not None and verdicts.find("exit", ref.item, plan.lane, plan.offset):
-                    exits.counts["quarantined:exit"] += 1
+                    exits.count("quarantined:exit")
                     continue
                 key = ref[:2]
                 if key in at_hand:
@@ -144,7 +143,7 @@ class Maker:
             if isinstance(outcome, Bad):
                 # Removed from its own batch only: no other item moves.
                 self.items.judge("exit", refs[0].item, outcome, plan.lane, plan.offset)
-                exits.counts["quarantined:exit"] += len(refs)
+                exits.count("quarantined:exit", len(refs))
                 continue
             samples = [] if isinstance(outcome, Filtered) else outcome
             for ref in refs:

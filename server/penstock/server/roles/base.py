@@ -659,6 +659,10 @@ class SampleBatcher(Role, ABC):
         """Return how many samples its pool holds, from which it chooses; None = it has none."""
         return None
 
+    def most_held(self) -> int | None:
+        """Return how many samples it may hold, where that is known and not its pool alone."""
+        return self.chooses_from()
+
     @property
     def may_refuse(self) -> bool:
         """Tell whether `add` may raise: then its state is copied before an item of several samples.

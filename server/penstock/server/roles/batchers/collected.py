@@ -52,7 +52,11 @@ class WindowsBatcher(RowPackingBatcher):
         self._rows_of_window = 0  # how many they were
 
     def chooses_from(self) -> int | None:
-        """Return the samples of a window and of the rows that wait."""
+        """Return the size of a window."""
+        return self._most
+
+    def most_held(self) -> int | None:
+        """Return the samples of a window and of the rows of the one before."""
         return 2 * self._most
 
     def state(self) -> Any:
@@ -305,9 +309,9 @@ class WindowPackingBatcher(WindowsBatcher):
         super().__init__(max_tokens, most, rows, overlong, length_key)
         self.window, self.sort, self.sort_over = window, sort, sort_over
 
-    def chooses_from(self) -> int | None:
-        """Return the samples that may be held."""
-        return super().chooses_from() if self.sort else self.window
+    def most_held(self) -> int | None:
+        """Return the samples of a window, sorted of two."""
+        return super().most_held() if self.sort else self.window
 
     def _pack(self, sizes: Sequence[int]) -> Sequence[Sequence[int]]:
         return packing.window(sizes, self.max_tokens, self.window, sort=True)
