@@ -13,6 +13,7 @@ from penstock.server.roles.base import Layout, Sample
 from penstock.server.roles.collators import PackedCollator, PaddedCollator
 from penstock.server.roles.context import CollateContext
 from penstock.wire.errors import BadBatch
+from penstock.wire.text import batch_text
 
 LAYOUTS = ("flash", "megatron", "thd", "indexed", "neat")
 HIDE = ("indexed", "neat")
@@ -297,6 +298,25 @@ def test_the_most_documents_of_thd_are_those_of_a_row() -> None:
     assert values["seq_lens_padded"].tolist() == [[4, -1000], [1, 3]]
     with pytest.raises(BadBatch, match="3 documents in a row"):
         collator.collate([[document(1), document(2), document(3)]], context())
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, "seams"])
+def test_documents_are_shown_in_every_layout(layout: str) -> None:
+    """As `cat --text` and `show --text` print them, with their seams and padding."""
+    rows = [[document(1, 2, 3), document(4, 5)], [document(6, 7)]]
+
+    shown = batch_text(PackedCollator(pad_to=7, layout=layout).collate(rows, context()), None)
+
+    assert shown.splitlines() == [
+        "--- row 0, document 1, 3 tokens ---",
+        "1 2 3",
+        "--- row 0, document 2, 2 tokens ---",
+        "4 5",
+        "--- row 0, padding, 2 tokens ---",
+        "--- row 1, document 1, 2 tokens ---",
+        "6 7",
+        "--- row 1, padding, 5 tokens ---",
+    ]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
