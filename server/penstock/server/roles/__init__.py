@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         RankPartitionedDistributor,
     )
     from penstock.server.roles.processors import (
+        ChatProcessor,
         FunctionProcessor,
         IdentityProcessor,
         TokenizeProcessor,
@@ -91,6 +92,7 @@ _BUILTINS = {
     "MapDistributor": "distributors",
     "MixtureDistributor": "distributors",
     "RankPartitionedDistributor": "distributors",
+    "ChatProcessor": "processors",
     "FunctionProcessor": "processors",
     "IdentityProcessor": "processors",
     "TokenizeProcessor": "processors",
@@ -111,6 +113,7 @@ __all__ = [
     "BestFitDecreasingPackingBatcher",
     "BestFitPackingBatcher",
     "Blocks",
+    "ChatProcessor",
     "CollateContext",
     "ConcatPackingBatcher",
     "DataDistributor",

@@ -826,7 +826,7 @@ class Layout:
 
     Attributes:
         name: `padded` (a sample per row), or how documents are packed in rows: `flash`, `megatron`,
-            `thd`, `indexed`, `neat`; empty = not known.
+            `thd`, `indexed`, `neat`, `seams`; empty = not known.
         labels_shifted: The label of a token is the token that follows it.
         ignore_index: The label that losses leave out; None = it is not known whether there are
             labels.
