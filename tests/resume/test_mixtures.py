@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
 from penstock.server.job import Job
+from penstock.server.node.count import ensure_counted
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.sample_planner import SamplePlanner
@@ -136,3 +138,26 @@ def test_a_batcher_of_equal_counts_goes_anywhere_at_once() -> None:
     assert line.items.processed == 0
     assert line.advance().offset == 10**7
     assert line.counters()["items:b"] == pytest.approx(4 * 10**6, abs=2)
+
+
+@pytest.mark.parametrize("distributor", ["tokens", "nested", "rank_partitioned", "chosen"])
+@pytest.mark.parametrize("batcher", ["best_fit_split", "simple"])
+def test_a_finite_job_of_parts_is_counted_and_gives_all(distributor: str, batcher: str) -> None:
+    """Whatever decides its draws: each item comes as often as its part is drawn."""
+    job = make_job(distributor, "sized", batcher, 4, epochs=2)
+    ensure_counted(job)
+
+    drawn: Counter[str] = Counter()
+    batches = 0
+    for lane in range(4):
+        planner = SamplePlanner(job, lane, Items(job))
+        seen = set()
+        while (plan := planner.next()) is not None:
+            batches += 1
+            seen |= {ref.item for row in plan.rows for ref in row}
+        drawn.update(item.source for item in seen)
+
+    assert batches == job.order.batches
+    chosen = distributor == "chosen"
+    expected = {"blocks": 2 * 29} if chosen else {n: 2 * len(s) for n, s in job.sources.items()}  # type: ignore[arg-type]
+    assert drawn == expected
