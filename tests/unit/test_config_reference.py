@@ -129,15 +129,38 @@ def test_lanes_of_their_own_are_as_many_as_the_page_says() -> None:
     assert "of 48 lanes these get 29, 14 and 5" in (DOCS / "jobs.md").read_text()
 
 
-def test_the_joint_example_of_the_page_deals_lanes_as_it_says(tmp_path: Path) -> None:
-    """Of 8 batches in a row 6 are of the one set."""
+def test_the_joint_examples_of_the_page_have_the_shares_that_it_says(tmp_path: Path) -> None:
+    """Of every 10 steps of a lane 7 are of the one set; the file's sets go together, too."""
     (tmp_path / "joint.py").write_text(blocks("jobs.md")["joint.py"])
 
     job = load(f"{tmp_path}/joint.py:mixed", environ={}).job("job")
 
-    for first in range(20):
-        lanes = [job.locate(position).lane for position in range(first, first + 8)]
-        assert [job.roles(lane).roles.name for lane in lanes].count("web") == 6
+    for lane in range(8):
+        for first in range(0, 50, 10):
+            names = [job.choice(lane, first + k) for k in range(10)]
+            assert names.count(0) == 7
+
+
+def test_the_joint_file_of_the_page_is_read(tmp_path: Path) -> None:
+    """Its keys, its roles, and that their values go together."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")).save(
+        str(tmp_path / "tokenizer.json")
+    )
+    for name in ("web", "chat"):
+        (tmp_path / name).mkdir()
+    pq.write_table(pa.table({"text": ["a"] * 5}), tmp_path / "web" / "a.parquet")
+    for shard in range(2):
+        (tmp_path / "chat" / f"{shard}.jsonl").write_text('{"text": "a"}\n' * 3)
+    (tmp_path / "joint.yaml").write_text(blocks("jobs.md")["joint.yaml"])
+
+    job = load(str(tmp_path / "joint.yaml"), environ={}).job("mixed")
+
+    assert [roles.name for roles in job.role_sets] == ["web", "chat"]
+    assert "dataset_name" in {spec.name for spec in job.specs()}
 
 
 def resolve(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
@@ -156,7 +179,11 @@ def test_the_schema_knows_every_key_and_no_other() -> None:
     assert set(job["properties"]) == set(JobSettings.model_fields)
     assert set(server["properties"]) == set(ServerSettings.model_fields)
     assert job["additionalProperties"] is server["additionalProperties"] is False
-    assert [one["required"] for one in job["oneOf"]] == [["source"], ["sources"]]
+    assert [one["required"] for one in job["oneOf"]] == [
+        ["source"],
+        ["sources"],
+        ["joint"],
+    ]
     assert job["properties"]["sources"]["additionalProperties"] == {"$ref": "#/$defs/source"}
     json.dumps(schema)
 

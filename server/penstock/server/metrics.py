@@ -562,7 +562,7 @@ def _item_bytes(job: Job) -> float:
         for reading in roles.readings:
             lanes = roles.lanes if reading.lanes is None else len(reading.lanes)
             total += lanes * reading.share * reading.item_bytes
-    return total / job.lanes
+    return total / sum(roles.lanes for roles in job.role_sets)
 
 
 def _highest(streams: Iterable[Mapping[str, Any]], key: str) -> list[tuple[str, float]]:

@@ -138,6 +138,8 @@ def _length(measured: Measured) -> str:
 
 
 def _rows(measured: Measured) -> Iterator[tuple[str, str]]:
+    for name, share in measured.shares.items():
+        yield f"share of {name}", f"{share:.1%} of the batches"
     for stage, ms in measured.ms.items():
         yield stage, f"{ms:.3f} ms"
     yield "bytes per batch", f"{measured.bytes_per_batch:,}"

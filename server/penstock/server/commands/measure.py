@@ -94,6 +94,7 @@ class Measured:
         together: As many processes at the same time, as far as there is work for each.
         reading: How a window of storage blocks is read, or None if there are none.
         memory: What the node takes while it serves this job.
+        shares: Which part of all batches each set of roles makes, in a joint job; of others empty.
         warnings: Sentences; nothing is wrong, but something may surprise.
         sample: The first sample as text.
     """
@@ -120,6 +121,7 @@ class Measured:
     together: Together = field(default_factory=Together)
     reading: WindowRead | None = None
     memory: NodeMemory | None = None
+    shares: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     sample: str = ""
 
@@ -167,6 +169,7 @@ def examine(
         batches=order.batches,
         epochs=job.epochs,
         workers=workers,
+        shares=job.shares(),
     )
     watch = Stopwatch(say, f"job {job.name}, {item_count} items")
     items = Items(job, progress=watch)
@@ -185,12 +188,13 @@ def examine(
 
     watch = Stopwatch(say, f"job {job.name}, {batch_count} batches")
     lines = [Line(job, lane, Items(job, progress=watch)) for lane in purity.first_lanes(job)]
+    counts = {line.lane: purity.batches_with_all(job, line, batch_count) for line in lines}
     made = {line.lane: purity.first_batches(line, 1) for line in lines}
     watch("")
     first, ones = watch.seconds.copy(), sum(map(len, made.values()))
     watch.seconds.clear()
     for line in lines:
-        made[line.lane] += purity.first_batches(line, batch_count - 1)
+        made[line.lane] += purity.first_batches(line, counts[line.lane] - 1)
     watch("")
     batches = [batch for of_lane in made.values() for batch in of_lane]
     # First batches also pay for imports and first calls: their times stand only if they are alone.

@@ -41,7 +41,7 @@ def part_shares(job: Job, lines: Sequence[Line]) -> list[PartShare]:
         targets = {target.part: target for target in roles.distributor.targets()}
         counts: Counter[str] = Counter()
         for line in lines:
-            if job.roles(line.lane).roles is roles:
+            if any(part.roles is roles for part in job.lane_roles(line.lane)):
                 counts.update(line.planner.counts())
         for target in targets.values():
             above = [targets[name].by for name in _outer(target.part)]

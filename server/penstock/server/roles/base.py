@@ -327,7 +327,11 @@ class StreamSource(Source):
             SourceUnavailable: A shard cannot be read at this moment.
             SourceChanged: A shard has no such row any more.
         """
-        return [self.rows.take(*shard_row(index)) for index in indices]
+        # Read in order: a row that is read before those that lie before it has them read again.
+        found: list[RawItem] = [None] * len(indices)
+        for at in sorted(range(len(indices)), key=indices.__getitem__):
+            found[at] = self.rows.take(*shard_row(indices[at]))
+        return found
 
     def is_empty(self) -> bool:
         """Tell whether there are no shards; only reading shows whether all of them are empty."""
@@ -445,6 +449,13 @@ class DataDistributor(Role, ABC):
     def open(self, lane: int, lanes: int) -> LaneDraws:
         """Return the draws of one lane as a stream with a state; rarely overridden."""
         return NumberedDraws(self, lane, lanes)
+
+    def remarks(self) -> list[str]:
+        """Return sentences about what these draws cost that they need not; once it is bound.
+
+        `penstockd check` shows them, and a node logs them at its start.
+        """
+        return [line for each in self.inner() for line in each.remarks()]
 
     def drawn_from(self) -> Collection[str]:
         """Return the names of the sources that are drawn from, once it is bound.
@@ -815,7 +826,7 @@ class Layout:
 
     Attributes:
         name: `padded` (a sample per row), or how documents are packed in rows: `flash`, `megatron`,
-            `thd`, `indexed`, `neat`; empty = not known.
+            `thd`, `indexed`, `neat`, `seams`; empty = not known.
         labels_shifted: The label of a token is the token that follows it.
         ignore_index: The label that losses leave out; None = it is not known whether there are
             labels.
