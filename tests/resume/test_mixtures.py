@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
 
 import pytest
 
 from penstock.server.job import Job
+from penstock.server.node.count import ensure_counted
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.roles import (
     DataDistributor,
+    IterableDistributor,
     MapDistributor,
     MixtureDistributor,
     PackedCollator,
     RankPartitionedDistributor,
     SimpleBatcher,
+    StreamSource,
 )
 from penstock.server.sources import ItemsSource
 from penstock.server.testing import check_job
@@ -136,3 +141,67 @@ def test_a_batcher_of_equal_counts_goes_anywhere_at_once() -> None:
     assert line.items.processed == 0
     assert line.advance().offset == 10**7
     assert line.counters()["items:b"] == pytest.approx(4 * 10**6, abs=2)
+
+
+@pytest.mark.parametrize("distributor", ["tokens", "nested", "rank_partitioned", "chosen"])
+@pytest.mark.parametrize("batcher", ["best_fit_split", "simple"])
+def test_a_finite_job_of_parts_is_counted_and_gives_all(distributor: str, batcher: str) -> None:
+    """Whatever decides its draws: each item comes as often as its part is drawn."""
+    job = make_job(distributor, "sized", batcher, 4, epochs=2)
+    ensure_counted(job)
+
+    drawn: Counter[str] = Counter()
+    batches = 0
+    for lane in range(4):
+        planner = SamplePlanner(job, lane, Items(job))
+        seen = set()
+        while (plan := planner.next()) is not None:
+            batches += 1
+            seen |= {ref.item for row in plan.rows for ref in row}
+        drawn.update(item.source for item in seen)
+
+    assert batches == job.order.batches
+    chosen = distributor == "chosen"
+    expected = {"blocks": 2 * 29} if chosen else {n: 2 * len(s) for n, s in job.sources.items()}  # type: ignore[arg-type]
+    assert drawn == expected
+
+
+class Rows(StreamSource):
+    """Three shards of rows, in memory, with a mark before every third row."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def shards(self) -> list[str]:
+        """Return their names."""
+        return ["one", "two", "three"]
+
+    def open(self, shard: int, mark: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield rows from a mark on, which is a row's number."""
+        for row in range(mark or 0, 7 + shard):
+            item = {"number": row, "input_ids": [1000 * shard + row] * (1 + row)}
+            yield item, row + 1 if row % 3 == 2 else None
+
+    def fingerprint(self) -> str:
+        """Return a word."""
+        return "rows"
+
+
+def test_a_stream_may_be_a_part() -> None:
+    """Beside items by number, weighed by tokens: it goes on from its marks."""
+
+    def make() -> Job:
+        parts = {
+            "rows": {"weight": 2, "distributor": IterableDistributor(source="rows")},
+            "items": 1,
+        }
+        return Job(
+            {"rows": Rows(), "items": ItemsSource(raw_items())},
+            MixtureDistributor(parts, "tokens"),
+            batcher=BATCHERS["best_fit_split"].clone(),
+            collator=PackedCollator(),
+            lanes=2,
+        )
+
+    truth = check_job(make, lane=1, batches=20)
+
+    assert len(truth) == 20

@@ -289,7 +289,7 @@ class RoleSet:
         be told may be left out before it comes to a batch.
         """
         batcher, draws = self.batcher, self.draws(lane)
-        is_looked_at = batcher.needs_sizes or batcher.needs_content
+        is_looked_at = self.needs_sizes or batcher.needs_content
         if draws is None or is_looked_at or not self.processor.one_to_one:
             return None
         return batcher.batches(draws)
