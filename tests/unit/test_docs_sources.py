@@ -71,7 +71,8 @@ def test_the_table_lists_every_source() -> None:
     listed = re.findall(r"^\| `(\w+)` \|", PAGE, re.M)
 
     assert listed == list(BUILTIN_SOURCES)
-    assert {spec["type"] for spec in EXAMPLES.values()} == set(listed) - {"hf", "torch", "items"}
+    others = {"hf", "hf_stream", "torch", "items"}
+    assert {spec["type"] for spec in EXAMPLES.values()} == set(listed) - others
 
 
 @pytest.mark.parametrize(("name", "items"), [

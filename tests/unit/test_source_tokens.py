@@ -12,7 +12,7 @@ import pytest
 from data.formats.write import DOCUMENTS
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.sources import MegatronSource, TokensSource
-from penstock.wire.errors import InvalidJob
+from penstock.wire.errors import InvalidJob, SourceChanged
 
 GOLDEN = Path(__file__).parents[1] / "data" / "formats" / "megatron"
 
@@ -158,3 +158,15 @@ def test_mistakes_are_one_sentence(
 
     with pytest.raises(InvalidJob, match=sentence):
         TokensSource(str(tmp_path / name), **more)
+
+
+def test_an_index_that_changes_under_an_open_source_is_noticed(tmp_path: Path) -> None:
+    """Before a size is told from it, as the ids themselves are before they are read."""
+    (tmp_path / "a.bin").write_bytes(b"abc")
+    (tmp_path / "a.idx").write_bytes(index_file([1, 2], [0, 1], [0, 1, 2]))
+    source = MegatronSource(str(tmp_path))
+
+    (tmp_path / "a.idx").write_bytes(index_file([2, 1], [0, 2], [0, 1, 2]))
+
+    with pytest.raises(SourceChanged, match=r"a\.idx changed"):
+        source.sizes([0])

@@ -525,17 +525,22 @@ def _opened(entries: Sequence[Entry], options: dict[str, Any] | None) -> list[Op
 def _source(entry: Entry, options: dict[str, Any] | None) -> IndexedSource:
     from penstock.server.sources import BUILTIN_SOURCES  # it imports this module
 
-    cls: Callable[..., Any] | None = BUILTIN_SOURCES.get(entry.type)
-    given = dict(entry.options)
-    if cls is None or entry.type in ("meta", "items", "torch"):
-        known = [name for name in BUILTIN_SOURCES if name not in ("meta", "items", "torch")]
+    known: dict[str, tuple[Callable[..., Any], str]] = {
+        name: (cls, parameter)
+        for name, cls in BUILTIN_SOURCES.items()
+        if issubclass(cls, IndexedSource)
+        for parameter in ("files", "path")
+        if parameter in cls.path_params
+    }
+    if entry.type not in known:
         raise entry.at.error(
             f"{entry.at.key}: there is no type {entry.type!r} of data sets: "
             f"{hint(entry.type, known)}"
         )
-    if options and entry.type != "hf":
+    cls, parameter = known[entry.type]
+    given = dict(entry.options)
+    if options and entry.type != "hf":  # which opens no URLs
         given.setdefault("storage_options", options)
-    [parameter] = [name for name in ("files", "path") if name in cls.path_params]  # type: ignore[attr-defined]
     try:
         source = cls(**{parameter: entry.path, **given})
     except TypeError as error:
