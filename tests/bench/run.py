@@ -49,6 +49,7 @@ NAMES = (
     "resume",
     "memory",
     "reading",
+    "draws",
     "node_memory",
     "many_lanes",
     "sources",

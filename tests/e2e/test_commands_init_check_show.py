@@ -947,7 +947,11 @@ def test_the_pages_own_roles_pass_check(home: Path) -> None:
         "    collator: {function: ./collate.py:collate}\n"
         "  lines:\n    lanes: 2\n"
         "    source: {type: ./lines.py:Lines, folder: texts}\n"
-        "    distributor: shards\n"
+        "    distributor: iterable\n"
+        "    batch_size: 2\n"
+        "  streamed:\n    lanes: 3\n"
+        "    source: {type: hf_stream, path: json, data_files: texts/*.jsonl}\n"
+        "    distributor: {type: iterable, buffer_size: 1000}\n"
         "    batch_size: 2\n"
         "  rows:\n    lanes: 2\n"
         "    source: {type: items, items: [{input_ids: [1, 2, 3]}, {input_ids: [4]}]}\n"
@@ -964,18 +968,20 @@ def test_the_pages_own_roles_pass_check(home: Path) -> None:
     (home / "texts").mkdir()
     for shard in range(3):
         (home / "texts" / f"{shard}.txt").write_text("one\ntwo\nthree\n")
+    (home / "texts" / "one.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n' * 9)
 
     fragments = re.findall(r"^```yaml\n((?:    .*\n)+)```", (DOCS / "roles.md").read_text(), re.M)
-    assert len(fragments) == 6
+    assert len(fragments) == 7
     written = (home / "roles.yaml").read_text().replace('"', "")
     assert all(fragment.replace('"', "") in written for fragment in fragments)
 
     done = command("check", "roles.yaml", "--json")
 
     assert done.returncode == 0, done.stderr
-    jobs = json.loads(done.stdout)["jobs"]
-    assert jobs[0]["filtered"].keys() <= {"no sevens"}
-    assert [job["job"] for job in jobs] == ["job", "called", "lines", "rows", "chats"]
+    jobs = {job["job"]: job for job in json.loads(done.stdout)["jobs"]}
+    assert jobs["job"]["filtered"].keys() <= {"no sevens"}
+    assert list(jobs) == ["job", "called", "lines", "streamed", "rows", "chats"]
+    assert any("has 1 shard for 3 lanes" in warning for warning in jobs["streamed"]["warnings"])
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in cli.commands)])

@@ -184,11 +184,16 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "stream": {
         "source": {"type": "./lines.py:Lines", "folder": "shards", "apart": 300},
-        "distributor": "shards",
+        "distributor": {"type": "iterable", "buffer_size": 7},
         "processor": TOKENIZE,
         "batcher": {"type": "best_fit", "max_tokens": 64, "pool_size": 8, "overlong": "split"},
         "collator": PACKED,
     },
+}
+
+JOBS["hf_stream"] = {
+    **JOBS["stream"],
+    "source": {"type": "hf_stream", "path": "json", "data_files": "shards/*.jsonl"},
 }
 
 Records = dict[str, list[Any]]

@@ -12,8 +12,9 @@ from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef, Span
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import MAX_EMPTIED, Line, compute
-from penstock.server.pipeline.maker import Made, Maker
+from penstock.server.pipeline.maker import Maker
 from penstock.server.pipeline.verdicts import VerdictBook
+from penstock.server.pipeline.writing import Made
 from penstock.server.roles import (
     BatchCollator,
     BestFitPackingBatcher,

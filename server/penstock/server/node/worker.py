@@ -54,8 +54,8 @@ from penstock.server.node.port import Port
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.kept import KEPT_BYTES, NODE_KEPT_BYTES
 from penstock.server.pipeline.line import Line
-from penstock.server.pipeline.maker import Made
 from penstock.server.pipeline.verdicts import VerdictBook
+from penstock.server.pipeline.writing import Made
 from penstock.server.usercode import libraries
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import Internal, PenstockError, clean_text

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from penstock.server.core.refs import BatchPlan
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items
-from penstock.server.pipeline.maker import Made, Maker
+from penstock.server.pipeline.maker import Maker
 from penstock.server.pipeline.planner import open_planner
+from penstock.server.pipeline.writing import Made
 from penstock.wire import frame
 from penstock.wire.errors import BadSnapshot, LaneStarved, PastEnd, PositionFar
 from penstock.wire.order import Cut

@@ -58,10 +58,10 @@ if TYPE_CHECKING:
         PaddedCollator,
     )
     from penstock.server.roles.distributors import (
+        IterableDistributor,
         MapDistributor,
         MixtureDistributor,
         RankPartitionedDistributor,
-        ShardsDistributor,
     )
     from penstock.server.roles.processors import (
         ChatProcessor,
@@ -88,10 +88,10 @@ _BUILTINS = {
     "FunctionCollator": "collators",
     "PackedCollator": "collators",
     "PaddedCollator": "collators",
+    "IterableDistributor": "distributors",
     "MapDistributor": "distributors",
     "MixtureDistributor": "distributors",
     "RankPartitionedDistributor": "distributors",
-    "ShardsDistributor": "distributors",
     "ChatProcessor": "processors",
     "FunctionProcessor": "processors",
     "IdentityProcessor": "processors",
@@ -124,6 +124,7 @@ __all__ = [
     "IdentityProcessor",
     "IndexedSource",
     "ItemRef",
+    "IterableDistributor",
     "KeySpec",
     "KnapsackPackingBatcher",
     "LaneDraws",
@@ -148,7 +149,6 @@ __all__ = [
     "SampleBatcher",
     "SampleRef",
     "SequentialPackingBatcher",
-    "ShardsDistributor",
     "SimpleBatcher",
     "Source",
     "StreamSource",
