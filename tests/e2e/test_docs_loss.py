@@ -193,6 +193,7 @@ def test_the_job_has_padding_and_fillers(node: Server) -> None:
         kinds = [[(b.is_padding, b.is_filler) for b in step] for step in loader.steps()]
     with Loader(node.address, "train", rank=0, world_size=1) as loader:
         padding = [batch.is_padding for batch in loader]
+        assert loader.layout == ("flash", False, -100)
 
     assert all(len(step) == 2 for step in kinds)
     assert kinds[0] == [(False, False), (True, True)]

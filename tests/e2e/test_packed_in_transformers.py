@@ -50,6 +50,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def first_batches(file: Path, job: str) -> Iterator[list[Batch]]:
     with Loader(f"local:{file}", job) as loader:
+        assert loader.layout == (job, False, -100)
         yield [batch for _, batch in zip(range(3), loader, strict=False)]
 
 

@@ -25,12 +25,13 @@ from penstock.client import errors
 from penstock.client.loader import Loader
 from penstock.client.options import Limits
 from penstock.client.run.ranks import Ranks
-from penstock.client.steps import Batch, BatchInfo, Step
+from penstock.client.steps import Batch, BatchInfo, BatchLayout, Step
 from penstock.wire.malloc import keep_memory
 
 __all__ = [
     "Batch",
     "BatchInfo",
+    "BatchLayout",
     "Limits",
     "Loader",
     "Ranks",

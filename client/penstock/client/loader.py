@@ -16,7 +16,7 @@ from penstock.client.run.resources import Resources
 from penstock.client.run.session import Start
 from penstock.client.run.state import State
 from penstock.client.step_passes import Steps
-from penstock.client.steps import Batch, BatchInfo
+from penstock.client.steps import Batch, BatchInfo, BatchLayout
 from penstock.wire.checks import step_argument
 from penstock.wire.errors import InvalidRequest, NoGroup, PastEnd, PositionFar
 from penstock.wire.transport import Transport
@@ -185,6 +185,17 @@ class Loader:
     def batches_per_step(self) -> int:
         """G, the batches of a step over all ranks; contacts the server if it is not settled yet."""
         return self._reader.started().share.batches_per_step
+
+    @property
+    def layout(self) -> BatchLayout:
+        """How samples lie in a batch, and what its labels are; contacts the server at first use.
+
+        Raises:
+            PenstockError: The server cannot be reached, or has no such job.
+        """
+        info = self._opener.info
+        ignored = info.ignore_index if info.HasField("ignore_index") else None
+        return BatchLayout(info.layout, info.labels_shifted, ignored)
 
     def mark(self, position: Any = None) -> None:
         """Say that everything up to `position` has been trained on, and no more.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from numpy.typing import NDArray
 
@@ -62,6 +62,22 @@ class BatchInfo:
     def samples(self) -> list[tuple[str, int, int]]:
         """The items that it was made of, in order: (source, index, epoch) each."""
         return [(ref.source, ref.index, ref.epoch) for ref in self.header.samples]
+
+
+class BatchLayout(NamedTuple):
+    """How samples lie in the values of every batch of a job.
+
+    Attributes:
+        name: `padded`, or a layout of the collator `packed`, such as `flash`; empty = the collator
+            does not say.
+        labels_shifted: The label of a token is the token that follows it; else the model shifts.
+        ignore_index: The label that losses leave out; None = it is not known whether there are
+            labels.
+    """
+
+    name: str
+    labels_shifted: bool
+    ignore_index: int | None
 
 
 class Batch(dict[str, Any]):
@@ -223,4 +239,4 @@ def _refuse(sentence: str) -> NoReturn:
     raise InvalidRequest(sentence)
 
 
-__all__ = ["Batch", "BatchInfo", "Step", "StepSource"]
+__all__ = ["Batch", "BatchInfo", "BatchLayout", "Step", "StepSource"]

@@ -95,23 +95,33 @@ def scan(ids: Sequence[int], marks: Marks) -> list[Span]:
     An answer without a stop goes to the end; one of no text is the stop alone.
     """
     found: list[Span] = []
-    head, at = len(marks.start), 0
-    while at + head <= len(ids):
-        if tuple(ids[at : at + head]) != marks.start:
-            at += 1
-            continue
-        begin = at + head
-        if marks.last:
-            if begin == len(ids) or ids[begin] not in marks.last:
-                at += 1
-                continue
-            begin += ids[begin] == marks.bare
-        at = begin
-        while at < len(ids) and ids[at] != marks.stop:
-            at += 1
-        at = min(at + 1, len(ids))
+    at = 0
+    while (begin := _after(ids, marks, at)) is not None:
+        stop = _index(ids, marks.stop, begin)
+        at = len(ids) if stop is None else stop + 1
         found.append((begin, at))
     return found
+
+
+def _after(ids: Sequence[int], marks: Marks, at: int) -> int | None:
+    """Return where the next answer begins, after a mark that begins at `at` or later."""
+    head, place = len(marks.start), _index(ids, marks.start[0], at)
+    while place is not None:
+        begin = place + head
+        if tuple(ids[place:begin]) == marks.start:
+            if not marks.last:
+                return begin
+            if begin < len(ids) and ids[begin] in marks.last:
+                return begin + (ids[begin] == marks.bare)
+        place = _index(ids, marks.start[0], place + 1)
+    return None
+
+
+def _index(ids: Sequence[int], token: int, at: int) -> int | None:
+    try:
+        return ids.index(token, at)  # in C: a conversation has thousands of tokens, and few marks
+    except ValueError:
+        return None
 
 
 def of_characters(
