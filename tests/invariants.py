@@ -22,7 +22,9 @@ from penstock.server.job import Job
 from penstock.server.local import LocalLoader
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Filtered, Outcome
+from penstock.server.pipeline.joint_planner import JointPlanner
 from penstock.server.pipeline.line import Line
+from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.pipeline.verdicts import Quarantined
 from penstock.wire import frame
 from penstock.wire.digest import batch_digest
@@ -155,11 +157,25 @@ class Ledger:
 
     def __init__(self, job: Job, lane: int) -> None:
         self.job, self.line = job, Line(job, lane)
-        self._draws, self._drawn = job.open_draws(lane), 0
+        planner = self.line.planner
+        inner = planner.inner if isinstance(planner, JointPlanner) else [planner]
+        self._inner = [each for each in inner if isinstance(each, SamplePlanner)]
+        self._draws = [part.open_draws() for part in job.lane_roles(lane)]
+        self._drawn = [0] * len(self._inner)
+        self._sizes: dict[ItemRef, int] = {}
+        for each in self._inner:
+            each.draws.took = self._hearing(each.draws.took)
         self._expected: Counter[str] = Counter()
         self._samples: set[tuple[ItemRef, int]] = set()
         self._delivered: list[SampleRef] = []
         self._told: Counter[str] = Counter()
+
+    def _hearing(self, took: Callable[[ItemRef, int], None]) -> Callable[[ItemRef, int], None]:
+        def hear(item: ItemRef, size: int) -> None:
+            self._sizes[item] = size
+            took(item, size)
+
+        return hear
 
     def advance(self) -> None:
         """Make the next batch, and compare what it holds with its plan."""
@@ -180,14 +196,17 @@ class Ledger:
         """Compare what was counted with what should have been."""
         planner = self.line.planner
         counters = Counter(planner.counts())
-        while self._drawn < counters["drawn"]:
-            item = self._draws.next()
-            assert item is not None
-            self._draw(item)
-        held = [
-            *planner.batching.batcher.pending,
-            *_refs(r for rows in planner.ready for r in rows),
-        ]
+        held: list[SampleRef] = []
+        for number, (inner, draws) in enumerate(zip(self._inner, self._draws, strict=True)):
+            while self._drawn[number] < inner.drawn:
+                item = draws.next()
+                assert item is not None
+                self._draw(item)
+                draws.took(item, self._sizes[item])
+                self._drawn[number] += 1
+            held += inner.batching.batcher.pending
+            held += _refs(r for rows in inner.ready for r in rows)
+        assert counters["drawn"] == sum(self._drawn)
         present = _pieces([*self._delivered, *held])
         assert present <= self._samples, "a sample was delivered that was never drawn"
         dropped = Counter({n: c for n, c in counters.items() if n.startswith("dropped:")})
@@ -195,15 +214,16 @@ class Ledger:
         left_out = Counter({n: c for n, c in counters.items() if n.startswith(ITEMS_LEFT_OUT)})
         assert left_out == self._expected
         _, state = snapshot.decode(planner.snapshot(), self.job.log_id, self.line.lane)
-        finished, ready = state["accounts"]
-        for bears in ready:
-            finished = Counter(finished)
-            finished.subtract(dict(bears))
-        assert +Counter(finished) == self._told, "batches bear something else than was counted"
+        finished: Counter[str] = Counter()
+        for inner_state in state.get("sets", [state]):
+            before, ready = inner_state["accounts"]
+            finished.update(before)
+            for bears in ready:
+                finished.subtract(dict(bears))
+        assert +finished == self._told, "batches bear something else than was counted"
 
     def _draw(self, item: ItemRef) -> None:
         """Note what should become of an item."""
-        self._drawn += 1
         items, lane = self.line.items, self.line.lane
         if self.job.roles_of(item.source).plans_from_refs:
             quarantined = items.verdicts.find("draw", item, lane, END) is not None

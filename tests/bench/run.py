@@ -42,13 +42,16 @@ NAMES = (
     "columns",
     "transfer",
     "small_batches",
+    "prefetch",
     "batch_sizes",
     "start",
     "commits",
     "resume",
     "memory",
     "reading",
+    "draws",
     "node_memory",
+    "many_lanes",
     "sources",
 )
 

@@ -46,7 +46,8 @@ LANES, AT_ONCE = 48, 16
 def run() -> None:
     """Print the tables."""
     data = corpus()
-    texts: list[str] = pq.read_table(data, columns=["text"]).column("text").to_pylist()
+    files = [str(path) for path in sorted(data.glob("corpus/*.parquet"))]
+    texts: list[str] = pq.read_table(files, columns=["text"]).column("text").to_pylist()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["PENSTOCK_HASH_CACHE"] = "off"

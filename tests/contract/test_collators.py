@@ -355,12 +355,19 @@ def test_default_names_what_does_not_stack(first: Sample, second: Sample, words:
 
 
 def test_padded_pads_on_the_right() -> None:
-    """Ids, mask and labels end in padding; own labels win; the rest is stacked."""
+    """Ids, mask and labels end in padding; own labels win; the rest is stacked.
+
+    A first token, which nothing predicts, has a label only if it is the sample's own.
+    """
     values = PaddedCollator(pad_to=4, pad_value=99).collate(RAGGED, context())
 
     assert values["input_ids"].tolist() == [[1, 2, 3, 99], [4, 99, 99, 99], [5, 6, 99, 99]]
     assert values["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 0]]
-    assert values["labels"].tolist() == [[1, 2, 3, -100], [9] + [-100] * 3, [5, 6, -100, -100]]
+    assert values["labels"].tolist() == [
+        [-100, 2, 3, -100],
+        [9, -100, -100, -100],
+        [-100, 6, -100, -100],
+    ]
     assert values["weight"].tolist() == [0.5, 1.5, 2.5]
     assert list(values) == ["input_ids", "attention_mask", "labels", "weight"]
 

@@ -179,8 +179,8 @@ def numbered_draws(
 
 
 def test_every_builtin_distributor_keeps_this_contract() -> None:
-    """No built-in is left out of the cases above; `shards` keeps it in `resume/test_streams.py`."""
-    assert {name.split()[0] for name in CASES} == set(BUILTIN_DISTRIBUTORS) - {"shards"}
+    """No built-in is left out of the cases above; of `iterable` see `resume/test_streams.py`."""
+    assert {name.split()[0] for name in CASES} == set(BUILTIN_DISTRIBUTORS) - {"iterable"}
     assert all(role.type_name == name for name, role in BUILTIN_DISTRIBUTORS.items())
 
 

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from chats import CHATML, write_chat_folder
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.base import RawItemProcessor
 from penstock.server.roles.context import ProcessContext
 from penstock.server.roles.processors import (
     BUILTIN_PROCESSORS,
+    ChatProcessor,
     FunctionProcessor,
     IdentityProcessor,
     TokenizeProcessor,
@@ -53,7 +55,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     made.save(str(path))
+    write_chat_folder(path.parent / "chat", CHATML)
     return path
+
+
+CHAT = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "b a"}]
 
 
 CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
@@ -61,6 +67,15 @@ CASES: dict[str, tuple[Callable[[Path], RawItemProcessor], Any]] = {
     "identity of a tuple": (lambda _: IdentityProcessor(), (np.arange(3), 1)),
     "tokenize": (lambda path: TokenizeProcessor(path, append="<eos>"), {"text": "a b a"}),
     "tokenize nothing": (lambda path: TokenizeProcessor(path), {"text": ""}),
+    "chat": (lambda path: ChatProcessor(path.parent / "chat"), {"messages": CHAT}),
+    "chat cut": (
+        lambda path: ChatProcessor(path.parent / "chat", max_length=24, overlong="truncate"),
+        {"conversations": [{"from": t["role"], "value": t["content"]} for t in CHAT]},
+    ),
+    "chat without an answer": (
+        lambda path: ChatProcessor(path.parent / "chat"),
+        {"messages": CHAT[:1]},
+    ),
     "function": (lambda _: FunctionProcessor(noisy), {"x": np.arange(3.0)}),
     "function of many": (lambda _: FunctionProcessor(several), {"x": [1, 2]}),
     "function of none": (lambda _: FunctionProcessor(nothing), {"x": [1, 2]}),

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from chats import CHATML, write_chat_folder
 from harness import run_command
 from penstock.client.cli import main as penstock
 from penstock.server.cli import run
@@ -182,12 +183,9 @@ def test_init_of_conversations_without_a_template_points_at_the_example(
 
     said = " ".join(capsys.readouterr().out.split())
     assert "column c holds conversations" in said
-    assert "(the example: penstock.server.examples.chat)" in said
     assert job["batch_size"] == 3
     assert "processor" not in job
-    assert 'type: "./chat.py:Chat", tokenizer: FOLDER, column: c' in (
-        (home / "penstock.yaml").read_text()
-    )
+    assert "type: chat, tokenizer: FOLDER, column: c" in ((home / "penstock.yaml").read_text())
 
 
 @pytest.mark.parametrize(
@@ -949,24 +947,41 @@ def test_the_pages_own_roles_pass_check(home: Path) -> None:
         "    collator: {function: ./collate.py:collate}\n"
         "  lines:\n    lanes: 2\n"
         "    source: {type: ./lines.py:Lines, folder: texts}\n"
-        "    distributor: shards\n"
+        "    distributor: iterable\n"
         "    batch_size: 2\n"
+        "  streamed:\n    lanes: 3\n"
+        "    source: {type: hf_stream, path: json, data_files: texts/*.jsonl}\n"
+        "    distributor: {type: iterable, buffer_size: 1000}\n"
+        "    batch_size: 2\n"
+        "  rows:\n    lanes: 2\n"
+        "    source: {type: items, items: [{input_ids: [1, 2, 3]}, {input_ids: [4]}]}\n"
+        "    batcher: {type: sequential, max_sequence_length: 64}\n"
+        "    collator: {type: packed, layout: megatron, pad_to: 8192, document_multiple: 8}\n"
+        "  chats:\n    lanes: 2\n"
+        "    source: {type: items, items: [{messages: [{role: user, content: hi},"
+        " {role: assistant, content: ho}]}]}\n"
+        "    processor: {type: chat, tokenizer: my-model, max_length: 8192}\n"
+        "    batcher: {type: simple, batch_size: 2}\n"
+        "    collator: padded\n"
     )
+    write_chat_folder(home / "my-model", CHATML)
     (home / "texts").mkdir()
     for shard in range(3):
         (home / "texts" / f"{shard}.txt").write_text("one\ntwo\nthree\n")
+    (home / "texts" / "one.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n' * 9)
 
     fragments = re.findall(r"^```yaml\n((?:    .*\n)+)```", (DOCS / "roles.md").read_text(), re.M)
-    assert len(fragments) == 4
+    assert len(fragments) == 7
     written = (home / "roles.yaml").read_text().replace('"', "")
     assert all(fragment.replace('"', "") in written for fragment in fragments)
 
     done = command("check", "roles.yaml", "--json")
 
     assert done.returncode == 0, done.stderr
-    job, called, lines = json.loads(done.stdout)["jobs"]
-    assert job["filtered"].keys() <= {"no sevens"}
-    assert (job["job"], called["job"], lines["job"]) == ("job", "called", "lines")
+    jobs = {job["job"]: job for job in json.loads(done.stdout)["jobs"]}
+    assert jobs["job"]["filtered"].keys() <= {"no sevens"}
+    assert list(jobs) == ["job", "called", "lines", "streamed", "rows", "chats"]
+    assert any("has 1 shard for 3 lanes" in warning for warning in jobs["streamed"]["warnings"])
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in cli.commands)])

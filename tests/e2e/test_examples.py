@@ -18,13 +18,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from harness import call_command
 from penstock.client import Loader
-from penstock.server.core.refs import ItemRef
-from penstock.server.roles import ProcessContext
-from penstock.server.usercode.imports import load_attribute
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "deploy" / "examples"
-CHAT = ROOT / "server" / "penstock" / "server" / "examples"
 
 TEMPLATE = (
     "{% for message in messages %}"
@@ -32,17 +28,6 @@ TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-MARKED = (
-    "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
-    "{% if message['role'] == 'assistant' %}"
-    "{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}"
-    "{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
-)
-FORGETFUL = (
-    "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
-    "{{ message['content'] if loop.last else '...' }}{% endfor %}"
-)
-"""As templates that leave the reasoning of earlier turns out."""
 
 
 def write_chat_tokenizer(tokenizer: Tokenizer, folder: Path, template: str = TEMPLATE) -> None:
@@ -58,9 +43,6 @@ def write_chat_tokenizer(tokenizer: Tokenizer, folder: Path, template: str = TEM
 def folder(tmp_path: Path) -> Path:
     """A copy of the examples with data and a tokenizer beside the job files."""
     folder = Path(shutil.copytree(EXAMPLES, tmp_path / "examples"))
-    (folder / "chat").mkdir()
-    for name in ("chat.yaml", "chat.py"):
-        shutil.copyfile(CHAT / name, folder / "chat" / name)
     texts = [f"the answer to question {n} is {n * n}. " * (1 + n % 5) for n in range(200)]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -73,22 +55,22 @@ def folder(tmp_path: Path) -> Path:
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
-    write_chat_tokenizer(tokenizer, folder / "chat" / "tokenizer")
+    write_chat_tokenizer(tokenizer, folder / "tokenizer")
     for name in ("train", "val"):
         (folder / name).mkdir()
         pq.write_table(pa.table({"text": texts}), folder / name / "0.parquet", row_group_size=50)
-    (folder / "chat" / "chats").mkdir()
+    (folder / "chats").mkdir()
     chats = [
         {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": text}]}
         for n, text in enumerate(texts)
     ]
     lines = "\n".join(map(json.dumps, chats))
-    (folder / "chat" / "chats" / "0.jsonl").write_text(lines)
+    (folder / "chats" / "0.jsonl").write_text(lines)
     return folder
 
 
 @pytest.mark.parametrize(
-    ("file", "jobs"), [("packed-text.yaml", ["train", "val"]), ("chat/chat.yaml", ["chat"])]
+    ("file", "jobs"), [("packed-text.yaml", ["train", "val"]), ("chat.yaml", ["chat"])]
 )
 def test_an_example_passes_check(
     file: str, jobs: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -109,13 +91,12 @@ ROW_TOKENS = 256
 TRAINED = [
     ("packed-text.yaml", "train"),
     ("packed-text.yaml", "val"),
-    ("chat/chat.yaml", "chat"),
+    ("chat.yaml", "chat"),
 ]
 
 
 def test_every_job_of_every_example_is_trained_below() -> None:
     files = {str(file.relative_to(EXAMPLES)): file for file in EXAMPLES.rglob("*.yaml")}
-    files["chat/chat.yaml"] = CHAT / "chat.yaml"
 
     jobs = {
         (name, job)
@@ -185,7 +166,7 @@ def test_only_answers_carry_loss(folder: Path) -> None:
     """Labels of the `chat` job are the tokens of assistants, and -100 everywhere else."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
-    with Loader(f"local:{folder / 'chat' / 'chat.yaml'}", "chat", as_numpy=True) as loader:
+    with Loader(f"local:{folder / 'chat.yaml'}", "chat", as_numpy=True) as loader:
         batch = next(iter(loader))
 
     labels, ids = np.asarray(batch["labels"]), np.asarray(batch["input_ids"])
@@ -197,10 +178,6 @@ def test_only_answers_carry_loss(folder: Path) -> None:
     shown = tokenizer.decode(ids.ravel().tolist(), skip_special_tokens=False)
     assert "?<eos><|assistant|>the answer" in shown
     assert np.array_equal(labels[labels != -100], ids[labels != -100])
-
-
-def chat(tokenizer: Path, column: str = "messages") -> Any:
-    return load_attribute(f"{CHAT / 'chat.py'}:Chat")(str(tokenizer), column=column)
 
 
 OPENAI = [
@@ -215,62 +192,6 @@ SHAREGPT = [
 ]
 
 
-def processed(role: Any, item: dict[str, Any]) -> dict[str, Any]:
-    context = ProcessContext(ItemRef("main", 0, 0), seed=1)
-    sample: dict[str, Any] = role.process(item, context)
-    return sample
-
-
-def test_both_shapes_of_conversations_give_the_same_tokens(folder: Path) -> None:
-    """OpenAI's and ShareGPT's, by a template with marks of its answers and by one without."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    write_chat_tokenizer(tokenizer, folder / "marked", MARKED)
-    plain, share, marked = (
-        chat(folder / "chat" / "tokenizer"),
-        chat(folder / "chat" / "tokenizer", column="conversations"),
-        chat(folder / "marked"),
-    )
-    for role in (plain, share, marked):
-        role.setup()
-
-    samples = [
-        processed(plain, {"messages": OPENAI}),
-        processed(share, {"conversations": SHAREGPT}),
-        processed(marked, {"messages": OPENAI}),
-    ]
-
-    ids, labels = samples[0]["input_ids"], samples[0]["labels"]
-    assert plain.decode(ids.tolist()) == (
-        "<|user|>3?<eos><|assistant|>the answer<eos><|user|>4?<eos><|assistant|>is 4<eos>"
-    )
-    assert plain.decode(labels[labels != -100].tolist()) == "the answer<eos>is 4<eos>"
-    for sample in samples[1:]:
-        assert np.array_equal(sample["input_ids"], ids)
-        assert np.array_equal(sample["labels"], labels)
-    assert plain.identity()["content"] != marked.identity()["content"], "templates decide bytes"
-
-
-def test_conversations_that_cannot_be_learned_from_are_told(folder: Path) -> None:
-    """Without an answer it is left out; a template that rewrites earlier turns is an error."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    write_chat_tokenizer(tokenizer, folder / "forgetful", FORGETFUL)
-    plain, forgetful, bare = (
-        chat(folder / "chat" / "tokenizer"),
-        chat(folder / "forgetful"),
-        chat(folder),
-    )
-    plain.setup()
-    forgetful.setup()
-    context = ProcessContext(ItemRef("main", 0, 0), seed=1)
-
-    assert plain.process({"messages": OPENAI[:1]}, context) is None
-    assert context.skipped == "no answer"
-    with pytest.raises(ValueError, match="writes turn 1 otherwise once there are later ones"):
-        processed(forgetful, {"messages": OPENAI})
-    with pytest.raises(ValueError, match="has no chat template"):
-        bare.setup()
-
-
 @pytest.mark.parametrize(
     ("turns", "arguments", "said"),
     [
@@ -281,13 +202,13 @@ def test_conversations_that_cannot_be_learned_from_are_told(folder: Path) -> Non
 def test_init_of_conversations_is_the_chat_example(
     turns: list[dict[str, Any]], arguments: list[str], said: str, folder: Path
 ) -> None:
-    """It finds the column, copies the processor that passes check above, and gives batches."""
+    """It finds the column, writes the processor, and gives batches."""
     from transformers import AutoTokenizer
 
     column = "messages" if turns is OPENAI else "conversations"
     lines = [json.dumps({"id": str(n), column: turns[: 2 + n % 3]}) for n in range(60)]
     (folder / "mine.jsonl").write_text("\n".join(lines))
-    init = ["init", "mine.jsonl", "--tokenizer", "chat/tokenizer", *arguments]
+    init = ["init", "mine.jsonl", "--tokenizer", "tokenizer", *arguments]
 
     made = call_command("penstockd", *init, folder=folder)
     [batch, text] = (
@@ -298,23 +219,8 @@ def test_init_of_conversations_is_the_chat_example(
     assert made.returncode == 0, made.stderr
     assert f"conversations of column {column}" in made.stdout
     assert said in made.stdout
-    assert (folder / "chat.py").read_bytes() == (CHAT / "chat.py").read_bytes()
     assert batch.returncode == 0, batch.stderr
     counts = json.loads(batch.stdout)["counts"]
     assert 0 < counts["loss_tokens"] < counts["tokens"]
     assert "<|user|>3?<eos><|assistant|>the answer" in text.stdout
-    assert AutoTokenizer.from_pretrained(folder / "chat" / "tokenizer").chat_template == TEMPLATE
-
-
-def test_init_does_not_replace_a_chat_py_that_is_there(folder: Path) -> None:
-    """It may be the user's own by now: nothing is written."""
-    (folder / "mine.jsonl").write_text(json.dumps({"messages": OPENAI}))
-    (folder / "chat.py").write_text("mine = True\n")
-    init = ["init", "mine.jsonl", "--tokenizer", "chat/tokenizer"]
-
-    done = call_command("penstockd", *init, folder=folder)
-
-    assert done.returncode == 2
-    assert "chat.py is there already" in done.stderr
-    assert (folder / "chat.py").read_text() == "mine = True\n"
-    assert not (folder / "penstock.yaml").exists()
+    assert AutoTokenizer.from_pretrained(folder / "tokenizer").chat_template == TEMPLATE

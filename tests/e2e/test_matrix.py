@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from chats import CHATML, write_chat_folder
 from harness import ENVIRONMENT, serving, write_job_file
 from penstock.client import Loader
 from penstock.client.reading.transport import open_transport
@@ -128,14 +129,14 @@ JOBS: dict[str, dict[str, Any]] = {
         "source": {"type": "hf", "path": "json", "data_files": "texts.jsonl"},
         "processor": TOKENIZE,
         "batcher": {"type": "pool", "max_tokens": 64, "pool_size": 8},
-        "collator": PACKED,
+        "collator": {**PACKED, "layout": "neat"},
     },
     "ids": {
         "source": IDS,
         "distributor": {"type": "map", "shuffle": "none"},
         "processor": "identity",
         "batcher": {"type": "sequential", "max_sequence_length": 64},
-        "collator": PACKED,
+        "collator": {**PACKED, "layout": "thd"},
     },
     "wide": {  # its bodies are lent over a Unix socket
         "source": IDS,
@@ -159,13 +160,19 @@ JOBS: dict[str, dict[str, Any]] = {
         "source": TEXTS,
         "processor": "./roles.py:Several",
         "batcher": {"type": "best_fit", "max_tokens": 64, "pool_size": 8},
-        "collator": PACKED,
+        "collator": {**PACKED, "layout": "megatron", "max_documents": 64},
     },
     "choosy": {
         "source": TEXTS,
         "processor": "./roles.py:Choosy",
         "batcher": {"type": "sequential", "max_sequence_length": 64},
-        "collator": PACKED,
+        "collator": {**PACKED, "layout": "indexed"},
+    },
+    "chat": {
+        "source": {"type": "hf", "path": "json", "data_files": "chats.jsonl"},
+        "processor": {"type": "chat", "tokenizer": "chat"},
+        "batcher": {"type": "best_fit", "max_tokens": 96, "pool_size": 8, "overlong": "truncate"},
+        "collator": "packed",
     },
     "dataset": {"source": {"type": "torch", "factory": "./roles.py:Dataset"}, "batch_size": 2},
     "two_sources": {
@@ -177,11 +184,16 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "stream": {
         "source": {"type": "./lines.py:Lines", "folder": "shards", "apart": 300},
-        "distributor": "shards",
+        "distributor": {"type": "iterable", "buffer_size": 7},
         "processor": TOKENIZE,
         "batcher": {"type": "best_fit", "max_tokens": 64, "pool_size": 8, "overlong": "split"},
         "collator": PACKED,
     },
+}
+
+JOBS["hf_stream"] = {
+    **JOBS["stream"],
+    "source": {"type": "hf_stream", "path": "json", "data_files": "shards/*.jsonl"},
 }
 
 Records = dict[str, list[Any]]
@@ -197,6 +209,14 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [f"number {number} of " + "so many " * (number % 7) for number in range(60)]
     pq.write_table(pa.table({"text": texts}), folder / "texts.parquet", row_group_size=15)
     (folder / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    chats = [
+        [{"from": "human", "value": text[:9]}, {"from": "gpt", "value": text[9:20]}]
+        for text in texts
+    ]
+    (folder / "chats.jsonl").write_text(
+        "\n".join(json.dumps({"conversations": chat}) for chat in chats)
+    )
+    write_chat_folder(folder / "chat", CHATML)
     tokenizer = Tokenizer(models.WordLevel({chr(c): c for c in range(128)}, unk_token=" "))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.save(str(folder / "tokenizer.json"))

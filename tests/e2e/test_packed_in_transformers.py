@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import runpy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +14,9 @@ import torch
 import transformers
 
 from harness import write_job_file
-from penstock.client import Batch, Loader
+from penstock.client import Batch, Loader, masks
 
+ROLES = Path(__file__).parents[2] / "docs" / "roles.md"
 VOCABULARY, ROW_TOKENS = 64, 48
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -26,22 +30,39 @@ SIZES: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def batches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Batch]]:
-    """A few packed batches of two rows, each of several documents and some padding."""
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same rows in two layouts: two rows a batch, each of several documents and padding."""
     rng = np.random.default_rng(4)
     items = [
         {"input_ids": rng.integers(0, VOCABULARY, size=size).tolist()}
         for size in rng.integers(2, 20, size=60)
     ]
-    job = {
+    job: dict[str, Any] = {
         "lanes": 2,
         "source": {"type": "items", "items": items},
         "batcher": {"type": "best_fit", "max_tokens": ROW_TOKENS - 3, "rows": 2, "pool_size": 6},
         "collator": {"type": "packed", "pad_to": ROW_TOKENS, "ids_dtype": "int32"},
     }
-    file = write_job_file(tmp_path_factory.mktemp("packed") / "jobs.yaml", {"main": job})
-    with Loader(f"local:{file}", "main") as loader:
+    indexed = {**job, "collator": {**job["collator"], "layout": "indexed"}}
+    jobs = {"flash": job, "indexed": indexed}
+    return write_job_file(tmp_path_factory.mktemp("packed") / "jobs.yaml", jobs)
+
+
+def first_batches(file: Path, job: str) -> Iterator[list[Batch]]:
+    with Loader(f"local:{file}", job) as loader:
         yield [batch for _, batch in zip(range(3), loader, strict=False)]
+
+
+@pytest.fixture(scope="module")
+def batches(file: Path) -> Iterator[list[Batch]]:
+    """As models of transformers take them."""
+    yield from first_batches(file, "flash")
+
+
+@pytest.fixture(scope="module")
+def indexed(file: Path) -> Iterator[list[Batch]]:
+    """With document numbers as a mask."""
+    yield from first_batches(file, "indexed")
 
 
 def unpacked_loss(model: Any, batch: Batch) -> Any:
@@ -86,6 +107,49 @@ def test_the_loss_is_the_same_packed_and_unpacked(
         assert len(batch["cu_seq_lens_q"]) > 4
         assert mean.item() == pytest.approx(one_by_one.item(), rel=1e-6)
         assert 2 * given.item() == pytest.approx(one_by_one.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_mask_of_the_trainer_gives_the_same_loss(
+    attention: str, indexed: list[Batch], batches: list[Batch]
+) -> None:
+    """Indexed rows with the mask made here: what `sdpa` takes, and what is added to scores."""
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(**SIZES, attn_implementation=attention)
+    model = transformers.LlamaForCausalLM(config)
+    dtype = torch.float32 if attention == "eager" else None
+
+    for batch, plain in zip(indexed, batches, strict=True):
+        documents = masks.document_ids(batch)
+        mask = masks.block_causal(documents, dtype=dtype)
+        with torch.no_grad():
+            loss = model(**{**batch, "attention_mask": mask}, use_cache=False).loss
+
+        assert torch.equal(documents, plain["document_ids"])
+        assert loss.item() == pytest.approx(unpacked_loss(model, plain).item(), rel=1e-6)
+
+
+def test_the_pages_example_of_masks_runs(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/roles.md has it, whatever the layout."""
+    [code] = re.findall(
+        r"<!-- file: attend.py -->\n```python\n(.*?)^```", ROLES.read_text(), re.M | re.S
+    )
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "packed.yaml").write_text(
+        file.read_text().replace("indexed:", "rows:").replace("layout: indexed", "layout: thd")
+    )
+
+    found = runpy.run_path(write(tmp_path / "attend.py", code))
+
+    assert found["out"].isfinite().all()
+    assert len(found["first"]) == int((found["documents"] > 0).sum())
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
 
 
 def test_the_comparison_notices_documents_that_see_each_other(batches: list[Batch]) -> None:

@@ -74,7 +74,7 @@ SHARDS = (13, 0, 8, 21, 5)
 
 STREAM = {
     "source": {"type": "./lines.py:Lines", "folder": "shards", "apart": 50},
-    "distributor": {"type": "shards"},
+    "distributor": {"type": "iterable", "buffer_size": 9},
 }
 TWO = {
     "sources": {
@@ -243,7 +243,7 @@ def test_one_source_is_one_log_whichever_way_it_is_written(tmp_path: Path) -> No
             {"source": STREAM["source"]},
             r"map draws items by number, and source 'main' \(Lines\) does not give them so: use a",
         ),
-        ({**TWO, "distributor": "shards"}, r"the job has 'first', 'second_1': name one of them"),
+        ({**TWO, "distributor": "iterable"}, r"the job has 'first', 'second_1': name one of them"),
         (
             {**TWO, "distributor": {"type": "map", "source": "third"}},
             r"draws from a source 'third', and the job has 'first', 'second_1'",

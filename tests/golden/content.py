@@ -27,10 +27,10 @@ from penstock.server.roles.collators import BUILTIN_COLLATORS
 from penstock.server.roles.collators.layouts import LAYOUTS
 from penstock.server.roles.distributors import (
     BUILTIN_DISTRIBUTORS,
+    IterableDistributor,
     MapDistributor,
     MixtureDistributor,
     RankPartitionedDistributor,
-    ShardsDistributor,
 )
 from penstock.server.roles.processors import FunctionProcessor
 from penstock.server.sources import ItemsSource
@@ -128,7 +128,7 @@ def permutations() -> Any:
 
 def draws() -> Any:
     """Return the draws of every shipped distributor, in all its orders, over a seam of epochs."""
-    known = {"map", "mixture", "rank_partitioned", "shards"}
+    known = {"iterable", "map", "mixture", "rank_partitioned"}
     assert set(BUILTIN_DISTRIBUTORS) == known, "a new distributor has draws to pin"
     found: dict[str, Any] = {}
     for shuffle in ("full", "blocks", "none"):
@@ -161,11 +161,11 @@ def draws() -> Any:
         lane = each.open(5, 12)
         found[name] = [_taken(lane) for _ in range(30)]
         found[f"{name}, state"] = lane.state()
-    for deal in (True, False):
-        shards = ShardsDistributor(shuffle=deal)
-        shards.bind({"main": Shards([4, 0, 1, 9, 3])}, 11, None, 3)
-        lane = shards.open(1, 3)
-        name = f"shards, {'shuffled' if deal else 'in order'}, lane 1"
+    for deal, waiting, lanes in ((True, 0, 3), (False, 0, 3), (True, 4, 3), (True, 4, 7)):
+        rows = IterableDistributor(shuffle=deal, buffer_size=waiting)
+        rows.bind({"main": Shards([4, 0, 1, 9, 3])}, 11, None, lanes)
+        lane = rows.open(1, lanes)
+        name = f"iterable, {'shuffled' if deal else 'in order'}, buffer {waiting}, {lanes} lanes"
         found[name] = [[*item[1:]] for _ in range(20) if (item := lane.next())]
         found[f"{name}, state"] = lane.state()
     return found

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.server.job import JointJob
-from penstock.server.role_set import RoleSet
+from penstock.server.joint_job import JointJob, RoleSet
 from penstock.server.roles import (
     BestFitPackingBatcher,
     MapDistributor,
@@ -15,7 +14,7 @@ from penstock.server.sources import ItemsSource
 from resume.plans import BlockedSource, ChoosyProcessor, SizedProcessor, raw_items
 
 
-def packed_set(lanes: int = 3) -> RoleSet:
+def packed_set(ratio: float = 3, **more: str) -> RoleSet:
     """Return a set that reads storage blocks by groups, filters, splits and packs."""
     return RoleSet(
         BlockedSource(raw_items()),
@@ -23,11 +22,12 @@ def packed_set(lanes: int = 3) -> RoleSet:
         ChoosyProcessor(),
         BestFitPackingBatcher(32, pool_size=6, rows=2, overlong="split"),
         PackedCollator(ids_dtype="int64"),
-        lanes=lanes,
+        ratio=ratio,
+        **more,
     )
 
 
-def padded_set(lanes: int = 2) -> RoleSet:
+def padded_set(ratio: float = 2, **more: str) -> RoleSet:
     """Return a set that draws from two sources, and whose plans arithmetic gives."""
     items = raw_items()
     return RoleSet(
@@ -36,7 +36,8 @@ def padded_set(lanes: int = 2) -> RoleSet:
         SizedProcessor(),
         SimpleBatcher(3),
         PaddedCollator(),
-        lanes=lanes,
+        ratio=ratio,
+        **more,
     )
 
 
@@ -44,6 +45,8 @@ def endless() -> JointJob:
     """Return an endless job: three lanes of the one set, two of the other."""
     return JointJob(
         {"packed": packed_set(), "padded": padded_set()},
+        choice="lane",
+        lanes=5,
         seed=5,
         on_item_error="quarantine",
         snapshot_every=4,
@@ -58,16 +61,44 @@ def counted() -> JointJob:
         ChoosyProcessor(),
         SimpleBatcher(3),
         PaddedCollator(),
-        lanes=3,
+        ratio=3,
     )
     return JointJob(
         {"known": padded_set(), "found": choosy},
+        choice="lane",
+        lanes=5,
         seed=5,
         epochs=2,
         on_item_error="quarantine",
     )
 
 
-jobs = {"endless": endless, "counted": counted}
+def stepwise(choice: str = "step", lanes: int = 4) -> JointJob:
+    """Return an endless job of which each step, of six batches, has one of two sets."""
+    return JointJob(
+        {"packed": packed_set(3), "padded": padded_set(2)},
+        choice=choice,
+        lanes=lanes,
+        seed=5,
+        batches_per_step=6,
+        on_item_error="quarantine",
+        snapshot_every=4,
+    )
 
-__all__ = ["counted", "endless", "jobs", "packed_set", "padded_set"]
+
+def ending(exhausted: str = "repeat") -> JointJob:
+    """Return a job that ends after two epochs of a set; the other one is repeated, or ends it."""
+    return JointJob(
+        {"packed": packed_set(3), "padded": padded_set(2, exhausted=exhausted)},
+        lanes=4,
+        seed=5,
+        epochs=2,
+        batches_per_step=6,
+        on_item_error="quarantine",
+        snapshot_every=4,
+    )
+
+
+jobs = {"endless": endless, "counted": counted, "stepwise": stepwise, "ending": ending}
+
+__all__ = ["counted", "ending", "endless", "jobs", "packed_set", "padded_set", "stepwise"]

@@ -48,7 +48,7 @@ def test_finite_lanes_restore_and_seek_at_every_offset(
         while (plan := line.next()) is not None:
             plans.append(plan)
             snapshots.append(line.snapshot())
-        draws = job.roles(lane).roles.draws(lane)
+        draws = job.lane_roles(lane)[0].draws
         assert draws is not None
         assert len(plans) == job.role_sets[0].batcher.batches(draws)
 

@@ -11,7 +11,8 @@ import pytest
 
 from invariants import check_conservation
 from penstock.server.core.refs import BatchPlan
-from penstock.server.job import Job, JointJob
+from penstock.server.job import Job
+from penstock.server.joint_job import JointJob
 from penstock.server.local import LocalLoader
 from penstock.server.node.count import ensure_counted, part_of_lanes
 from penstock.server.pipeline import snapshot
@@ -47,7 +48,7 @@ def test_every_offset_of_a_joint_lane_restores_exactly(lane: int) -> None:
 def test_a_lane_gives_what_its_set_gives_alone(lane: int) -> None:
     """Draws, plans and accounting of an inner lane are those of a job of this set only."""
     joint = endless()
-    roles, inner = joint.roles(lane)
+    [(roles, inner)] = joint.lane_roles(lane)
     assert roles.name == LANES[lane]
     alone = Job(
         # A source without a name of its own is called after its set.
@@ -105,7 +106,7 @@ def test_a_finite_job_ends_where_each_of_its_sets_does() -> None:
     """Every item comes as often as there are epochs, whether its lane's end is known or found."""
     job = counted()
     assert [end is None for end in job.numbering().order.ends or ()] == [
-        job.roles(lane).roles.name == "found" for lane in range(job.lanes)
+        job.lane_roles(lane)[0].roles.name == "found" for lane in range(job.lanes)
     ]
     ensure_counted(job)
     loader, seen = LocalLoader(job), Counter[tuple[str, int, int]]()
@@ -127,9 +128,10 @@ def test_a_finite_job_ends_where_each_of_its_sets_does() -> None:
 
 def test_reading_groups_are_numbered_over_the_sets() -> None:
     """Lanes of one group are counted by one process, and no lane by two."""
-    job = JointJob({"a": packed_set(6), "b": padded_set(3), "c": packed_set(2)}, seed=1)
+    three = {"a": packed_set(6), "b": padded_set(3), "c": packed_set(2)}
+    job = JointJob(three, choice="lane", lanes=11, seed=1)
     groups = job.reading_groups
-    sets = [job.roles(lane).roles.name for lane in range(job.lanes)]
+    sets = [job.lane_roles(lane)[0].roles.name for lane in range(job.lanes)]
 
     assert {sets[lane] for lane, group in enumerate(groups) if group is None} == {"b"}
     of_group: dict[int, set[str]] = {}
@@ -156,8 +158,9 @@ def test_a_batch_that_quarantine_has_emptied_has_the_shapes_of_its_set() -> None
             return super().process(raw, context)
 
     items = ItemsSource(raw_items()[:9])
-    broken = RoleSet(items, None, Broken(), SimpleBatcher(3), PaddedCollator(), lanes=1)
-    job = JointJob({"packed": packed_set(1), "broken": broken}, seed=5, on_item_error="quarantine")
+    broken = RoleSet(items, None, Broken(), SimpleBatcher(3), PaddedCollator())
+    two = {"packed": packed_set(1), "broken": broken}
+    job = JointJob(two, choice="lane", lanes=2, seed=5, on_item_error="quarantine")
     line = Line(job, 1)
     made = []
     for _ in range(5):
@@ -167,7 +170,7 @@ def test_a_batch_that_quarantine_has_emptied_has_the_shapes_of_its_set() -> None
 
     assert [emptied for emptied, _ in made] == [False] * 3 + [True] * 2
     names = [[value.name for value in header.values] for _, header in made]
-    assert names == [["input_ids", "attention_mask", "labels"]] * 5
+    assert names == [["input_ids", "attention_mask", "labels", "dataset_name"]] * 5
 
 
 def test_lanes_are_dealt_as_evenly_as_they_can_be() -> None:
@@ -184,11 +187,12 @@ def test_lanes_are_dealt_as_evenly_as_they_can_be() -> None:
 def test_the_log_id_covers_all_sets() -> None:
     """Any role of any set, their names, order and lanes: another value is another log."""
 
-    def joint(**sets: RoleSet) -> JointJob:
-        return JointJob(sets, seed=5)
+    def joint(choice: str = "batch", **sets: RoleSet) -> JointJob:
+        return JointJob(sets, choice=choice, lanes=4, seed=5, batches_per_step=2)
 
-    def simple(size: int = 2, lanes: int = 2) -> RoleSet:
-        return RoleSet(ItemsSource(list("abcd")), batch_size=size, lanes=lanes)
+    def simple(size: int = 2, ratio: float = 2, exhausted: str = "stop") -> RoleSet:
+        source = ItemsSource(list("abcd"))
+        return RoleSet(source, batch_size=size, ratio=ratio, exhausted=exhausted)
 
     jobs = [
         joint(a=simple(), b=simple()),
@@ -196,13 +200,17 @@ def test_the_log_id_covers_all_sets() -> None:
         joint(a=simple(3), b=simple()),
         joint(b=simple(), a=simple()),
         joint(a=simple(), c=simple()),
-        joint(a=simple(), b=simple(lanes=1)),
-        joint(a=simple(lanes=1), b=simple(lanes=3)),
+        joint(a=simple(), b=simple(ratio=1)),
+        joint(a=simple(ratio=1), b=simple(ratio=3)),
+        joint(a=simple(), b=simple(exhausted="repeat")),
+        joint("step", a=simple(), b=simple()),
+        joint("lane", a=simple(), b=simple()),
+        JointJob({"a": simple(), "b": simple()}, lanes=4, seed=5, batches_per_step=4),
         joint(a=simple()),
-        Job({"a": ItemsSource(list("abcd"))}, batch_size=2, lanes=2, seed=5),
+        Job({"a": ItemsSource(list("abcd"))}, batch_size=2, lanes=4, seed=5),
     ]
     assert len({job.log_id for job in jobs}) == len(jobs)
-    assert joint(a=simple(), b=simple()).log_id == jobs[0].log_id
+    assert joint(a=simple(ratio=0.5), b=simple(ratio=0.5)).log_id == jobs[0].log_id
 
 
 def test_what_is_known_of_values_holds_for_every_set() -> None:
@@ -216,18 +224,18 @@ def test_what_is_known_of_values_holds_for_every_set() -> None:
     sets = [
         RoleSet(
             ItemsSource([1]), batcher=SimpleBatcher(1), collator=PaddedCollator(pad_to=width)
-        ).named(name, number)
+        ).placed(4, name, number)
         for number, (name, width) in enumerate([("a", 8), ("b", 16)])
     ]
-    assert {spec.shape for spec in joint_specs(sets)} == {(-1, -1)}
+    assert {spec.shape for spec in joint_specs(sets)} == {(-1, -1), ()}
 
 
 def _two(first: RoleSet, second: RoleSet) -> Callable[[], JointJob]:
-    return lambda: JointJob({"a": first, "b": second})
+    return lambda: JointJob({"a": first, "b": second}, choice="batch")
 
 
 def _plain(**more: ItemsSource) -> RoleSet:
-    return RoleSet(more or ItemsSource([1, 2]), batch_size=1, lanes=1)
+    return RoleSet(more or ItemsSource([1, 2]), batch_size=1)
 
 
 SAME = ItemsSource([1, 2])
@@ -237,7 +245,7 @@ SAME = ItemsSource([1, 2])
     ("make", "said"),
     [
         (lambda: JointJob({}), "there is no set of roles"),
-        (lambda: JointJob({"a b": _plain()}), "'a b' is not a name"),
+        (lambda: JointJob({"a b": _plain()}, choice="batch"), "'a b' is not a name"),
         (_two(_plain(x=ItemsSource([1])), _plain(x=ItemsSource([2]))), "same name"),
         (_two(_plain(x=SAME), _plain(y=SAME)), "same object in the sets 'a' and 'b'"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from chats import CHATML, write_chat_folder
 from penstock.server.jobs.load import load
 from penstock.server.pipeline.line import Line
 
@@ -38,16 +40,26 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     },
     "function": {"function": "./data.py:to_sample"},
 }
-BATCHERS: dict[str, tuple[dict[str, Any], str]] = {
-    "simple": ({"type": "simple", "batch_size": 3}, "padded"),
-    "sequential": ({"type": "sequential", "max_sequence_length": 33}, "packed"),
-    "pool": ({"type": "pool", "max_tokens": 64, "pool_size": 5, "max_batch_size": 3}, "padded"),
-    "best_fit": ({"type": "best_fit", "max_tokens": 32, "pool_size": 6, "rows": 2}, "packed"),
+BATCHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "simple": ({"type": "simple", "batch_size": 3}, {"type": "padded"}),
+    "sequential": (
+        {"type": "sequential", "max_sequence_length": 33},
+        {"type": "packed", "layout": "thd"},
+    ),
+    "pool": (
+        {"type": "pool", "max_tokens": 64, "pool_size": 5, "max_batch_size": 3},
+        {"type": "padded", "labels": "shifted", "mask_dtype": "bool"},
+    ),
+    "best_fit": (
+        {"type": "best_fit", "max_tokens": 32, "pool_size": 6, "rows": 2},
+        {"type": "packed", "layout": "neat"},
+    ),
     "best_fit_error": (
         {"type": "best_fit", "max_tokens": 32, "pool_size": 6, "overlong": "error"},
-        "packed",
+        {"type": "packed", "layout": "megatron"},
     ),
 }
+CHAT = {"processor": {"type": "chat", "tokenizer": "chat", "overlong": "drop", "max_length": 64}}
 PLANS = [
     (source, shuffles[h], processor, batcher)
     for (s, (source, (_, shuffles))), h, (p, processor), (b, batcher) in itertools.product(
@@ -57,6 +69,8 @@ PLANS = [
 ]
 """Half of all: each batcher meets each source with both shuffles and both processors, and each
 processor meets each source with both shuffles. No role knows more than one other."""
+PLANS += [("parquet", "blocks", "chat", "best_fit"), ("hf", "full", "chat", "simple")]
+PROCESSORS["chat"] = CHAT
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +78,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The same items as Parquet of five row groups, JSON lines and a Dataset; a tokenizer."""
     folder = tmp_path_factory.mktemp("real")
     texts = ["abcdefgh"[n % 8] * (1 + n * 13 % 41) for n in range(ITEMS)]
-    pq.write_table(pa.table({"text": texts}), folder / "rows.parquet", row_group_size=5)
-    (folder / "rows.jsonl").write_text("".join(f'{{"text": "{text}"}}\n' for text in texts))
+    chats = [
+        [{"role": "user", "content": text}, {"role": "assistant", "content": text[:4]}]
+        for text in texts
+    ]
+    rows = [{"text": text, "messages": chat} for text, chat in zip(texts, chats, strict=True)]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet", row_group_size=5)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_chat_folder(folder / "chat", CHATML)
     (folder / "meta.yaml").write_text("a: {file_name: rows.jsonl, options: {block_bytes: 150}}\n")
     (folder / "data.py").write_text(
         f"TEXTS = {texts!r}\n"
@@ -116,7 +136,7 @@ def test_every_offset_restores_exactly(
         "distributor": {"type": "map", "shuffle": shuffle, "window_blocks": 2},
         **PROCESSORS[processor],
         "batcher": roles,
-        "collator": {"type": collator},
+        "collator": collator,
     }
     file = folder / f"{source}-{shuffle}-{processor}-{batcher}.yaml"
     file.write_text(yaml.safe_dump({"jobs": {"job": plan}}))

@@ -16,9 +16,9 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
 from penstock.server.pipeline.line import Line
 from penstock.server.roles import (
+    IterableDistributor,
     PackedCollator,
     PaddedCollator,
-    ShardsDistributor,
 )
 from penstock.server.roles.stream import FIRST, Mark, ShardRows
 from penstock.server.sources import ItemsSource
@@ -52,12 +52,18 @@ def write_shards(folder: Path, items: Sequence[Any], shards: Sequence[int]) -> P
 
 
 def stream_job(
-    folder: Path, batcher: str, processor: str, lanes: int, apart: int = 1, **settings: Any
+    folder: Path,
+    batcher: str,
+    processor: str,
+    lanes: int,
+    apart: int = 1,
+    buffer: int = 0,
+    **settings: Any,
 ) -> Job:
     packs = batcher.startswith(("best", "sequential"))
     return Job(
         Lines(str(folder), apart),
-        ShardsDistributor(),
+        IterableDistributor(buffer_size=buffer),
         PROCESSORS[processor](),
         BATCHERS[batcher].clone(),
         PackedCollator() if packs else PaddedCollator(),
@@ -69,8 +75,11 @@ def stream_job(
     )
 
 
+BUFFERS = (0, 5, 60)
+"""No rows wait; some of a shard; as many as the lanes read in epochs."""
+
 PLANS = [
-    (batcher, processor, lanes, apart)
+    (batcher, processor, lanes, apart, BUFFERS[(b + n) % 3])
     for (b, batcher), (p, processor), (n, lanes), (a, apart) in itertools.product(
         enumerate(["simple", "pool", "best_fit_split"]),
         enumerate(PROCESSORS),
@@ -83,32 +92,35 @@ PLANS = [
 
 
 @pytest.mark.parametrize(
-    ("batcher", "processor", "lanes", "apart"),
+    ("batcher", "processor", "lanes", "apart", "buffer"),
     PLANS,
     ids=["-".join(map(str, plan)) for plan in PLANS],
 )
 def test_every_offset_of_a_stream_restores_exactly(
-    folder: Path, batcher: str, processor: str, lanes: int, apart: str
+    folder: Path, batcher: str, processor: str, lanes: int, apart: str, buffer: int
 ) -> None:
     """Bytes and snapshots are those of the uninterrupted line, in a process that has read nothing.
 
-    With fewer shards than lanes, too, and over many epochs.
+    With fewer shards than lanes, too, through a shuffle buffer, and over many epochs.
     """
     lane = lanes - 1
-    line = Line(stream_job(folder, batcher, processor, lanes, MARKS[apart]), lane)
+    line = Line(stream_job(folder, batcher, processor, lanes, MARKS[apart], buffer), lane)
     truth = [step(line) for _ in range(OFFSETS)]
 
     for offset in range(OFFSETS - 1):
-        job = stream_job(folder, batcher, processor, lanes, MARKS[apart])
+        job = stream_job(folder, batcher, processor, lanes, MARKS[apart], buffer)
         restored = Line(job, lane, snapshot=truth[offset].snapshot)
         assert restored.offset == offset
         assert [step(restored), step(restored)] == truth[offset : offset + 2], f"offset {offset}"
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 5, 7])
-def test_each_row_comes_once_per_epoch_over_all_lanes(folder: Path, lanes: int) -> None:
+@pytest.mark.parametrize("buffer", BUFFERS)
+@pytest.mark.parametrize("lanes", [1, 2, 5, 7, 30])
+def test_each_row_comes_once_per_epoch_over_all_lanes(
+    folder: Path, lanes: int, buffer: int
+) -> None:
     """As many lanes as shards, fewer and more: three epochs hold each row three times."""
-    distributor = ShardsDistributor()
+    distributor = IterableDistributor(buffer_size=buffer)
     distributor.bind({"main": Lines(str(folder))}, 3, 3, lanes)
 
     drawn: list[ItemRef] = []
@@ -124,28 +136,113 @@ def test_each_row_comes_once_per_epoch_over_all_lanes(folder: Path, lanes: int) 
     )
 
 
-def test_draws_go_on_from_every_state_whatever_was_looked_at(folder: Path) -> None:
+@pytest.mark.parametrize("buffer", BUFFERS)
+@pytest.mark.parametrize("lanes", [2, 9])
+def test_draws_go_on_from_every_state_whatever_was_looked_at(
+    folder: Path, lanes: int, buffer: int
+) -> None:
     """Looking ahead changes neither what is drawn nor the state; states are small JSON."""
-    distributor = ShardsDistributor()
-    distributor.bind({"main": Lines(str(folder))}, 3, None, 2)
-    draws = distributor.open(1, 2)
+    distributor = IterableDistributor(buffer_size=buffer)
+    distributor.bind({"main": Lines(str(folder))}, 3, None, lanes)
+    draws = distributor.open(1, lanes)
     states, whole = [], []
     for _ in range(80):
         states.append(json.dumps(draws.state()))
         whole.append(draws.next())
 
     for k, state in enumerate(states[:70]):
-        fresh = ShardsDistributor()
-        fresh.bind({"main": Lines(str(folder))}, 3, None, 2)
-        again = fresh.open(1, 2)
+        fresh = IterableDistributor(buffer_size=buffer)
+        fresh.bind({"main": Lines(str(folder))}, 3, None, lanes)
+        again = fresh.open(1, lanes)
         again.restore(json.loads(state))
         ahead = again.peek(k % 7)
         assert json.dumps(again.state()) == state
-        assert len(state) < 100
+        assert len(state) < 120
         taken = [again.next() for _ in range(10)]
         assert ahead == taken[: len(ahead)]
         assert taken == whole[k : k + 10]
         assert json.dumps(again.state()) == states[k + 10]
+
+
+@pytest.mark.parametrize("buffer", [1, 10, 100])
+def test_no_row_waits_longer_than_the_buffer_is_large(tmp_path: Path, buffer: int) -> None:
+    """So a restart reads at most so many rows of the lane again; and the rows are mixed."""
+    folder = write_shards(tmp_path, list(range(1000)), [1000])
+    draws = _bound(Lines(str(folder)), buffer).open(0, 1)
+    order, restarts = [], []
+    for drawn in range(1000):
+        state = draws.state()
+        assert state["number"] >= drawn - buffer
+        restarts.append(state)
+        order.append(_row_of(draws.next()))
+
+    assert draws.state()["number"] == 1000
+    assert sorted(order) == list(range(1000))
+    assert all(abs(row - place) <= buffer for place, row in enumerate(order))
+    moved = sum(abs(row - place) for place, row in enumerate(order)) / 1000
+    assert moved > buffer / 5 or buffer == 1
+    for drawn in (200, 567, 900):
+        source = Lines(str(folder))
+        again = _bound(source, buffer).open(0, 1)
+        again.restore(restarts[drawn])
+        assert [_row_of(again.next()) for _ in range(20)] == order[drawn : drawn + 20]
+        # Rows of the buffer before and after the draw, and those that are drawn here.
+        assert source.read <= 2 * buffer + 20 + 1
+
+
+def _bound(source: Lines, buffer: int, lanes: int = 1) -> IterableDistributor:
+    distributor = IterableDistributor(buffer_size=buffer)
+    distributor.bind({"main": source}, 3, 1, lanes)
+    return distributor
+
+
+def _row_of(item: ItemRef | None) -> int:
+    assert item is not None
+    return shard_row(item.index)[1]
+
+
+def test_rows_come_steadily_out_of_a_buffer(tmp_path: Path) -> None:
+    """One is read for each that is drawn, about: never a whole buffer at once, not at the start."""
+    folder = write_shards(tmp_path, list(range(4000)), [4000])
+    source = Lines(str(folder))
+    draws, reads = _bound(source, 400).open(0, 1), [0]
+    for _ in range(2000):
+        draws.next()
+        reads.append(source.read)
+
+    gaps = [after - before for before, after in itertools.pairwise(reads)]
+    assert max(gaps) <= 80
+    assert max(gaps[800:]) <= 12
+
+
+def test_fewer_shards_than_lanes_is_said_with_its_cost(tmp_path: Path) -> None:
+    """By `check`, `show` and the node's log, which ask the job; with enough shards nothing is."""
+    folder = write_shards(tmp_path, raw_items(), [9, 14])
+    few, enough = (stream_job(folder, "simple", "identity", lanes) for lanes in (7, 2))
+
+    assert few.cautions() == few.remarks()
+    assert few.remarks() == [
+        "source 'main' has 2 shards for 7 lanes, so a shard is read 4 times in every epoch, each "
+        "time for every 4th row: split the data into at least 7 files, or give the job at most 2 "
+        "lanes"
+    ]
+    assert enough.cautions() == []
+
+
+def test_a_lane_without_rows_in_an_epoch_goes_on_in_a_later_one(tmp_path: Path) -> None:
+    """Three rows over eight lanes: every lane finds some, and each row comes once per epoch."""
+    folder = write_shards(tmp_path, [1, 2, 3], [3])
+    distributor = IterableDistributor()
+    distributor.bind({"main": Lines(str(folder))}, 3, 8, 8)
+    drawn: list[ItemRef] = []
+    for lane in range(8):
+        draws = distributor.open(lane, 8)
+        before = len(drawn)
+        while (item := draws.next()) is not None:
+            drawn.append(item)
+        assert len(drawn) == before + 3
+
+    assert len(drawn) == len(set(drawn)) == 24
 
 
 def test_a_far_restart_reads_from_its_mark_on(tmp_path: Path) -> None:
@@ -218,10 +315,10 @@ def test_the_published_contract_of_streams(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("apart", MARKS.values(), ids=MARKS)
-def test_lanes_at_one_place_of_a_shard_read_no_more_than_they_draw(
+def test_lanes_of_one_shard_pass_over_the_rows_of_the_others_and_read_no_more(
     tmp_path: Path, apart: int
 ) -> None:
-    """One shard for three lanes, which are at the same rows in three epochs."""
+    """One shard for three lanes, each of which takes every third row."""
     folder = write_shards(tmp_path, raw_items(), [len(LENGTHS)])
     job = stream_job(folder, "simple", "identity", 3, apart)
     lines = [Line(job, lane) for lane in range(3)]
@@ -232,7 +329,7 @@ def test_lanes_at_one_place_of_a_shard_read_no_more_than_they_draw(
 
     source = job.sources["main"]
     assert isinstance(source, Lines)
-    assert source.read <= sum(line.counters()["drawn"] for line in lines) + 3 * 32
+    assert source.read <= 3 * (sum(line.counters()["drawn"] for line in lines) + 3 * 32)
 
 
 def test_any_row_is_found_in_any_order(folder: Path) -> None:
@@ -261,8 +358,8 @@ class Flaky(Lines):
 
 def test_a_draw_is_tried_again_where_the_stream_is_away(folder: Path) -> None:
     """An OSError in the middle of a shard changes nothing; a bug of the source is named."""
-    job = Job(Flaky(str(folder)), ShardsDistributor(), batch_size=2, lanes=1)
-    expected = Job(Lines(str(folder)), ShardsDistributor(), batch_size=2, lanes=1)
+    job = Job(Flaky(str(folder)), IterableDistributor(), batch_size=2, lanes=1)
+    expected = Job(Lines(str(folder)), IterableDistributor(), batch_size=2, lanes=1)
     line, truth = Line(job, 0), Line(expected, 0)
     for number in range(12):
         Flaky.failures[:] = [OSError(5, "Input/output error")] * (number % 3)
@@ -293,12 +390,15 @@ def test_what_does_not_fit_is_refused_when_the_job_is_built(folder: Path) -> Non
     """A source and a distributor that do not go together: one sentence that names both."""
     with pytest.raises(InvalidJob, match=r"map draws items by number, and source 'main' \(Lines\)"):
         Job(Lines(str(folder)), batch_size=1)
-    with pytest.raises(InvalidJob, match=r"shards deals .* 'main' \(items\) has none"):
-        Job(ItemsSource([1]), ShardsDistributor(), batch_size=1)
+    with pytest.raises(InvalidJob, match=r"iterable deals .* 'main' \(items\) has none"):
+        Job(ItemsSource([1]), IterableDistributor(), batch_size=1)
     with pytest.raises(InvalidJob, match="name one of them with source"):
-        Job({"a": ItemsSource([1]), "b": Lines(str(folder))}, ShardsDistributor(), batch_size=1)
+        Job({"a": ItemsSource([1]), "b": Lines(str(folder))}, IterableDistributor(), batch_size=1)
+    for wrong in (-1, True, 1 << 21):
+        with pytest.raises(InvalidJob, match=r"buffer_size is .*: give a whole number from 0"):
+            IterableDistributor(buffer_size=wrong)
     with pytest.raises(InvalidJob, match="a stream has no item to seed the generators for"):
-        Job(Drawing(str(folder)), ShardsDistributor(), batch_size=1)
+        Job(Drawing(str(folder)), IterableDistributor(), batch_size=1)
 
 
 def test_numbers_of_rows_are_read_and_written() -> None:

@@ -14,7 +14,7 @@ from penstock.server.node.count import ensure_counted
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
 from penstock.server.pipeline.sample_planner import SamplePlanner
-from penstock.server.roles import BestFitPackingBatcher, PackedCollator, ShardsDistributor
+from penstock.server.roles import BestFitPackingBatcher, IterableDistributor, PackedCollator
 from penstock.server.testing.job import step
 from resume.lines import Lines
 from resume.plans import BATCHERS, LENGTHS, SHUFFLES, make_job
@@ -104,7 +104,7 @@ def test_an_epoch_of_a_stream_ends_where_its_shards_do(tmp_path: Path) -> None:
         (tmp_path / f"{shard}.jsonl").write_text("".join(rows))
     job = Job(
         Lines(str(tmp_path)),
-        ShardsDistributor(),
+        IterableDistributor(buffer_size=9),
         batcher=BestFitPackingBatcher(16, pool_size=4),
         collator=PackedCollator(),
         lanes=3,

@@ -11,7 +11,13 @@ import yaml
 
 from penstock.server.job import Job
 from penstock.server.jobs.load import Config, load
-from penstock.server.jobs.settings import JobSettings, ServerSettings, parse_bytes
+from penstock.server.jobs.settings import (
+    JobSettings,
+    ServerSettings,
+    SetSettings,
+    parse_bytes,
+)
+from penstock.server.joint_job import JointJob, RoleSet
 from penstock.wire.errors import InvalidJob, InvalidRequest, UnknownJob
 from penstock.wire.nearest import hint, nearest
 
@@ -257,11 +263,18 @@ def test_defaults_of_file_and_python_are_the_same() -> None:
     """A key that is left out of a file means what the same argument left out in Python means."""
     import inspect
 
-    parameters = inspect.signature(Job.__init__).parameters
+    parameters = {
+        **inspect.signature(JointJob.__init__).parameters,
+        **inspect.signature(Job.__init__).parameters,
+    }
+    of_set = inspect.signature(RoleSet.__init__).parameters
 
     for name, field in JobSettings.model_fields.items():
-        if name not in ("source", "sources", "function"):  # of which Python has one
+        if name not in ("source", "sources", "function", "joint"):  # of which Python has one
             assert parameters[name].default == field.default, name
+    for name, field in SetSettings.model_fields.items():
+        if name not in ("source", "sources", "function"):
+            assert of_set[name].default == field.default, name
 
 
 def test_an_unknown_job_names_the_nearest(tmp_path: Path) -> None:

@@ -145,6 +145,7 @@ def test_it_is_the_same_in_another_process(folder: Path) -> None:
         ("batcher.overlong", "split"),
         ("batcher.length_key", "input_ids"),
         ("collator.labels", "unshifted"),
+        ("collator.layout", "flash"),
         ("processor.add_special_tokens", False),
         ("source.cache_bytes", 1 << 20),
         ("distributor", "map"),

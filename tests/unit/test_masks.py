@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -186,8 +187,10 @@ def batch_of(collator: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("layout", ["flash", "thd", "indexed", "neat"])
-@pytest.mark.parametrize("multiple", [None, 4])
+@pytest.mark.parametrize(
+    ("layout", "multiple"),
+    [*itertools.product(["flash", "thd", "indexed", "neat"], [None, 4]), ("seams", None)],
+)
 def test_every_layout_tells_the_same_documents(layout: str, multiple: int | None) -> None:
     """Numbers of tokens in their rows, 0 on padding."""
     collator = PackedCollator(pad_to=16, document_multiple=multiple, layout=layout)

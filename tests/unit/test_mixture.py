@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock.server.commands.parts import part_rows, part_shares
 from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
 from penstock.server.pipeline.line import Line
@@ -331,6 +332,39 @@ def test_weights_by_tokens_are_kept_where_the_batcher_counts_none() -> None:
     counts = line.counters()
     assert counts["items:a"] > 10 * counts["items:b"]
     assert counts["tokens:a"] / counts["tokens:b"] == pytest.approx(1, rel=0.15)
+
+
+def test_check_says_what_parts_shall_have_and_had() -> None:
+    """In what they are weighed by; of parts of parts where both are weighed alike."""
+    items = [{"input_ids": [n] * (1 + n % 5)} for n in range(40)]
+    inner = MixtureDistributor({"b": 1, "c": 3}, "tokens")
+    other = MixtureDistributor({"d": 1, "e": 1})
+    job = Job(
+        {name: ItemsSource(items) for name in "abcde"},
+        MixtureDistributor(
+            {
+                "a": 2,
+                "rest": {"weight": 1, "distributor": inner},
+                "others": {"weight": 1, "distributor": other},
+            },
+            "tokens",
+        ),
+        batch_size=4,
+        collator=PackedCollator(),
+        lanes=2,
+    )
+    lines = [Line(job, lane) for lane in range(2)]
+    for line in lines:
+        line.skip_to(40)
+
+    shares = part_shares(job, lines)
+
+    assert [share.part for share in shares] == ["a", "rest", "rest/b", "rest/c", "others"]
+    assert [share.target for share in shares] == [0.5, 0.25, 0.0625, 0.1875, 0.25]
+    for share in shares:
+        assert share.actual == pytest.approx(share.target, abs=0.02)
+    assert [name for name, _ in part_rows(shares)][1] == "part rest"
+    assert "of the tokens, to be 0.2500 (" in dict(part_rows(shares))["part others"]
 
 
 # --- lanes of their own ---

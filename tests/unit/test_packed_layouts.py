@@ -13,6 +13,7 @@ from penstock.server.roles.base import Layout, Sample
 from penstock.server.roles.collators import PackedCollator, PaddedCollator
 from penstock.server.roles.context import CollateContext
 from penstock.wire.errors import BadBatch
+from penstock.wire.text import batch_text
 
 LAYOUTS = ("flash", "megatron", "thd", "indexed", "neat")
 HIDE = ("indexed", "neat")
@@ -299,6 +300,25 @@ def test_the_most_documents_of_thd_are_those_of_a_row() -> None:
         collator.collate([[document(1), document(2), document(3)]], context())
 
 
+@pytest.mark.parametrize("layout", [*LAYOUTS, "seams"])
+def test_documents_are_shown_in_every_layout(layout: str) -> None:
+    """As `cat --text` and `show --text` print them, with their seams and padding."""
+    rows = [[document(1, 2, 3), document(4, 5)], [document(6, 7)]]
+
+    shown = batch_text(PackedCollator(pad_to=7, layout=layout).collate(rows, context()), None)
+
+    assert shown.splitlines() == [
+        "--- row 0, document 1, 3 tokens ---",
+        "1 2 3",
+        "--- row 0, document 2, 2 tokens ---",
+        "4 5",
+        "--- row 0, padding, 2 tokens ---",
+        "--- row 1, document 1, 2 tokens ---",
+        "6 7",
+        "--- row 1, padding, 5 tokens ---",
+    ]
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_layout_tells_what_its_labels_are(layout: str) -> None:
     """What `Describe` states: the name, whether labels are shifted, which label losses ignore."""
@@ -360,6 +380,25 @@ def test_padded_shifts_and_cuts() -> None:
         "truncated_samples": 1,
         "truncated_tokens": 1,
     }
+
+
+@pytest.mark.parametrize("collator", [PackedCollator, PaddedCollator])
+def test_both_forms_of_labels_count_the_same_tokens(
+    collator: type[PackedCollator] | type[PaddedCollator],
+) -> None:
+    """What a step's loss is divided by does not depend on who shifts."""
+    rows = [
+        [document(*ids, loss_mask=[1] * (len(ids) - 1) + [last])]
+        for *ids, last in ([1, 2, 3, 1], [4, 1], [5, 6, 0])
+    ]
+    counts = []
+    for labels in ("unshifted", "shifted"):
+        told = context()
+        collator(labels=labels).collate(rows, told)
+        counts.append(told.counts)
+
+    assert counts[0] == counts[1]
+    assert counts[0]["loss_tokens"] == 2
 
 
 def test_padded_gives_the_sequence_keys_of_cosmos() -> None:

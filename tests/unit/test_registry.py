@@ -23,6 +23,8 @@ from penstock.server.roles import (
 from penstock.server.roles.role import Role
 from penstock.wire.errors import InvalidJob, PenstockError
 
+SOURCES = ", ".join(sorted(KINDS["source"].builtins))
+
 ROLES_PY = """\
 from penstock.server.roles import RawItemProcessor, SampleBatcher
 
@@ -199,8 +201,8 @@ def test_an_entry_point_that_fails_to_import_is_told(
     ("kind", "spec", "key", "says"),
     [
         ("batcher", {"type": "bestfit"}, "batcher.type", "did you mean best_fit"),
-        ("source", {"type": "zzz"}, "source.type", "known are hf, items, parquet, torch"),
-        ("source", {"files": "x"}, "source", "has no type: give one of hf, items, parquet, torch"),
+        ("source", {"type": "zzz"}, "source.type", f"known are {SOURCES}"),
+        ("source", {"files": "x"}, "source", f"has no type: give one of {SOURCES}"),
         (
             "batcher",
             {"type": "best_fit", "max_token": 8},

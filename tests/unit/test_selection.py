@@ -154,7 +154,9 @@ CONDITIONS: list[tuple[dict[str, Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("where", "keeps"), CONDITIONS, ids=lambda c: json.dumps(c, default=str))
+@pytest.mark.parametrize(
+    ("where", "keeps"), CONDITIONS, ids=[json.dumps(where) for where, _ in CONDITIONS]
+)
 def test_only_what_a_condition_keeps_is_drawn(where: Any, keeps: Any, tmp_path: Path) -> None:
     """Over lists, Parquet and `datasets` alike, though the column is not read into items."""
     every = rows(40)

@@ -37,6 +37,18 @@ def test_every_part_is_within_one_of_its_share_at_every_prefix() -> None:
         assert twice[rotation.period :] == twice[: rotation.period]
 
 
+def test_the_largest_deficit_alone_is_further_away() -> None:
+    """Small parts that are alike behind come one after another, and a large one waits for all."""
+    weights = [1] * 13 + [57]
+    given, furthest = [0] * 14, 0.0
+    for count in range(70):
+        lacks = [weight * count - 70 * had for weight, had in zip(weights, given, strict=True)]
+        given[lacks.index(max(lacks))] += 1
+        furthest = max(furthest, abs(given[13] - 57 * (count + 1) / 70))
+
+    assert furthest == pytest.approx(1.671, abs=0.001)
+
+
 def test_counts_and_places_are_those_of_the_sequence() -> None:
     """Over several periods, by arithmetic."""
     rng = random.Random(4)

@@ -83,7 +83,11 @@ def document_ids(batch: Mapping[str, Any]) -> Tensor:
         return _of_lengths(batch["seq_lens"], batch["seq_lens_padded"], width)
     for seams, ids in (("cu_seqlens", "tokens"), ("cu_seq_lens_q", "input_ids")):
         if seams in batch and ids in batch:
-            return _of_seams(batch[seams], *batch[ids].shape)
+            numbers = _of_seams(batch[seams], *batch[ids].shape)
+            if "row_tokens" not in batch:
+                return numbers
+            places = torch.arange(numbers.shape[1], device=numbers.device)
+            return torch.where(places < batch["row_tokens"][:, None], numbers, 0)
     mask = batch.get("attention_mask")
     if isinstance(mask, Tensor) and mask.ndim == 2:
         return mask.to(torch.int64)

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.wire.documents import document_numbers, token_table
 from penstock.wire.terminal import plain, plain_lines
 from penstock.wire.values import NDArray
 
@@ -44,11 +46,20 @@ def headline(record: Mapping[str, Any], *, padding: bool) -> str:
     """
     counts = ", ".join(f"{value:,} {plain(name)}" for name, value in record["counts"].items())
     beside = accounting_text({**record["accounting"], "drawn": 0})
+    made_by = f"{plain(record['dataset_name'])}  " if "dataset_name" in record else ""
     return (
         f"{record['position']}  step {record['step']}  lane {record['lane']}:{record['offset']}  "
-        f"{record['digest'][:16]}  {counts or 'no counts'}{'  padding' if padding else ''}"
-        f"{f'  beside: {beside}' if beside else ''}"
+        f"{made_by}{record['digest'][:16]}  {counts or 'no counts'}{_sources(record['items'])}"
+        f"{'  padding' if padding else ''}{f'  beside: {beside}' if beside else ''}"
     )
+
+
+def _sources(items: Sequence[Sequence[Any]]) -> str:
+    """Return how many samples are of which source, where sources have names."""
+    counts = Counter(item[0] for item in items)
+    if set(counts) <= {"main"}:
+        return ""
+    return f"  of {', '.join(f'{plain(name)} {count:,}' for name, count in sorted(counts.items()))}"
 
 
 def accounting_text(accounting: Mapping[str, int]) -> str:
@@ -69,20 +80,14 @@ def value_text(name: str, described: Mapping[str, Any]) -> str:
 
 
 def documents(values: Mapping[str, Any]) -> list[Document] | None:
-    """Return the documents of a batch in order, padding among them; None = it has no `input_ids`.
+    """Return the documents of a batch in order, padding among them; None = it has no token ids.
 
-    In a packed batch `document_ids` tells them apart. Otherwise each row is a document, without
-    what `attention_mask` says is padding.
+    `penstock.wire.documents` says which they are.
     """
-    ids = values.get("input_ids")
-    if not isinstance(ids, np.ndarray) or ids.ndim not in (1, 2):
+    table = token_table(values)
+    if table is None:
         return None
-    table = np.atleast_2d(ids)
-    numbers = _like(table, values.get("document_ids"))
-    if numbers is None:
-        mask = _like(table, values.get("attention_mask"))
-        numbers = np.ones_like(table, np.int64) * np.arange(1, len(table) + 1)[:, None]
-        numbers = numbers if mask is None else np.where(mask != 0, numbers, 0)
+    numbers = document_numbers(values, table)
     found: list[Document] = []
     for row, (tokens, owners) in enumerate(zip(table, numbers, strict=True)):
         seams = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(tokens)]
@@ -92,13 +97,6 @@ def documents(values: Mapping[str, Any]) -> list[Document] | None:
             if stop > start
         ]
     return found
-
-
-def _like(table: NDArray, marks: Any) -> NDArray | None:
-    if not isinstance(marks, np.ndarray):
-        return None
-    marks = np.atleast_2d(marks)
-    return marks if marks.shape == table.shape else None
 
 
 def batch_text(values: Mapping[str, Any], decode: Decode | None) -> str:

@@ -114,6 +114,8 @@ async def _serve(config: Config, exit_when_unused: str | None) -> int:
         for name, job in jobs.items():
             for sentence in job.cautions():
                 logger.warning(sentence, job=name)
+            if shares := job.shares():
+                logger.info("each batch comes from one set of roles", job=name, shares=shares)
         address = await service.start(settings.listen, int(settings.socket_mode, 8))
         stack.push_async_callback(
             ending.stage, "port", lambda: service.stop(ending.left_s(PORT_END_S, WORKERS_SHARE))

@@ -9,13 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
-from penstock.server.role_set import (
-    DEFAULT_LANES,
-    RoleSet,
-    deal_lanes,
-    joint_layout,
-    joint_specs,
-)
+from penstock.server.role_set import DEFAULT_LANES, RoleSet, joint_layout
 from penstock.server.roles.base import (
     BatchCollator,
     DataDistributor,
@@ -49,7 +43,7 @@ OfJobT = TypeVar("OfJobT")
 
 
 class LaneRoles(NamedTuple):
-    """What makes the batches of one lane.
+    """A set of roles that makes batches of a lane: an inner line of it.
 
     Attributes:
         roles: The set of roles.
@@ -58,6 +52,30 @@ class LaneRoles(NamedTuple):
 
     roles: RoleSet
     lane: int
+
+    def open_draws(self) -> LaneDraws:
+        """Return the draws, at their beginning."""
+        return self.roles.distributor.open(self.lane, self.roles.lanes)
+
+    def can_seek(self, draws: LaneDraws, batcher: SampleBatcher) -> bool:
+        """Tell whether arithmetic leads such draws, and a batcher of the set, to any offset."""
+        return (
+            self.roles.plans_from_refs
+            and draws.can_seek()
+            and batcher.draws_before(0) is not None
+            # Beyond an end that nobody knows a lane would be taken for one that ends there.
+            and (self.roles.epochs is None or self.batches is not None)
+        )
+
+    @property
+    def draws(self) -> int | None:
+        """Return how many draws there are; None = no end, or it is not known."""
+        return self.roles.draws(self.lane)
+
+    @property
+    def batches(self) -> int | None:
+        """Return how many batches there are, where arithmetic says it."""
+        return self.roles.batches(self.lane)
 
 
 def find_job(jobs: Mapping[str, OfJobT], name: str) -> OfJobT:
@@ -148,10 +166,8 @@ class Job:
     ) -> None:
         policies = (batches_per_step, on_item_error, max_quarantined, max_replay, snapshot_every)
         self._take_numbers(name, seed, lanes, epochs, *policies)
-        roles = RoleSet(
-            source, distributor, processor, batcher, collator, batch_size=batch_size, lanes=lanes
-        )
-        self._take_roles((roles,))
+        roles = RoleSet(source, distributor, processor, batcher, collator, batch_size=batch_size)
+        self._take_roles((roles.placed(lanes),))
 
     def _take_numbers(
         self,
@@ -209,18 +225,56 @@ class Job:
 
     # --- the roles of its lanes ---
 
-    def roles(self, lane: int) -> LaneRoles:
-        """Return the roles that make the batches of a lane, and its number among their lanes."""
-        return LaneRoles(self.role_sets[0], lane)
+    def lane_roles(self, lane: int) -> Sequence[LaneRoles]:
+        """Return the sets of roles that make batches of a lane, with its number in each: one.
+
+        A `JointJob` may have several, of which `choice` makes a batch.
+        """
+        return (LaneRoles(self.role_sets[0], lane),)
+
+    def choice(self, lane: int, offset: int) -> int:
+        """Return which of the `lane_roles` of a lane makes the batch at an offset."""
+        return 0
+
+    def uses(self, lane: int, offset: int) -> Sequence[int]:
+        """Return how many batches before an offset each of the `lane_roles` has made."""
+        return (offset,)
+
+    def known_end(self, lane: int) -> int | None:
+        """Return how many batches a lane holds, where arithmetic says it."""
+        return self.lane_roles(lane)[0].batches
+
+    def makes_anywhere(self, lane: int) -> bool:
+        """Tell whether any worker makes a batch of a lane as well as the one that planned it."""
+        return all(part.roles.makes_anywhere for part in self.lane_roles(lane))
+
+    def needs_sizes(self, lane: int) -> bool:
+        """Tell whether planning a lane looks at sizes of samples."""
+        return any(part.roles.needs_sizes for part in self.lane_roles(lane))
+
+    def check_steps(self, batches_per_step: int) -> None:  # a job of one set has none to refuse
+        """Refuse a global batch that this job's batches do not go with.
+
+        Raises:
+            InvalidRequest: With those that they do.
+        """
+
+    def shares(self) -> dict[str, float]:
+        """Return which part of all batches each set of a joint job makes; of others nothing."""
+        return {}
+
+    def layout_of(self, name: str) -> Layout:
+        """Return how samples lie in the values of the batches of a set of roles."""
+        [found] = [roles for roles in self.role_sets if roles.name == name]
+        return found.collator.value_layout()
+
+    def labelled(self, values: dict[str, Any], role_set: int) -> dict[str, Any]:
+        """Return the values of a batch with what says which set of roles has made it, if any."""
+        return values
 
     def roles_of(self, source: str) -> RoleSet:
         """Return the set of roles that a source is one of: no two sets share a source."""
         return self._set_of[source]
-
-    def open_draws(self, lane: int) -> LaneDraws:
-        """Return the draws of a lane, at its beginning."""
-        roles, inner = self.roles(lane)
-        return roles.distributor.open(inner, roles.lanes)
 
     def readings(self) -> list[Reading]:
         """Return how storage blocks are read, by each of the sets that read any."""
@@ -232,16 +286,21 @@ class Job:
 
         None = the lane is in none: any worker may have it.
         """
-        found: list[int | None] = []
+        groups = [
+            max((reading.groups or 0 for reading in roles.readings), default=0)
+            for roles in self.role_sets
+        ]
+        # Of several sets of a lane, the one with most groups: each of theirs has one worker then.
+        leading = [
+            max(self.lane_roles(lane), key=lambda part: groups[part.roles.number])
+            for lane in range(self.lanes)
+        ]
         numbers: dict[tuple[int, tuple[int | None, ...]], int] = {}
-        for roles in self.role_sets:
-            for lane in range(roles.lanes):
-                if (group := roles.group(lane)) is not None:
-                    numbers.setdefault((roles.number, group), len(numbers))
-        for roles, inner in map(self.roles, range(self.lanes)):
-            group = roles.group(inner)
-            found.append(None if group is None else numbers[roles.number, group])
-        return found
+        for roles, inner in sorted(leading, key=lambda part: (part.roles.number, part.lane)):
+            if (group := roles.group(inner)) is not None:
+                numbers.setdefault((roles.number, group), len(numbers))
+        found = ((roles.number, roles.group(inner)) for roles, inner in leading)
+        return [None if group is None else numbers[number, group] for number, group in found]
 
     def lanes_together(self) -> list[list[int]]:
         """Return the lanes that one worker reads together: those of a reading group, or just one.
@@ -323,8 +382,8 @@ class Job:
         return Numbering(
             self.lanes,
             [
-                self.lane_end(lane) if (end := roles.batches(inner)) is None else end
-                for lane, (roles, inner) in enumerate(map(self.roles, range(self.lanes)))
+                self.lane_end(lane) if (end := self.known_end(lane)) is None else end
+                for lane in range(self.lanes)
             ],
         )
 
@@ -350,7 +409,7 @@ class Job:
         if self.epochs is None:
             return
         for roles in self.role_sets:
-            if not roles.ends:
+            if roles.epochs is not None and not roles.ends:
                 raise InvalidJob(
                     f"epochs: {self.epochs} needs draws that end, and "
                     f"{type(roles.distributor).__name__} does not say that its do: use epochs: "
@@ -367,7 +426,9 @@ class Job:
         """
         if self.epochs is None:
             return False
-        return any(roles.batches(0) is None for roles in self.role_sets)
+        return any(
+            roles.epochs is not None and roles.batches(0) is None for roles in self.role_sets
+        )
 
     def lane_end(self, lane: int) -> int | None:
         """Return how many batches a lane was found to hold; None where that was not found out."""
@@ -402,107 +463,22 @@ class Job:
         return hashlib.sha256(canonical(self.plan)).digest()
 
     def cautions(self) -> list[str]:
-        """Return sentences about what the log id does not know of this job's content."""
+        """Return sentences about what people should know before they run this job.
+
+        What the log id does not know of its content, and what its draws cost that they need not.
+        """
         found = ((name, source.unseen()) for name, source in sorted(self.sources.items()))
-        return [f"source {name!r}: {sentence}" for name, sentence in found if sentence]
+        unseen = [f"source {name!r}: {sentence}" for name, sentence in found if sentence]
+        return unseen + self.remarks()
+
+    def remarks(self) -> list[str]:
+        """Return what the draws of this job cost that they need not."""
+        return [line for roles in self.role_sets for line in roles.distributor.remarks()]
 
     def close(self) -> None:
         """Let go of the sources' files."""
         for source in self.sources.values():
             source.close()
-
-
-class JointJob(Job):
-    """A job whose lanes are dealt to several sets of roles: each batch comes from one of them.
-
-    The sets may differ in everything, from the source to the collator; a step holds batches of all
-    of them in the proportion of their lanes, as evenly as whole batches allow. The log is one: with
-    one log id, one cursor, one budget of items that are left out.
-
-    Args:
-        sets: The sets of roles by name, with their numbers of lanes; `source` of a set that has
-            only one gets the name of the set, and no two sets have a source of the same name. The
-            names, their order and the numbers of lanes are part of the log id.
-        seed, epochs, batches_per_step, on_item_error, max_quarantined: As for `Job`.
-        max_replay, snapshot_every, name: As for `Job`.
-
-    Raises:
-        InvalidJob: The plan does not hold together; says what to change.
-    """
-
-    def __init__(
-        self,
-        sets: Mapping[str, RoleSet],
-        *,
-        seed: int = 0,
-        epochs: int | None = None,
-        batches_per_step: int | None = None,
-        on_item_error: str = "stop",
-        max_quarantined: int = 1000,
-        max_replay: int = 100_000,
-        snapshot_every: int = 16,
-        name: str = "job",
-    ) -> None:
-        if not sets:
-            raise InvalidJob("there is no set of roles: give at least one", key="sets")
-        policies = (batches_per_step, on_item_error, max_quarantined, max_replay, snapshot_every)
-        lanes = sum(roles.lanes for roles in sets.values())
-        self._take_numbers(name, seed, lanes, epochs, *policies)
-        _check_apart(sets)
-        role_sets = [roles.named(key, number) for number, (key, roles) in enumerate(sets.items())]
-        self._specs = joint_specs(role_sets)
-        given = [0] * len(role_sets)
-        self._dealt: list[LaneRoles] = []
-        for number in deal_lanes([roles.lanes for roles in role_sets]):
-            self._dealt.append(LaneRoles(role_sets[number], given[number]))
-            given[number] += 1
-        self._take_roles(tuple(role_sets))
-
-    def roles(self, lane: int) -> LaneRoles:
-        """Return the roles that make the batches of a lane, and its number among their lanes."""
-        return self._dealt[lane]
-
-    def _check_names(self) -> None:
-        super()._check_names()
-        for roles in self.role_sets:
-            if not SOURCE_NAME.fullmatch(roles.name):
-                raise InvalidJob(
-                    f"{roles.name!r} is not a name for a set of roles: use letters, digits and "
-                    f"underscores, and no digit first, at most {MAX_SOURCE_NAME} characters",
-                    key="sets",
-                )
-        if len(self.sources) < sum(len(roles.sources) for roles in self.role_sets):
-            raise InvalidJob(
-                "two sets of roles have a source of the same name: an item is known by the name of "
-                "its source, so give each its own",
-                key="sets",
-            )
-
-    def specs(self) -> Sequence[KeySpec]:
-        """Return what is known about the values of a batch, whichever set has made it."""
-        return self._specs
-
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "sets": {
-                roles.name: {"number": roles.number, "lanes": roles.lanes, **roles.identity()}
-                for roles in self.role_sets
-            }
-        }
-
-
-def _check_apart(sets: Mapping[str, RoleSet]) -> None:
-    """Refuse a distributor or a source of two sets: it is bound to the lanes of one."""
-    seen: dict[int, str] = {}
-    for name, roles in sets.items():
-        for role in (roles.distributor, *roles.sources.values()):
-            other = seen.setdefault(id(role), name)
-            if other != name:
-                raise InvalidJob(
-                    f"{type(role).__name__} is the same object in the sets {other!r} and {name!r}: "
-                    "make one for each, since it keeps what it reads and draws for its own lanes",
-                    key="sets",
-                )
 
 
 def canonical(plan: Any) -> bytes:
@@ -542,7 +518,6 @@ __all__ = [
     "ORDER_FORMAT",
     "SOURCE_NAME",
     "Job",
-    "JointJob",
     "LaneRoles",
     "RoleSet",
     "canonical",

@@ -287,6 +287,8 @@ class Metrics(Observer):
             self._parts[name] = {target.part for target in targets}
             for target in targets:
                 self._of(self._part_target, name, target.part, target.by).set(target.share)
+                for counter in self._of_parts.values() if target.by != "lanes" else ():
+                    self._of(counter, name, target.part)
             sizes = SIZES if any(roles.plans_from_refs for roles in job.role_sets) else ()
             for count in (*sizes, *(count for each in batchers for count in each.counters())):
                 self._of(self._batcher, name, self._bounded(self._batcher, name, count))
@@ -560,7 +562,7 @@ def _item_bytes(job: Job) -> float:
         for reading in roles.readings:
             lanes = roles.lanes if reading.lanes is None else len(reading.lanes)
             total += lanes * reading.share * reading.item_bytes
-    return total / job.lanes
+    return total / sum(roles.lanes for roles in job.role_sets)
 
 
 def _highest(streams: Iterable[Mapping[str, Any]], key: str) -> list[tuple[str, float]]:

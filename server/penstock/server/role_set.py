@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -26,23 +27,31 @@ from penstock.server.roles.columns import ColumnCollator, Indices, SequenceColum
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.processors import IdentityProcessor
 from penstock.server.roles.reading import Reading
-from penstock.wire.checks import check_whole
+from penstock.wire.checks import check_choice
 from penstock.wire.errors import InvalidJob
+from penstock.wire.frame import DATASET_NAME
 
 DEFAULT_LANES = 48
 """Divided by most world sizes, and enough to keep the lanes' planners from being the bottleneck."""
 
+EXHAUSTED = ("stop", "repeat")
+
 
 class RoleSet:
-    """What makes the batches of some lanes of a job: of all, unless it is a `JointJob`.
+    """What makes batches of a job: all of them, unless it is a `JointJob`.
 
     Args:
         source, distributor, processor, batcher, collator, batch_size: As for `Job`.
-        lanes: How many lanes have these roles.
+        ratio: Its share of the batches of a joint job, in proportion to those of the other sets.
+        exhausted: What happens after the epochs of a joint job that has any: `stop` ends every lane
+            where this set is chosen and has nothing more; `repeat` begins it again, for as long as
+            the others last.
 
     Attributes:
         name: Its name in the job; "" = the job has only this one.
         number: Its number in the job, by which plans and snapshots name it.
+        lanes: How many lanes have these roles.
+        epochs: After how many epochs its lanes are over; None = never.
         sources: Its sources by name; no other set of the job has one of that name.
 
     Raises:
@@ -58,9 +67,12 @@ class RoleSet:
         collator: BatchCollator | None = None,
         *,
         batch_size: int | None = None,
-        lanes: int = DEFAULT_LANES,
+        ratio: float = 1,
+        exhausted: str = "stop",
     ) -> None:
-        check_whole("lanes", lanes, 1)
+        if not isinstance(ratio, int | float) or isinstance(ratio, bool) or not 0 < ratio < inf:
+            raise InvalidJob(f"ratio is {ratio!r}: give a number above 0", key="ratio")
+        check_choice("exhausted", exhausted, EXHAUSTED)
         if batch_size is not None and batcher is not None:
             raise InvalidJob(
                 "batch_size and batcher are both given: batch_size stands for a simple batcher, so "
@@ -73,7 +85,9 @@ class RoleSet:
                     "neither batcher nor batch_size is given: give one of them", key="batcher"
                 )
             batcher = SimpleBatcher(batch_size)
-        self.name, self.number, self.lanes = "", 0, lanes
+        self.name, self.number, self.lanes = "", 0, DEFAULT_LANES
+        self.ratio, self.exhausted = float(ratio), exhausted
+        self.epochs: int | None = None
         self._one_source = not isinstance(source, Mapping)
         self.sources: Mapping[str, Source] = (
             dict(source) if isinstance(source, Mapping) else {"main": source}
@@ -83,16 +97,26 @@ class RoleSet:
         self.batcher: SampleBatcher = batcher
         self.collator = collator or DefaultBatchCollator()
 
-    def named(self, name: str, number: int) -> RoleSet:
-        """Return this set as one of several: a source without a name takes that of its set."""
+    def placed(self, lanes: int, name: str = "", number: int = 0) -> RoleSet:
+        """Return this set as it is in a job.
+
+        Args:
+            lanes: How many lanes have these roles.
+            name: Its name, as one of several: a source without a name of its own takes it.
+            number: Its number there.
+        """
         found = copy.copy(self)
-        found.name, found.number = name, number
-        if self._one_source:
+        found.lanes, found.name, found.number = lanes, name, number
+        if self._one_source and name:
             found.sources = {name: self.sources["main"]}
         return found
 
     def open(self, seed: int, epochs: int | None) -> None:
         """Check the roles against the data, and bind the distributor to it.
+
+        Args:
+            seed: The job's.
+            epochs: The job's; a set that is repeated has none.
 
         Raises:
             InvalidJob: They do not hold together; says what to change.
@@ -103,7 +127,8 @@ class RoleSet:
                     f"source {name!r} holds zero items: a job needs at least one", key="source"
                 )
             self._check_columns(source)
-        self.distributor.bind(self.sources, seed, epochs, self.lanes)
+        self.epochs = None if self.exhausted == "repeat" else epochs
+        self.distributor.bind(self.sources, seed, self.epochs, self.lanes)
         self._kept = [0] * len(self.readings)
         for reading in self.readings:
             if reading.blocks is not None:
@@ -300,6 +325,8 @@ def joint_specs(sets: Sequence[RoleSet]) -> list[KeySpec]:
     counted: dict[str, int] = {}
     for roles in sets:
         for spec in roles.collator.specs():
+            if spec.name == DATASET_NAME:
+                raise name_taken(roles)
             counted[spec.name] = counted.get(spec.name, 0) + 1
             first, known = found.setdefault(spec.name, (roles, spec))
             if _form(known) != _form(spec):
@@ -311,9 +338,22 @@ def joint_specs(sets: Sequence[RoleSet]) -> list[KeySpec]:
                 )
             found[spec.name] = first, _both(known, spec)
     return [
-        KeySpec(**{**vars(spec), "optional": spec.optional or counted[name] < len(sets)})
-        for name, (_, spec) in found.items()
+        *(
+            KeySpec(**{**vars(spec), "optional": spec.optional or counted[name] < len(sets)})
+            for name, (_, spec) in found.items()
+        ),
+        KeySpec(DATASET_NAME, "str", place="host"),
     ]
+
+
+def name_taken(roles: RoleSet) -> InvalidJob:
+    """Return the error of a collator that gives a value of the reserved name."""
+    return InvalidJob(
+        f"{roles.collator.code_of('collate')} of {roles.name!r} gives a value "
+        f"{DATASET_NAME!r}, which in a joint job is the name of the set that made a batch: have it "
+        "give another name",
+        key="collator",
+    )
 
 
 def _form(spec: KeySpec) -> tuple[str, str, int, str]:
@@ -340,4 +380,12 @@ def joint_layout(sets: Sequence[RoleSet]) -> Layout:
     return layouts.pop() if len(layouts) == 1 else Layout()
 
 
-__all__ = ["DEFAULT_LANES", "RoleSet", "deal_lanes", "joint_layout", "joint_specs"]
+__all__ = [
+    "DEFAULT_LANES",
+    "EXHAUSTED",
+    "RoleSet",
+    "deal_lanes",
+    "joint_layout",
+    "joint_specs",
+    "name_taken",
+]

@@ -25,7 +25,7 @@ What comes from the network is checked before anything is allocated by it, and `
 
 from penstock.wire.frame.checks import check_chunk, check_crc, check_header
 from penstock.wire.frame.decode import TensorMaker, bfloat16_dtype, decode_values
-from penstock.wire.frame.describe import batch_record, describe_values
+from penstock.wire.frame.describe import DATASET_NAME, batch_record, describe_values
 from penstock.wire.frame.layout import Layout
 from penstock.wire.frame.messages import (
     ChunkView,
@@ -40,6 +40,7 @@ from penstock.wire.frame.record import MAX_HEADER_BYTES, write_body, write_heade
 from penstock.wire.frame.seal import check_sealed, read_header, with_position
 
 __all__ = [
+    "DATASET_NAME",
     "MAX_HEADER_BYTES",
     "Buffer",
     "ChunkView",

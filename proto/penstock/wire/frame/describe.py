@@ -21,6 +21,9 @@ _KINDS = {
 }
 """Field of `Value` -> the kind's name in Describe and in records."""
 
+DATASET_NAME = "dataset_name"
+"""The value of a joint job's batches that names the set of roles which made it."""
+
 
 def describe_values(header: feed_pb2.BatchHeader) -> dict[str, dict[str, Any]]:
     """Return `{name: {"kind", "dtype", "shape"}}`; values other than tensors have `""` and `[]`."""
@@ -43,8 +46,11 @@ def batch_record(header: feed_pb2.BatchHeader, body: Buffer, step: int) -> dict[
         header: A header that `check_header` has passed, with position and samples.
         body: The whole body.
         step: The step that holds the position.
+
+    Returns:
+        What docs/operate.md lists; `dataset_name` in a batch of a joint job alone.
     """
-    return {
+    record = {
         "position": header.position,
         "step": step,
         "lane": header.lane,
@@ -56,6 +62,8 @@ def batch_record(header: feed_pb2.BatchHeader, body: Buffer, step: int) -> dict[
         "bytes": header.body_bytes,
         "accounting": {count.name: count.value for count in header.accounting},
     }
+    made_by = [named.value.text for named in header.values if named.name == DATASET_NAME]
+    return {**record, DATASET_NAME: made_by[0]} if made_by else record
 
 
-__all__ = ["batch_record", "describe_values"]
+__all__ = ["DATASET_NAME", "batch_record", "describe_values"]

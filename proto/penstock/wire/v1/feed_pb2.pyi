@@ -30,7 +30,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("protocol", "server_version", "node", "store", "job", "log_id", "lanes", "batches_per_step", "batches", "keys", "max_body_bytes", "jobs", "node_id", "finite", "layout", "labels_shifted", "ignore_index")
+    __slots__ = ("protocol", "server_version", "node", "store", "job", "log_id", "lanes", "batches_per_step", "batches", "keys", "max_body_bytes", "jobs", "node_id", "finite", "layout", "labels_shifted", "ignore_index", "sets")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class DescribeReply(_message.Message):
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     LABELS_SHIFTED_FIELD_NUMBER: _ClassVar[int]
     IGNORE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SETS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     server_version: str
     node: str
@@ -65,7 +66,22 @@ class DescribeReply(_message.Message):
     layout: str
     labels_shifted: bool
     ignore_index: int
-    def __init__(self, protocol: _Optional[int] = ..., server_version: _Optional[str] = ..., node: _Optional[str] = ..., store: _Optional[str] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., lanes: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., batches: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[KeySpec, _Mapping]]] = ..., max_body_bytes: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., node_id: _Optional[str] = ..., finite: bool = ..., layout: _Optional[str] = ..., labels_shifted: bool = ..., ignore_index: _Optional[int] = ...) -> None: ...
+    sets: _containers.RepeatedCompositeFieldContainer[SetSpec]
+    def __init__(self, protocol: _Optional[int] = ..., server_version: _Optional[str] = ..., node: _Optional[str] = ..., store: _Optional[str] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., lanes: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., batches: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[KeySpec, _Mapping]]] = ..., max_body_bytes: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., node_id: _Optional[str] = ..., finite: bool = ..., layout: _Optional[str] = ..., labels_shifted: bool = ..., ignore_index: _Optional[int] = ..., sets: _Optional[_Iterable[_Union[SetSpec, _Mapping]]] = ...) -> None: ...
+
+class SetSpec(_message.Message):
+    __slots__ = ("name", "share", "layout", "labels_shifted", "ignore_index")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    LABELS_SHIFTED_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    share: float
+    layout: str
+    labels_shifted: bool
+    ignore_index: int
+    def __init__(self, name: _Optional[str] = ..., share: _Optional[float] = ..., layout: _Optional[str] = ..., labels_shifted: bool = ..., ignore_index: _Optional[int] = ...) -> None: ...
 
 class KeySpec(_message.Message):
     __slots__ = ("name", "kind", "dtype", "shape", "optional", "place", "min", "max")

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import click
 
 from penstock.server.commands.say import say
-from penstock.server.examples import chat as chat_example
 from penstock.server.jobs.guess import BATCH_SIZE, Guess, guess
 from penstock.server.jobs.load import load
 from penstock.wire.errors import InvalidRequest
-
-CHAT = Path(chat_example.__file__)
-"""The processor of conversations: copied, so that it is the user's."""
 
 
 @click.command(short_help="Write a commented job file for your data.")
@@ -41,7 +36,7 @@ CHAT = Path(chat_example.__file__)
     metavar="N",
     help="Batches of N items, padded where they are tokens, in place of packed rows.",
 )
-@click.option("--force", is_flag=True, help="Replace files that are there already.")
+@click.option("--force", is_flag=True, help="Replace a file that is there already.")
 def init(
     files: tuple[str, ...],
     output: str,
@@ -58,8 +53,7 @@ def init(
     yours to change.
 
     Conversations (a column of role and content, or of from and value) are written by the chat
-    template of the tokenizer's folder, with loss on the answers; the processor for them is copied
-    beside the job file, as chat.py.
+    template of the tokenizer's folder, with loss on the answers.
 
     \b
     Examples:
@@ -81,11 +75,6 @@ def init(
         max_tokens=max_tokens,
         batch_size=batch_size,
     )
-    if found.chat_column is not None and found.tokenizer is not None:
-        beside = path.with_name(CHAT.name)
-        if not (beside.exists() and beside.read_bytes() == CHAT.read_bytes()):
-            _refuse_to_replace(beside, force)
-            shutil.copyfile(CHAT, beside)
     path.write_text(render(found, path.name), encoding="utf-8")
     _ = load(str(path)).jobs["main"].log_id  # what we write, we can read
     _say(found, output)
@@ -110,15 +99,14 @@ def _say(found: Guess, output: str) -> None:
         say(f"  takes the token ids of column {found.ids_column}, {shape}")
     elif found.chat_column and found.tokenizer:
         say(
-            f"  wrote {CHAT.name}: it writes the conversations of column {found.chat_column} by "
-            f"the chat template in {found.tokenizer}, {shape}; loss is on the answers"
+            f"  writes the conversations of column {found.chat_column} by the chat template in "
+            f"{found.tokenizer}, {shape}; loss is on the answers"
         )
     elif found.chat_column:
         say(
             f"  column {found.chat_column} holds conversations, and no tokenizer with a chat "
             "template was found, so batches hold them as they are; for packed tokens: penstockd "
-            "init ... --tokenizer FOLDER, as save_pretrained of transformers writes it (the "
-            "example: penstock.server.examples.chat)"
+            "init ... --tokenizer FOLDER, as save_pretrained of transformers writes it"
         )
     elif found.tokenizer and found.text_column:
         say(f"  tokenizes column {found.text_column} with {found.tokenizer}, {shape}")
@@ -180,9 +168,10 @@ def _processor(found: Guess) -> list[str]:
         tokenizer[0] += "  # its chat template is applied"
         return [
             *head,
-            f"      type: {_text(f'./{CHAT.name}:Chat')}  # yours to change",
+            "      type: chat",
             *tokenizer,
             f"      column: {_text(found.chat_column)}",
+            "      unmatched: error  # or search, skip: where answers are not found among tokens",
         ]
     lines = [*head, "      type: tokenize", *tokenizer, f"      column: {_text(found.text_column)}"]
     if found.end_token is not None:
@@ -231,7 +220,7 @@ def _plain(found: Guess) -> list[str]:
     column = found.chat_column or found.text_column
     processor = f"{{type: tokenize, tokenizer: tokenizer.json, column: {_text(column)}}}"
     if found.chat_column is not None:
-        processor = f'{{type: "./{CHAT.name}:Chat", tokenizer: FOLDER, column: {_text(column)}}}'
+        processor = f"{{type: chat, tokenizer: FOLDER, column: {_text(column)}}}"
         lines.append("    # penstockd init --tokenizer FOLDER writes these, with the processor:")
     else:
         lines.append("    # For packed tokens put these in place of batch_size:")

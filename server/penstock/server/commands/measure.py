@@ -13,6 +13,7 @@ from typing import Any
 from penstock.server.commands import purity
 from penstock.server.commands.memory import NodeMemory, node_memory
 from penstock.server.commands.pace import lanes_beside, pace
+from penstock.server.commands.parts import PartShare, part_shares
 from penstock.server.commands.progress import Say, silent
 from penstock.server.commands.text import decoder
 from penstock.server.commands.together import Together
@@ -81,6 +82,7 @@ class Measured:
         filtered: Items without a sample, by reason.
         quarantined: Items that fail, by reason, where the job's policy is to leave them out.
         counts: Sums of the batches' counts.
+        parts: Of each part of a mixture what it shall have, and what it had in these batches.
         bytes_per_batch: Mean bytes of a body.
         efficiency: tokens / (tokens + padding tokens) of the `paced_batches`, or None where the
             collator counts none.
@@ -92,6 +94,7 @@ class Measured:
         together: As many processes at the same time, as far as there is work for each.
         reading: How a window of storage blocks is read, or None if there are none.
         memory: What the node takes while it serves this job.
+        shares: Which part of all batches each set of roles makes, in a joint job; of others empty.
         warnings: Sentences; nothing is wrong, but something may surprise.
         sample: The first sample as text.
     """
@@ -108,6 +111,7 @@ class Measured:
     filtered: dict[str, int] = field(default_factory=dict)
     quarantined: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    parts: list[PartShare] = field(default_factory=list)
     bytes_per_batch: int = 0
     efficiency: float | None = None
     paced_batches: int = 0
@@ -117,6 +121,7 @@ class Measured:
     together: Together = field(default_factory=Together)
     reading: WindowRead | None = None
     memory: NodeMemory | None = None
+    shares: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     sample: str = ""
 
@@ -164,6 +169,7 @@ def examine(
         batches=order.batches,
         epochs=job.epochs,
         workers=workers,
+        shares=job.shares(),
     )
     watch = Stopwatch(say, f"job {job.name}, {item_count} items")
     items = Items(job, progress=watch)
@@ -182,12 +188,13 @@ def examine(
 
     watch = Stopwatch(say, f"job {job.name}, {batch_count} batches")
     lines = [Line(job, lane, Items(job, progress=watch)) for lane in purity.first_lanes(job)]
+    counts = {line.lane: purity.batches_with_all(job, line, batch_count) for line in lines}
     made = {line.lane: purity.first_batches(line, 1) for line in lines}
     watch("")
     first, ones = watch.seconds.copy(), sum(map(len, made.values()))
     watch.seconds.clear()
     for line in lines:
-        made[line.lane] += purity.first_batches(line, batch_count - 1)
+        made[line.lane] += purity.first_batches(line, counts[line.lane] - 1)
     watch("")
     batches = [batch for of_lane in made.values() for batch in of_lane]
     # First batches also pay for imports and first calls: their times stand only if they are alone.
@@ -203,6 +210,7 @@ def examine(
         purity.check_promises(job, items, good, line)
     watch.what = f"job {job.name}, past its start"
     _measure_pace(found, lines, batch_count)
+    found.parts = part_shares(job, lines)
     found.memory = node_memory(
         job,
         workers=workers,

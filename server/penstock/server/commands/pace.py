@@ -142,8 +142,9 @@ def pass_start(
     deadline = clock() + MAX_PASSING_S
     filled: bool | None = None
     for line in lines:
-        pool = line.job.roles(line.lane).roles.batcher.chooses_from()
-        if pool is None:
+        parts = line.job.lane_roles(line.lane)
+        pool = sum(part.roles.batcher.chooses_from() or 0 for part in parts)
+        if not pool:
             continue
         filled = True
         while line.planner.drawn < POOLS_PASSED * pool:

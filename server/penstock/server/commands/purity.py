@@ -27,7 +27,7 @@ from typing import Any
 
 from penstock.server.core.refs import ItemRef
 from penstock.server.environment import FIXED, THREAD_VARIABLES, worker_environment
-from penstock.server.job import Job
+from penstock.server.job import Job, LaneRoles
 from penstock.server.pipeline.items import Filtered, Items, Outcome
 from penstock.server.pipeline.line import Computed, Line
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S
@@ -58,6 +58,9 @@ HASH_SEEDS = ("4711", "4712")
 
 OTHER_LOCALES = ("de_DE.UTF-8", "en_US.UTF-8")
 """Locales to compare with, the first one that this machine has; `C` is everywhere."""
+
+MAX_WAITED = 50
+"""Times the batches that were asked for, made at most for a set of roles that comes seldom."""
 
 RETRY_S = 1.0
 """A file that is not there in another folder will not be there later."""
@@ -112,16 +115,20 @@ def all_at_once() -> Surroundings:
 def first_items(job: Job, count: int) -> list[ItemRef]:
     """Return the first `count` draws of a job, lanes in turn; fewer if it ends before."""
     found: dict[ItemRef, None] = {}
-    going = {lane: _opened(job, lane) for lane in range(job.lanes)}
+    going = {
+        (lane, number): (part.roles, _opened(part))
+        for lane in range(job.lanes)
+        for number, part in enumerate(job.lane_roles(lane))
+    }
     epochs = [roles.distributor.epoch_draws(roles.lanes) for roles in job.role_sets]
     known = [epoch for epoch in epochs if epoch is not None]
     epoch = max(known) if len(known) == len(epochs) else None
     k = 0
     while len(found) < count and going:
-        for lane, draws in list(going.items()):
-            item = _next_draw(job.roles(lane).roles, draws)
+        for place, (roles, draws) in list(going.items()):
+            item = _next_draw(roles, draws)
             if item is None:
-                del going[lane]
+                del going[place]
             else:
                 found[item] = None
             if len(found) == count:
@@ -132,9 +139,8 @@ def first_items(job: Job, count: int) -> list[ItemRef]:
     return list(found)
 
 
-def _opened(job: Job, lane: int) -> LaneDraws:
-    roles, inner = job.roles(lane)
-    draws: LaneDraws = asked(roles.distributor, "open", inner, roles.lanes)
+def _opened(part: LaneRoles) -> LaneDraws:
+    draws: LaneDraws = asked(part.roles.distributor, "open", part.lane, part.roles.lanes)
     return draws
 
 
@@ -182,25 +188,28 @@ def check_promises(job: Job, items: Items, refs: Sequence[ItemRef], line: Line) 
         job: The job.
         items: Has processed the items before.
         refs: Items that can be processed.
-        line: A line, for its next batch; its lane's set of roles is looked at.
+        line: A line, for its next batches; the sets of roles of its lane are looked at.
 
     Raises:
         InvalidJob: Names the role.
     """
-    roles = job.roles(line.lane).roles
-    refs = [item for item in refs if item.source in roles.sources]
-    for name, source in roles.sources.items():
-        own = [item for item in refs if item.source == name]
-        if _promises(source) and _draws(partial(items.raws, own)):
-            raise _broken_promise(job, source, "source")
-    # The generators are restored after each item of a source that says it draws from them.
-    if _promises(roles.processor) and _draws(partial(items.samples, refs, "draw")):
-        raise _broken_promise(job, roles.processor, "processor")
-    if _promises(roles.collator):
+    for roles, _ in job.lane_roles(line.lane):
+        of_set = [item for item in refs if item.source in roles.sources]
+        for name, source in roles.sources.items():
+            own = [item for item in of_set if item.source == name]
+            if _promises(source) and _draws(partial(items.raws, own)):
+                raise _broken_promise(job, source, "source")
+        # The generators are restored after each item of a source that says it draws from them.
+        if _promises(roles.processor) and _draws(partial(items.samples, of_set, "draw")):
+            raise _broken_promise(job, roles.processor, "processor")
+    if any(_promises(roles.collator) for roles, _ in job.lane_roles(line.lane)):
         with suppress(PastEnd):
-            plan = line.advance()
-            if _draws(partial(line.make, plan)):
-                raise _broken_promise(job, roles.collator, "collator")
+            for _ in range(batches_with_all(job, line, 1)):
+                plan = line.advance()
+                collator = job.role_sets[plan.role_set].collator
+                draws = _draws(partial(line.make, plan))
+                if draws and _promises(collator):
+                    raise _broken_promise(job, collator, "collator")
 
 
 def _promises(role: Source | RawItemProcessor | BatchCollator) -> bool:
@@ -232,6 +241,20 @@ def batch_facts(computed: Computed) -> Facts:
     facts["counts"] = content_hash({count.name: count.value for count in header.counts})
     facts["items"] = content_hash([[s.source, s.index, s.epoch] for s in header.samples])
     return facts
+
+
+def batches_with_all(job: Job, line: Line, count: int) -> int:
+    """Return how many of the next batches of a line hold so many of each of its sets of roles.
+
+    That is `count` where there is one set; a set that is hardly ever chosen is not waited for.
+    """
+    before, found = job.uses(line.lane, line.offset), count
+    while found < MAX_WAITED * count:
+        uses = job.uses(line.lane, line.offset + found)
+        if min(now - then for now, then in zip(uses, before, strict=True)) >= count:
+            break
+        found += 1
+    return found
 
 
 def first_batches(line: Line, count: int) -> list[Computed]:
@@ -267,9 +290,9 @@ def resumed_batches(job: Job, lane: int, count: int) -> list[Computed]:
         try:
             line = Line(job, lane, snapshot=snapshot)
         except BadSnapshot as error:
-            batcher = job.roles(lane).roles.batcher
+            batcher = _batchers(job, lane, "restore")
             raise LogDiverged(
-                f"job {job.name!r} cannot be resumed: {batcher.code_of('restore')} does not take "
+                f"job {job.name!r} cannot be resumed: {batcher} does not take "
                 f"what state() gave after batch {len(found) - 1} of lane {lane} "
                 f"({error.__cause__!r})",
                 what=f"batch {len(found) - 1}",
@@ -286,10 +309,11 @@ def first_lanes(job: Job) -> list[int]:
     for position in range(job.lanes):
         with suppress(PastEnd):
             lane = order.lane_offset(position).lane
-            found.setdefault(job.roles(lane).roles.number, lane)
+            for part in job.lane_roles(lane):
+                found.setdefault(part.roles.number, lane)
         if len(found) == len(job.role_sets):
             break
-    return list(found.values())
+    return list(dict.fromkeys(found.values()))
 
 
 def order_of(job: Job) -> Order:
@@ -318,8 +342,9 @@ def gather_backwards(
     for lane in first_lanes(job):
         # With verdicts of its own: items were judged at `draw` here, whatever a line would do.
         line = Line(job, lane, Items(job, retry_deadline_s=retry_deadline_s))
-        batches[str(lane)] = list(map(batch_facts, first_batches(line, batch_count)))
-        resumed[str(lane)] = list(map(batch_facts, resumed_batches(job, lane, batch_count)))
+        count = batches_with_all(job, line, batch_count)
+        batches[str(lane)] = list(map(batch_facts, first_batches(line, count)))
+        resumed[str(lane)] = list(map(batch_facts, resumed_batches(job, lane, count)))
     return {
         "log_id": job.log_id.hex(),
         "items": facts,
@@ -504,9 +529,16 @@ def compare(job: Job, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         _compare_resumed(job, int(lane), batches, theirs["resumed"].get(lane, []))
 
 
+def _batchers(job: Job, lane: int, method: str = "") -> str:
+    """Return what the batchers of a lane are called in errors."""
+    names = [part.roles.batcher.code_of(method) for part in job.lane_roles(lane)]
+    return " or ".join(dict.fromkeys(names))
+
+
 def _compare_lane(job: Job, lane: int, ours: Sequence[Facts], theirs: Sequence[Facts]) -> None:
-    roles = job.roles(lane).roles
-    batcher, collator = roles.batcher.code_of(), roles.collator.code_of()
+    batcher = _batchers(job, lane)
+    collators = [part.roles.collator.code_of() for part in job.lane_roles(lane)]
+    collator = " or ".join(dict.fromkeys(collators))
     _compare_batches(
         ours,
         theirs,
@@ -520,7 +552,7 @@ def _compare_lane(job: Job, lane: int, ours: Sequence[Facts], theirs: Sequence[F
 
 
 def _compare_resumed(job: Job, lane: int, ours: Sequence[Facts], theirs: Sequence[Facts]) -> None:
-    batcher = job.roles(lane).roles.batcher.code_of()
+    batcher = _batchers(job, lane)
     _compare_batches(
         ours,
         theirs,
@@ -583,6 +615,7 @@ __all__ = [
     "Gather",
     "Surroundings",
     "batch_facts",
+    "batches_with_all",
     "check_promises",
     "compare",
     "find_dependences",

@@ -103,8 +103,9 @@ def show(
             click.echo(json.dumps(_record(computed, size)))
         else:
             say(_readable(built, computed, size, as_text))
-    if warning := version_warning(config.server.store, config.base, built):
-        say(f"penstockd: {warning}", error=True)
+    warning = version_warning(config.server.store, config.base, built)
+    for sentence in [*built.remarks(), *([warning] if warning else [])]:
+        say(f"penstockd: {sentence}", error=True)
 
 
 def computed_batches(
@@ -204,7 +205,9 @@ def _readable(job: Job, computed: Computed, batches_per_step: int, as_text: bool
     head = headline(record, padding=header.padding)
     if as_text:
         values = frame.decode_values(header, computed.body)
-        decode = decoder(job.roles(header.lane).roles)
+        # Whichever set has made it: no two have a source of one name.
+        made_by = job.roles_of(header.samples[0].source) if header.samples else job.role_sets[0]
+        decode = decoder(made_by)
         return f"{head}\n{batch_text(values, decode)}"
     lines = [head, f"  digest {record['digest']}, {record['bytes']:,} bytes"]
     lines += [f"  {value_text(name, value)}" for name, value in record["values"].items()]

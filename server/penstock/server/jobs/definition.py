@@ -20,8 +20,9 @@ from penstock.server.job import Job, find_job
 from penstock.server.jobs.location import Location
 from penstock.server.jobs.python_file import jobs_in
 from penstock.server.jobs.registry import KINDS, build
-from penstock.server.jobs.settings import JobSettings
+from penstock.server.jobs.settings import JobSettings, RolesSettings, SetSettings
 from penstock.server.jobs.validate import validate
+from penstock.server.joint_job import JointJob, RoleSet
 from penstock.wire.errors import InvalidJob, JobChanged, PenstockError
 
 FORMAT = 1
@@ -89,14 +90,20 @@ class Definition:
         """Return it without what no store shall hold."""
         if self.settings is None:
             return self
-        settings = dict(self.settings)
-        if settings.get("source") is not None:
-            settings["source"] = _without_options(settings["source"])
-        if settings.get("sources") is not None:
-            settings["sources"] = {
-                name: _without_options(spec) for name, spec in settings["sources"].items()
-            }
+        settings = _storable(self.settings)
+        if settings.get("joint") is not None:
+            settings["joint"] = {name: _storable(own) for name, own in settings["joint"].items()}
         return replace(self, settings=settings)
+
+
+def _storable(section: dict[str, Any]) -> dict[str, Any]:
+    """Return a job's section, or that of a set of roles, without the options of its sources."""
+    found = dict(section)
+    if found.get("source") is not None:
+        found["source"] = _without_options(found["source"])
+    if found.get("sources") is not None:
+        found["sources"] = {name: _without_options(spec) for name, spec in found["sources"].items()}
+    return found
 
 
 def _without_options(spec: dict[str, Any]) -> dict[str, Any]:
@@ -166,6 +173,43 @@ def _built(name: str, settings: JobSettings, location: Location) -> Job:
         PenstockError: The data cannot be opened; the message begins with the key.
     """
     values = settings.model_dump(exclude_unset=True)
+    sets = values.pop("joint", None)
+    parts: dict[str, Any] = {}
+    if sets is not None:
+        parts["sets"] = {
+            key: _role_set(spec, location.at("joint", key)) for key, spec in sets.items()
+        }
+    else:
+        parts = _roles(values, location)
+    numbers = {key: value for key, value in values.items() if key not in RolesSettings.model_fields}
+    try:
+        job = Job(**parts, **numbers, name=name) if sets is None else None
+        job = job or JointJob(**parts, **numbers, name=name)
+        job.check_end()  # whether lanes end, and where, is part of what the file says
+        if not job.needs_counting:
+            _ = job.order
+        return job
+    except PenstockError as error:
+        raise _placed(error, values, location) from error
+
+
+def _role_set(spec: dict[str, Any], location: Location) -> RoleSet:
+    """Build one of the sets of a joint job."""
+    kept = {key: spec[key] for key in ("ratio", "exhausted") if key in spec}
+    roles = _roles(spec, location)
+    try:
+        return RoleSet(**roles, **kept)
+    except PenstockError as error:
+        raise _placed(error, spec, location) from error
+
+
+def _roles(given: dict[str, Any], location: Location) -> dict[str, Any]:
+    """Build the sources and the roles of a section: what a job is made of, by parameter."""
+    values = {
+        key: value
+        for key, value in given.items()
+        if key in RolesSettings.model_fields and value is not None
+    }
     function = values.pop("function", None)
     if function is not None:
         if values.get("processor") is not None:
@@ -174,33 +218,29 @@ def _built(name: str, settings: JobSettings, location: Location) -> Job:
                 f"{at.key} and {location.at('processor').key} are both given: remove one of them"
             )
         values["processor"] = {"function": function}
-    roles: dict[str, Any] = {}
     several = values.pop("sources", None)
     if several is not None:
-        roles["source"] = {
+        values["source"] = {
             key: build(KINDS["source"], spec, location.at("sources", key))
             for key, spec in several.items()
         }
     for role, kind in KINDS.items():
-        spec = values.pop(role, None)
-        if spec is not None:
+        if role in values and not (role == "source" and several is not None):
             at = location if role == "processor" and function is not None else location.at(role)
-            roles[role] = build(kind, spec, at)
-    try:
-        job = Job(**roles, **values, name=name)
-        job.check_end()  # whether lanes end, and where, is part of what the file says
-        if not job.needs_counting:
-            _ = job.order
-        return job
-    except PenstockError as error:
-        key = str(error.fields.get("key") or "")
-        keys = key.split(".")
-        if several is not None and keys[0] == "source":
-            keys = ["sources"]
-        at = location.at(*keys) if keys[0] in JobSettings.model_fields else location
-        if not isinstance(error, InvalidJob):
-            raise error.reworded(f"{location.key}: {error.message}") from error
-        raise at.error(f"{location.key}: {error.message}") from error
+            values[role] = build(kind, values[role], at)
+    return values
+
+
+def _placed(error: PenstockError, given: dict[str, Any], location: Location) -> PenstockError:
+    """Return an error of a section whose roles do not go together, with its key."""
+    keys = str(error.fields.get("key") or "").split(".")
+    if given.get("sources") is not None and keys[0] == "source":
+        keys = ["sources"]
+    known = JobSettings.model_fields.keys() | SetSettings.model_fields.keys()
+    at = location.at(*keys) if keys[0] in known else location
+    if not isinstance(error, InvalidJob):
+        return error.reworded(f"{location.key}: {error.message}")
+    return at.error(f"{location.key}: {error.message}", error)
 
 
 __all__ = ["Definition", "decode", "rebuild"]

@@ -20,7 +20,12 @@ from penstock.server.jobs.definition import Definition
 from penstock.server.jobs.location import Location
 from penstock.server.jobs.override import override
 from penstock.server.jobs.python_file import JOB_NAME, jobs_in
-from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings
+from penstock.server.jobs.settings import (
+    JobFile,
+    JobSettings,
+    RolesSettings,
+    ServerSettings,
+)
 from penstock.server.jobs.validate import shown, validate
 from penstock.server.sources.catalog import keep_in
 from penstock.wire.errors import InvalidJob
@@ -134,7 +139,7 @@ def _load_file(
     _check_job_names(data.get("jobs"), location)
     file = validate(JobFile, data, location)
     for name, settings in file.jobs.items():
-        _check_sources(settings, location.at("jobs", name))
+        _check_roles(settings, location.at("jobs", name))
     server = override(file.server, overrides, environ)
     keep_in(server.hash_cache, location.base)
     said, base = str(path.absolute()), str(location.base)
@@ -156,8 +161,30 @@ def _check_job_names(jobs: Any, location: Location) -> None:
             )
 
 
-def _check_sources(settings: JobSettings, location: Location) -> None:
-    """Refuse a job without a source, with two kinds of them, or with one that cannot be named."""
+def _check_roles(settings: JobSettings, location: Location) -> None:
+    """Refuse a joint job with roles beside its sets; else check the sources of all sets."""
+    if settings.joint is None:
+        if "choice" in settings.model_fields_set:
+            at = location.at("choice")
+            raise at.error(
+                f"{at.key} says which set of roles makes a batch, and the job has one: give "
+                "several in joint, or remove it"
+            )
+        _check_sources(settings, location)
+        return
+    for key in RolesSettings.model_fields:
+        if getattr(settings, key) is not None:
+            at = location.at(key)
+            raise at.error(
+                f"{at.key} and {location.at('joint').key} are both given: the sets of a joint job "
+                f"have their roles each, so put {key} into them"
+            )
+    for name, roles in settings.joint.items():
+        _check_sources(roles, location.at("joint", name))
+
+
+def _check_sources(settings: RolesSettings, location: Location) -> None:
+    """Refuse roles without a source, with two kinds of them, or with one that cannot be named."""
     at = location.at("source")
     if settings.source is None and settings.sources is None:
         raise at.error(

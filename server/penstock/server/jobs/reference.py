@@ -13,8 +13,17 @@ from pydantic_core import PydanticUndefined
 from penstock.server.core.docstrings import argument_docs
 from penstock.server.job import SOURCE_NAME
 from penstock.server.jobs.registry import FUNCTIONS, KINDS, Kind, constructor_parameters
-from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings
+from penstock.server.jobs.settings import (
+    JobFile,
+    JobSettings,
+    RolesSettings,
+    ServerSettings,
+    SetSettings,
+)
 from penstock.server.roles.role import Role
+
+SOURCES = ("source", "sources")
+"""The keys of a section that say where its items come from: one of them is there."""
 
 
 class Row(NamedTuple):
@@ -34,22 +43,17 @@ class Row(NamedTuple):
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of job files: every key, its default and meaning, roles included."""
     schema = JobFile.model_json_schema()
-    job = schema["$defs"]["JobSettings"]["properties"]
     for name, kind in KINDS.items():
         schema["$defs"][name] = _role_schema(kind)
-        meaning = job[name].get("description", "")
-        job[name] = {"$ref": f"#/$defs/{name}", "description": meaning}
-    job["sources"] = {
-        "type": "object",
-        "minProperties": 1,
-        "propertyNames": {"pattern": f"^{SOURCE_NAME.pattern}$"},
-        "additionalProperties": {"$ref": "#/$defs/source"},
-        "description": job["sources"].get("description", ""),
-    }
-    schema["$defs"]["JobSettings"]["oneOf"] = [
-        {"required": ["source"], "not": {"required": ["sources"]}},
-        {"required": ["sources"], "not": {"required": ["source"]}},
-    ]
+    for section, ways in (("JobSettings", (*SOURCES, "joint")), ("SetSettings", SOURCES)):
+        keys = schema["$defs"][section]["properties"]
+        for name in KINDS:
+            meaning = keys[name].get("description", "")
+            keys[name] = {"$ref": f"#/$defs/{name}", "description": meaning}
+        keys["sources"] = _named("source", keys["sources"])
+        schema["$defs"][section]["oneOf"] = [{"required": [way]} for way in ways]
+    job = schema["$defs"]["JobSettings"]["properties"]
+    job["joint"] = _named("SetSettings", job["joint"])
     for section in schema["$defs"].values():
         for field in section.get("properties", {}).values():
             field.pop("expects", None)
@@ -61,6 +65,17 @@ def json_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "penstock job file",
         **{name: value for name, value in schema.items() if name != "title"},
+    }
+
+
+def _named(of: str, described: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of several things of a kind by name."""
+    return {
+        "type": "object",
+        "minProperties": 1,
+        "propertyNames": {"pattern": f"^{SOURCE_NAME.pattern}$"},
+        "additionalProperties": {"$ref": f"#/$defs/{of}"},
+        "description": described.get("description", ""),
     }
 
 
@@ -142,6 +157,9 @@ def markdown() -> str:
     """Return the tables of `docs/jobs.md`."""
     parts = ["### `server:`", "", *_table("Key", setting_rows(ServerSettings))]
     parts += ["", "### `jobs.NAME:`", "", *_table("Key", setting_rows(JobSettings))]
+    own = (row for row in setting_rows(SetSettings) if row.name not in RolesSettings.model_fields)
+    parts += ["", "### `jobs.NAME.joint.NAME:`", "", "The keys of a source and its roles, and:", ""]
+    parts += _table("Key", own)
     for kind in KINDS.values():
         for name, cls in kind.builtins.items():
             parts += ["", f"### `{kind.name}: {{type: {name}}}`", "", _first_sentence(cls), ""]

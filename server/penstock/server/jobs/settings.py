@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from penstock.server.core.docstrings import argument_docs
 from penstock.server.job import DEFAULT_LANES, MAX_LANES, Job
+from penstock.server.joint_job import JointJob, RoleSet
 from penstock.server.resources import usable_cpus, usable_memory_bytes
 
 _UNITS = {"": 1, "B": 1}
@@ -73,6 +74,8 @@ def _key(default: Any, meaning: str, expects: str, **limits: Any) -> Any:
 
 
 _MEANINGS = argument_docs(inspect.getdoc(Job))
+_JOINT_MEANINGS = argument_docs(inspect.getdoc(JointJob))
+_SET_MEANINGS = argument_docs(inspect.getdoc(RoleSet))
 
 
 def _job_key(name: str, default: Any, expects: str) -> Any:
@@ -207,12 +210,12 @@ class ServerSettings(_Section):
         return min(max(usable_memory_bytes() // 4, MIN_READY_BYTES), MAX_READY_BYTES)
 
 
-class JobSettings(_Section):
-    """One job: what decides its bytes, and a few policies that decide none."""
+class RolesSettings(_Section):
+    """A source and its roles: those of a job, or of one of the sets of a joint job."""
 
     source: RoleSpec | None = _key(
         None,
-        "Where raw items come from. This or `sources` is required.",
+        "Where raw items come from. This, `sources` or `joint` is required.",
         "a source: {type: NAME, its parameters ...}",
     )
     sources: Annotated[dict[str, RoleSpec], Field(min_length=1)] | None = _key(
@@ -242,6 +245,31 @@ class JobSettings(_Section):
         _ROLE_EXPECTS,
     )
     batch_size: Count | None = _job_key("batch_size", None, _COUNT)
+
+
+class SetSettings(RolesSettings):
+    """One set of roles of a joint job."""
+
+    ratio: Annotated[float, Field(gt=0, allow_inf_nan=False)] = _key(
+        1.0, _SET_MEANINGS.get("ratio", ""), "a number above 0"
+    )
+    exhausted: Literal["stop", "repeat"] = _key(
+        "stop", _SET_MEANINGS.get("exhausted", ""), "stop or repeat"
+    )
+
+
+class JobSettings(RolesSettings):
+    """One job: what decides its bytes, and a few policies that decide none."""
+
+    joint: Annotated[dict[str, SetSettings], Field(min_length=1)] | None = _key(
+        None,
+        "Several sets of roles by name, in place of `source` and the roles: each batch comes from "
+        "one of them, and names it in the value `dataset_name`.",
+        "sets of roles by name: {NAME: {ratio: ..., source: ..., ...}, ...}",
+    )
+    choice: Literal["step", "batch", "lane"] = _key(
+        "step", _JOINT_MEANINGS.get("choice", ""), "step, batch or lane"
+    )
     seed: int = _job_key("seed", 0, "a whole number")
     lanes: Annotated[int, Field(ge=1, le=MAX_LANES)] = _job_key(
         "lanes", DEFAULT_LANES, f"a whole number from 1 to {MAX_LANES:,}"
@@ -272,4 +300,12 @@ class JobFile(_Section):
     )
 
 
-__all__ = ["JobFile", "JobSettings", "RoleSpec", "ServerSettings", "parse_bytes"]
+__all__ = [
+    "JobFile",
+    "JobSettings",
+    "RoleSpec",
+    "RolesSettings",
+    "ServerSettings",
+    "SetSettings",
+    "parse_bytes",
+]

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from penstock.server.jobs.location import KeyPath, Location
-from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings
+from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings, SetSettings
 from penstock.wire.nearest import hint
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -62,7 +62,9 @@ def _complaint(
         above = location.at(*keys[:-1]).key
         known = list(section.model_fields)
         return at, f"{at.key} is not a key of {_noun(section, above)}: {hint(str(keys[-1]), known)}"
-    expects = "a job: {source: ..., ...}" if section is JobSettings else _expects(field)
+    whole = {JobSettings: "a job: {source: ..., ...}", SetSettings: "a set of roles: {source: ...}"}
+    expects = whole.get(section) if section is not None else None
+    expects = expects or _expects(field)
     if kind == "missing":
         return at, f"{at.key} is missing: give {expects}"
     return at, f"{at.key or 'the file'} is {shown(value)}: give {expects}"
@@ -86,6 +88,8 @@ def _descend(
             section = {"server": ServerSettings}.get(str(part)) if model is JobFile else None
         elif model is JobFile and keys == ["jobs"]:
             owner, section, field = None, JobSettings, None
+        elif keys[-1] == "joint" and keys[:-2] in ([], ["jobs"]):
+            owner, section, field = None, SetSettings, None
         else:
             break
         keys.append(part)

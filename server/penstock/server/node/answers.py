@@ -84,7 +84,7 @@ class Answers:
         if ticket.stale:
             return
         ticket.line.next = ticket.offset + len(message.plans)
-        if ticket.log.job.roles(ticket.lane.lane).roles.needs_sizes:
+        if ticket.log.job.needs_sizes(ticket.lane.lane):
             ticket.lane.planned_by = worker.number
         if message.broken:  # the next plan failed: the line's state cannot be trusted
             self._dispatch.close_line(ticket.lane, ticket.line)

@@ -92,8 +92,13 @@ def part_of_lanes(job: Job, part: int, parts: int) -> list[int]:
     homes.settle(range(parts))
     here = [lanes for number, lanes in enumerate(groups) if homes.of(number) == part]
     for roles in job.role_sets:
-        found = (job.roles(lane) for lanes in here for lane in lanes)
-        mine = [inner for own, inner in found if own is roles]
+        mine = [
+            part.lane
+            for lanes in here
+            for lane in lanes
+            for part in job.lane_roles(lane)
+            if part.roles is roles
+        ]
         for reading in roles.readings:
             if reading.groups is not None and reading.blocks is not None:
                 own_groups = {reading.group(inner) for inner in mine} - {None}
@@ -103,7 +108,9 @@ def part_of_lanes(job: Job, part: int, parts: int) -> list[int]:
 
 def expected_draws(job: Job) -> int | None:
     """Return how many draws all lanes of a finite job have; None = not known before they end."""
-    found = [roles.draws(inner) for roles, inner in map(job.roles, range(job.lanes))]
+    every = map(job.lane_roles, range(job.lanes))
+    # A lane of several sets is over where one of them is.
+    found = [parts[0].draws if len(parts) == 1 else None for parts in every]
     known = [draws for draws in found if draws is not None]
     return sum(known) if len(known) == len(found) else None
 

@@ -37,7 +37,7 @@ from penstock.server.node.room import find_room
 from penstock.server.node.setups import Setups
 from penstock.server.node.shelf import Shelf
 from penstock.server.pipeline.line import far
-from penstock.server.pipeline.planner import seekable_sets
+from penstock.server.pipeline.planner import is_seekable, seekable_sets
 from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.wire.errors import PenstockError
 
@@ -111,7 +111,7 @@ class Dispatch:
 
     def seekable(self, job: Job, lane: int) -> bool:
         """Tell whether arithmetic leads to any plan of a lane: then its lines need no snapshots."""
-        return self._seekable[job.log_id][job.roles(lane).roles.number]
+        return is_seekable(job, lane, self._seekable[job.log_id])
 
     # --- giving out ---
 
@@ -231,9 +231,8 @@ class Dispatch:
         if entry.is_asked or not self._goes_whole(log, lane.lane):
             lane.planning = True
             # Where planning needs the items, whoever makes the batch needs them once more.
-            count = (
-                PLANS_AHEAD if log.job.roles(lane.lane).roles.makes_anywhere and not careful else 1
-            )
+            anywhere = log.job.makes_anywhere(lane.lane)
+            count = PLANS_AHEAD if anywhere and not careful else 1
             ticket = Ticket(number, log, lane, entry, line, offset, plans=True, suspect=careful)
             worker.give(ticket, Plan(*head, count))
             line.next = offset + count
@@ -251,7 +250,7 @@ class Dispatch:
         So it must be where planning needs processing, or has read what the batch is made of; and
         where a batch is made sooner than its plan has gone to another worker.
         """
-        anywhere = log.job.roles(lane).roles.makes_anywhere
+        anywhere = log.job.makes_anywhere(lane)
         return not anywhere or 0.0 < log.ticket_s < CHEAP_S
 
     def introduce(self, worker: WorkerProcess, job: Job, *, set_up: bool = False) -> None:

@@ -69,10 +69,10 @@ class Lines:
             raise self._broken[number]
         line = self.by_number[number]
         known = self._jobs[line.job.log_id]
-        roles, inner = known.job.roles(line.lane)
-        for needs in known.block_needs[roles.number]:
-            if needs.use(number, inner):
-                _keep_blocks(roles, needs)
+        for roles, inner in known.job.lane_roles(line.lane):
+            for needs in known.block_needs[roles.number]:
+                if needs.use(number, inner):
+                    _keep_blocks(roles, needs)
         try:
             planner = line.planner
             snapshots = self._skip(line, offset) if planner.offset != offset else []
@@ -172,8 +172,9 @@ def _ended(line: Line) -> list[FromWorker]:
     The server process knows what arithmetic says.
     """
     end = line.planner.end
-    roles, inner = line.job.roles(line.lane)
-    if end is None or line.told_end or line.job.epochs is None or roles.batches(inner) is not None:
+    if end is None or line.told_end or line.job.epochs is None:
+        return []
+    if line.job.known_end(line.lane) is not None:
         return []
     line.told_end = True
     return [LaneEnds(line.job.log_id, line.lane, end)]

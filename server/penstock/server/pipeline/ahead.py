@@ -34,11 +34,13 @@ class LookAhead:
         lane: The lane.
         items: Fetches and processes.
         draws: The lane's draws.
+        processor: What makes samples of them.
     """
 
-    def __init__(self, lane: int, items: Items, draws: LaneDraws) -> None:
+    def __init__(
+        self, lane: int, items: Items, draws: LaneDraws, processor: RawItemProcessor
+    ) -> None:
         self._lane, self._items, self._draws = lane, items, draws
-        processor = items.job.roles(lane).roles.processor
         self._gains_together = not processor.keeps(RawItemProcessor, "process_batch")
         self._known: dict[ItemRef, list[Sample] | Filtered | Bad | int] = {}
         self._read: list[ItemRef] = []  # the latest that were read together, unprocessed

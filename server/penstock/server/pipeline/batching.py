@@ -8,6 +8,7 @@ from typing import Any
 from penstock.server.core.refs import ItemRef, Rows, SampleRef
 from penstock.server.job import Job
 from penstock.server.pipeline.retry import Calls
+from penstock.server.role_set import RoleSet
 from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.server.usercode.contained import as_exception, contained
 from penstock.server.usercode.frames import error_line, user_traceback
@@ -20,6 +21,7 @@ class Batching:
     Args:
         job: The job.
         lane: The lane.
+        roles: Whose batcher.
         calls: Says what an error of a role means.
 
     Attributes:
@@ -28,9 +30,8 @@ class Batching:
         dropped: How many samples it has left out since the lane's beginning.
     """
 
-    def __init__(self, job: Job, lane: int, calls: Calls) -> None:
-        self._job, self._lane, self._calls = job, lane, calls
-        self._roles = job.roles(lane).roles
+    def __init__(self, job: Job, lane: int, roles: RoleSet, calls: Calls) -> None:
+        self._job, self._lane, self._calls, self._roles = job, lane, calls, roles
         self.samples: dict[tuple[ItemRef, int], Sample] = {}
         self.begin()
 

@@ -110,6 +110,7 @@ class Maker:
         emptied: bool,
         epoch: int,
     ) -> Made:
+        values = self.job.labelled(values, plan.role_set)
         self.items.progress("encode", None)
         layout = frame.Layout(values, host=self._host[plan.role_set])
         return Made(self.job.log_id, plan, layout, *told, padding, emptied, epoch)

@@ -7,12 +7,13 @@ from a snapshot; a replay reads items only where sizes are needed, and processes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.joint_planner import JointPlanner
 from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.roles.base import Sample
 
@@ -110,6 +111,8 @@ def open_planner(job: Job, lane: int, items: Items) -> Planner:
         lane: The lane.
         items: Fetches and processes, where sizes or filters need it.
     """
+    if len(job.lane_roles(lane)) > 1:
+        return JointPlanner(job, lane, items)
     return SamplePlanner(job, lane, items)
 
 
@@ -117,12 +120,18 @@ def seekable_sets(job: Job) -> list[bool]:
     """Tell, for each set of a job's roles, whether arithmetic leads its lanes to any offset."""
     found: dict[int, bool] = {}
     for lane in range(job.lanes):
-        number = job.roles(lane).roles.number
-        if number not in found:
-            found[number] = open_planner(job, lane, Items(job)).can_seek()
-            if len(found) == len(job.role_sets):
-                break
+        for part in job.lane_roles(lane):
+            if part.roles.number not in found:
+                planner = SamplePlanner(job, lane, Items(job), part)
+                found[part.roles.number] = planner.can_seek()
+        if len(found) == len(job.role_sets):
+            break
     return [found[number] for number in range(len(job.role_sets))]
 
 
-__all__ = ["Planner", "open_planner", "seekable_sets"]
+def is_seekable(job: Job, lane: int, sets: Sequence[bool]) -> bool:
+    """Tell whether arithmetic leads to any offset of a lane, given what `seekable_sets` found."""
+    return all(sets[part.roles.number] for part in job.lane_roles(lane))
+
+
+__all__ = ["Planner", "is_seekable", "open_planner", "seekable_sets"]

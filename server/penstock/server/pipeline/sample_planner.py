@@ -13,11 +13,12 @@ from typing import Any
 
 from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
 from penstock.server.core.verdict import Verdict
-from penstock.server.job import Job
+from penstock.server.job import Job, LaneRoles
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.ahead import LookAhead
 from penstock.server.pipeline.batching import Batching
 from penstock.server.pipeline.counts import Accounts, all_counts, count_filtered
+from penstock.server.pipeline.ends import miscounted
 from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.pipeline.retry import Call
 from penstock.server.pipeline.starvation import Starvation
@@ -27,8 +28,6 @@ from penstock.server.roles.draws import LaneDraws
 from penstock.server.usercode.contained import as_exception
 from penstock.wire.errors import (
     BadItem,
-    BadSnapshot,
-    LogDiverged,
     PenstockError,
     SourceUnavailable,
 )
@@ -41,37 +40,36 @@ class SamplePlanner:
         job: The job.
         lane: The lane.
         items: Fetches and processes, where sizes or filters need it.
+        part: Which of several sets of roles of the lane this plans for; None = it has only one.
+
+    Attributes:
+        before: How many batches of the lane other sets have made before the next one of this.
     """
 
-    def __init__(self, job: Job, lane: int, items: Items) -> None:
+    def __init__(self, job: Job, lane: int, items: Items, part: LaneRoles | None = None) -> None:
         self.job, self.lane, self.items = job, lane, items
-        self.offset = 0
+        self.offset = self.before = 0
         self.ended = False
         self.counters: Counter[str] = Counter()
-        self.roles, self._inner_lane = job.roles(lane)
-        self.draws: LaneDraws = job.open_draws(lane)
-        self.batching = Batching(job, lane, items)
+        self._is_whole = part is None  # the lane ends where this does
+        self._part = part or job.lane_roles(lane)[0]
+        self.roles = self._part.roles
+        self.draws: LaneDraws = self._part.open_draws()
+        self.batching = Batching(job, lane, self.roles, items)
         self._counts_parts = bool(self.draws.counts())
         self._from_refs = self.roles.plans_from_refs
-        self._can_seek = (
-            self._from_refs
-            and self.draws.can_seek()
-            and self.batching.batcher.draws_before(0) is not None
-            # Beyond an end that nobody knows a lane would be taken for one that ends there.
-            and (job.epochs is None or self.roles.batches(self._inner_lane) is not None)
-            and not self.roles.distributor.needs_sizes
-        )
+        self._can_seek = self._part.can_seek(self.draws, self.batching.batcher)
         self.ready: deque[Rows] = deque()
         self._accounts = Accounts()
-        self.ahead = LookAhead(lane, items, self.draws)
-        self._starvation = Starvation(job, lane)
-        self._verdicts = 0  # the highest number of a verdict that removed a draw
+        self.ahead = LookAhead(lane, items, self.draws, self.roles.processor)
+        self._starvation = Starvation(job, lane, self._part)
+        self.last_verdict = 0  # the highest number of one that removed a draw
         self._draws_of_batch = 0  # of the last finished one; 0 before the second, which has no pool
 
     @property
-    def last_verdict(self) -> int:
-        """Return the highest number of a verdict that removed a draw of this lane; 0 = none."""
-        return self._verdicts
+    def place(self) -> int:
+        """Return the offset that the next batch has in the lane."""
+        return self.offset + self.before
 
     @property
     def samples(self) -> Mapping[tuple[ItemRef, int], Sample]:
@@ -99,30 +97,20 @@ class SamplePlanner:
             LaneStarved: As many draws as several epochs have gave no sample.
             LogDiverged: The lane ends elsewhere than where it was counted to end.
         """
-        end = self.job.lane_end(self.lane)
+        end = self.job.lane_end(self.lane) if self._is_whole else None
         last = self.offset + 1 == end
         # Nothing must come after the last batch that was counted, so that is looked for, too.
         self._fill(2 if last else 1)
         if not self.ready:
             if end is not None and self.offset < end:
-                raise self._miscounted(end, str(self.offset))
+                raise miscounted(self.job, self.lane, end, str(self.offset))
             return None
         if last and len(self.ready) > 1:
-            raise self._miscounted(self.offset + 1, "more")
+            raise miscounted(self.job, self.lane, self.offset + 1, "more")
         rows, accounting = self.ready.popleft(), self._accounts.next()
-        plan = BatchPlan(self.lane, self.offset, rows, self.roles.number, accounting)
+        plan = BatchPlan(self.lane, self.place, rows, self.roles.number, accounting)
         self.offset += 1
         return plan
-
-    def _miscounted(self, counted: int, now: str) -> LogDiverged:
-        return LogDiverged(
-            f"lane {self.lane} of job {self.job.name!r} was counted to hold {counted} batches, and "
-            f"now holds {now}: a role gives another number of samples than before, or an item "
-            "fails or works that did not; run `penstockd check`",
-            what=f"end of lane {self.lane}",
-            ours=now,
-            theirs=counted,
-        )
 
     def _fill(self, batches: int) -> None:
         """Draw until so many batches are ready, or the lane is over."""
@@ -135,9 +123,9 @@ class SamplePlanner:
             except BaseException as raised:
                 what = f"{self.roles.distributor.code_of()} fails on a draw, in lane {self.lane},"
                 error = as_exception(raised)
-                raise self.items.failure(error, what, self.lane, self.offset) from raised
+                raise self.items.failure(error, what, self.lane, self.place) from raised
             if item is None:
-                self._finish(self.batching.flush(self.offset))
+                self._finish(self.batching.flush(self.place))
                 self.ended = True
             else:
                 taken = False
@@ -172,7 +160,7 @@ class SamplePlanner:
                 count_filtered(self.counters, outcome.reason)
             elif outcome is not None:
                 refs = [
-                    SampleRef(item, part, self.batching.size_of(item, sample, self.offset))
+                    SampleRef(item, part, self.batching.size_of(item, sample, self.place))
                     for part, sample in enumerate(outcome)
                 ]
                 batches, accepted = self._add(refs, outcome)
@@ -198,48 +186,48 @@ class SamplePlanner:
             The finished batches, and whether a sample was kept.
         """
         try:
-            return self.batching.add(refs, samples, self.offset)
+            return self.batching.add(refs, samples, self.place)
         except BadItem as error:
             return self._refused(refs[0].item, error)
 
     def _add_unread(self, ref: SampleRef) -> tuple[list[Rows], bool]:
         """Give the batcher a sample that nobody has processed; return as `_add`."""
         try:
-            return self.batching.add_unread(ref, self.offset)
+            return self.batching.add_unread(ref, self.place)
         except BadItem as error:
             return self._refused(ref.item, error)
 
     def _refused(self, item: ItemRef, error: BadItem) -> tuple[list[Rows], bool]:
-        held = self.items.refuse("draw", item, error, self.lane, self.offset)
+        held = self.items.refuse("draw", item, error, self.lane, self.place)
         self._count_verdict(held.verdict)
         return [], False
 
     def _leave_out(self, item: ItemRef, bad: Bad) -> None:
         """Have an item judged at the place where its verdict takes effect."""
-        held = self.items.judge("draw", item, bad, self.lane, self.offset)
+        held = self.items.judge("draw", item, bad, self.lane, self.place)
         self._count_verdict(held.verdict)
 
     def _count_verdict(self, verdict: Verdict) -> None:
         self.counters["quarantined:draw"] += 1
-        self._verdicts = max(self._verdicts, verdict.number)
+        self.last_verdict = max(self.last_verdict, verdict.number)
 
     def _left_out(self, item: ItemRef) -> bool:
         """Tell whether a verdict removes this draw; whatever was known of it ahead is forgotten."""
         if self.items.verdicts.is_empty:
             return False
-        verdict = self.items.verdicts.find("draw", item, self.lane, self.offset)
+        verdict = self.items.verdicts.find("draw", item, self.lane, self.place)
         if verdict is None:
             return False
         self.ahead.forget(item)
         self._count_verdict(verdict)
         return True
 
-    def count_mark(self) -> tuple[int, int, int, int]:
+    def count_mark(self) -> tuple[int, int, int]:
         """Return what changes whenever `counts` does, draws aside; cheap enough for every batch."""
         drawn = self.counters["drawn"]
         beside = sum(self.batching.batcher.counters().values())
-        of_parts = drawn if self._counts_parts else 0
-        return sum(self.counters.values()) - drawn, self.batching.dropped, beside, of_parts
+        others = sum(self.counters.values()) - drawn + drawn * self._counts_parts
+        return others, self.batching.dropped, beside
 
     def counts(self) -> dict[str, int]:
         """Return all that was counted since the lane's beginning; see `all_counts`."""
@@ -253,7 +241,7 @@ class SamplePlanner:
             return None
         made = self.offset + len(self.ready)
         useful = max(self._starvation.without_batch // 2, self._draws_of_batch)
-        outcome = self.ahead.outcome(item, self.offset, useful, made)
+        outcome = self.ahead.outcome(item, self.place, useful, made)
         if isinstance(outcome, Bad):
             self._leave_out(item, outcome)
             return None
@@ -263,7 +251,7 @@ class SamplePlanner:
         """Return an item's size from its raw form, unprocessed; None if it is quarantined."""
         if self._left_out(item):
             return None
-        size = self.ahead.size(item, self.offset)
+        size = self.ahead.size(item, self.place)
         if isinstance(size, Bad):
             self._leave_out(item, size)
             return None
@@ -292,7 +280,7 @@ class SamplePlanner:
         """Go to `offset` by arithmetic; only where `can_seek`."""
         before = self.batching.batcher.draws_before(offset)
         assert before is not None
-        total = self.roles.draws(self._inner_lane)
+        total = self._part.draws
         drawn = before if total is None else min(before, total)
         self.draws.seek(drawn)
         self.batching.begin()
@@ -300,12 +288,16 @@ class SamplePlanner:
         self.ahead.clear()
         self.ended = total is not None and before >= total and drawn < before
         self.counters = Counter({"drawn": drawn} if drawn else {})
-        self._accounts.begin(self.counters)
+        self._accounts.begin(self.counts())
         self.offset = offset
-        self._starvation.without_sample = self._starvation.without_batch = self._verdicts = 0
+        self._starvation.without_sample = self._starvation.without_batch = self.last_verdict = 0
 
     def snapshot(self) -> bytes:
         """Return the canonical bytes from which a line restarts at `offset`."""
+        return snapshot.encode(self.job.log_id, self.lane, self.offset, self.state())
+
+    def state(self) -> dict[str, Any]:
+        """Return what a snapshot holds beside the offset, JSON-able and canonical."""
         state = {
             "draws": self.draws.state(),
             "batcher": self.batching.batcher.state(),
@@ -315,11 +307,11 @@ class SamplePlanner:
             "accounts": self._accounts.state(),
             "without": [self._starvation.without_sample, self._starvation.without_batch],
         }
-        if self._verdicts:
-            state["verdicts"] = self._verdicts
+        if self.last_verdict:
+            state["verdicts"] = self.last_verdict
         if self.roles.number:
             state["role_set"] = self.roles.number
-        return snapshot.encode(self.job.log_id, self.lane, self.offset, state)
+        return state
 
     def restore(self, data: bytes) -> None:
         """Go on from a snapshot.
@@ -327,18 +319,14 @@ class SamplePlanner:
         Raises:
             BadSnapshot: It is damaged or belongs elsewhere.
         """
-        offset, state = snapshot.decode(data, self.job.log_id, self.lane)
-        try:
-            self._restore(offset, state)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise BadSnapshot(
-                f"a snapshot of lane {self.lane} at offset {offset} has not the form that this "
-                f"version reads: {type(error).__name__}: {error}",
-                lane=self.lane,
-                offset=offset,
-            ) from error
+        snapshot.restore(data, self.job.log_id, self.lane, self.take_state)
 
-    def _restore(self, offset: int, state: dict[str, Any]) -> None:
+    def take_state(self, offset: int, state: dict[str, Any]) -> None:
+        """Go on at an offset from what `state` gave there.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: It has another form.
+        """
         if state.get("role_set", 0) != self.roles.number:
             raise ValueError(f"it is of the set of roles {state.get('role_set', 0)}")
         self.draws.restore(state["draws"])
@@ -350,7 +338,7 @@ class SamplePlanner:
         self.counters = Counter(state["counters"])
         self._accounts.restore(state["accounts"])
         self._starvation.without_sample, self._starvation.without_batch = state["without"]
-        self._verdicts = int(state.get("verdicts", 0))
+        self.last_verdict = int(state.get("verdicts", 0))
         self.batching.samples.clear()
         self.ahead.clear()
         self.offset = offset

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import google_crc32c
@@ -65,4 +66,24 @@ def decode(data: bytes, log_id: bytes, lane: int) -> tuple[int, dict[str, Any]]:
     return content["offset"], content["state"]
 
 
-__all__ = ["FORMAT", "MAGIC", "decode", "encode"]
+def restore(
+    data: bytes, log_id: bytes, lane: int, take: Callable[[int, dict[str, Any]], None]
+) -> None:
+    """Give offset and state of a snapshot to what goes on from there.
+
+    Raises:
+        BadSnapshot: As `decode`; also if `take` finds that the state has another form.
+    """
+    offset, state = decode(data, log_id, lane)
+    try:
+        take(offset, state)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadSnapshot(
+            f"a snapshot of lane {lane} at offset {offset} has not the form that this version "
+            f"reads: {type(error).__name__}: {error}",
+            lane=lane,
+            offset=offset,
+        ) from error
+
+
+__all__ = ["FORMAT", "MAGIC", "decode", "encode", "restore"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.server.job import Job
+from penstock.server.job import Job, LaneRoles
 from penstock.wire.errors import LaneStarved
 
 MIN_DRAWS_WITHOUT_SAMPLE, STARVED_EPOCHS = 1000, 4
@@ -23,14 +23,15 @@ class Starvation:
     Args:
         job: The job.
         lane: The lane.
+        part: Whose draws of it.
 
     Attributes:
         without_sample: Draws since the last one that gave a sample.
         without_batch: Draws since the last one that finished a batch.
     """
 
-    def __init__(self, job: Job, lane: int) -> None:
-        self._job, self._lane = job, lane
+    def __init__(self, job: Job, lane: int, part: LaneRoles) -> None:
+        self._job, self._lane, self._roles = job, lane, part.roles
         self.without_sample = self.without_batch = 0
 
     def drew(self, *, accepted: bool, finished: bool, counts: Callable[[], dict[str, int]]) -> None:
@@ -51,9 +52,9 @@ class Starvation:
             and self.without_batch <= MIN_DRAWS_WITHOUT_BATCH
         ):
             return  # whatever an epoch has
-        if self._job.epochs is not None:
+        if self._roles.epochs is not None:
             return  # a finite lane ends by itself
-        epoch = self._job.roles(self._lane).roles.distributor.epoch_draws(1)
+        epoch = self._roles.distributor.epoch_draws(1)
         many = MAX_DRAWS if epoch is None else STARVED_EPOCHS * epoch
         starved = self.without_sample > min(max(many, MIN_DRAWS_WITHOUT_SAMPLE), MAX_DRAWS)
         stuck = self.without_batch > min(max(many, MIN_DRAWS_WITHOUT_BATCH), MAX_DRAWS)

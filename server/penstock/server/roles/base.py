@@ -206,13 +206,17 @@ class IndexedSource(Source):
         return not self.keeps(IndexedSource, "sizes")
 
     def has_column(self, name: str) -> bool:
-        """Tell whether `column` gives this column, so that items can be chosen by it."""
-        return False
+        """Tell whether `column` gives this column, so that items can be chosen by it.
+
+        By default whether `heads` does.
+        """
+        return name in (self.columns_of_items() or ()) and self.has_heads((name,))
 
     def column(self, name: str, start: int, stop: int) -> Any:
         """Return one column of the items `[start, stop)`, read without the rest of them.
 
-        Override it, and `has_column`, where that is much cheaper than the items.
+        Override it, and `has_column`, where that is much cheaper than the items, and than `heads`,
+        which it calls by default.
 
         Returns:
             An Arrow array, or a sequence of Python values; None where an item has no such value.
@@ -220,7 +224,7 @@ class IndexedSource(Source):
         Raises:
             SourceUnavailable, SourceChanged: As `fetch`.
         """
-        raise TypeError(f"{type(self).__name__} reads no column alone")
+        return [head.get(name) for head in self.heads(range(start, stop), (name,))]
 
     def matching(self, where: Condition) -> Kept:
         """Return which items a condition on columns keeps; rarely overridden.
@@ -323,7 +327,11 @@ class StreamSource(Source):
             SourceUnavailable: A shard cannot be read at this moment.
             SourceChanged: A shard has no such row any more.
         """
-        return [self.rows.take(*shard_row(index)) for index in indices]
+        # Read in order: a row that is read before those that lie before it has them read again.
+        found: list[RawItem] = [None] * len(indices)
+        for at in sorted(range(len(indices)), key=indices.__getitem__):
+            found[at] = self.rows.take(*shard_row(indices[at]))
+        return found
 
     def is_empty(self) -> bool:
         """Tell whether there are no shards; only reading shows whether all of them are empty."""
@@ -442,6 +450,13 @@ class DataDistributor(Role, ABC):
         """Return the draws of one lane as a stream with a state; rarely overridden."""
         return NumberedDraws(self, lane, lanes)
 
+    def remarks(self) -> list[str]:
+        """Return sentences about what these draws cost that they need not; once it is bound.
+
+        `penstockd check` shows them, and a node logs them at its start.
+        """
+        return [line for each in self.inner() for line in each.remarks()]
+
     def drawn_from(self) -> Collection[str]:
         """Return the names of the sources that are drawn from, once it is bound.
 
@@ -477,10 +492,16 @@ def indexed(sources: Mapping[str, Source], names: Iterable[str], user: Role) -> 
         user: The role that needs them.
 
     Raises:
-        InvalidJob: A source cannot; names both roles.
+        InvalidJob: There is no such source, or it cannot; names both roles.
     """
     found: list[IndexedSource] = []
     for name in names:
+        if name not in sources:
+            raise InvalidJob(
+                f"the distributor draws from a source {name!r}, and the job has "
+                f"{', '.join(map(repr, sources))}: name one of them with source",
+                key="distributor.source",
+            )
         source = sources[name]
         if not isinstance(source, IndexedSource):
             raise InvalidJob(
@@ -805,7 +826,7 @@ class Layout:
 
     Attributes:
         name: `padded` (a sample per row), or how documents are packed in rows: `flash`, `megatron`,
-            `thd`, `indexed`, `neat`; empty = not known.
+            `thd`, `indexed`, `neat`, `seams`; empty = not known.
         labels_shifted: The label of a token is the token that follows it.
         ignore_index: The label that losses leave out; None = it is not known whether there are
             labels.

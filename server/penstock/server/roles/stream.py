@@ -142,15 +142,28 @@ class ShardRows:
             SourceChanged: The source says so.
             BadBatch: Its code fails.
         """
+        found = self.read(shard, row)
+        if found is not None:
+            self.keep(shard, row, found)
+        return found
+
+    def read(self, shard: int, row: int) -> ReadRow | None:
+        """Return a row, for the caller alone; None = the shard has ended.
+
+        Raises:
+            SourceUnavailable, SourceChanged, BadBatch: As `look`.
+        """
         with self._lock:
             kept = self._kept.get((shard, row))
             if kept is None:
-                found = self._read(shard, row)
-                if found is None:
-                    return None
-                kept = self._keep(shard, row, found)
+                return self._read(shard, row)
+            return ReadRow(own_copy(kept.row.raw), kept.row.after)
+
+    def keep(self, shard: int, row: int, found: ReadRow) -> None:
+        """Keep a row that was read, for the fetch that follows."""
+        with self._lock:
+            kept = self._kept.get((shard, row)) or self._keep(shard, row, found)
             kept.wanted += 1
-            return kept.row
 
     def take(self, shard: int, row: int) -> Any:
         """Return the item of a row, and keep it no longer.

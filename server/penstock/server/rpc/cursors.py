@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job, find_job
 from penstock.server.pipeline.line import far
-from penstock.server.pipeline.planner import seekable_sets
+from penstock.server.pipeline.planner import is_seekable, seekable_sets
 from penstock.server.rpc.opening import check_protocol
 from penstock.server.rpc.present import Present
 from penstock.server.rpc.quarantine import Quarantine, Release
@@ -163,6 +163,7 @@ class Cursors:
         if request.batches_per_step:
             world_size = max(1, request.world_size)
             check_divides(request.batches_per_step, world_size, uneven=request.uneven)
+            job.check_steps(request.batches_per_step)
         if start is not None:
             await self._check_reach(job, start, await self._step_size(job, request))
         asked = BeginRequest(
@@ -363,7 +364,7 @@ class Cursors:
         lanes: set[int] = set()
         for position in range(first, last):
             lane, offset = order.lane_offset(position)
-            if lane in lanes or self._seekable[job.log_id][job.roles(lane).roles.number]:
+            if lane in lanes or is_seekable(job, lane, self._seekable[job.log_id]):
                 continue
             lanes.add(lane)
             snapshot = await self._store.nearest_snapshot(job.log_id, lane, offset)

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 from penstock.server.job import Job, find_job
+from penstock.server.roles.base import Layout
 from penstock.server.store.rules.checks import check_text
 from penstock.wire import MAX_TOKEN, PROTOCOL
 from penstock.wire.errors import (
@@ -78,10 +79,9 @@ def describe(
     reply.finite = numbering.is_finite
     if numbering.batches is not None:
         reply.batches = numbering.batches
-    layout = job.value_layout()
-    reply.layout, reply.labels_shifted = layout.name, layout.labels_shifted
-    if layout.ignore_index is not None:
-        reply.ignore_index = layout.ignore_index
+    _put_layout(reply, job.value_layout())
+    for of_set, share in job.shares().items():
+        _put_layout(reply.sets.add(name=of_set, share=share), job.layout_of(of_set))
     for spec in job.specs():
         key = reply.keys.add(
             name=spec.name,
@@ -96,6 +96,12 @@ def describe(
         if spec.most is not None:
             key.max = spec.most
     return reply
+
+
+def _put_layout(said: feed_pb2.DescribeReply | feed_pb2.SetSpec, layout: Layout) -> None:
+    said.layout, said.labels_shifted = layout.name, layout.labels_shifted
+    if layout.ignore_index is not None:
+        said.ignore_index = layout.ignore_index
 
 
 class OpenedRead(NamedTuple):
@@ -205,6 +211,7 @@ def open_read(
         world_size,
         uneven=request.uneven,
     )
+    job.check_steps(share.batches_per_step)
     if not max(request.start, request.horizon, share.batches_per_step) <= MAX_POSITION:
         raise InvalidRequest(
             f"start {request.start}, horizon {request.horizon}, batches_per_step "

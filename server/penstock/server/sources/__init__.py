@@ -15,6 +15,7 @@
 | `tokens` | `TokensSource` | flat `.npy` and `.bin` of token ids | documents of about 4 MiB |
 | `meta` | `MetaSource` | a JSON or YAML list of data sets of these types | those of its data sets |
 | `hf` | `HfSource` | what else `datasets` opens from local files | none |
+| `hf_stream` | `HfStreamSource` | the same, URLs, and any `IterableDataset` | a stream |
 | `torch` | `TorchDatasetSource` | a map-style Dataset: `__len__` and `__getitem__` | none |
 | `items` | `ItemsSource` | a list, in the job file or in Python | none |
 
@@ -33,6 +34,7 @@ from penstock.server.roles.base import Source
 from penstock.server.sources.arrow_files import ArrowSource, SavedSource
 from penstock.server.sources.csv_files import CsvSource
 from penstock.server.sources.hf import HfSource
+from penstock.server.sources.hf_stream import HfStreamSource
 from penstock.server.sources.items import ItemsSource
 from penstock.server.sources.json_array import JsonSource
 from penstock.server.sources.lines import JsonlSource, TextSource
@@ -58,6 +60,7 @@ BUILTIN_SOURCES: dict[str, type[Source]] = {
     "tokens": TokensSource,
     "meta": MetaSource,
     "hf": HfSource,
+    "hf_stream": HfStreamSource,
     "torch": TorchDatasetSource,
     "items": ItemsSource,
 }
@@ -68,6 +71,7 @@ __all__ = [
     "ArrowSource",
     "CsvSource",
     "HfSource",
+    "HfStreamSource",
     "ItemsSource",
     "JsonSource",
     "JsonlSource",

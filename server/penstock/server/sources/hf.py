@@ -69,13 +69,13 @@ class HfSource(IndexedSource):
         options: dict[str, Any] | None = None,
     ) -> None:
         datasets = require("datasets")
-        self._builder = _builder_name(path, data_files)
+        self._builder = builder_name(path, data_files)
         self._catalog = open_catalog(
-            catalog_key("hf", os.path.abspath(path), _plain(data_files), name, options)
+            catalog_key("hf", os.path.abspath(path), plain_files(data_files), name, options)
         )
         self.split: str | None
         self._hashed: list[HashedFile] | None
-        with _quietly(datasets, path, data_files, self._builder):
+        with quietly(datasets, path, data_files, self._builder):
             if self._builder is None and _is_saved(path):
                 saved = datasets.load_from_disk(path)
                 self.split, dataset = _saved_split(datasets, path, saved, split)
@@ -87,12 +87,12 @@ class HfSource(IndexedSource):
                     datasets,
                     self._builder or path,
                     name,
-                    data_files=_plain(data_files),
+                    data_files=plain_files(data_files),
                     **(options or {}),
                 )
                 found = builder.config.data_files or {}
                 by_split = {str(key): list(files) for key, files in found.items()}
-                self.split, chosen = _choose(path, split, list(by_split))
+                self.split, chosen = choose_splits(path, split, list(by_split))
                 self._files = [_local(file) for key in chosen for file in by_split[key]]
                 if not self._files:
                     raise InvalidJob(
@@ -298,7 +298,7 @@ def json_decoder(kind: Any) -> Callable[[Any], Any] | None:
     return None
 
 
-def _builder_name(path: str, data_files: DataFiles | None) -> str | None:
+def builder_name(path: str, data_files: DataFiles | None) -> str | None:
     """Return the builder that `path` names, or None if it is a folder.
 
     A job file's relative paths arrive absolute, so `json` may arrive as `/jobs/json`: the last part
@@ -340,11 +340,11 @@ def _saved_split(datasets: Any, path: str, saved: Any, split: str | None) -> tup
         raise InvalidJob(
             f"{path!r} has no split {split!r}: it has {', '.join(splits)}", key="source.split"
         )
-    name, _ = _choose(path, split, splits)
+    name, _ = choose_splits(path, split, splits)
     return name, saved[name]
 
 
-def _choose(path: str, split: str | None, splits: Sequence[str]) -> tuple[str, list[str]]:
+def choose_splits(path: str, split: str | None, splits: Sequence[str]) -> tuple[str, list[str]]:
     """Return the split to read, and which of the dataset's splits it is made of."""
     if split is None:
         if len(splits) != 1:
@@ -373,11 +373,12 @@ def _local(file: str) -> Path:
     return Path(file)
 
 
-def _plain(data_files: DataFiles | None) -> Any:
+def plain_files(data_files: DataFiles | None) -> Any:
+    """Return `data_files` in lists and dicts, as `datasets` takes them."""
     if isinstance(data_files, str) or data_files is None:
         return data_files
     if isinstance(data_files, Mapping):
-        return {split: _plain(files) for split, files in data_files.items()}
+        return {split: plain_files(files) for split, files in data_files.items()}
     return list(data_files)
 
 
@@ -387,7 +388,7 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _quietly(
+def quietly(
     datasets: Any, path: str, data_files: DataFiles | None, builder: str | None
 ) -> Iterator[None]:
     """Open without progress bars, and turn what `datasets` raises into one sentence."""
@@ -419,4 +420,4 @@ def _quietly(
             datasets.enable_progress_bars()
 
 
-__all__ = ["HfSource"]
+__all__ = ["DataFiles", "HfSource", "builder_name", "choose_splits", "plain_files", "quietly"]

@@ -24,13 +24,10 @@ from penstock.wire.errors import InvalidJob
 
 _BOM = b"\xef\xbb\xbf"
 
-_OPEN, _CLOSE, _COMMA, _QUOTE, _BACKSLASH = 1, 2, 3, 4, 5
-_KIND = np.zeros(256, np.uint8)
-_KIND[list(b"[{")] = _OPEN
-_KIND[list(b"]}")] = _CLOSE
-_KIND[list(b",")] = _COMMA
-_KIND[list(b'"')] = _QUOTE
-_KIND[list(b"\\")] = _BACKSLASH
+_OPEN, _CLOSE, _COMMA, _QUOTE, _BACKSLASH = 1, 2, 3, 4, ord("\\")
+_KIND_OF = {"[": _OPEN, "{": _OPEN, "]": _CLOSE, "}": _CLOSE, ",": _COMMA, '"': _QUOTE}
+_KINDS = bytes(_KIND_OF.get(chr(byte), 0) for byte in range(256))
+"""What each byte is; 0 = nothing that separates."""
 
 
 class TopLevel(NamedTuple):
@@ -53,14 +50,12 @@ def top_level(data: bytes) -> TopLevel:
     Args:
         data: JSON from the start of an element on.
     """
-    array = np.frombuffer(data, np.uint8)
-    at = np.flatnonzero(_KIND[array])
-    kind = _KIND[array[at]]
-    quotes = at[kind == _QUOTE]
-    if (kind == _BACKSLASH).any():
-        quotes = quotes[~_escaped(quotes, at[kind == _BACKSLASH])]
-    outer = np.isin(kind, (_OPEN, _CLOSE, _COMMA))
-    at, kind = at[outer], kind[outer]
+    kinds = np.frombuffer(data.translate(_KINDS), np.uint8)
+    at = np.flatnonzero(kinds)
+    kind = kinds[at]
+    is_quote = kind == _QUOTE
+    quotes = _unescaped(data, at[is_quote])
+    at, kind = at[~is_quote], kind[~is_quote]
     # An even number of quotes before it: it is not in a string.
     outside = np.searchsorted(quotes, at) % 2 == 0
     at, kind = at[outside], kind[outside]
@@ -73,15 +68,17 @@ def top_level(data: bytes) -> TopLevel:
     return TopLevel(at[(kind == _COMMA) & (depth == 0)], end)
 
 
-def _escaped(quotes: NDArray[np.int64], backslashes: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which quotes follow an odd number of backslashes: bool (quotes,)."""
-    is_first = np.diff(backslashes, prepend=-2) != 1
-    numbers = np.arange(len(backslashes))
-    length = numbers - np.maximum.accumulate(np.where(is_first, numbers, 0)) + 1  # of its run
-    before = np.searchsorted(backslashes, quotes - 1)
-    before = np.minimum(before, len(backslashes) - 1)
-    found: NDArray[np.bool_] = (backslashes[before] == quotes - 1) & (length[before] % 2 == 1)
-    return found
+def _unescaped(data: bytes, quotes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return those quotes that do not follow an odd number of backslashes."""
+    array = np.frombuffer(data, np.uint8)
+    is_escaped = np.zeros(len(quotes), bool)
+    looked, back = np.arange(len(quotes)), 1
+    while len(looked):
+        before = quotes[looked] - back
+        looked = looked[(before >= 0) & (array[before] == _BACKSLASH)]
+        is_escaped[looked] = ~is_escaped[looked]
+        back += 1
+    return quotes[~is_escaped]
 
 
 class JsonSource(BlockedFiles):
@@ -144,29 +141,28 @@ class JsonSource(BlockedFiles):
         """
         read_at = self.files.from_start_to_end(file)
         start = _first_element(file, read_at(0, min(file.size, 1 << 16)))
-        index, element, end = FileIndex.empty(), 0, None
+        index, element, seen = FileIndex.empty(), 0, TopLevel(np.empty(0, np.int64), None)
 
         def end_of(data: bytes, is_last: bool) -> int:
-            nonlocal end
-            commas, closing = top_level(data)
+            nonlocal seen
+            commas, closing = seen = top_level(data)
             if closing is not None:
-                end = closing
                 return closing + 1
             return int(commas[-1]) + 1 if len(commas) and not is_last else 0
 
         for place, data in cut(read_at, start, file.size, self._block_bytes, end_of):
-            if end is None and place + len(data) == file.size:
+            if seen.end is None and place + len(data) == file.size:
                 raise InvalidJob(
                     f"{file.path} ends within its array, in element "
-                    f"{element + len(top_level(data).commas)}: it was not written whole; write it "
+                    f"{element + len(seen.commas)}: it was not written whole; write it "
                     "again",
                     key="source.files",
                 )
-            items = _count(data)
+            items = _count(data, seen)
             if items:
                 index.add(place, place + len(data), items, first=element)
             element += items
-            if end is not None:
+            if seen.end is not None:
                 _refuse_rest(file, read_at, place + len(data))
                 break
         return index
@@ -176,9 +172,9 @@ class JsonSource(BlockedFiles):
         return _Elements(block, data, self.columns)
 
 
-def _count(data: bytes) -> int:
+def _count(data: bytes, seen: TopLevel) -> int:
     """Return how many elements a block holds: each ends with a comma, or with the array."""
-    commas, end = top_level(data)
+    commas, end = seen
     if end is None:
         return len(commas)
     last = int(commas[-1]) + 1 if len(commas) else 0

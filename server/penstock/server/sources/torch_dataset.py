@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from penstock.server.roles.base import IndexedSource, RawItem, unseen_sentence
-from penstock.server.roles.role import failing, file_of, module_hash
+from penstock.server.roles.role import failing, file_of
 from penstock.server.sources.access import check_indices
+from penstock.server.sources.factory import Made
 from penstock.server.usercode.contained import contained
-from penstock.server.usercode.frames import error_line, user_line, user_traceback
-from penstock.server.usercode.imports import is_file_spec, load_attribute
-from penstock.server.usercode.seeding import purpose_key, seeded_globals
 from penstock.wire.errors import InvalidJob, PenstockError
 
 
@@ -46,17 +44,8 @@ class TorchDatasetSource(IndexedSource):
     def __init__(
         self, factory: str | None = None, *, dataset: Any = None, **arguments: Any
     ) -> None:
-        if (factory is None) == (dataset is None):
-            raise InvalidJob(
-                "a torch source takes either factory: ./data.py:make or, in Python, dataset=",
-                key="source.factory",
-            )
-        self._factory, self._made_with = factory, arguments
-        if factory is None:
-            self.dataset, self._maker = dataset, type(dataset)
-        else:
-            self._maker = load_attribute(factory)
-            self.dataset = self._make(factory)
+        self._made, self._made_with = Made("torch", factory, dataset, arguments), arguments
+        self.dataset = self._made.object
         for method, what in (("__len__", "a length"), ("__getitem__", "items by index")):
             if not hasattr(type(self.dataset), method):
                 raise InvalidJob(
@@ -97,13 +86,7 @@ class TorchDatasetSource(IndexedSource):
 
     def content(self) -> dict[str, str]:
         """Return what was called, and the hash of the module that defines it."""
-        name = getattr(self._maker, "__qualname__", type(self._maker).__qualname__)
-        path, _, attribute = (self._factory or "").rpartition(":")
-        if path:
-            # A file is identified by its content, wherever it is; a package's module by its name.
-            name = attribute if is_file_spec(path) else self._factory or name
-        thing = self._maker if hasattr(self._maker, "__module__") else type(self._maker)
-        return {"factory": f"{name}:{module_hash(thing)}"}
+        return self._made.content()
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the length, and the dataset's own fingerprint where it has one."""
@@ -128,20 +111,6 @@ class TorchDatasetSource(IndexedSource):
         close = getattr(self.dataset, "close", None)
         if callable(close):
             close()
-
-    def _make(self, factory: str) -> Any:
-        try:
-            with seeded_globals(purpose_key("penstock torch factory")):
-                return contained(lambda: self._maker(**self._made_with))
-        except PenstockError:
-            raise
-        except Exception as error:
-            line = user_line(error)
-            raise InvalidJob(
-                f"{factory} failed: {error_line(error)}" + (f" ({line})" if line else ""),
-                key="source.factory",
-                traceback=user_traceback(error),
-            ) from error
 
 
 __all__ = ["TorchDatasetSource"]

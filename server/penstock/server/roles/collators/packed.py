@@ -136,6 +136,13 @@ class PackedCollator(BatchCollator, ColumnCollator):
         # Without it the width is that of the longest row: of a batch of no row, nothing.
         self.pads_empty = pad_to is not None
 
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters that decide bytes: `labels` only where the layout has others."""
+        found = super().parameters()
+        if self.shifts == self._layout.shifts:
+            found.pop("labels", None)
+        return found
+
     def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
         """Return the packed values.
 

@@ -45,8 +45,9 @@ class PaddedCollator(BatchCollator):
 
     * `input_ids`: int64 (B, T).
     * `attention_mask`: int64 or bool (B, T), 1 on tokens and 0 on padding; a sample's own is kept.
-    * `labels`: int64 (B, T), a sample's own or a copy of its `input_ids`; `label_pad` on padding,
-      and where a sample's `loss_mask` is 0. Unshifted: models of transformers shift by themselves.
+    * `labels`: int64 (B, T), a sample's own, or a copy of its `input_ids` but for the first token,
+      which no token predicts; `label_pad` there, on padding, and where a sample's `loss_mask` is 0.
+      Unshifted: models of transformers shift by themselves.
     * `token_type_ids`, `position_ids`, `special_tokens_mask`, `token_mask`, `loss_mask` and the
       keys of `sequences`, where the samples have them: padded with 0 along the first axis, in their
       own dtype.
@@ -215,7 +216,8 @@ class PaddedCollator(BatchCollator):
         labels = []
         for number, (sample, tokens) in enumerate(zip(samples, ids, strict=True)):
             if "labels" not in sample and self.make_labels:
-                labels.append(self._learned(sample, number, tokens, context))
+                made = np.concatenate([[self.label_pad], tokens[1:]])[: len(tokens)]
+                labels.append(self._learned(sample, number, made, context))
                 continue
             if self.make_labels and _is_class(sample["labels"]):
                 raise bad_batch(

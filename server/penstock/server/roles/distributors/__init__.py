@@ -5,7 +5,7 @@
 | `map` | `MapDistributor` | every item once per epoch; shuffled by `full`, `blocks` or `none` |
 | `mixture` | `MixtureDistributor` | parts by their weights, in items or tokens, in every lane |
 | `rank_partitioned` | `RankPartitionedDistributor` | parts by weights, each in lanes of its own |
-| `shards` | `ShardsDistributor` | every row of a stream once per epoch; shards dealt to lanes |
+| `iterable` | `IterableDistributor` | every row of a stream once per epoch, by shards |
 
 A distributor of your own is a subclass of `DataDistributor` with `draw(lane, lanes, k)`, a pure
 function: it knows no rank, worker or node, and its whole state is `k`. If draw k cannot be computed
@@ -13,24 +13,24 @@ from its number, it has `open(lane, lanes)`, which returns `LaneDraws` with a st
 """
 
 from penstock.server.roles.base import DataDistributor
+from penstock.server.roles.distributors.iterable import IterableDistributor
 from penstock.server.roles.distributors.map import SHUFFLES, MapDistributor
 from penstock.server.roles.distributors.mixture import MixtureDistributor
 from penstock.server.roles.distributors.rank_partitioned import RankPartitionedDistributor
-from penstock.server.roles.distributors.shards import ShardsDistributor
 
 BUILTIN_DISTRIBUTORS: dict[str, type[DataDistributor]] = {
+    "iterable": IterableDistributor,
     "map": MapDistributor,
     "mixture": MixtureDistributor,
     "rank_partitioned": RankPartitionedDistributor,
-    "shards": ShardsDistributor,
 }
 """The built-in names that `type:` in a job file knows."""
 
 __all__ = [
     "BUILTIN_DISTRIBUTORS",
     "SHUFFLES",
+    "IterableDistributor",
     "MapDistributor",
     "MixtureDistributor",
     "RankPartitionedDistributor",
-    "ShardsDistributor",
 ]

@@ -13,7 +13,6 @@ from penstock.server.roles.base import DataDistributor, Source, indexed
 from penstock.server.roles.distributors.choice import Choice
 from penstock.server.roles.distributors.shuffle import SHUFFLES, Shuffle
 from penstock.server.roles.reading import Reading
-from penstock.wire.errors import InvalidJob
 
 
 class MapDistributor(DataDistributor):
@@ -44,14 +43,12 @@ class MapDistributor(DataDistributor):
             decoded source takes at most 128 MiB, and every worker then holds all of it.
         source: The name of the only source to draw from, where the job has several; default: all
             of them, each in proportion to its number of items.
-        where: Which items are drawn at all, by their columns, such as `{language: en}` or `{score:
-            {min: 0.5}, source: {not: [forum, ads]}}`: a value, a list of values, or `min`, `max`,
-            `above`, `below`, `not`; all must hold. The columns are read once, when the job is
-            opened; the source must be able to read them alone (`parquet`, `hf`, `items`).
-        sample_ratio: How many draws an epoch has for each item: 0.1 draws a tenth of the items,
-            2.5 draws each twice and half of them once more. A number, or one for each source by
-            name. It counts what `where` keeps; 1,000 items give exactly `floor(1000 * ratio)`
-            draws, and at least one.
+        where: Which items are drawn at all, by columns that the source can read alone: `{language:
+            en}`, `{score: {min: 0.5}, site: {not: [forum, ads]}}`. A value, a list of values, or
+            `min`, `max`, `above`, `below`, `not`; all must hold.
+        sample_ratio: How many draws an epoch has for each item that `where` keeps: 0.1 draws a
+            tenth of them, 2.5 each twice and half of them once more; exactly `floor(items *
+            ratio)`, at least one. A number, or one for each source by name.
         resample: Every epoch draws another part of the items for the fraction of `sample_ratio`;
             else it is the same part in each.
 
@@ -83,17 +80,10 @@ class MapDistributor(DataDistributor):
         """Take the job's sources and seed, and decide what `shuffle` means for these sources.
 
         Raises:
-            InvalidJob: There is no such source, it gives no items by index, it is empty, its blocks
-                do not add up to its length, `full` would decompress a block per row, the groups do
-                not divide the lanes, or nothing of a source is chosen.
+            InvalidJob: A source or a parameter does not fit: see `indexed`, `Choice.of`, and
+                `Shuffle.settle`.
         """
         super().bind(sources, seed, epochs, lanes)
-        if self.source is not None and self.source not in sources:
-            raise InvalidJob(
-                f"the distributor draws from a source {self.source!r}, and the job has "
-                f"{', '.join(map(repr, sources))}: name one of them with source",
-                key="distributor.source",
-            )
         names = list(sources) if self.source is None else [self.source]
         parts = indexed(sources, names, self)
         self._drawn = self.choice.of(dict(zip(names, parts, strict=True)), seed)

@@ -2,17 +2,27 @@
 
 * `identity.py`: items that are samples already.
 * `tokenize.py`: text to token ids.
+* `chat.py`: conversations to token ids, with `chat_template.py` (what a template writes),
+  `turns.py` (the forms of conversations) and `answers.py` (which tokens are the assistant's).
+* `tokenizer_file.py`: what the two share.
 * `function.py`: a user's function.
 """
 
 from penstock.server.roles.base import RawItemProcessor
+from penstock.server.roles.processors.chat import ChatProcessor
 from penstock.server.roles.processors.function import FunctionProcessor
 from penstock.server.roles.processors.identity import IdentityProcessor
 from penstock.server.roles.processors.tokenize import TokenizeProcessor
 
 BUILTIN_PROCESSORS: dict[str, type[RawItemProcessor]] = {
-    cls.type_name: cls for cls in (IdentityProcessor, TokenizeProcessor)
+    cls.type_name: cls for cls in (IdentityProcessor, TokenizeProcessor, ChatProcessor)
 }
 """What `type:` of a processor may name; `function:` in its place makes a `FunctionProcessor`."""
 
-__all__ = ["BUILTIN_PROCESSORS", "FunctionProcessor", "IdentityProcessor", "TokenizeProcessor"]
+__all__ = [
+    "BUILTIN_PROCESSORS",
+    "ChatProcessor",
+    "FunctionProcessor",
+    "IdentityProcessor",
+    "TokenizeProcessor",
+]

@@ -5,16 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from penstock.server.roles.base import RawItem, RawItemProcessor, Sample
 from penstock.server.roles.context import ProcessContext
+from penstock.server.roles.processors.tokenizer_file import (
+    no_column,
+    parse_tokenizer,
+    read_tokenizer,
+)
 from penstock.wire.checks import check_whole
-from penstock.wire.errors import InvalidJob, MissingExtra
+from penstock.wire.errors import InvalidJob
 from penstock.wire.malloc import release_memory
 from penstock.wire.nearest import nearest
 
@@ -107,7 +112,7 @@ class TokenizeProcessor(RawItemProcessor):
             MissingExtra: The package `tokenizers` is not installed.
         """
         if self._content is None:
-            data = self._read()
+            data = read_tokenizer(self.tokenizer)
             self._around(self._parse(data))
             self._content = {"tokenizer": hashlib.sha256(data).hexdigest()}
         return self._content
@@ -135,7 +140,7 @@ class TokenizeProcessor(RawItemProcessor):
         if not self.keeps(TokenizeProcessor, "process"):
             return
         if self.column not in columns:
-            raise _no_column(self.column, columns)
+            raise no_column(self.column, columns)
         if _NO_TEXT.match(columns[self.column]):
             raise InvalidJob(
                 f"processor.column {self.column!r} holds {columns[self.column]}, and tokenize "
@@ -179,7 +184,7 @@ class TokenizeProcessor(RawItemProcessor):
     def _text(self, raw: RawItem) -> str | None:
         if isinstance(raw, Mapping):
             if self.column not in raw:
-                raise _no_column(self.column, raw)
+                raise no_column(self.column, raw)
             raw = raw[self.column]
             if raw is None:
                 return None
@@ -208,7 +213,7 @@ class TokenizeProcessor(RawItemProcessor):
 
     def _load(self) -> Tokenizer:
         if self._loaded is None:
-            tokenizer = self._parse(self._read())
+            tokenizer = self._parse(read_tokenizer(self.tokenizer))
             self._before, self._after = self._around(tokenizer)
             around = len(self._before) + len(self._after)
             self._room = None if self.max_length is None else self.max_length - around
@@ -221,49 +226,8 @@ class TokenizeProcessor(RawItemProcessor):
             self._loaded = tokenizer
         return self._loaded
 
-    def _read(self) -> bytes:
-        try:
-            return self.tokenizer.read_bytes()
-        except IsADirectoryError:
-            raise InvalidJob(
-                f"tokenizer {str(self.tokenizer)!r} is a folder; name the tokenizer.json in it",
-                key="tokenizer",
-            ) from None
-        except FileNotFoundError:
-            raise InvalidJob(
-                f"there is no tokenizer file {str(self.tokenizer)!r}; give the path of a "
-                "tokenizer.json, relative to the job file",
-                key="tokenizer",
-            ) from None
-
     def _parse(self, data: bytes) -> Tokenizer:
-        try:
-            from tokenizers import Tokenizer
-        except ImportError:
-            raise MissingExtra(
-                "the processor tokenize needs the package tokenizers; "
-                "install it with: pip install 'penstock[tokenizers]'",
-                package="tokenizers",
-                extra="tokenizers",
-            ) from None
-        try:
-            tokenizer = Tokenizer.from_buffer(data)
-        except Exception as error:  # the library raises nothing narrower than Exception
-            raise InvalidJob(
-                f"{str(self.tokenizer)!r} is not a tokenizer: {_one_line(error)}; give a "
-                "tokenizer.json as tokenizers or transformers save it",
-                key="tokenizer",
-            ) from None
-        if getattr(tokenizer.model, "dropout", None):
-            raise InvalidJob(
-                f"the tokenizer {str(self.tokenizer)!r} has a dropout of "
-                f"{tokenizer.model.dropout}, which gives one text other ids every time; "
-                "set its dropout to null",
-                key="tokenizer",
-            )
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        return tokenizer
+        return parse_tokenizer(data, self.tokenizer, "tokenize")
 
     def _around(self, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
         before, after = (
@@ -305,22 +269,6 @@ def _near_tokens(tokenizer: Tokenizer, token: str) -> list[str]:
         )
         near = nearest(token, same_start, 4)
     return near or special[:4]
-
-
-def _no_column(column: str, columns: Iterable[Any]) -> InvalidJob:
-    names = [str(name) for name in columns]
-    near = nearest(column, names, 1, likeness=0.4)
-    remedy = f"did you mean {near[0]!r}?" if near else "name one of these"
-    return InvalidJob(
-        f"processor.column is {column!r}, and the items have "
-        f"{', '.join(map(repr, names)) or 'no columns'}; {remedy}",
-        key="processor.column",
-        columns=names,
-    )
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 __all__ = ["TokenizeProcessor"]

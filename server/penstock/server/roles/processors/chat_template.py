@@ -1,0 +1,269 @@
+"""A model's chat template: the folder of its tokenizer read, and conversations written by it.
+
+The environment of templates is the one that transformers documents for them: a sandbox of jinja
+with `tojson`, `raise_exception`, loop controls and `{% generation %}`. There is one difference: a
+template cannot ask for today's date, because the same conversation would give other tokens
+tomorrow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.server.roles.processors.tokenizer_file import parse_tokenizer, read_tokenizer
+from penstock.wire.errors import InvalidJob, MissingExtra
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Message = dict[str, Any]
+"""A turn as templates take it: `role`, `content`, and what else it has."""
+
+OPEN, CLOSE = "\ufdd0", "\ufdd1"
+"""What is written around `{% generation %}` blocks while a template runs. They are noncharacters of
+Unicode, which no text holds; one that does is refused."""
+
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+
+
+class Written(NamedTuple):
+    """A conversation as text.
+
+    Attributes:
+        text: All of it.
+        answers: From which character to which each `{% generation %}` block goes; None = the
+            template has none.
+    """
+
+    text: str
+    answers: list[tuple[int, int]] | None
+
+
+class ChatTemplate:
+    """Writes conversations, and knows the tokenizer that reads them.
+
+    Args:
+        folder: A tokenizer's folder, as `save_pretrained` writes it.
+        file: A template in place of the folder's own; None = that one.
+        variables: What the template is given beside the conversation.
+
+    Raises:
+        InvalidJob: There is no tokenizer or no template; it cannot be parsed; there is neither a
+            token for padding nor one for an end.
+        MissingExtra: `tokenizers` or `jinja2` is not installed.
+    """
+
+    def __init__(
+        self, folder: Path, file: Path | None = None, variables: Mapping[str, Any] | None = None
+    ) -> None:
+        config = _json(folder / "tokenizer_config.json")
+        path = folder / "tokenizer.json"
+        data = read_tokenizer(path)
+        self.tokenizer: Tokenizer = parse_tokenizer(data, path, "chat")
+        self.source = _source(folder, file, config)
+        self.special = _special_tokens(folder, config)
+        self.added = frozenset(self.tokenizer.get_added_tokens_decoder())
+        self.pad_id = self._pad_id(folder)
+        self._variables = dict(variables or {})
+        self.marks_answers = bool(re.search(r"{%[-+]?\s*generation\b", self.source))
+        self._template = _compiled(self.source)
+        self.hashes = {
+            name: hashlib.sha256(content).hexdigest()
+            for name, content in (
+                ("tokenizer", data),
+                ("chat_template", self.source.encode()),
+                ("special_tokens", json.dumps(self.special, sort_keys=True).encode()),
+            )
+        }
+        """What decides tokens, by its name: a part of the job's identity."""
+
+    def write(self, messages: Sequence[Message], *, prompt: bool = False) -> Written:
+        """Return a conversation as the template writes it.
+
+        Args:
+            messages: Its turns.
+            prompt: With the start of another answer, as a model is asked for one.
+
+        Raises:
+            ValueError: The template refuses it, or it holds noncharacters.
+        """
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self._template.render(
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=prompt,
+                **{**self.special, **self._variables},
+            )
+        except (TemplateError, TypeError) as error:
+            raise ValueError(
+                f"the chat template refuses this conversation: {error}; what the template needs "
+                "beside it is given by template_args"
+            ) from error
+        if not self.marks_answers:
+            return Written(text, None)
+        return _unmarked(text)
+
+    def ids(self, text: str) -> list[int]:
+        """Return the token ids of what `write` gave; special tokens are in it already."""
+        # Without character offsets, which cost a third of the time.
+        [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        found: list[int] = encoding.ids
+        return found
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """Return from which character to which each of `ids(text)` goes."""
+        found: list[tuple[int, int]] = self.tokenizer.encode(text, add_special_tokens=False).offsets
+        return found
+
+    def _pad_id(self, folder: Path) -> int:
+        for name in ("pad_token", "eos_token"):
+            token = self.special.get(name)
+            found = None if token is None else self.tokenizer.token_to_id(token)
+            if found is not None:
+                return int(found)
+        raise InvalidJob(
+            f"the tokenizer in {str(folder)!r} has neither a pad_token nor an eos_token in its "
+            "vocabulary: name one of them in its tokenizer_config.json",
+            key="tokenizer",
+        )
+
+
+def _source(folder: Path, file: Path | None, config: Mapping[str, Any]) -> str:
+    """Return the template's text."""
+    beside = folder / "chat_template.jinja"
+    if file is not None:
+        try:
+            return file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise InvalidJob(
+                f"the chat template {str(file)!r} cannot be read: {error.strerror}",
+                key="chat_template",
+            ) from None
+    if beside.is_file():
+        return beside.read_text(encoding="utf-8")
+    found = config.get("chat_template")
+    if isinstance(found, list):  # several by name
+        named = {each.get("name"): each.get("template") for each in found}
+        found = named.get("default")
+    if isinstance(found, str) and found:
+        return found
+    raise InvalidJob(
+        f"the tokenizer in {str(folder)!r} has no chat template: give the folder of one that has, "
+        "as save_pretrained of transformers writes it, or a file by chat_template",
+        key="tokenizer",
+    )
+
+
+def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of special tokens by their names, as templates use them."""
+    found = {}
+    for place in (_json(folder / "special_tokens_map.json"), config):
+        for name in _SPECIAL:
+            token = place.get(name)
+            text = token.get("content") if isinstance(token, Mapping) else token
+            if isinstance(text, str):
+                found[name] = text
+    return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise InvalidJob(f"{str(path)!r} cannot be read: {error}", key="tokenizer") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _compiled(source: str) -> Any:
+    try:
+        from jinja2 import TemplateSyntaxError, nodes
+        from jinja2.exceptions import TemplateError
+        from jinja2.ext import Extension
+        from jinja2.parser import Parser
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError:
+        raise MissingExtra(
+            "the processor chat needs the package jinja2; "
+            "install it with: pip install 'penstock[tokenizers]'",
+            package="jinja2",
+            extra="tokenizers",
+        ) from None
+
+    class Generation(Extension):  # type: ignore[misc,unused-ignore]
+        """Writes marks around `{% generation %} ... {% endgeneration %}`."""
+
+        tags = {"generation"}  # noqa: RUF012  # as jinja's own have it
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            marks = (
+                nodes.Output([nodes.TemplateData(mark)]).set_lineno(line) for mark in (OPEN, CLOSE)
+            )
+            return [next(marks), *body, next(marks)]
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    def tojson(value: Any, **options: Any) -> str:
+        return json.dumps(value, **{"ensure_ascii": False, **options})
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    try:
+        return environment.from_string(source)
+    except TemplateSyntaxError as error:
+        raise InvalidJob(
+            f"line {error.lineno} of the chat template cannot be parsed: {error.message}",
+            key="tokenizer",
+        ) from None
+
+
+def _unmarked(text: str) -> Written:
+    """Return the text without marks, and where they were."""
+    pieces: list[str] = []
+    answers: list[tuple[int, int]] = []
+    length, begun = 0, None
+    for piece in _pieces(text):
+        if piece == OPEN and begun is None:
+            begun = length
+        elif piece == CLOSE and begun is not None:
+            answers.append((begun, length))
+            begun = None
+        elif piece in (OPEN, CLOSE):
+            raise ValueError(
+                f"the conversation holds the noncharacter U+{ord(piece):04X}, which marks answers "
+                "while the template runs: take it out of the data"
+            )
+        else:
+            pieces.append(piece)
+            length += len(piece)
+    return Written("".join(pieces), answers)
+
+
+def _pieces(text: str) -> list[str]:
+    found: list[str] = []
+    for number, part in enumerate(text.split(OPEN)):
+        if number:
+            found.append(OPEN)
+        for inner, piece in enumerate(part.split(CLOSE)):
+            if inner:
+                found.append(CLOSE)
+            found.append(piece)
+    return found
+
+
+__all__ = ["ChatTemplate", "Message", "Written"]

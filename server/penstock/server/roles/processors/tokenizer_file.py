@@ -1,0 +1,89 @@
+"""A `tokenizer.json` read and checked, for every processor that makes token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.wire.errors import InvalidJob, MissingExtra
+from penstock.wire.nearest import nearest
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+def read_tokenizer(path: Path) -> bytes:
+    """Return the bytes of a tokenizer's file.
+
+    Raises:
+        InvalidJob: There is no such file.
+    """
+    try:
+        return path.read_bytes()
+    except IsADirectoryError:
+        raise InvalidJob(
+            f"tokenizer {str(path)!r} is a folder; name the tokenizer.json in it", key="tokenizer"
+        ) from None
+    except FileNotFoundError:
+        raise InvalidJob(
+            f"there is no tokenizer file {str(path)!r}; give the path of a tokenizer.json, "
+            "relative to the job file",
+            key="tokenizer",
+        ) from None
+
+
+def parse_tokenizer(data: bytes, path: Path, user: str) -> Tokenizer:
+    """Return the tokenizer of a file's bytes, with padding and truncation switched off.
+
+    Args:
+        data: The bytes.
+        path: Where they come from, for errors.
+        user: The processor that needs it, for errors.
+
+    Raises:
+        InvalidJob: It is not one, or gives a text other ids every time.
+        MissingExtra: The package `tokenizers` is not installed.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise MissingExtra(
+            f"the processor {user} needs the package tokenizers; "
+            "install it with: pip install 'penstock[tokenizers]'",
+            package="tokenizers",
+            extra="tokenizers",
+        ) from None
+    try:
+        tokenizer = Tokenizer.from_buffer(data)
+    except Exception as error:  # the library raises nothing narrower than Exception
+        raise InvalidJob(
+            f"{str(path)!r} is not a tokenizer: {' '.join(str(error).split())[:200]}; give a "
+            "tokenizer.json as tokenizers or transformers save it",
+            key="tokenizer",
+        ) from None
+    if getattr(tokenizer.model, "dropout", None):
+        raise InvalidJob(
+            f"the tokenizer {str(path)!r} has a dropout of {tokenizer.model.dropout}, which gives "
+            "one text other ids every time; set its dropout to null",
+            key="tokenizer",
+        )
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def no_column(column: str, columns: Iterable[Any]) -> InvalidJob:
+    """Return the error of items that lack the column that a processor reads."""
+    names = [str(name) for name in columns]
+    near = nearest(column, names, 1, likeness=0.4)
+    remedy = f"did you mean {near[0]!r}?" if near else "name one of these"
+    return InvalidJob(
+        f"processor.column is {column!r}, and the items have "
+        f"{', '.join(map(repr, names)) or 'no columns'}; {remedy}",
+        key="processor.column",
+        columns=names,
+    )
+
+
+__all__ = ["no_column", "parse_tokenizer", "read_tokenizer"]

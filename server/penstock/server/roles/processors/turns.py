@@ -1,0 +1,132 @@
+"""Conversations as data sets have them, brought to the one form that chat templates take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.server.roles.processors.chat_template import Message
+from penstock.wire.checks import check_choice
+from penstock.wire.errors import InvalidJob
+from penstock.wire.nearest import hint
+
+ROLES = {
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bot", "model"), "assistant"),
+    **{role: role for role in ("system", "developer", "tool", "function")},
+}
+"""What data sets call the speakers, as templates know them."""
+
+TAGS = ("role_tag", "content_tag", "user_tag", "assistant_tag", "system_tag")
+"""What `tags` may name: the keys of a turn, and the names of three speakers."""
+
+_KEYS = (("role", "content"), ("from", "value"))
+"""The keys of a turn, of OpenAI's form and of ShareGPT's."""
+
+
+class Turns:
+    """Brings conversations to the form of OpenAI: a list of `role` and `content`.
+
+    Args:
+        roles: Further names of speakers.
+        tags: The names that this data uses.
+        unknown: What becomes of a turn by another speaker: `error` or `skip`.
+
+    Raises:
+        InvalidJob: A name or a rule that cannot be.
+    """
+
+    def __init__(
+        self, roles: Mapping[str, str] | None, tags: Mapping[str, str] | None, unknown: str
+    ) -> None:
+        for key, given in (("roles", roles), ("tags", tags)):
+            if given is not None and not (
+                isinstance(given, Mapping)
+                and all(isinstance(a, str) and isinstance(b, str) for a, b in given.items())
+            ):
+                raise InvalidJob(
+                    f"{key} is {given!r}: give names by names, such as "
+                    + ("{observation: tool}" if key == "roles" else "{role_tag: speaker}"),
+                    key=key,
+                )
+        tags = dict(tags or {})
+        for name in tags:
+            if name not in TAGS:
+                raise InvalidJob(f"tags has {name!r}: {hint(name, TAGS)}", key="tags")
+        self._unknown = check_choice("unknown_roles", unknown, ("error", "skip"))
+        self._roles = {**ROLES, **(roles or {})}
+        for role in ("user", "assistant", "system"):
+            if (spoken := tags.get(f"{role}_tag")) is not None:
+                self._roles[spoken] = role
+        self._keys: tuple[tuple[str, str], ...] = _KEYS
+        if "role_tag" in tags or "content_tag" in tags:
+            self._keys = ((tags.get("role_tag", "role"), tags.get("content_tag", "content")),)
+
+    def messages(self, conversation: Any) -> list[Message]:
+        """Return the turns of a conversation, in order.
+
+        Args:
+            conversation: A list of turns, the columns of one, or the JSON text of either.
+
+        Raises:
+            TypeError: It is something else.
+            ValueError: A turn lacks a key, has a speaker that is not known, or no text.
+        """
+        if isinstance(conversation, str):
+            conversation = json.loads(conversation)
+        if isinstance(conversation, Mapping):  # as `datasets` gives lists of records
+            columns = {name: list(values) for name, values in conversation.items()}
+            rows = zip(*columns.values(), strict=True)
+            conversation = [dict(zip(columns, row, strict=True)) for row in rows]
+        if not isinstance(conversation, Sequence) or isinstance(conversation, bytes):
+            raise TypeError(
+                f"a conversation is of type {type(conversation).__name__}, and chat needs a list "
+                "of turns"
+            )
+        made = (self._message(number, turn) for number, turn in enumerate(conversation))
+        return [message for message in made if message is not None]
+
+    def _message(self, number: int, turn: Any) -> Message | None:
+        if not isinstance(turn, Mapping):
+            raise TypeError(f"turn {number} is of type {type(turn).__name__}, and not a mapping")
+        keys = next((keys for keys in self._keys if all(key in turn for key in keys)), None)
+        if keys is None:
+            wanted = " or ".join(" and ".join(map(repr, keys)) for keys in self._keys)
+            raise ValueError(
+                f"turn {number} has {', '.join(map(repr, turn)) or 'no keys'}, and needs {wanted}; "
+                "name the keys of other data by tags"
+            )
+        speaker, said = turn[keys[0]], turn[keys[1]]
+        role = self._roles.get(speaker) if isinstance(speaker, str) else None
+        if role is None:
+            if self._unknown == "skip":
+                return None
+            raise ValueError(
+                f"turn {number} is by {speaker!r}, which is not a known role: name it by roles, "
+                f"such as {{{speaker}: user}}, or leave such turns out by unknown_roles: skip"
+            )
+        more = {
+            name: value for name, value in turn.items() if name not in keys and value is not None
+        }
+        return {"role": role, "content": _text(said, number, role, more), **more}
+
+
+def _text(said: Any, number: int, role: str, more: Mapping[str, Any]) -> str | None:
+    """Return what a turn says."""
+    if isinstance(said, str):
+        return said
+    if said is None and role == "assistant" and more:  # it calls a tool, and says nothing
+        return None
+    if isinstance(said, Sequence) and all(
+        isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part["text"], str)
+        for part in said
+    ):
+        return "".join(part["text"] for part in said)
+    what = f"type {type(said).__name__}"
+    if isinstance(said, Sequence):
+        what = "parts that are not all text"
+    raise ValueError(f"turn {number} has content of {what}, and chat needs text")
+
+
+__all__ = ["ROLES", "TAGS", "Turns"]

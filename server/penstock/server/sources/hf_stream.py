@@ -1,0 +1,315 @@
+"""Rows that `datasets` reads one after another, without converting or downloading a whole file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from penstock.server.core.copies import own_copy
+from penstock.server.roles.base import RawItem, StreamSource, unseen_sentence
+from penstock.server.sources.access import check_columns, require
+from penstock.server.sources.catalog import Catalog
+from penstock.server.sources.content import WHOLE_BYTES, content_hash, files_fingerprint
+from penstock.server.sources.factory import Made
+from penstock.server.sources.files import DataFile, FileSet
+from penstock.server.sources.hf import (
+    DataFiles,
+    builder_name,
+    choose_splits,
+    plain_files,
+    quietly,
+)
+from penstock.server.sources.prepared import load_builder
+from penstock.wire.errors import InvalidJob, SourceUnavailable
+
+MARK_ROWS = 256
+"""Rows from one mark to the next. A mark is a number of rows, which `datasets` passes over without
+making Python values of them; so more marks save little."""
+
+
+class HfStreamSource(StreamSource):
+    """The rows of a streaming dataset of Hugging Face `datasets` (an `IterableDataset`).
+
+    Either the files of a builder, local ones or URLs, as `load_dataset(path, data_files=...,
+    streaming=True)` opens them; or what a function of yours returns, with its own `map`, `filter`
+    and `interleave_datasets`. What `datasets` calls a shard is a shard here: mostly a file.
+
+    A row is found again by its shard and number: by opening the shard and passing over the rows
+    before it, never by the state that a dataset gives, which forgets rows of its shuffle buffers.
+    So shuffle by the distributor's `buffer_size`, and not in the dataset. Every pass over a shard
+    must give the same rows: `penstockd check` tests that.
+
+    Items are dicts; images, audio and video stay undecoded, `{"bytes": ..., "path": ...}` with the
+    bytes in it and the path a bare file name.
+
+    Args:
+        path: The name of a builder (`json`, `parquet`, `csv`, `text`, `webdataset`, ...), or a
+            folder of data files.
+        data_files: Paths, globs and URLs for a builder: one, a list, or a dict of them by split.
+        split: Which split; required where there are several.
+        name: The builder's configuration, where it has several.
+        columns: Which columns to keep, in this order; None = all.
+        options: More parameters of the builder, for example `{delimiter: ";"}` of csv.
+        storage_options: Options of the fsspec filesystem of URLs, such as endpoint and credentials.
+            They do not decide bytes.
+        reshard: Make a shard of each piece that the format can be read in (row groups of Parquet),
+            where there are fewer files than lanes.
+        factory: `./file.py:name` or `package.module:name`: a function that returns an
+            `IterableDataset`, in place of `path`. It is identified by its module's source, and by
+            its attribute `fingerprint`, a function that returns what identifies the data.
+        dataset: An `IterableDataset`, in Python, in place of a factory.
+        arguments: Passed to the factory by name.
+
+    Raises:
+        InvalidJob: Nothing of that name is here, `datasets` cannot open it, or the factory gives
+            something else.
+        MissingExtra: The package `datasets` is not installed.
+    """
+
+    type_name: ClassVar[str] = "hf_stream"
+    version: ClassVar[int | str | None] = 1
+    path_params: ClassVar[tuple[str, ...]] = ("path", "data_files", "factory")
+    gives_fresh_items: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        path: str | None = None,
+        data_files: DataFiles | None = None,
+        split: str | None = None,
+        name: str | None = None,
+        columns: Sequence[str] | None = None,
+        options: dict[str, Any] | None = None,
+        storage_options: dict[str, Any] | None = None,
+        reshard: bool = False,
+        factory: str | None = None,
+        dataset: Any = None,
+        **arguments: Any,
+    ) -> None:
+        datasets = require("datasets")
+        if path is not None and (factory, dataset) != (None, None):
+            raise InvalidJob(
+                "path and factory are both given: a source of type hf_stream opens the files of "
+                "path, or what the factory returns; remove one of them",
+                key="source.path",
+            )
+        if path is None and factory is None and dataset is None:
+            raise InvalidJob(
+                "a source of type hf_stream needs path: json and data_files, or factory: "
+                "./data.py:make",
+                key="source.path",
+            )
+        self._made: Made | None = None
+        self._files: FileSet | None = None
+        self._read: list[DataFile] = []  # in the order of reading
+        self._builder: str | None = None
+        self.split: str | None = split
+        if path is None:
+            self._made = Made("hf_stream", factory, dataset, arguments)
+            stream = self._made.object
+            if not isinstance(stream, datasets.IterableDataset):
+                raise InvalidJob(
+                    f"{self._made.name()} gave a value of type {type(stream).__name__}, and not an "
+                    "IterableDataset: return load_dataset(..., streaming=True), or "
+                    "dataset.to_iterable_dataset(num_shards=...)",
+                    key="source.factory",
+                )
+        else:
+            if arguments:
+                raise InvalidJob(
+                    f"{', '.join(arguments)} is not a parameter of hf_stream: parameters of a "
+                    "builder go into options",
+                    key=f"source.{next(iter(arguments))}",
+                )
+            stream = self._opened(datasets, path, data_files, name, options, storage_options)
+        if reshard:
+            stream = stream.reshard()
+        if columns is not None:
+            chosen = check_columns(columns, stream.column_names or columns, path or "the dataset")
+            stream = stream.select_columns(chosen)
+        self._features = stream.features
+        self._media = [key for key, kind in (self._features or {}).items() if _is_media(kind)]
+        self._stream = stream.decode(False) if self._media else stream
+        self._names = self._shard_names(path)
+
+    def _opened(
+        self,
+        datasets: Any,
+        path: str,
+        data_files: DataFiles | None,
+        name: str | None,
+        options: dict[str, Any] | None,
+        storage_options: dict[str, Any] | None,
+    ) -> Any:
+        """Return the dataset of a builder, and look at its files."""
+        self._builder = builder_name(path, data_files)
+        with quietly(datasets, path, data_files, self._builder):
+            builder = load_builder(
+                datasets,
+                self._builder or path,
+                name,
+                data_files=plain_files(data_files),
+                storage_options=storage_options,
+                **(options or {}),
+            )
+            found = builder.config.data_files or {}
+            by_split = {str(key): list(files) for key, files in found.items()}
+            self.split, chosen = choose_splits(path, self.split, list(by_split))
+            names = [str(file) for key in chosen for file in by_split[key]]
+            if not names:
+                raise InvalidJob(
+                    f"no file matches {data_files or path!r}: check the path; in a job file it is "
+                    "relative to the job file",
+                    key="source.data_files",
+                )
+            self._files = FileSet(
+                names, suffix="", storage_options=storage_options, key="source.data_files"
+            )
+            by_path = {_bare(file.path): file for file in self._files.files}
+            self._read = [by_path[_bare(file)] for file in names]
+            return builder.as_streaming_dataset(self.split)
+
+    def _shard_names(self, path: str | None) -> list[str]:
+        count = self._stream.num_shards
+        if len(self._read) == count:
+            return [file.name for file in self._read]
+        of = path if self._made is None else self._made.name()
+        return [f"{of} {number} of {count}" for number in range(count)]
+
+    def shards(self) -> Sequence[str]:
+        """Return the files' names, where each is a shard; else numbers."""
+        return self._names
+
+    def open(self, shard: int, mark: Any) -> Iterator[tuple[RawItem, Any]]:
+        """Yield the rows of a shard, from a number on; with a mark for every 256th.
+
+        Raises:
+            SourceChanged: A local file is not the one that was opened.
+            Exception: Whatever the dataset raises.
+        """
+        if self._files is not None and self._files.is_local and len(self._read) == len(self._names):
+            self._files.watch(self._read[shard])
+            self._files.check(self._read[shard])
+        rows = self._stream.shard(num_shards=len(self._names), index=shard)
+        begin = mark or 0
+        if begin:
+            rows = rows.skip(begin)
+        for number, row in enumerate(rows, begin + 1):
+            # A generator of the user's may give a row that it keeps.
+            item = own_copy(row) if self._made is not None else row
+            self._settle(item)
+            yield item, number if number % MARK_ROWS == 0 else None
+
+    def _settle(self, item: Any) -> None:
+        """Give media their bytes, and names in the place of paths, in a row."""
+        for column in self._media:
+            media = item.get(column)
+            if not isinstance(media, dict) or not media.get("path"):
+                continue
+            if media["bytes"] is None:
+                with require("fsspec").open(media["path"], "rb") as file:
+                    media["bytes"] = file.read()
+            media["path"] = Path(media["path"]).name
+        if isinstance(item, dict) and isinstance(item.get("__url__"), str):  # webdataset's archive
+            url = _bare(item["__url__"])
+            item["__url__"] = next((f.name for f in self._read if _bare(f.path) == url), url)
+
+    def check_present(self) -> None:
+        """Refuse local files that are gone or another.
+
+        Raises:
+            SourceChanged: Names the first one.
+        """
+        if self._files is not None:
+            self._files.check_all()
+
+    def columns_of_items(self) -> Mapping[str, str] | None:
+        """Return the columns with the types that they are stored in, where they are known."""
+        if self._features is None:
+            return None
+        schema = self._features.arrow_schema
+        return {name: str(schema.field(name).type) for name in self._features}
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters that decide bytes, with the resolved builder and split."""
+        parameters = super().parameters()
+        for name in ("storage_options", "dataset"):
+            parameters.pop(name, None)
+        if self.split is not None:
+            parameters["split"] = self.split
+        if self._builder is not None:
+            parameters["builder"] = self._builder
+        return parameters
+
+    def content(self) -> dict[str, str]:
+        """Return the factory and the hash of its module."""
+        return {} if self._made is None else self._made.content()
+
+    def fingerprint(self) -> Any:
+        """Return names, sizes and hashes of the files in the order of reading.
+
+        Local files up to 64 MiB are hashed whole, of others head, tail and 16 blocks. Of a factory:
+        the number of shards, and what its own `fingerprint` returns.
+
+        Raises:
+            SourceUnavailable: A file cannot be read at the moment.
+        """
+        if self._made is not None:
+            own = self._made.fingerprint()
+            found: dict[str, Any] = {"shards": len(self._names)}
+            return found if own is None else {**found, "dataset": own()}
+        assert self._files is not None
+        digests = self._files.map(self._digest, self._read)
+        self._files.remember(self._read)
+        return files_fingerprint(
+            (file.name, file.size, digest) for file, digest in zip(self._read, digests, strict=True)
+        )
+
+    def _digest(self, file: DataFile) -> str:
+        files = self._files
+        assert files is not None
+        try:
+            files.watch(file)
+            known: str | None = files.known(file, "content")
+            if known is not None:
+                return known
+            with files.open(file) as stream:
+
+                def read_at(start: int, stop: int) -> bytes:
+                    stream.seek(start)
+                    data: bytes = stream.read(stop - start)
+                    return data
+
+                whole = files.is_local and file.size <= WHOLE_BYTES
+                digest = content_hash(read_at, file.size, whole=whole)
+        except OSError as error:
+            raise SourceUnavailable(
+                f"{file.path} cannot be read at the moment: {error}", item=file.name
+            ) from error
+        files.note(file, "content", digest)
+        return digest
+
+    def unseen(self) -> str | None:
+        """Return what the log id does not know of a factory without a `fingerprint`."""
+        if self._made is None or self._made.fingerprint() is not None:
+            return None
+        return unseen_sentence(self._made.name())
+
+    def hand_over(self) -> Sequence[Catalog]:
+        """Return the list of files and their hashes, for the workers of this node."""
+        return () if self._files is None else (self._files.hand_over(),)
+
+
+def _is_media(kind: Any) -> bool:
+    """Tell whether a feature of `datasets` is decoded from bytes: an image, audio, a video."""
+    return hasattr(kind, "decode")
+
+
+def _bare(path: str) -> str:
+    """Return a path or URL as its filesystem names it, to compare both forms."""
+    before, found, rest = path.partition("://")
+    return (rest if found else os.path.abspath(before)).lstrip("/")
+
+
+__all__ = ["MARK_ROWS", "HfStreamSource"]
