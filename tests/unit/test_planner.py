@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from invariants import check_conservation
+from invariants import Ledger, check_conservation
 from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
 from penstock.server.job import Job
 from penstock.server.pipeline.ahead import AHEAD_BYTES, LOOK_AHEAD
@@ -34,6 +35,7 @@ from penstock.wire.errors import (
     BadItem,
     InvalidJob,
     LaneStarved,
+    PastEnd,
     SourceUnavailable,
 )
 from resume.plans import BATCHERS, PROCESSORS, make_job
@@ -101,6 +103,33 @@ def test_everything_drawn_is_accounted_for(batcher: str, processor: str) -> None
     """Delivered, filtered, quarantined, dropped or held, at every offset, to the item."""
     for lanes in (1, 3):
         check_conservation(make_job(batcher, "full", processor, lanes), lanes - 1, 30)
+
+
+@pytest.mark.parametrize("batcher", BATCHERS)
+def test_a_lane_that_ends_leaves_nothing_behind(batcher: str) -> None:
+    """What is held becomes batches or is counted: at the end each item has a place or a reason.
+
+    The end of a lane that restarts anywhere is the same.
+    """
+    for processor in ("sized", "choosy"):
+        job = make_job(batcher, "full", processor, 3, epochs=2)
+        ledger = Ledger(job, 1)
+        snapshots = [ledger.line.planner.snapshot()]
+        with contextlib.suppress(PastEnd):
+            while True:
+                ledger.advance()
+                ledger.check()
+                snapshots.append(ledger.line.planner.snapshot())
+        ledger.check()
+        planner = ledger.line.planner
+
+        assert list(planner.batching.batcher.pending) == []
+        assert planner.drawn == planner.roles.draws(1)
+        for taken in snapshots[:: max(1, len(snapshots) // 4)]:
+            again = Line(job, 1, ledger.line.items, taken).planner
+            while again.next() is not None:
+                pass
+            assert (again.offset, again.counts()) == (planner.offset, planner.counts())
 
 
 def test_a_bad_item_ahead_stops_the_lane_only_when_it_is_drawn() -> None:
