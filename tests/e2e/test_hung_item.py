@@ -79,7 +79,7 @@ def test_a_single_worker_is_free_again_after_the_items_deadline(tmp_path: Path) 
 
     The lane stops by name, and says for which deadline.
     """
-    with serving(write_jobs(tmp_path, workers=1, item_seconds=4)) as server:
+    with serving(write_jobs(tmp_path, workers=1, item_seconds=8)) as server:
         good = server.read("good", horizon=0)
         bad = server.read("bad", horizon=12)
         eventually((tmp_path / "hung").exists, 90, "an item hangs")
@@ -95,4 +95,4 @@ def test_a_single_worker_is_free_again_after_the_items_deadline(tmp_path: Path) 
     ways = {one.item for one in good.waiting if one.stage == "queued"}
     assert "main[3] in epoch 0 of job 'bad'" in ways
     assert "main[3] in epoch 0" in caught.value.message
-    assert "still at it after item_seconds = 4" in caught.value.message
+    assert "still at it after item_seconds = 8" in caught.value.message

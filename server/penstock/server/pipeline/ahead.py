@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from penstock.server.core.held import held_bytes
@@ -11,6 +12,7 @@ from penstock.server.pipeline.verdicts import Bad
 from penstock.server.roles.base import RawItemProcessor, Sample
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.usercode.frames import error_line
+from penstock.wire.errors import BadItem
 
 logger = logging.getLogger("penstock")
 
@@ -42,6 +44,9 @@ class LookAhead:
     ) -> None:
         self._lane, self._items, self._draws = lane, items, draws
         self._gains_together = not processor.keeps(RawItemProcessor, "process_batch")
+        # A torch Dataset decodes what it reads: what is not needed yet would cost as much.
+        sources = items.job.sources.values()
+        self._reads_together = not any(source.uses_global_rng for source in sources)
         self._known: dict[ItemRef, list[Sample] | Filtered | Bad | int] = {}
         self._read: list[ItemRef] = []  # the latest that were read together, unprocessed
         self._outcome_bytes = 0.0  # memory that an item takes once it is processed, in the mean
@@ -86,8 +91,11 @@ class LookAhead:
         So it is before a lane's first batch: which item completes it is not known, and every lane
         would process a few too many while a trainer waits for the first batches of all lanes.
         """
-        if items[0] not in self._read:
-            self._read = items if self._items.read_together(items) else []
+        if self._reads_together and len(items) > 1 and items[0] not in self._read:
+            self._read = []
+            with contextlib.suppress(BadItem):  # it is named once it is needed itself
+                self._items.keeper().keep(items, self._items.raws(items))
+                self._read = items
         return items[:1]
 
     def size(self, item: ItemRef, offset: int) -> int | Bad:

@@ -13,7 +13,6 @@ from penstock.server.pipeline.source_calls import SourceCalls
 from penstock.server.roles.base import IndexedSource, RawItem
 from penstock.server.roles.columns import SequenceColumns
 from penstock.server.usercode.contained import contained
-from penstock.wire.errors import BadItem
 
 READ_AHEAD_S = 0.001
 """Where a source takes longer than this for a call, what comes next is read meanwhile by a thread;
@@ -65,24 +64,6 @@ class RawItems(SourceCalls):
         if missing:
             kept.update(zip(missing, self.read(missing), strict=True))
         return [kept[item] for item in items]
-
-    def read_together(self, items: Sequence[ItemRef]) -> bool:
-        """Read items at once and keep them until they are needed; tell whether they are kept.
-
-        They are not where one of them fails: it is named once it is needed itself.
-
-        Raises:
-            SourceUnavailable: After retries to the deadline.
-        """
-        # A torch Dataset decodes what it reads: what is not needed yet would cost as much.
-        if len(items) < 2 or not all(call.reading for call in self.fetching.values()):
-            return False
-        try:
-            raws = self.raws(items)
-        except BadItem:
-            return False
-        self.keeper().keep(items, raws)
-        return True
 
     # --- what will be needed next ---
 
