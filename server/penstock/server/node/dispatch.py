@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 import structlog
 
 from penstock.server.job import Job
+from penstock.server.node.ahead import is_cheap
 from penstock.server.node.blame import blamed, sentence
 from penstock.server.node.books import Log
 from penstock.server.node.candidates import Candidate, candidate_of, candidates
@@ -52,14 +53,10 @@ a reader that accepts four ahead of a slow one left workers without work: text w
 fast with this."""
 
 AHEAD_BYTES = 4 << 20
-"""Where batches are small, up to `FAR_AHEAD` times as many positions are made ahead for each
-worker, as long as they take no more than this: half of the batches of a text job take 0.5 ms, and
-others, which draw long documents, 100 ms. With 4 positions a text job with two workers and its
-reader kept 1.7 of two cores busy, with 8 and with 16 1.9."""
-
-CHEAP_S = 0.001
-"""Tickets of a job that take less are given whole, planning and making, to one worker: to send a
-plan to another one, and to wake it up, costs as much as it would save."""
+"""Where batches are small, several times as many positions are made ahead for each worker, as long
+as they take no more than this: half of the batches of a text job take 0.5 ms, and others, which
+draw long documents, 100 ms. With 4 positions a text job with two workers and its reader kept 1.7 of
+two cores busy, with 8 and with 16 1.9."""
 
 _RANK, _max_replay = operator.attrgetter("rank"), operator.attrgetter("max_replay")
 
@@ -252,7 +249,7 @@ class Dispatch:
         where a batch is made sooner than its plan has gone to another worker.
         """
         anywhere = log.job.roles(lane).roles.makes_anywhere
-        return not anywhere or 0.0 < log.ticket_s < CHEAP_S
+        return not anywhere or is_cheap(log.ticket_s)
 
     def introduce(self, worker: WorkerProcess, job: Job, *, set_up: bool = False) -> None:
         """Tell a worker of a job, and have it set its roles up at once if requested."""

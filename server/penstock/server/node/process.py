@@ -39,7 +39,7 @@ END_S = 0.2
 FREE_S = 0.05
 """How soon a worker hears at the latest that a batch's memory is free again."""
 
-MIN_DEPTH, MAX_DEPTH, DEPTH_S = 2, 24, 0.004
+MIN_DEPTH, MAX_DEPTH, DEPTH_S = 2, 48, 0.004
 """Tickets that a worker holds at once: the next is there when one is done. Where tickets take less
 than `DEPTH_S` seconds it holds more of them, and gets them several at a time: a wake-up costs as
 much."""
