@@ -90,7 +90,7 @@ class Dispatch:
         self._crew, self._shelf, self._life, self._observer = crew, shelf, life, observer
         self.logs: dict[bytes, Log] = {}
         self.numbers = itertools.count(1)
-        self._seekable: dict[bytes, list[bool]] = {}  # by log and set of roles
+        self._seekable: dict[bytes, list[bool]] = {}  # by log and lane
         self._setups = Setups()
         self._scheduled = False
 
@@ -99,7 +99,9 @@ class Dispatch:
         workers = len(self._crew)
         ahead = AHEAD_PER_WORKER * workers, AHEAD_BYTES * workers
         self.logs[job.log_id] = Log(job, self._bound_bytes, *ahead)
-        self._seekable[job.log_id] = seekable_sets(job)
+        sets = seekable_sets(job)
+        of_lanes = (job.roles(lane).roles.number for lane in range(job.lanes))
+        self._seekable[job.log_id] = [sets[number] for number in of_lanes]
 
     def name(self, log_id: bytes | None) -> str | None:
         """Return what people call a log: a job's name."""
@@ -108,7 +110,7 @@ class Dispatch:
 
     def seekable(self, job: Job, lane: int) -> bool:
         """Tell whether arithmetic leads to any plan of a lane: then its lines need no snapshots."""
-        return self._seekable[job.log_id][job.roles(lane).roles.number]
+        return self._seekable[job.log_id][lane]
 
     # --- giving out ---
 
@@ -248,8 +250,7 @@ class Dispatch:
         So it must be where planning needs processing, or has read what the batch is made of; and
         where a batch is made sooner than its plan has gone to another worker.
         """
-        anywhere = log.job.roles(lane).roles.makes_anywhere
-        return not anywhere or is_cheap(log.ticket_s)
+        return is_cheap(log.ticket_s) or not log.job.roles(lane).roles.makes_anywhere
 
     def introduce(self, worker: WorkerProcess, job: Job, *, set_up: bool = False) -> None:
         """Tell a worker of a job, and have it set its roles up at once if requested."""

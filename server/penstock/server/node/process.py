@@ -167,9 +167,10 @@ class WorkerProcess:
     def alone(self) -> bool:
         """Tell whether it does what has ended a worker before.
 
-        What it was given beside that would wait for it, perhaps to its deadline.
+        What it was given after that would wait for it, perhaps to its deadline: so nothing is.
         """
-        return any(ticket.suspect for ticket in self.tickets.values())
+        last = next(reversed(self.tickets.values()), None)
+        return last is not None and last.suspect
 
     def room(self) -> int:
         """Return how many tickets this worker may be given now."""
