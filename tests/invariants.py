@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from penstock.server.core.refs import Rows, SampleRef
+from penstock.server.core.refs import ItemRef, SampleRef
 from penstock.server.job import Job
 from penstock.server.local import LocalLoader
+from penstock.server.pipeline import snapshot
+from penstock.server.pipeline.items import Filtered, Outcome
 from penstock.server.pipeline.line import Line
+from penstock.server.pipeline.verdicts import Quarantined
+from penstock.wire import frame
 from penstock.wire.digest import batch_digest
 from penstock.wire.order import Cut
 from penstock.wire.v1 import feed_pb2
@@ -119,7 +123,11 @@ class Attempts:
 
 
 def check_conservation(job: Job, lane: int, batches: int) -> Mapping[str, int]:
-    """Check that every item a lane drew is accounted for, each sample and each piece once.
+    """Check, at every offset, that all that a lane drew is accounted for, to the item.
+
+    Each drawn item is filtered, quarantined or gives samples; each sample is delivered, held or
+    dropped, whole or each piece once; each sample of a plan is in its batch or left out of it by a
+    verdict; and all of it is counted by reason, in the planner and in the batches.
 
     Args:
         job: The job.
@@ -129,52 +137,122 @@ def check_conservation(job: Job, lane: int, batches: int) -> Mapping[str, int]:
     Returns:
         The line's counters at the end.
     """
-    line = Line(job, lane)
-    delivered: list[SampleRef] = []
+    ledger = Ledger(job, lane)
+    ledger.check()
     for _ in range(batches):
-        plan = line.advance()
-        delivered += _refs(plan.rows)
-        line.planner.forget()
-    planner = line.planner
-    held = [
-        *planner.batching.batcher.pending,
-        *(ref for group in planner.ready for ref in _refs(group)),
-    ]
-    counters = Counter(planner.counts())
+        ledger.advance()
+        ledger.check()
+    return ledger.line.counters()
 
-    pieces: dict[Any, list[SampleRef]] = {}
-    for ref in [*delivered, *held]:
+
+class Ledger:
+    """What a lane drew, and what became of it, added up beside its line.
+
+    Args:
+        job: The job.
+        lane: The lane.
+    """
+
+    def __init__(self, job: Job, lane: int) -> None:
+        self.job, self.line = job, Line(job, lane)
+        self._draws, self._drawn = job.open_draws(lane), 0
+        self._sizes: dict[ItemRef, int] = {}
+        took = self.line.planner.draws.took
+
+        def hear(item: ItemRef, size: int) -> None:
+            self._sizes[item] = size
+            took(item, size)
+
+        self.line.planner.draws.took = hear
+        self._expected: Counter[str] = Counter()
+        self._samples: set[tuple[ItemRef, int]] = set()
+        self._delivered: list[SampleRef] = []
+        self._told: Counter[str] = Counter()
+
+    def advance(self) -> None:
+        """Make the next batch, and compare what it holds with its plan."""
+        line = self.line
+        plan = line.advance()
+        planned = _refs(plan.rows)
+        self._delivered += planned
+        self._told.update(dict(plan.accounting))
+        made = line.make(plan)
+        header = frame.read_header(made.write(memoryview(bytearray(made.nbytes))))
+        exits = sum(n for name, n in made.exits.items() if name.startswith("quarantined:"))
+        assert len(header.samples) + exits == len(planned), dict(made.exits)
+        told = {count.name: count.value for count in header.accounting}
+        assert told == Counter(dict(plan.accounting)) + Counter(made.exits)
+        line.planner.forget()
+
+    def check(self) -> None:
+        """Compare what was counted with what should have been."""
+        planner = self.line.planner
+        counters = Counter(planner.counts())
+        while self._drawn < counters["drawn"]:
+            item = self._draws.next()
+            assert item is not None
+            self._draw(item)
+            self._draws.took(item, self._sizes[item])
+        held = [
+            *planner.batching.batcher.pending,
+            *_refs(r for rows in planner.ready for r in rows),
+        ]
+        present = _pieces([*self._delivered, *held])
+        assert present <= self._samples, "a sample was delivered that was never drawn"
+        dropped = Counter({n: c for n, c in counters.items() if n.startswith("dropped:")})
+        assert len(present) + dropped.total() == len(self._samples), dict(counters)
+        left_out = Counter({n: c for n, c in counters.items() if n.startswith(ITEMS_LEFT_OUT)})
+        assert left_out == self._expected
+        _, state = snapshot.decode(planner.snapshot(), self.job.log_id, self.line.lane)
+        finished, ready = state["accounts"]
+        for bears in ready:
+            finished = Counter(finished)
+            finished.subtract(dict(bears))
+        assert +Counter(finished) == self._told, "batches bear something else than was counted"
+
+    def _draw(self, item: ItemRef) -> None:
+        """Note what should become of an item."""
+        self._drawn += 1
+        items, lane = self.line.items, self.line.lane
+        if self.job.roles_of(item.source).plans_from_refs:
+            quarantined = items.verdicts.find("draw", item, lane, END) is not None
+            outcome: Outcome | list[None] = [None]
+        else:
+            [outcome] = items.samples([item], "draw", lane, END)
+            quarantined = isinstance(outcome, Quarantined)
+        if quarantined:
+            self._expected["quarantined:draw"] += 1
+        elif isinstance(outcome, Filtered):
+            self._expected[f"filtered:{outcome.reason}"] += 1
+        else:
+            assert isinstance(outcome, list)
+            self._samples.update((item, part) for part in range(len(outcome)))
+
+
+ITEMS_LEFT_OUT = ("filtered:", "quarantined:")
+END = 1 << 40
+"""An offset at which all verdicts hold."""
+
+
+def _pieces(refs: Iterable[SampleRef]) -> set[tuple[ItemRef, int]]:
+    """Return the samples, each of which is there whole, or in pieces without gap or overlap."""
+    pieces: dict[tuple[ItemRef, int], list[SampleRef]] = {}
+    for ref in refs:
         pieces.setdefault((ref.item, ref.part), []).append(ref)
-    for key, refs in pieces.items():
-        spans = sorted(ref.span for ref in refs if ref.span is not None)
+    for key, found in pieces.items():
+        spans = sorted(ref.span for ref in found if ref.span is not None)
         if not spans:
-            assert len(refs) == 1, f"{key} was delivered or held {len(refs)} times"
+            assert len(found) == 1, f"{key} was delivered or held {len(found)} times"
             continue
-        assert len(spans) == len(refs), f"{key} is there whole and in pieces"
+        assert len(spans) == len(found), f"{key} is there whole and in pieces"
         assert spans[0].start == 0, f"the beginning of {key} is missing"
         for before, after in pairwise(spans):
             assert before.stop == after.start, f"the pieces of {key} overlap or leave a gap"
-
-    present = {item for item, _ in pieces}
-    left_out = sum(
-        count
-        for name, count in counters.items()
-        if name.startswith(("filtered:", "quarantined:", "dropped:"))
-    )
-    one_sample_each = all(part == 0 for _, part in pieces)
-    if one_sample_each:
-        assert counters["drawn"] == len(present) + left_out, dict(counters)
-    else:
-        # Of an item with several samples some may be dropped: then it is present all the same.
-        assert len(present) <= counters["drawn"] <= len(present) + left_out, dict(counters)
-    draws = job.open_draws(lane)
-    drawn = {draws.next() for _ in range(counters["drawn"])}
-    assert present <= drawn, "an item was delivered that was never drawn"
-    return counters
+    return set(pieces)
 
 
-def _refs(group: Rows) -> list[SampleRef]:
-    return [ref for row in group for ref in row]
+def _refs(rows: Iterable[Sequence[SampleRef]]) -> list[SampleRef]:
+    return [ref for row in rows for ref in row]
 
 
 def eventually(holds: Callable[[], bool], deadline_s: float, what: str) -> None:
@@ -205,6 +283,7 @@ def check_steps(per_rank: Iterable[int]) -> None:
 __all__ = [
     "Attempts",
     "Generation",
+    "Ledger",
     "Purity",
     "check_bounds",
     "check_conservation",

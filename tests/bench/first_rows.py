@@ -19,17 +19,20 @@ from penstock.server.job import Job
 from penstock.server.jobs.load import load
 from penstock.server.roles.batchers import best_fit
 
-LANES, POOL = 48, 64
+LANES, POOL, SEEDS = 48, 64, 4
 SPANS = ((1, 1), (2, 5), (6, 20), (21, 100), (301, 600))
 """Rows of a lane, the first and the last, from 1."""
 
 POOLS = {
-    "from 64, as before": (64, 1),
-    "from 4, one more after 4 rows": (4, 4),
-    "from 8, one more after 4 rows": (8, 4),
-    "from 8, one more after each row": (8, 1),
+    "64 at once": (64, 64, 1),
+    "from 4, after 4 rows": (4, 4, 4),
+    "from 6, after 4 rows": (6, 6, 4),
+    "from 6, each row to 10, then 4": (6, 10, 4),
+    "from 8, after 4 rows": (8, 8, 4),
+    "from 8, after each row": (8, 64, 1),
 }
-"""How many samples a lane's pool begins with, and after how many rows it holds one more."""
+"""How many samples a lane's pool begins with, up to how many it grows after each row, and after how
+many rows it then holds one more."""
 
 
 def run() -> None:
@@ -37,19 +40,19 @@ def run() -> None:
     data = corpus()
     lengths = [int(length) for length in document_tokens(data)]
     with tempfile.TemporaryDirectory() as folder:
-        text = {**job(data), "lanes": LANES}
-        loaded = load(str(write_job(Path(folder), {"text": text}))).jobs["text"]
-        rows = [row for name in POOLS for row in _rows(name, loaded, lengths)]
+        texts = {f"text-{seed}": {**job(data, seed), "lanes": LANES} for seed in range(SEEDS)}
+        jobs = load(str(write_job(Path(folder), texts))).jobs
+        rows = [row for name in POOLS for row in _rows(name, list(jobs.values()), lengths)]
     table(
-        f"The first rows of {LANES} lanes, packed from pools that grow to {POOL} documents: "
+        f"The first rows of {LANES} lanes in {SEEDS} orders, from pools that grow to {POOL}: "
         f"{len(lengths):,} documents of {sum(lengths):,} tokens, rows of {CAPACITY:,}",
         ("pool", "rows of a lane", "full", "drawn / given so far", "of one document"),
         rows,
     )
 
 
-def _rows(name: str, loaded: Job, lengths: Sequence[int]) -> Iterator[tuple[str, ...]]:
-    found = [_Lane(loaded, lane, lengths, *POOLS[name]) for lane in range(LANES)]
+def _rows(name: str, jobs: Sequence[Job], lengths: Sequence[int]) -> Iterator[tuple[str, ...]]:
+    found = [_Lane(job, lane, lengths, POOLS[name]) for job in jobs for lane in range(LANES)]
     for first, last in SPANS:
         given = [row for lane in found for row in lane.rows[first - 1 : last]]
         tokens = sum(ref.size for row in given for ref in row)
@@ -68,14 +71,14 @@ class _Lane:
     """A lane's rows, and for each the tokens that were drawn until it was finished."""
 
     def __init__(
-        self, loaded: Job, lane: int, lengths: Sequence[int], first_pool: int, rows_per_sample: int
+        self, loaded: Job, lane: int, lengths: Sequence[int], growth: tuple[int, int, int]
     ) -> None:
-        before = best_fit.FIRST_POOL, best_fit.ROWS_PER_SAMPLE
-        best_fit.FIRST_POOL, best_fit.ROWS_PER_SAMPLE = first_pool, rows_per_sample
+        before = best_fit.FIRST_POOL, best_fit.QUICK_POOL, best_fit.ROWS_PER_SAMPLE
+        best_fit.FIRST_POOL, best_fit.QUICK_POOL, best_fit.ROWS_PER_SAMPLE = growth
         try:
             self._fill(loaded, lane, lengths)
         finally:
-            best_fit.FIRST_POOL, best_fit.ROWS_PER_SAMPLE = before
+            best_fit.FIRST_POOL, best_fit.QUICK_POOL, best_fit.ROWS_PER_SAMPLE = before
 
     def _fill(self, loaded: Job, lane: int, lengths: Sequence[int]) -> None:
         batcher = best_fit.BestFitPackingBatcher(CAPACITY, POOL)

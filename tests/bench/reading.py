@@ -2,7 +2,7 @@
 
 The corpus lies in a temporary folder: 512 MiB in row groups of 4 MiB, of bytes that do not
 compress. One table counts what the workers of a node have read in an epoch, by their own count and
-by the kernel's; one compares the order with a single window of 16 blocks that all lanes draw from,
+by the kernel's; two compare the order with a single window of 16 blocks that all lanes draw from,
 as it was before reading groups.
 """
 
@@ -32,6 +32,7 @@ from penstock.server.roles.distributors.blocks import BlockOrder
 
 FILES, GROUPS, ROWS, ROW_BYTES = 8, 16, 256, 16384
 LANES, BATCH = 48, 8
+STEPS = (48, 8, 1)
 RUNS = [
     *((f"{workers} workers", workers, {}) for workers in (1, 2, 4, 16)),
     *(
@@ -56,17 +57,18 @@ def run() -> None:
         ("node", "read", "by the kernel", "held MiB", "as stated", "batches/s"),
         rows,
     )
-    table(
+    mixed = [(name, *mixing(order, held)) for name, order, held in orders()]
+    title = (
         f"How well an epoch is mixed: {LANES} lanes, 512 blocks of 256 rows, batches of {BATCH}; "
-        "distance in the source / distance by chance, and different blocks",
-        (
-            "order",
-            "held",
-            "global draws",
-            "a lane's draws",
-            *(f"{what} of {steps}" for steps in (48, 8, 1) for what in ("step", "blocks")),
-        ),
-        [(name, *mixing(order, held)) for name, order, held in orders()],
+        "distance in the source / distance by chance"
+    )
+    distances = ("order", "held", "global draws", "a lane's draws")
+    table(title, distances, [row[:4] for row in mixed])
+    table(
+        f"{title}, within steps of {', '.join(map(str, STEPS))} batches, and a step's different "
+        "blocks",
+        ("order", *(f"{what}, {size}" for size in STEPS for what in ("draws", "blocks"))),
+        [(row[0], *row[4:]) for row in mixed],
     )
 
 
@@ -223,7 +225,7 @@ def mixing(order: Any, held: int) -> Sequence[str]:
         f"{np.abs(np.diff(by_lane)).mean() / chance:.2f}",
     ]
     random = np.random.default_rng(7)
-    for size in (48, 8, 1):
+    for size in STEPS:
         steps = batches[: len(batches) // size * size].reshape(-1, size * BATCH)
         shuffled = random.permuted(steps, axis=1)
         blocks = np.mean([len(np.unique(step // 256)) for step in steps])

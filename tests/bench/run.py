@@ -36,17 +36,23 @@ from penstock.server.resources import usable_cpus
 
 NAMES = (
     "packing",
+    "batchers",
     "first_rows",
     "text",
+    "columns",
     "transfer",
     "small_batches",
+    "prefetch",
     "batch_sizes",
     "start",
     "commits",
     "resume",
     "memory",
     "reading",
+    "draws",
     "node_memory",
+    "many_lanes",
+    "sources",
 )
 
 

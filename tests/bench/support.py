@@ -53,7 +53,10 @@ def write_job(folder: Path, jobs: dict[str, Any], **server: Any) -> Path:
 
 @contextlib.contextmanager
 def serving(
-    job_file: Path, *flags: str, listen: str | None = None
+    job_file: Path,
+    *flags: str,
+    listen: str | None = None,
+    program: Sequence[str] = ("-m", "penstock.server.cli"),
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Run `penstockd serve` as a process of its own; yield its address and the process.
 
@@ -61,10 +64,11 @@ def serving(
         job_file: What it serves.
         flags: Further flags.
         listen: Its address; None = a free port of this machine.
+        program: What the interpreter runs.
     """
     address = listen or f"127.0.0.1:{free_port()}"
     log = open(job_file.parent / "server.log", "wb")  # noqa: SIM115 - lives as long as the process
-    command = [sys.executable, "-m", "penstock.server.cli", "serve", str(job_file)]
+    command = [sys.executable, *program, "serve", str(job_file)]
     process = subprocess.Popen(
         [*command, "--listen", address, "--log-format", "json", *flags], stdout=log, stderr=log
     )

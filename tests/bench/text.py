@@ -4,10 +4,20 @@ A penstock server with 2 workers and its client, against a DataLoader with 2 wor
 same with `datasets` and `tokenizers`, and Grain with 2 workers and its own packing, each started
 anew, with the settings that it has by itself. Grain runs where this interpreter has it, or in the
 one that BENCH_GRAIN_PYTHON names (`pip install grain datasets tokenizers`).
+
+Corpus and tokenizer are those that `penstock.server.examples.stdlib` makes, as in the demo: whoever
+has run that has them, and all ways tokenize the same texts with the same file. A tokenizer of
+another training gives other lengths, so rates of two corpora cannot be compared; ratios of one run
+can.
+
+Every round has a seed of its own, the same for all ways. The first 48 batches are made of an eighth
+of the documents, and one order needs a third more of their text than another: with one seed the
+cold table would measure that order, and whom it favours.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import tempfile
@@ -19,6 +29,7 @@ from pathlib import Path
 
 from rates import COLD_BATCHES, TOKENS, WARM_BATCHES
 from support import (
+    SEED,
     Results,
     corpus,
     in_child,
@@ -34,9 +45,10 @@ from support import (
 GRAIN_PYTHON = "BENCH_GRAIN_PYTHON"
 
 
-def job(folder: Path) -> dict[str, object]:
+def job(folder: Path, seed: int = 0) -> dict[str, object]:
     """Return the text job over the corpus in `folder`."""
     return {
+        "seed": seed,
         "source": {
             "type": "parquet",
             "files": str(folder / "corpus" / "*.parquet"),
@@ -56,13 +68,13 @@ def job(folder: Path) -> dict[str, object]:
 def run() -> None:
     """Print the tables."""
     data = corpus()
-    ways: dict[str, Callable[[], Mapping[str, float]]] = {
+    ways: dict[str, Callable[[int], Mapping[str, float]]] = {
         "penstock": partial(_penstock, data),
-        "DataLoader": partial(in_child, "text_dataloader", str(data)),
+        "DataLoader": partial(_child, "text_dataloader", data, sys.executable),
     }
     if python := os.environ.get(GRAIN_PYTHON) or (sys.executable if find_spec("grain") else ""):
-        ways["Grain"] = partial(in_child, "text_grain", str(data), python=python)
-    results = interleaved(ways)
+        ways["Grain"] = partial(_child, "text_grain", data, python)
+    results = interleaved({name: _seeded(way) for name, way in ways.items()})
     first = {way: median(rounds, "first_s") for way, rounds in results.items()}
     table(
         f"Text job cold: the first {COLD_BATCHES} batches (goal: at least 0.95x). The first batch "
@@ -97,9 +109,19 @@ def _row(way: str, results: Results, key: str) -> tuple[str, ...]:
     )
 
 
-def _penstock(data: Path) -> dict[str, float]:
+def _seeded(way: Callable[[int], Mapping[str, float]]) -> Callable[[], Mapping[str, float]]:
+    """Return a way whose n-th call, so that of round n, has the n-th seed."""
+    seeds = itertools.count(SEED)
+    return lambda: way(next(seeds))
+
+
+def _child(module: str, data: Path, python: str, seed: int) -> dict[str, float]:
+    return in_child(module, str(data), str(seed), python=python)
+
+
+def _penstock(data: Path, seed: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
-        job_file = write_job(Path(folder), {"text": job(data)})
+        job_file = write_job(Path(folder), {"text": job(data, seed)})
         began = time.perf_counter()
         with serving(job_file, "--workers", "2") as (address, process):
             ready_s = time.perf_counter() - began

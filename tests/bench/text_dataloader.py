@@ -23,8 +23,8 @@ TEXTS = 16
 """Given to the tokenizer at once."""
 
 
-def main(folder: str) -> None:
-    """Read; print the rates."""
+def main(folder: str, seed: int) -> None:
+    """Read in an order of this seed; print the rates."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import datasets
     import numpy as np
@@ -46,7 +46,7 @@ def main(folder: str) -> None:
             number = 0
             for epoch in range(1_000_000):
                 order = list(range(len(data)))
-                random.Random(epoch).shuffle(order)
+                random.Random(f"{seed} {epoch}").shuffle(order)
                 mine = order[worker.id :: worker.num_workers]
                 for place in range(0, len(mine), TEXTS):
                     texts = data[mine[place : place + TEXTS]]["text"]
@@ -106,4 +106,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

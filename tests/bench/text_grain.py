@@ -20,8 +20,8 @@ from rates import rates
 TEXTS, ROWS, OPEN_ROWS = 16, 8192, 64
 
 
-def main(folder: str) -> None:
-    """Read; print the rates."""
+def main(folder: str, seed: int) -> None:
+    """Read in an order of this seed; print the rates."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import datasets
     import grain
@@ -75,7 +75,7 @@ def main(folder: str) -> None:
             "tokens": int((documents > 0).sum()),
         }
 
-    texts = grain.MapDataset.source(Texts()).seed(0).shuffle().repeat()
+    texts = grain.MapDataset.source(Texts()).seed(seed).shuffle().repeat()
     pieces = grain.experimental.FlatMapIterDataset(
         texts.batch(TEXTS, batch_fn=list).to_iter_dataset(), Tokens()
     )
@@ -92,4 +92,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

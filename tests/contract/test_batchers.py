@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -18,10 +18,18 @@ from penstock.server.core.refs import ItemRef, Rows, SampleRef, Span
 from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.server.roles.batchers import (
     BUILTIN_BATCHERS,
+    BalancedPackingBatcher,
+    BestFitDecreasingPackingBatcher,
     BestFitPackingBatcher,
+    ConcatPackingBatcher,
+    FirstFitPackingBatcher,
+    KnapsackPackingBatcher,
+    NextFitPackingBatcher,
+    OpenBestFitPackingBatcher,
     PoolPackingBatcher,
     SequentialPackingBatcher,
     SimpleBatcher,
+    WindowPackingBatcher,
 )
 from penstock.server.testing import check_batcher
 from penstock.server.testing import roles as testing
@@ -167,6 +175,27 @@ def best_fit(limit: int, pool_size: int, rows: int = 1, overlong: str = "split")
     )
 
 
+def packed(name: str, limit: int, held: int, make: Callable[[], SampleBatcher]) -> Case:
+    """A batcher of rows of at most `limit` tokens, one to a batch, that holds so many samples.
+
+    How long a sample waits is counted in rows of short samples, by tests of their own.
+    """
+
+    def fits(group: Rows) -> bool:
+        return len(group) == 1 and 0 < sum(ref.size for ref in group[0]) <= limit
+
+    return Case(name, make, fits, held, None)
+
+
+def several(case: Case, rows: int, limit: int) -> Case:
+    """The same batcher with several rows to a batch: it also holds those that wait for others."""
+
+    def fits(group: Rows) -> bool:
+        return 1 <= len(group) <= rows and all(case.fits([row]) for row in group)
+
+    return replace(case, fits=fits, most_pending=case.most_pending + (rows - 1) * limit)
+
+
 CASES = [
     simple(1),
     simple(3),
@@ -188,6 +217,37 @@ CASES = [
     best_fit(16, 4, overlong="truncate"),
     best_fit(16, 4, rows=2, overlong="drop"),
     best_fit(16, 4, overlong="error"),
+    packed("first_fit-1", 16, 15, lambda: FirstFitPackingBatcher(16, 1)),
+    packed("first_fit-3", 16, 45, lambda: FirstFitPackingBatcher(16, 3)),
+    packed("next_fit", 16, 15, lambda: NextFitPackingBatcher(16)),
+    packed("next_fit-drop", 33, 32, lambda: NextFitPackingBatcher(33, overlong="drop")),
+    several(
+        packed("open_best_fit-rows", 16, 45, lambda: OpenBestFitPackingBatcher(16, 3, rows=2)),
+        2,
+        16,
+    ),
+    packed("balanced", 40, 4 * 39, lambda: BalancedPackingBatcher(40, 4, overlong="error")),
+    packed("knapsack", 16, 12, lambda: KnapsackPackingBatcher(16, 6, overlong="truncate")),
+    packed(
+        "knapsack-ratio",
+        20,
+        8,
+        lambda: KnapsackPackingBatcher(
+            20, 4, packing_ratio=0.7, drop_long_samples=True, max_packs=2
+        ),
+    ),
+    packed("best_fit_decreasing", 16, 40, lambda: BestFitDecreasingPackingBatcher(16, 20)),
+    several(
+        packed(
+            "best_fit_decreasing-rows", 24, 10, lambda: BestFitDecreasingPackingBatcher(24, 5, 3)
+        ),
+        3,
+        24,
+    ),
+    packed("window-4", 16, 3, lambda: WindowPackingBatcher(16, 4)),
+    packed("window-sorted", 16, 20, lambda: WindowPackingBatcher(16, 4, sort=True, sort_over=10)),
+    packed("concat", 16, 15, lambda: ConcatPackingBatcher(16)),
+    several(packed("concat-rows", 7, 6, lambda: ConcatPackingBatcher(7, 3, drop_last=True)), 3, 7),
     Case("user-list", HoldsList, lambda group: 1 <= len(group) <= 2, 1, 1),
     Case("user-everything", HoldsEverything, lambda group: len(group) == 1, 10, None),
 ]
@@ -238,7 +298,7 @@ def check_conserved(
             cut_off += ref.size - spans[-1].stop
     assert not pieces, f"made up: {pieces}"
     assert missing == refused + sum(batcher.dropped().values())
-    assert truncated == counts.get("overlong_truncated", 0)
+    assert truncated == counts.get("overlong_truncated", 0) + counts.get("tail_truncated", 0)
     assert cut_off == counts.get("truncated_tokens", 0)
 
 
@@ -344,7 +404,12 @@ def test_content_does_not_depend_on_the_hash_seed() -> None:
         "from penstock.server.core.refs import ItemRef, SampleRef\n"
         "from penstock.server.roles.batchers import *\n"
         "batchers = [SimpleBatcher(3), SequentialPackingBatcher(40, lookahead_limit=2),\n"
-        "    PoolPackingBatcher(90, 8, None), BestFitPackingBatcher(40, 8, 2)]\n"
+        "    PoolPackingBatcher(90, 8, None), BestFitPackingBatcher(40, 8, 2),\n"
+        "    FirstFitPackingBatcher(40, 3), BalancedPackingBatcher(40, 3),\n"
+        "    NextFitPackingBatcher(40), KnapsackPackingBatcher(40, 20),\n"
+        "    BestFitDecreasingPackingBatcher(40, 20),\n"
+        "    WindowPackingBatcher(40, 5), WindowPackingBatcher(40, 5, True, 9),\n"
+        "    OpenBestFitPackingBatcher(40, 3), ConcatPackingBatcher(40)]\n"
         "for batcher in batchers:\n"
         "    for k in range(300):\n"
         "        ref = SampleRef(ItemRef('ab'[k % 2], k % 50, k // 50), size=k * k % 61)\n"
@@ -364,7 +429,7 @@ def test_content_does_not_depend_on_the_hash_seed() -> None:
     ]
 
     assert told[0] == told[1]
-    assert told[0].count(b"\n") == 4 * 301
+    assert told[0].count(b"\n") == 13 * 301
 
 
 @pytest.mark.parametrize("name", BUILTIN_BATCHERS)

@@ -50,6 +50,15 @@ PACKED: Rows = [
     [tokens(8), tokens(9, 10), tokens(11)],
 ]
 PACKED_LATER: Rows = [[tokens(1)], [tokens(2, 3)]]
+HIDING: Rows = [
+    [tokens(1, 2, 3, attention_mask=[1, 0, 1]), tokens(4, 5, labels=[6, 7])],
+    [tokens(8, pad_token_id=3), tokens(9, 10, loss_mask=[1.0, 0.0]), tokens(11)],
+]
+CHOSEN: Rows = [
+    [tokens(1, 2, 3, token_mask=np.array([False, True, True]), loss_mask=[0, 1, 1])],
+    [tokens(4, 5, token_mask=np.array([True, False]), loss_mask=[1, 0])],
+]
+CHOSEN_LATER: Rows = [[tokens(7, 8, token_mask=np.array([True, True]), loss_mask=[1, 1])]]
 
 
 def stacked(samples: list[Sample]) -> dict[str, Any]:
@@ -77,12 +86,36 @@ CASES: dict[str, tuple[BatchCollator, Rows, Rows]] = {
     "padded": (PaddedCollator(), RAGGED, RAGGED_LATER),
     "padded to": (PaddedCollator(pad_to=8, pad_value=99), RAGGED, RAGGED_LATER),
     "padded multiple": (PaddedCollator(pad_to_multiple_of=4), RAGGED, RAGGED_LATER),
+    "padded shifted and cut": (
+        PaddedCollator(pad_to=8, labels="shifted", truncate=True, mask_dtype="bool"),
+        CHOSEN,
+        CHOSEN_LATER,
+    ),
     "packed": (PackedCollator(), PACKED, PACKED_LATER),
     "packed to": (PackedCollator(pad_to=8, pad_value=99), PACKED, PACKED_LATER),
     "packed for compile": (PackedCollator(pad_to=8, max_documents=12), PACKED, PACKED_LATER),
     "packed for cp": (PackedCollator(document_multiple=4), PACKED, PACKED_LATER),
     "packed shifted": (PackedCollator(labels="shifted"), PACKED, PACKED_LATER),
     "packed int32": (PackedCollator(ids_dtype="int32"), PACKED, PACKED_LATER),
+    "packed megatron": (PackedCollator(pad_to=8, layout="megatron"), PACKED, PACKED_LATER),
+    "packed megatron for compile": (
+        PackedCollator(pad_to=8, max_documents=12, layout="megatron"),
+        PACKED,
+        PACKED_LATER,
+    ),
+    "packed thd": (PackedCollator(layout="thd"), PACKED, PACKED_LATER),
+    "packed thd for cp": (
+        PackedCollator(pad_to=12, document_multiple=4, max_documents=5, layout="thd"),
+        PACKED,
+        PACKED_LATER,
+    ),
+    "packed indexed": (PackedCollator(layout="indexed"), HIDING, PACKED_LATER),
+    "packed neat": (PackedCollator(pad_to=8, layout="neat"), HIDING, PACKED_LATER),
+    "packed neat int32": (
+        PackedCollator(pad_to=8, layout="neat", labels="unshifted", ids_dtype="int32"),
+        HIDING,
+        PACKED_LATER,
+    ),
     "function": (FunctionCollator(stacked), STACKED, STACKED_LATER),
     "function told the context": (FunctionCollator(ragged), RAGGED, RAGGED_LATER),
     "function of packed rows": (FunctionCollator(ragged), PACKED, PACKED_LATER),
@@ -143,6 +176,9 @@ def test_specs_say_what_the_values_are(collator: BatchCollator, rows: Rows, late
                 assert (spec.least or 0) <= value <= (spec.most or value)
                 assert spec.place == "host"
                 continue
+            if spec.kind == "str":
+                assert type(value) is str
+                continue
             assert spec.kind == "tensor"
             assert value.dtype.name == spec.dtype
             assert len(spec.shape) == value.ndim
@@ -166,6 +202,9 @@ def test_blank_keeps_the_shapes_and_changes_only_labels(
         if name == "labels":
             assert (blank["labels"] == -100).all()
             assert blank["labels"] is not values["labels"]
+        elif name in ("loss_mask", "token_mask"):
+            assert not blank[name].any()
+            assert blank[name].dtype == value.dtype
         else:
             assert as_bytes(blank[name]) == as_bytes(value)
 
@@ -179,11 +218,13 @@ def test_counts_are_plain_and_true(collator: BatchCollator, rows: Rows, later: R
 
     assert all(type(count) is int for count in told.counts.values())
     assert told.counts["samples"] == sum(map(len, rows))
-    if "input_ids" in values:
+    if (ids := values.get("input_ids", values.get("tokens"))) is not None:
         real = sum(len(sample["input_ids"]) for row in rows for sample in row)
         assert told.counts["tokens"] == real
-        assert told.counts["padding_tokens"] == values["input_ids"].size - real
+        assert told.counts["padding_tokens"] == ids.size - real
         assert told.counts["loss_tokens"] == np.count_nonzero(values["labels"] != -100)
+        if "tokens" in values:
+            assert told.counts["loss_tokens"] == values["loss_mask"].sum()
 
 
 @every_built_in
@@ -216,7 +257,7 @@ def test_the_identity_is_json_and_tells_parameters(
     identity = json.loads(json.dumps(collator.identity()))
 
     assert identity["type"] == type(collator).type_name
-    assert identity["version"] == 1
+    assert identity["version"] == type(collator).version
     parameters = {
         name: value.__name__ if callable(value) else value
         for name, value in collator.arguments.items()

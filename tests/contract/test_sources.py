@@ -6,26 +6,43 @@ import io
 import json
 import os
 import shutil
+import struct
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from penstock.server.core.condition import Condition
 from penstock.server.roles.base import IndexedSource
 from penstock.server.sources import (
     BUILTIN_SOURCES,
+    ArrowSource,
+    CsvSource,
     HfSource,
     ItemsSource,
+    JsonlSource,
+    JsonSource,
+    MdsSource,
+    MegatronSource,
+    MetaSource,
     ParquetSource,
+    SavedSource,
+    TextSource,
+    TokensSource,
     TorchDatasetSource,
+    WebdatasetSource,
 )
 from penstock.server.testing import check_source
 
 TEXTS = ["alpha", "needle", "", "gamma delta", "épsilon", "zeta", "eta"]
 ROWS = [{"text": text, "number": number} for number, text in enumerate(TEXTS)]
+IDS = [[*text.encode(), 0] for text in TEXTS]
+FLAT = [id for ids in IDS for id in ids]
+FORMATS = Path(__file__).parents[1] / "data" / "formats"
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,11 @@ def write_text(folder: Path) -> None:
     (folder / "rows.txt").write_text("".join(f"{text}\n" for text in TEXTS), encoding="utf-8")
 
 
+def write_texts(folder: Path) -> None:
+    for number, text in enumerate(TEXTS):
+        (folder / f"{number}.txt").write_text(text, encoding="utf-8")
+
+
 def write_arrow(folder: Path) -> None:
     import pyarrow as pa
 
@@ -74,6 +96,57 @@ def write_arrow(folder: Path) -> None:
     path = str(folder / "rows.arrow")
     with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
+
+
+def write_arrow_files(folder: Path) -> None:
+    import pyarrow as pa
+
+    table = pa.Table.from_pylist(ROWS)
+    for name, kind, part in (
+        ("a.arrow", pa.ipc.new_file, table[:4]),
+        ("b.arrow", pa.ipc.new_stream, table[4:]),
+    ):
+        with pa.OSFile(str(folder / name), "wb") as sink, kind(sink, table.schema) as writer:
+            writer.write_table(part, max_chunksize=2)
+
+
+def write_array(folder: Path) -> None:
+    (folder / "rows.json").write_text(json.dumps(ROWS, indent=1, ensure_ascii=False), "utf-8")
+
+
+def write_mds(folder: Path) -> None:
+    shutil.copytree(FORMATS / "mds" / "plain", folder / "mds")
+
+
+def write_ids(folder: Path) -> None:
+    (folder / "ids.bin").write_bytes(b"".join(map(bytes, IDS)))
+
+
+def write_megatron(folder: Path) -> None:
+    """By the layout of Megatron-LM's `indexed_dataset.py`, with values of a byte."""
+    lengths = [len(ids) for ids in IDS]
+    write_ids(folder)
+    (folder / "ids.idx").write_bytes(
+        struct.pack("<9sQBQQ", b"MMIDIDX", 1, 1, len(IDS), len(IDS) + 1)
+        + np.array(lengths, np.int32).tobytes()
+        + (np.cumsum(lengths) - lengths).astype(np.int64).tobytes()
+        + np.arange(len(IDS) + 1, dtype=np.int64).tobytes()
+    )
+
+
+def write_meta(folder: Path) -> None:
+    """The rows in two files, the second one with other names of columns."""
+    renamed = [{"body": row["text"], "n": row["number"]} for row in ROWS[3:]]
+    (folder / "b.jsonl").write_text("\n".join(map(json.dumps, renamed)), encoding="utf-8")
+    (folder / "rows.csv").write_text("messages\nalpha\nneedle\ngamma\n", encoding="utf-8")
+    (folder / "meta.json").write_text(
+        json.dumps(
+            {
+                "b": {"file_name": "b.jsonl", "columns": {"messages": "body"}},
+                "a": {"file_name": "rows.csv", "sample_ratio": 1.5},
+            }
+        )
+    )
 
 
 def write_tar(folder: Path) -> None:
@@ -135,6 +208,76 @@ CASES = {
         write_parquet,
         lambda folder: ParquetSource([str(folder / "b.parquet"), str(folder / "a")], ["text"]),
         [{"text": row["text"]} for row in ROWS],
+    ),
+    "jsonl": Case(write_jsonl, lambda folder: JsonlSource(str(folder / "*.jsonl")), ROWS),
+    "jsonl in blocks": Case(
+        write_jsonl, lambda folder: JsonlSource(str(folder), block_bytes=50), ROWS
+    ),
+    "json": Case(write_array, lambda folder: JsonSource(str(folder), block_bytes=60), ROWS),
+    "csv": Case(write_csv, lambda folder: CsvSource(str(folder / "*.csv"), block_bytes=30), ROWS),
+    "csv of one column": Case(
+        write_csv,
+        lambda folder: CsvSource(str(folder), ["number"]),
+        [{"number": row["number"]} for row in ROWS],
+    ),
+    "text": Case(
+        write_text,
+        lambda folder: TextSource(str(folder / "rows.txt"), block_bytes=12),
+        [{"text": text} for text in TEXTS],
+    ),
+    "text of files": Case(
+        write_texts,
+        lambda folder: TextSource(str(folder), "document"),
+        [{"text": text} for text in TEXTS],
+    ),
+    "arrow": Case(
+        write_arrow_files,
+        lambda folder: ArrowSource(str(folder), ["number", "text"], block_bytes=1),
+        ROWS,
+    ),
+    "saved": Case(write_saved, lambda folder: SavedSource(str(folder / "saved")), ROWS),
+    "saved splits": Case(
+        write_saved_splits, lambda folder: SavedSource(str(folder / "saved"), "train"), ROWS
+    ),
+    "webdataset": Case(
+        write_tar,
+        lambda folder: WebdatasetSource(str(folder), block_bytes=4000),
+        [
+            {
+                "txt": row["text"],
+                "json": {"number": row["number"]},
+                "jpg": b"\xff\xd8 no image %d" % row["number"],
+                "__key__": f"row-{row['number']}",
+                "__url__": "rows.tar",
+            }
+            for row in ROWS
+        ],
+    ),
+    "mds": Case(
+        write_mds, lambda folder: MdsSource(str(folder), ["text", "number"], block_bytes=300), ROWS
+    ),
+    "tokens": Case(
+        write_ids,
+        lambda folder: TokensSource(str(folder), "uint8", eos=0, block_bytes=16),
+        [{"input_ids": ids} for ids in IDS],
+    ),
+    "tokens of one length": Case(
+        write_ids,
+        lambda folder: TokensSource(str(folder), "uint8", sequence_length=8, block_bytes=16),
+        [{"input_ids": FLAT[start : start + 8]} for start in range(0, len(FLAT), 8)],
+    ),
+    "megatron": Case(
+        write_megatron,
+        lambda folder: MegatronSource(str(folder / "ids.bin"), block_bytes=16),
+        [{"input_ids": ids} for ids in IDS],
+    ),
+    "meta": Case(
+        write_meta,
+        lambda folder: MetaSource(str(folder / "meta.json")),
+        [
+            {"messages": text}
+            for text in ("alpha", "needle", "gamma", "needle", *(row["text"] for row in ROWS[3:]))
+        ],
     ),
     "hf json": Case(write_jsonl, hf("json", "rows.jsonl"), ROWS),
     "hf csv": Case(write_csv, hf("csv", "*.csv", options={"keep_default_na": False}), ROWS),
@@ -205,6 +348,17 @@ def folder(case: Case, tmp_path: Path) -> Path:
     return folder
 
 
+def plain(items: list[Any]) -> list[Any]:
+    """Return items with lists in place of arrays, which cannot be compared as items are."""
+    return [
+        {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in item.items()
+        }
+        for item in items
+    ]
+
+
 def identity(case: Case, folder: Path) -> str:
     source = case.open(folder)
     try:
@@ -227,14 +381,14 @@ def test_items_come_by_index_in_the_order_asked(case: Case, folder: Path) -> Non
     every = range(len(case.items))
 
     assert len(source) == len(case.items)
-    assert source.fetch(every) == case.items
-    assert source.fetch([*reversed(every), 0, 3, 3]) == [
+    assert plain(source.fetch(every)) == case.items
+    assert plain(source.fetch([*reversed(every), 0, 3, 3])) == [
         *reversed(case.items),
         case.items[0],
         case.items[3],
         case.items[3],
     ]
-    assert [source.fetch([index]) for index in every] == [[item] for item in case.items]
+    assert [plain(source.fetch([index])) for index in every] == [[item] for item in case.items]
     source.close()
 
 
@@ -244,7 +398,7 @@ def test_heads_are_the_columns_asked_for_or_whole_items(case: Case, folder: Path
     places = [len(case.items) - 1, 0, 0, 2]
     whole = [case.items[place] for place in places]
 
-    assert source.heads(places) == whole
+    assert plain(source.heads(places)) == whole
     assert source.heads([], ["text"]) == []
     if source.has_heads(["text"]):
         assert source.heads(places, ["text"]) == [{"text": item["text"]} for item in whole]
@@ -253,11 +407,23 @@ def test_heads_are_the_columns_asked_for_or_whole_items(case: Case, folder: Path
     assert not source.has_heads(None)
     everything = list(case.items[0])
     assert not source.has_heads(everything)
-    assert source.heads(places, everything) == whole
+    assert plain(source.heads(places, everything)) == whole
     source.close()
 
 
-@pytest.mark.parametrize("index", [-1, 7, 10**12])
+def test_items_are_kept_by_a_condition_on_a_column(case: Case, folder: Path) -> None:
+    """Where a source knows a column, it keeps the items that a look at each of them keeps."""
+    source = case.open(folder)
+    for name, value in (("text", "needle"), ("number", 3)):
+        if source.has_column(name) and name in case.items[0]:
+            expected = [n for n, item in enumerate(case.items) if item[name] == value]
+            for _ in range(2):
+                kept = source.matching(Condition({name: value}))
+                assert [kept[n] for n in range(len(kept))] == expected
+    source.close()
+
+
+@pytest.mark.parametrize("index", [-1, 10, 10**12])
 def test_an_index_outside_is_refused_in_words(case: Case, folder: Path, index: int) -> None:
     """No wrapping around: an index that no item has is an IndexError that names it."""
     source = case.open(folder)
@@ -289,8 +455,8 @@ def test_what_a_caller_does_to_an_item_does_not_come_back(case: Case, folder: Pa
     [item, twin] = source.fetch([3, 3])
     item.clear()
 
-    assert twin == case.items[3]
-    assert source.fetch([3]) == [case.items[3]]
+    assert plain([twin]) == [case.items[3]]
+    assert plain(source.fetch([3])) == [case.items[3]]
 
 
 def test_the_identity_does_not_know_the_place(case: Case, folder: Path, tmp_path: Path) -> None:

@@ -64,6 +64,14 @@ def nothing(raw):
 
 class NoRole:
     pass
+
+
+from penstock.server.roles import DataDistributor, ItemRef
+
+
+class Endless(DataDistributor):
+    def draw(self, lane, lanes, k):
+        return ItemRef("main", k % 40, 0)
 """
 
 GOOD: dict[str, Any] = {
@@ -173,10 +181,9 @@ SERVED: list[tuple[str, dict[str, Any], str]] = [
     ("no role", {"processor": {"type": "./roles.py:NoRole"}}, "derive it from penstock.server"),
     ("syntax", {"function": "./broken.py:f"}, "broken.py cannot be imported: SyntaxError"),
     (
-        "packed epochs",
-        {"epochs": 2},
-        "jobs.main: epochs: 2 needs a batch count that is known before the batches are, and "
-        "BestFitPackingBatcher does not give one",
+        "epochs without an end",
+        {"epochs": 2, "distributor": {"type": "./roles.py:Endless"}},
+        "jobs.main: epochs: 2 needs draws that end, and Endless does not say that its do",
     ),
 ]
 

@@ -27,6 +27,7 @@ from penstock.server.commands.show import computed_batches
 from penstock.server.jobs.load import load
 from penstock.server.pipeline.line import Line
 from penstock.wire import frame
+from penstock.wire.order import Share
 from penstock.wire.v1.feed_pb2 import BatchHeader
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -78,10 +79,10 @@ def write_tokenized(folder: Path) -> list[str]:
 
 KINDS = {
     "parquet": (write_parquet, "parquet", "text"),
-    "jsonl": (write_jsonl, "hf", "body"),
-    "csv": (write_csv, "hf", None),
-    "text": (write_text, "hf", "text"),
-    "folder": (write_folder, "hf", "text"),
+    "jsonl": (write_jsonl, "jsonl", "body"),
+    "csv": (write_csv, "csv", None),
+    "text": (write_text, "text", "text"),
+    "folder": (write_folder, "text", "text"),
     "tokenized": (write_tokenized, "parquet", None),
 }
 
@@ -264,7 +265,7 @@ def test_init_names_files_by_their_glob(home: Path) -> None:
     [
         (["init", "none.parquet"], "there is no file or folder 'none.parquet'"),
         (["init", "data"], "holds no files"),
-        (["init", "a.jsonl", "b.csv"], "of several kinds (1 json, 1 csv)"),
+        (["init", "a.jsonl", "b.csv"], "of several kinds (1 jsonl, 1 csv)"),
         (["init", "bytes.bin"], "neither text nor a known kind"),
         (["init", "a.jsonl", "--tokenizer", "none.json"], "there is no tokenizer 'none.json'"),
         (["init", "a.jsonl", "--tokenizer", "b.csv"], "is not a tokenizer"),
@@ -410,7 +411,7 @@ def test_a_collate_function_serves_a_finite_job_to_its_last_step(home: Path) -> 
     )
 
     assert done.returncode == 0, done.stderr
-    batches = list(computed_batches(load("job.yaml").job("job"), range(6), 3, by_step=True))
+    batches = list(computed_batches(load("job.yaml").job("job"), range(6), 3, share=Share(3, 0, 1)))
     headers = [BatchHeader.FromString(batch.header) for batch in batches]
     values = [
         frame.decode_values(header, batch.body)
@@ -840,7 +841,7 @@ def test_the_last_step_is_filled_with_padding(finite: str, home: Path) -> None:
 
     headers = [
         BatchHeader.FromString(batch.header)
-        for batch in computed_batches(job, range(8, 12), 4, by_step=True)
+        for batch in computed_batches(job, range(8, 12), 4, share=Share(4, 0, 1))
     ]
 
     assert [header.padding for header in headers] == [False, False, True, True]
@@ -855,9 +856,7 @@ def test_show_is_the_same_in_another_process(home: Path) -> None:
 
     here = [
         json.dumps(frame.batch_record(BatchHeader.FromString(batch.header), batch.body, 3))
-        for batch in computed_batches(
-            load("penstock.yaml").job("main"), range(3, 4), 1, by_step=False
-        )
+        for batch in computed_batches(load("penstock.yaml").job("main"), range(3, 4), 1, share=None)
     ]
     there = command("show", "penstock.yaml", "main", "--position", "3", "--json")
 
@@ -923,7 +922,7 @@ def test_from_a_dataset_class_to_batches_in_8_lines(home: Path) -> None:
 
     assert len(lines) <= 8
     assert "penstock" not in files["data.py"]
-    [batch] = computed_batches(load("penstock.yaml").job("digits"), range(5, 6), 1, by_step=False)
+    [batch] = computed_batches(load("penstock.yaml").job("digits"), range(5, 6), 1, share=None)
     values = frame.decode_values(BatchHeader.FromString(batch.header), batch.body)
     assert values["image"].shape == (32, 28, 28)
     assert values["label"].shape == (32,)

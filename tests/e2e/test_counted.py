@@ -48,6 +48,12 @@ def sometimes(raw):
     return [{"x": number}] * (number % 3)
 
 
+def tokens(raw):
+    """The same samples, each of so many tokens."""
+    found = sometimes(raw) or []
+    return [{"input_ids": [one["x"]] * (1 + one["x"] % 7)} for one in found]
+
+
 def bad(raw):
     if raw["x"] % 10 == 3:
         raise ValueError("an old library")
@@ -70,10 +76,14 @@ def make_jobs(folder: Path, **server: Any) -> Path:
     }
     single = {**job, "batch_size": 1, "snapshot_every": 2}
     quarantine = {**job, "function": "./roles.py:bad", "on_item_error": "quarantine"}
+    packed = {key: value for key, value in single.items() if key != "batch_size"} | {
+        "function": "./roles.py:tokens",
+        "batcher": {"type": "best_fit", "max_tokens": 8, "pool_size": 4},
+        "collator": {"type": "packed", "pad_to": 8},
+    }
+    jobs = {"val": job, "single": single, "packed": packed, "bad": quarantine}
     return write_job_file(
-        folder / "jobs.yaml",
-        {"val": job, "single": single, "bad": quarantine, "train": {**job, "epochs": None}},
-        **server,
+        folder / "jobs.yaml", {**jobs, "train": {**job, "epochs": None}}, **server
     )
 
 
@@ -96,7 +106,7 @@ def test_every_sample_of_an_epoch_comes_once_and_it_is_counted_once(tmp_path: Pa
     with serving(file) as server:
         first = values(server.address, "val")
         bad = values(server.address, "bad")
-        counted = server.events("counted", at_least=3)
+        counted = server.events("counted", at_least=4)
         server.kill()
         server.start()
         again = values(server.address, "val")
@@ -106,7 +116,7 @@ def test_every_sample_of_an_epoch_comes_once_and_it_is_counted_once(tmp_path: Pa
     assert first[0] == EXPECTED
     assert first == again == values(f"local:{file}", "val")
     assert bad[0] == [number for number in EXPECTED if number % 10 != 3]
-    assert {event["job"] for event in counted} == {"val", "single", "bad"}
+    assert {event["job"] for event in counted} == {"val", "single", "packed", "bad"}
     command = [sys.executable, "-m", "penstock.server.cli", "show", str(file), "val"]
     shown = subprocess.run(
         [*command, "--step", "0", "--json"],
@@ -147,11 +157,11 @@ class Rank:
     seen: dict[int, Delivered] = field(default_factory=dict)
     end: feed_pb2.End | None = None
 
-    def read(self, server: Server, share: Share, count: int) -> Iterator[None]:
+    def read(self, server: Server, job: str, share: Share, count: int) -> Iterator[None]:
         """Read on from the first position that is missing; yield after each of `count` batches."""
         start = next(own for own in share.walk(0) if own not in self.seen)
         reader = server.read(
-            "single",
+            job,
             rank=share.rank,
             world_size=share.world_size,
             batches_per_step=share.batches_per_step,
@@ -166,7 +176,8 @@ class Rank:
         reader.cancel()
 
 
-def test_ends_that_are_found_late_outlive_worker_and_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["single", "packed"])
+def test_ends_that_are_found_late_outlive_worker_and_server(tmp_path: Path, name: str) -> None:
     """Two ranks have their own positions, whoever is killed as the lanes end, and no count helps.
 
     A node that starts again afterwards knows the length at once.
@@ -182,7 +193,7 @@ def test_ends_that_are_found_late_outlive_worker_and_server(tmp_path: Path) -> N
             if not waiting:
                 break
             rank = waiting[turn % len(waiting)]
-            for given, _ in enumerate(rank.read(server, Share(size, rank.rank, world), 5)):
+            for given, _ in enumerate(rank.read(server, name, Share(size, rank.rank, world), 5)):
                 if given == 1 and turn % 2:
                     os.kill(server.worker_pids()[0], signal.SIGKILL)
                     kills += 1
@@ -191,20 +202,25 @@ def test_ends_that_are_found_late_outlive_worker_and_server(tmp_path: Path) -> N
                 server.start()
         server.kill()
         server.start()
-        describe = feed_pb2.DescribeRequest(protocol=PROTOCOL, job="single")
+        describe = feed_pb2.DescribeRequest(protocol=PROTOCOL, job=name)
         told = server.feed.Describe(describe).batches
         assert not server.events("counted")
 
-    assert kills > 1
-    assert [(one.end.batches, one.end.steps) for one in ranks if one.end] == [(told, told // 6)] * 2
-    job = load(str(file)).job("single")
+    steps = -(-told // size)
+    assert kills >= 1
+    assert [(one.end.batches, one.end.steps) for one in ranks if one.end] == [(told, steps)] * 2
+    job = load(str(file)).job(name)
     ensure_counted(job)
-    assert job.order.batches == told == len(EXPECTED)
-    purity = Purity(job, Cut(size))
+    assert job.order.batches == told
+    purity, items = Purity(job, Cut(size)), []
     for one in ranks:
-        assert sorted(one.seen) == list(range(one.rank, told, world))
+        assert sorted(one.seen) == list(range(one.rank, steps * size, world))
         for delivered in one.seen.values():
             purity.saw(*delivered)
+            assert delivered.header.padding == (delivered.header.position >= told)
+            if not delivered.header.padding:
+                items += [sample.index for sample in delivered.header.samples]
+    assert sorted(items) == EXPECTED
 
 
 def test_an_item_that_ends_the_count_is_named(tmp_path: Path) -> None:
@@ -221,7 +237,7 @@ def test_an_item_that_ends_the_count_is_named(tmp_path: Path) -> None:
 def test_a_lane_that_ends_elsewhere_than_it_was_counted_stops(tmp_path: Path) -> None:
     """A role gives less than when it was counted: no sample is missing in silence."""
     with serving(make_jobs(tmp_path)) as server:
-        eventually(lambda: len(server.events("counted")) == 3, 60, "all is counted")
+        eventually(lambda: len(server.events("counted")) == 4, 60, "all is counted")
         (tmp_path / "fewer").touch()
 
         with pytest.raises(LogDiverged, match="was counted to hold"):

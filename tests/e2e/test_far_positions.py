@@ -92,7 +92,7 @@ def test_show_and_local_start_from_the_snapshots_beside_a_running_node(
                     open_job(folder),
                     range(position, position + 1),
                     1,
-                    by_step=False,
+                    share=None,
                     recorded=Recorded(where, folder),
                 )
             ]
@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_not_used(folder: Path, beside: dict[int, bytes]) -
     def show() -> bytes:
         recorded = Recorded("sqlite:///p.db", copy)
         job = open_job(folder)
-        [batch] = computed_batches(job, range(FAR, FAR + 1), 1, by_step=False, recorded=recorded)
+        [batch] = computed_batches(job, range(FAR, FAR + 1), 1, share=None, recorded=recorded)
         return bytes(batch.body)
 
     for change, is_used in (

@@ -57,7 +57,7 @@ def write_jobs(folder: Path, **server: Any) -> Path:
 
 def test_other_jobs_and_lanes_go_on_in_the_other_worker(tmp_path: Path) -> None:
     """Two workers, one of them hung: every lane but the item's own is made by the other."""
-    with serving(write_jobs(tmp_path, workers=2, item_seconds=50)) as server:
+    with serving(write_jobs(tmp_path, workers=2, item_seconds=24)) as server:
         bad = server.read("bad", horizon=12)
         good = server.read("good", horizon=8)
         before = [one.header.position for one in good.take(8)]
@@ -79,7 +79,7 @@ def test_a_single_worker_is_free_again_after_the_items_deadline(tmp_path: Path) 
 
     The lane stops by name, and says for which deadline.
     """
-    with serving(write_jobs(tmp_path, workers=1, item_seconds=8)) as server:
+    with serving(write_jobs(tmp_path, workers=1, item_seconds=4)) as server:
         good = server.read("good", horizon=0)
         bad = server.read("bad", horizon=12)
         eventually((tmp_path / "hung").exists, 90, "an item hangs")
@@ -95,4 +95,4 @@ def test_a_single_worker_is_free_again_after_the_items_deadline(tmp_path: Path) 
     ways = {one.item for one in good.waiting if one.stage == "queued"}
     assert "main[3] in epoch 0 of job 'bad'" in ways
     assert "main[3] in epoch 0" in caught.value.message
-    assert "still at it after item_seconds = 8" in caught.value.message
+    assert "still at it after item_seconds = 4" in caught.value.message

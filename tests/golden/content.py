@@ -21,12 +21,15 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job, canonical
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.line import Line
-from penstock.server.roles import StreamSource, context, reading
+from penstock.server.roles import DataDistributor, LaneDraws, StreamSource, context, reading
 from penstock.server.roles.batchers import BUILTIN_BATCHERS
 from penstock.server.roles.collators import BUILTIN_COLLATORS
+from penstock.server.roles.collators.layouts import LAYOUTS
 from penstock.server.roles.distributors import (
     BUILTIN_DISTRIBUTORS,
     MapDistributor,
+    MixtureDistributor,
+    RankPartitionedDistributor,
     ShardsDistributor,
 )
 from penstock.server.roles.processors import FunctionProcessor
@@ -68,13 +71,26 @@ BATCHERS: dict[str, dict[str, Any]] = {
     "sequential": {"max_sequence_length": 30},
     "pool": {"max_tokens": 24, "pool_size": 6},
     "best_fit": {"max_tokens": 24, "pool_size": 12},
+    "first_fit": {"max_tokens": 24, "open_rows": 3},
+    "next_fit": {"max_tokens": 24},
+    "open_best_fit": {"max_tokens": 24, "open_rows": 3},
+    "balanced": {"max_tokens": 24, "open_rows": 3},
+    "knapsack": {"max_tokens": 24, "window": 7, "packing_ratio": 0.9},
+    "best_fit_decreasing": {"max_tokens": 24, "window": 7},
+    "window": {"max_tokens": 24, "window": 5},
+    "concat": {"max_tokens": 24, "rows": 2},
 }
 COLLATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "default": ("simple", {}),
     "padded": ("simple", {"pad_to_multiple_of": 4}),
     "packed": ("best_fit", {"pad_to": 32}),
+    **{
+        f"packed {layout}": ("best_fit", {"pad_to": 32, "layout": layout})
+        for layout in LAYOUTS
+        if layout != "flash"
+    },
 }
-"""Each shipped collator with a batcher that suits it, and its parameters."""
+"""Each shipped collator and layout with a batcher that suits it, and its parameters."""
 
 
 class Shards(StreamSource):
@@ -112,8 +128,9 @@ def permutations() -> Any:
 
 def draws() -> Any:
     """Return the draws of every shipped distributor, in all its orders, over a seam of epochs."""
-    assert set(BUILTIN_DISTRIBUTORS) == {"map", "shards"}, "a new distributor has draws to pin"
-    found = {}
+    known = {"map", "mixture", "rank_partitioned", "shards"}
+    assert set(BUILTIN_DISTRIBUTORS) == known, "a new distributor has draws to pin"
+    found: dict[str, Any] = {}
     for shuffle in ("full", "blocks", "none"):
         source = Blocks(list(range(40))) if shuffle == "blocks" else ItemsSource(list(range(40)))
         distributor = MapDistributor(shuffle=shuffle, window_blocks=2)
@@ -125,6 +142,25 @@ def draws() -> Any:
         distributor = MapDistributor(shuffle=shuffle, window_blocks=2)
         distributor.bind(both, 11, None, 3)
         found[f"{shuffle}, two sources, lane 1"] = [distributor.draw(1, 3, k) for k in range(40)]
+    chosen = {
+        "a condition": MapDistributor(where={"n": {"min": 5}}),
+        "a subset": MapDistributor(sample_ratio=0.3, resample=True),
+        "copies": MapDistributor("blocks", window_blocks=2, sample_ratio=1.5),
+    }
+    for name, distributor in chosen.items():
+        distributor.bind({"main": Blocks([{"n": n} for n in range(40)])}, 11, None, 3)
+        found[f"map, {name}"] = [list(distributor.draw(1, 3, k) or ())[1:] for k in range(30)]
+    parts = {"a": 3, "b": {"weight": 2, "distributor": MixtureDistributor({"c": 1, "d": 4})}}
+    mixed: dict[str, DataDistributor] = {
+        "mixture of items": MixtureDistributor(parts),
+        "mixture of tokens": MixtureDistributor(parts, weights_by="tokens", temperature=2),
+        "rank_partitioned": RankPartitionedDistributor({"a": 1, "b": 2, "c": 1, "d": 5}),
+    }
+    for name, each in mixed.items():
+        each.bind({part: ItemsSource(list(range(9))) for part in "abcd"}, 11, None, 12)
+        lane = each.open(5, 12)
+        found[name] = [_taken(lane) for _ in range(30)]
+        found[f"{name}, state"] = lane.state()
     for deal in (True, False):
         shards = ShardsDistributor(shuffle=deal)
         shards.bind({"main": Shards([4, 0, 1, 9, 3])}, 11, None, 3)
@@ -133,6 +169,14 @@ def draws() -> Any:
         found[name] = [[*item[1:]] for _ in range(20) if (item := lane.next())]
         found[f"{name}, state"] = lane.state()
     return found
+
+
+def _taken(lane: LaneDraws) -> list[Any]:
+    """Return the next draw of a lane, told that its item is as large as its number."""
+    item = lane.next()
+    assert item is not None
+    lane.took(item, 1 + item.index)
+    return list(item)
 
 
 def keys() -> Any:
@@ -160,7 +204,9 @@ def log_id() -> Any:
 
 def batches() -> Any:
     """Return a whole batch of every shipped collator: its values, and hashes of its bytes."""
-    assert set(COLLATORS) == set(BUILTIN_COLLATORS), "a new collator has a batch to pin"
+    assert {name.split()[0] for name in COLLATORS} == set(BUILTIN_COLLATORS), (
+        "a new collator has a batch to pin"
+    )
     found = {}
     for collator, (batcher, parameters) in COLLATORS.items():
         job = _job(batcher, collator, **parameters)
@@ -261,7 +307,7 @@ def _job(batcher: str, collator: str, **parameters: Any) -> Job:
         ItemsSource(ITEMS),
         processor=FunctionProcessor(_of_one_shape if collator == "default" else _same),
         batcher=BUILTIN_BATCHERS[batcher](**BATCHERS[batcher]),
-        collator=BUILTIN_COLLATORS[collator](**parameters),
+        collator=BUILTIN_COLLATORS[collator.split()[0]](**parameters),
         seed=7,
         lanes=3,
         name="golden",

@@ -20,6 +20,8 @@ OFFSETS = 24
 
 SOURCES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "parquet": ({"type": "parquet", "files": "rows.parquet"}, ("blocks", "none")),
+    "jsonl": ({"type": "jsonl", "files": "rows.jsonl", "block_bytes": 150}, ("blocks", "none")),
+    "meta": ({"type": "meta", "file": "meta.yaml"}, ("blocks", "none")),
     "hf": ({"type": "hf", "path": "json", "data_files": "rows.jsonl"}, ("full", "none")),
     "torch": ({"type": "torch", "factory": "./data.py:Rows"}, ("full", "none")),
     "items": ({"type": "items", "items": []}, ("full", "none")),
@@ -64,6 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     texts = ["abcdefgh"[n % 8] * (1 + n * 13 % 41) for n in range(ITEMS)]
     pq.write_table(pa.table({"text": texts}), folder / "rows.parquet", row_group_size=5)
     (folder / "rows.jsonl").write_text("".join(f'{{"text": "{text}"}}\n' for text in texts))
+    (folder / "meta.yaml").write_text("a: {file_name: rows.jsonl, options: {block_bytes: 150}}\n")
     (folder / "data.py").write_text(
         f"TEXTS = {texts!r}\n"
         "class Rows:\n"

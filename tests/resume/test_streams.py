@@ -297,8 +297,6 @@ def test_what_does_not_fit_is_refused_when_the_job_is_built(folder: Path) -> Non
         Job(ItemsSource([1]), ShardsDistributor(), batch_size=1)
     with pytest.raises(InvalidJob, match="name one of them with source"):
         Job({"a": ItemsSource([1]), "b": Lines(str(folder))}, ShardsDistributor(), batch_size=1)
-    with pytest.raises(InvalidJob, match=r"ShardsDistributor does not give one: use epochs: null$"):
-        Job(Lines(str(folder)), ShardsDistributor(), batch_size=1, epochs=1).check_end()
     with pytest.raises(InvalidJob, match="a stream has no item to seed the generators for"):
         Job(Drawing(str(folder)), ShardsDistributor(), batch_size=1)
 

@@ -60,7 +60,8 @@ def test_cat_prints_the_fixed_object_of_every_batch(
     assert [record["position"] for record in found] == [0, 1, 2]
     first = found[0]
     assert list(first) == [
-        *("position", "step", "lane", "offset", "digest", "values", "counts", "items", "bytes")
+        *("position", "step", "lane", "offset", "digest", "values", "counts", "items", "bytes"),
+        "accounting",
     ]
     assert first["values"]["input_ids"] == {"kind": "tensor", "dtype": "int64", "shape": [1, 8]}
     assert first["items"] == [["corpus", 0, 0]]

@@ -313,7 +313,7 @@ def good_state(node: ServedNode, **changes: Any) -> dict[str, Any]:
         ({"consumed": 1, "world_size": 2}, BadState, "1 consumed of a step"),
         ({"world_size": 0}, BadState, "read by 0 ranks"),
         ({"world_size": -2}, BadState, "read by -2 ranks"),
-        ({"world_size": 3}, BadState, "steps of 2 batches, read by 3 ranks"),
+        ({"world_size": 3, "consumed": 1}, BadState, "in which each of 3 ranks has 1"),
         ({"log_id": "ff" * 32}, JobChanged, "ffffffffffff"),
         ({"timeline": [[0, "aa"], [9, "bb"]]}, BadState, "a run that has read 2 logs, one after"),
         ({"timeline": [[0, "ff" * 32]]}, BadState, "'timeline' is .*'ffff"),

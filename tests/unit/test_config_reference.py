@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.client.loader import DEADLINE_S
@@ -22,9 +25,10 @@ from penstock.server.jobs.settings import (
     JobSettings,
     ServerSettings,
 )
-from penstock.server.roles import MapDistributor
+from penstock.server.pipeline.line import Line
+from penstock.server.roles import MapDistributor, RankPartitionedDistributor
 from penstock.server.roles.distributors import windows
-from penstock.server.sources import catalog
+from penstock.server.sources import ItemsSource, catalog
 from penstock.server.store.transactions import CROWDED
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -87,6 +91,42 @@ def test_the_python_example_of_the_page_gives_jobs(tmp_path: Path) -> None:
     config = load(f"{tmp_path}/jobs.py:jobs", environ={})
 
     assert len(config.job("numbers").log_id) == 32
+
+
+def test_the_mixture_of_the_page_has_the_shares_that_it_says(tmp_path: Path) -> None:
+    """Of its tokens, nested parts multiplied; only what the condition keeps is drawn."""
+    (tmp_path / "mixture.yaml").write_text(blocks("jobs.md")["mixture.yaml"])
+    rows = [
+        {"input_ids": [n] * (5 + n % 60), "language": ("en", "de")[n % 2], "score": n % 10 / 10}
+        for n in range(200)
+    ]
+    for name in ("web/a", "web/b", "code/a", "math", "proofs"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+
+    job = load(str(tmp_path / "mixture.yaml"), environ={}).job("pretrain")
+    tokens: Counter[str] = Counter()
+    line = Line(job, 3)
+    for _ in range(60):
+        for ref in (ref for row in line.advance().rows for ref in row):
+            tokens[ref.item.source] += ref.size
+            if ref.item.source == "web":
+                row = rows[ref.item.index % 200]
+                assert row["language"] == "en"
+                assert row["score"] >= 0.5
+
+    shares = {name: count / sum(tokens.values()) for name, count in tokens.items()}
+    said = {"web": 0.6, "code": 0.3, "math": 0.075, "proofs": 0.025}
+    assert shares == pytest.approx(said, abs=0.02)
+
+
+def test_lanes_of_their_own_are_as_many_as_the_page_says() -> None:
+    """Of 48 lanes by weights of 6, 3 and 1."""
+    distributor = RankPartitionedDistributor({"web": 6, "code": 3, "math": 1})
+    distributor.bind({name: ItemsSource([1]) for name in ("web", "code", "math")}, 0, None, 48)
+
+    assert distributor.lanes_of == [29, 14, 5]
+    assert "of 48 lanes these get 29, 14 and 5" in (DOCS / "jobs.md").read_text()
 
 
 def test_the_joint_example_of_the_page_deals_lanes_as_it_says(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def right_answer(rng: random.Random, asked: Ticketed) -> FromWorker:
     if isinstance(asked, Plan):
         plan = json.dumps([asked.lane, asked.offset, []]).encode()
         return Planned(asked.ticket, (plan,), False, ())
-    return Done(asked.ticket, None, b"header", None, {}, False, ())
+    return Done(asked.ticket, None, b"header", None, {}, False, (), {})
 
 
 def frame(rows: Any, tail: bytes = b"") -> bytes:

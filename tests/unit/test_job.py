@@ -11,12 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job, canonical
 from penstock.server.node.count import ensure_counted
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.roles import (
     BestFitPackingBatcher,
+    DataDistributor,
     DefaultBatchCollator,
     IdentityProcessor,
     PackedCollator,
@@ -160,13 +162,33 @@ def test_an_endless_job_has_no_end() -> None:
     assert Job(items(3), batch_size=1, lanes=2).order.batches is None
 
 
-def test_a_finite_job_of_a_packer_is_refused_by_name() -> None:
-    """Its batch count is known neither by arithmetic nor by counting: the error says what to do."""
-    tokens = ItemsSource([{"input_ids": [1, 2]}])
-    job = Job(tokens, batcher=BestFitPackingBatcher(8), collator=PackedCollator(), epochs=1)
-
-    with pytest.raises(InvalidJob, match=r"BestFitPackingBatcher does not give one: .*epochs"):
+def test_a_finite_job_of_a_packer_is_counted() -> None:
+    """Each item gives one sample, and yet arithmetic does not say how many rows they make."""
+    tokens = ItemsSource([{"input_ids": [1] * n} for n in (2, 5, 8, 3, 3, 11)])
+    batcher = BestFitPackingBatcher(8)
+    job = Job(tokens, batcher=batcher, collator=PackedCollator(), lanes=2, epochs=1)
+    with pytest.raises(Counting, match="how many the items make is known after one pass"):
         _ = job.order
+
+    ensure_counted(job)
+
+    plans = [list(iter(SamplePlanner(job, lane, Items(job)).next, None)) for lane in range(2)]
+    assert job.order.ends == tuple(map(len, plans))
+    spans = [ref for lane in plans for plan in lane for row in plan.rows for ref in row]
+    assert sum(ref.size for ref in spans) == 32
+
+
+def test_a_distributor_that_may_go_on_for_ever_is_refused_with_epochs() -> None:
+    """It neither says how many draws a lane has nor promises that they end."""
+
+    class Endless(DataDistributor):
+        def draw(self, lane: int, lanes: int, k: int) -> ItemRef | None:
+            return ItemRef("main", k % 3, 0)
+
+    job = Job(items(3), Endless(), batch_size=1, epochs=1)
+
+    with pytest.raises(InvalidJob, match=r"Endless does not say that its do: .*ends_by_epochs"):
+        job.check_end()
 
 
 def test_a_finite_job_whose_items_give_any_number_of_samples_is_counted() -> None:

@@ -12,8 +12,9 @@ from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef, Span
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import MAX_EMPTIED, Line, compute
-from penstock.server.pipeline.maker import Made, Maker
+from penstock.server.pipeline.maker import Maker
 from penstock.server.pipeline.verdicts import VerdictBook
+from penstock.server.pipeline.writing import Made
 from penstock.server.roles import (
     BatchCollator,
     BestFitPackingBatcher,
@@ -68,6 +69,10 @@ class Lies(RawItemProcessor):
         return int(raw["stated"])
 
 
+def accounting(header: feed_pb2.BatchHeader) -> dict[str, int]:
+    return {count.name: count.value for count in header.accounting}
+
+
 def lying(items: list[dict[str, int]], policy: str = "quarantine") -> Job:
     return Job(
         ItemsSource(items),
@@ -81,16 +86,65 @@ def lying(items: list[dict[str, int]], policy: str = "quarantine") -> Job:
 
 def test_a_sample_larger_than_it_was_planned_stops_or_is_left_out() -> None:
     """It would not fit into its row; a smaller one does."""
-    items = [{"stated": 4, "true": 3}, {"stated": 4, "true": 6}]
-    plan = BatchPlan(0, 0, [[SampleRef(ItemRef("main", i, 0), 0, 4) for i in range(2)]])
+    items = [{"stated": 5, "true": 3}, {"stated": 5, "true": 6}]
+    plan = BatchPlan(0, 0, [[SampleRef(ItemRef("main", i, 0), 0, 5) for i in range(2)]])
     stop = lying(items, "stop")
-    with pytest.raises(BadItem, match="its size is 6, and it was planned with 4"):
+    with pytest.raises(BadItem, match="its size is 6, and it was planned with 5"):
         Maker(stop, Items(stop)).make(plan)
 
     job = lying(items)
     header, _ = written(Maker(job, Items(job)).make(plan))
 
     assert [sample.index for sample in header.samples] == [0]
+    assert accounting(header) == {
+        "quarantined:size": 1,
+        "size:smaller": 1,
+        "size:smaller_tokens": 2,
+    }
+
+
+@pytest.mark.parametrize("policy", ["stop", "quarantine"])
+def test_a_sample_larger_than_it_was_told_stays_where_its_row_has_room(policy: str) -> None:
+    """In the order of the plan: of 10 tokens 3 are free, 2 and 1 are taken, the last has none.
+
+    What is left out of the row, or smaller than told, makes no room: that others may not know.
+    """
+    sizes = [(3, 5), (2, 1), (1, 2), (1, 2)]
+    items = [{"stated": stated, "true": true} for stated, true in sizes]
+    refs = [SampleRef(ItemRef("main", i, 0), 0, stated) for i, (stated, _) in enumerate(sizes)]
+    job = lying(items, policy)
+
+    header, _ = written(Maker(job, Items(job)).make(BatchPlan(0, 0, [refs[:3]])))
+
+    assert [sample.index for sample in header.samples] == [0, 1, 2]
+    assert accounting(header) == {
+        "size:larger": 2,
+        "size:larger_tokens": 3,
+        "size:smaller": 1,
+        "size:smaller_tokens": 1,
+    }
+    whole = BatchPlan(0, 0, [refs])
+    if policy == "stop":
+        with pytest.raises(BadItem, match=r"main\[3\].* its size is 2"):
+            Maker(job, Items(job)).make(whole)
+    else:
+        header, _ = written(Maker(job, Items(job)).make(whole))
+        assert [sample.index for sample in header.samples] == [0, 1, 2]
+        assert accounting(header)["quarantined:size"] == 1
+
+
+def test_what_a_sample_in_pieces_has_beyond_the_last_is_counted() -> None:
+    """Told 15, and 18 when it is there: the pieces are as they were planned, and 3 are in none."""
+    job = lying([{"stated": 15, "true": 18}])
+    item = ItemRef("main", 0, 0)
+    maker = Maker(job, Items(job))
+
+    headers = [
+        written(maker.make(BatchPlan(0, offset, [[SampleRef(item, 0, size, span)]])))[0]
+        for offset, (size, span) in enumerate([(10, Span(0, 10)), (5, Span(10, 15))])
+    ]
+
+    assert [accounting(header) for header in headers] == [{}, {"size:cut_tokens": 3}]
 
 
 def test_whether_a_piece_fits_is_found_alike_before_and_after_the_verdict() -> None:
@@ -252,7 +306,7 @@ def test_an_emptied_batch_has_the_keys_and_shapes_of_a_real_one(collator: BatchC
 
 def test_stand_ins_take_no_more_room_than_what_they_stand_for() -> None:
     """Packed without pad_to: a row is as wide as it was planned, and trains nothing."""
-    items = [{"stated": 9, "true": 9}, {"stated": 4, "true": 6}, {"stated": 4, "true": 6}]
+    items = [{"stated": 9, "true": 9}, {"stated": 4, "true": 7}, {"stated": 4, "true": 7}]
     job = Job(
         ItemsSource(items),
         processor=Lies(),

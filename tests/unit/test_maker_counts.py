@@ -66,7 +66,7 @@ def test_a_verdict_is_asked_for_once_however_often_its_batch_is_made() -> None:
         ItemsSource([1, 2]),
         None,
         Liar(),
-        BestFitPackingBatcher(8, pool_size=1),
+        BestFitPackingBatcher(4, pool_size=1),
         PackedCollator(),
         lanes=1,
         on_item_error="quarantine",

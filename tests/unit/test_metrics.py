@@ -38,6 +38,22 @@ def test_only_what_is_left_out_counts_as_skipped() -> None:
     }
 
 
+def test_what_making_a_batch_finds_is_counted_by_reason() -> None:
+    """Samples that verdicts left out with those that were skipped, sizes and retries by name."""
+    metrics = Metrics("0")
+
+    for _ in range(2):
+        metrics.left_out("code", {"quarantined:exit": 2, "size:larger": 1, "size:larger_tokens": 9})
+    metrics.retried("code", {"unavailable": 3})
+    metrics.retried("code", {"unavailable": 1, "second_try": 1})
+
+    assert samples(metrics, "penstock_samples_skipped", "reason") == {"quarantined:exit": 4}
+    found = samples(metrics, "penstock_batcher_counts", "count")
+    assert found == {"size:larger": 2, "size:larger_tokens": 18}
+    found = samples(metrics, "penstock_retries", "reason")
+    assert found == {"unavailable": 4, "second_try": 1}
+
+
 def test_what_was_counted_before_this_node_is_not_counted_again() -> None:
     """A lane goes on from a snapshot: here its history, and what a replay repeats, are not new."""
     metrics = Metrics("0")

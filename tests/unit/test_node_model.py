@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from pathlib import Path
@@ -18,18 +19,18 @@ from penstock.wire.order import Share
 from resume.plans import make_job
 from unit.inline_workers import InlineNode
 
-TRUTH: dict[tuple[str, str, int], tuple[LocalLoader, dict[int, Computed]]] = {}
+TRUTH: dict[tuple[str, str, int], tuple[LocalLoader, dict[tuple[int, bool], Computed]]] = {}
 
 
-def truth(plan: tuple[str, str, int], position: int) -> Computed:
+def truth(plan: tuple[str, str, int], position: int, *, filler: bool = False) -> Computed:
     """Return a batch as `local:` computes it; remembered, as every seed asks for the same."""
     if plan not in TRUTH:
         batcher, processor, lanes = plan
         TRUTH[plan] = (LocalLoader(make_job(batcher, "full", processor, lanes)), {})
     loader, known = TRUTH[plan]
-    if position not in known:
-        known[position] = loader.batch(position)
-    return known[position]
+    if (position, filler) not in known:
+        known[position, filler] = loader.batch(position, filler=filler)
+    return known[position, filler]
 
 
 class _Play:
@@ -52,11 +53,10 @@ class _Play:
     def open(self) -> None:
         start = self.rng.choice([0, 7, 30, 90, 200])
         count = self.rng.randrange(1, 30)
-        world = self.rng.choice([1, 1, 2, 3])
-        share = Share(6, self.rng.randrange(world), world)
+        world = self.rng.choice([1, 1, 2, 3, 4, 8])
+        share = Share(6, self.rng.randrange(world), world, uneven=True)
         reader = self.node.open(self.job, share, None, start, None, lambda: None)
-        first = share.at_or_after(start)
-        self.owed[reader] = [first + n * world for n in range(count)]
+        self.owed[reader] = list(itertools.islice(share.walk(start), count))
         if self.rng.random() < 0.3:
             self.stalled.add(reader)
 
@@ -72,7 +72,8 @@ class _Play:
                 if entry is None:
                     break
                 position = entry.key.position
-                expected = truth(self.plan, position)
+                filler = reader.share.is_filler(position)
+                expected = truth(self.plan, position, filler=filler)
                 assert frame.with_position(entry.header, position) == expected.header, position
                 assert bytes(entry.body or b"") == bytes(expected.body), position
                 owed.remove(position)

@@ -202,7 +202,7 @@ def test_an_uneven_step_is_told_values_that_work() -> None:
             text = str(caught.value)
             assert f"{batches_per_step} batches per step" in text
             assert f"{world_size} ranks" in text
-            proposal = text.partition("use batches_per_step ")[2]
+            proposal = text.partition("use batches_per_step ")[2].partition("; ")[0]
             steps, _, ranks = proposal.partition(", or ")
             sizes = [int(size) for size in steps.split(" or ")]
             for size in sizes:
@@ -228,6 +228,58 @@ def test_divisors_are_all_and_ascending() -> None:
     """`divisors` gives what trial division gives."""
     for number in range(1, 200):
         assert divisors(number) == [d for d in range(1, number + 1) if number % d == 0]
+
+
+UNEVEN_SHARES = [
+    [Share(size, rank, world, uneven=True) for rank in range(world)]
+    for size, world in itertools.product(range(1, 10), range(1, 22))
+]
+"""By step and world size the shares of all ranks; more ranks than batches, too."""
+
+
+def test_uneven_shares_hold_each_position_once_and_are_equally_long() -> None:
+    """Every rank has ceil(G / W) of a step; the fillers are of its last batch, and come last."""
+    for shares in UNEVEN_SHARES:
+        size, world = shares[0].batches_per_step, len(shares)
+        real: list[int] = []
+        for share in shares:
+            own = list(share.positions(3))
+            fillers = [p for p in own if share.is_filler(p)]
+            assert len(own) == share.batches_per_rank == -(-size // world)
+            assert own == sorted(set(own))
+            assert fillers in ([], [4 * size - 1])
+            assert own[len(own) - len(fillers) :] == fillers
+            real += [p for p in own if not share.is_filler(p)]
+            assert all((p - 3 * size) % world == share.rank for p in own if p not in fillers)
+
+        assert sorted(real) == list(range(3 * size, 4 * size))
+
+
+def test_the_ways_to_walk_an_uneven_share_agree() -> None:
+    """All of them give what filtering positions by `owns` gives, whatever W and G are."""
+    for share in itertools.chain.from_iterable(UNEVEN_SHARES):
+        size = share.batches_per_step
+        owned = [p for p in range(5 * size) if share.owns(p)]
+        assert owned == [p for step in range(5) for p in share.positions(step)]
+        for start in range(3 * size):
+            rest = [p for p in owned if p >= start]
+            assert share.index(start) == len(owned) - len(rest)
+            assert share.at_or_after(start) == rest[0]
+            assert list(itertools.islice(share.walk(start), len(rest))) == rest
+        assert [share.nth_after(owned[0], n) for n in range(len(owned))] == owned
+        for step in range(3):
+            assert [share.micro(p) for p in share.positions(step)] == list(
+                range(share.batches_per_rank)
+            )
+
+
+def test_a_share_that_need_not_be_uneven_is_the_even_one() -> None:
+    """Where W divides G nothing is filled, and the arithmetic is the same."""
+    for size, world in shares():
+        for rank in range(world):
+            even, uneven = Share(size, rank, world), Share(size, rank, world, uneven=True)
+            assert list(even.positions(2)) == list(uneven.positions(2))
+            assert not any(uneven.is_filler(p) for p in range(3 * size))
 
 
 def test_a_padded_tail_fills_the_last_step() -> None:

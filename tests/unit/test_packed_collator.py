@@ -329,11 +329,13 @@ def test_what_does_not_fit_is_named(
         ({"pad_to": 0}, "pad_to"),
         ({"pad_to": "8192"}, "pad_to"),
         ({"document_multiple": 0}, "document_multiple"),
-        ({"pad_value": None}, "pad_value"),
+        ({"pad_value": "0"}, "pad_value"),
         ({"max_documents": -1}, "max_documents"),
         ({"pad_to": 10, "document_multiple": 4}, "pad_to"),
         ({"labels": "moved"}, "labels"),
         ({"ids_dtype": "int16"}, "ids_dtype"),
+        ({"layout": "megatronn"}, "layout"),
+        ({"layout": "indexed", "max_documents": 4}, "max_documents"),
     ],
 )
 def test_parameters_that_cannot_be_are_refused(parameters: dict[str, Any], key: str) -> None:

@@ -160,6 +160,11 @@ def test_pool_refuses_to_guess_a_modality() -> None:
 # --- best fit ------------------------------------------------------------------------------------
 
 
+def young_pool(rows: int) -> int:
+    """How many samples a row is chosen from, after so many rows of the pool."""
+    return 6 + rows if rows < 4 else 9 + rows // 4
+
+
 def slow_best_fit(refs: Sequence[SampleRef], limit: int, pool_size: int) -> Iterator[list[Any]]:
     """The rows of a best-fit packer that splits, by loops over a plain list."""
     waiting: list[SampleRef] = []
@@ -190,7 +195,7 @@ def slow_best_fit(refs: Sequence[SampleRef], limit: int, pool_size: int) -> Iter
                 yield [piece]
             else:
                 waiting.append(piece)
-                enough = len(waiting) >= 8 + from_pool // 4
+                enough = len(waiting) >= young_pool(from_pool)
                 full_row = sum(ref.size for ref in waiting) >= limit
                 if len(waiting) == pool_size or (enough and full_row):
                     yield fill()
@@ -254,8 +259,8 @@ def test_rows_come_steadily(sizes: list[int], pool_size: int) -> None:
         assert len(batcher.add(ref)) <= 1
 
 
-def test_the_pool_grows_by_a_sample_after_every_four_rows() -> None:
-    """From 8 samples to the whole pool: what is held before each row, through a restored state."""
+def test_the_pool_grows_after_every_row_and_then_after_every_four() -> None:
+    """From 6 samples to the whole pool: what is held before each row, through restored states."""
     batcher = BestFitPackingBatcher(16, pool_size=20)
     before_rows: list[int] = []
 
@@ -263,17 +268,18 @@ def test_the_pool_grows_by_a_sample_after_every_four_rows() -> None:
         held = len(batcher.pending)
         if batcher.add(ref):
             before_rows.append(held + 1)
-        if len(before_rows) == 18:
+        if len(before_rows) in (2, 18):
             state = batcher.state()
             batcher = batcher.clone()
             batcher.restore(state)
 
-    assert before_rows[:52] == [8 + row // 4 for row in range(52)]
-    assert set(before_rows[48:]) == {20}
+    assert before_rows[:6] == [6, 7, 8, 9, 10, 10]
+    assert before_rows[:48] == [young_pool(row) for row in range(48)]
+    assert set(before_rows[44:]) == {20}
 
 
 def test_a_young_pool_waits_for_the_tokens_of_a_row() -> None:
-    """Eight short samples make no row: short ones gather until they fill one, or the pool."""
+    """Six short samples make no row: short ones gather until they fill one, or the pool."""
     sizes = [100] * 400
 
     rows = run(BestFitPackingBatcher(5000), refs_of(sizes))
@@ -299,7 +305,7 @@ def test_the_first_rows_of_many_lanes_come_after_few_samples() -> None:
                 alone += [len(row) == 1 and row[0].size < 7000 for [row] in groups]
                 break
 
-    assert drawn < 48 * 16
+    assert drawn < 48 * 13
     assert len(alone) >= 48
     assert not any(alone)
 
@@ -328,6 +334,7 @@ def test_each_policy_for_overlong_samples_is_counted() -> None:
         "split": ([[[piece(0, 10)]], [[piece(10, 20)]], [[piece(20, 25)]]], {"overlong_split": 1}),
         "truncate": ([[[piece(0, 10)]]], {"overlong_truncated": 1, "truncated_tokens": 15}),
         "drop": ([], {"dropped:overlong": 1}),
+        "alone": ([[[long]]], {"overlong_alone": 1}),
     }
     for overlong, (groups, counts) in expected.items():
         batcher = BestFitPackingBatcher(10, overlong=overlong)
@@ -464,7 +471,7 @@ def test_a_packer_measures_the_value_that_it_is_told(batcher: SampleBatcher) -> 
         (lambda: BestFitPackingBatcher(8, rows=0), "rows is 0"),
         (
             lambda: BestFitPackingBatcher(8, overlong="cut"),
-            "overlong is 'cut': choose one of split, truncate, drop, error",
+            "overlong is 'cut': choose one of split, truncate, drop, alone, error",
         ),
         (lambda: BestFitPackingBatcher(8, length_key=""), "length_key is ''"),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -98,11 +98,9 @@ def plans(planner: SamplePlanner, count: int) -> list[list[int]]:
 @pytest.mark.parametrize("processor", PROCESSORS)
 @pytest.mark.parametrize("batcher", BATCHERS)
 def test_everything_drawn_is_accounted_for(batcher: str, processor: str) -> None:
-    """Delivered, filtered, quarantined, dropped or held: each sample and each piece once."""
+    """Delivered, filtered, quarantined, dropped or held, at every offset, to the item."""
     for lanes in (1, 3):
-        job = make_job(batcher, "full", processor, lanes)
-        for batches in (0, 1, 2, 7, 30):
-            check_conservation(job, lanes - 1, batches)
+        check_conservation(make_job(batcher, "full", processor, lanes), lanes - 1, 30)
 
 
 def test_a_bad_item_ahead_stops_the_lane_only_when_it_is_drawn() -> None:
@@ -398,6 +396,19 @@ class Batches(Does):
         return super().process_batch(raws, contexts)
 
 
+class ReadTogether(ItemsSource):
+    """Notes how many items are read at once."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        super().__init__(items)
+        self.read: list[int] = []
+
+    def fetch(self, indices: Sequence[int]) -> list[Any]:
+        """Read some items."""
+        self.read.append(len(indices))
+        return super().fetch(indices)
+
+
 def of_sizes(size: int, given: list[int]) -> Job:
     return Job(
         ItemsSource([size] * 5000),
@@ -409,14 +420,31 @@ def of_sizes(size: int, given: list[int]) -> Job:
 
 
 def test_the_first_batch_waits_for_little_that_it_does_not_need() -> None:
-    """Of items half as long as a row: the pool's first eight, and no more than a third beyond."""
+    """Of items half as long as a row: the pool's first six, and no more than a third beyond."""
     items = Items(of_sizes(50, []))
     planner = SamplePlanner(items.job, 0, items)
 
     planner.next()
 
-    assert planner.drawn == 8
-    assert items.processed <= 10
+    assert planner.drawn == 6
+    assert items.processed <= 8
+
+
+def test_before_the_first_batch_items_are_read_together_and_processed_one_by_one() -> None:
+    """What gains nothing from company: no item too many is processed, and none read twice."""
+    source = ReadTogether([2] * 500)
+    job = Job(source, processor=Does(tokens), batcher=BestFitPackingBatcher(100), lanes=1)
+    items = Items(job)
+    planner = SamplePlanner(job, 0, items)
+
+    planner.next()
+
+    assert planner.drawn == items.processed == 50
+    assert max(source.read) == LOOK_AHEAD
+    assert 50 <= sum(source.read) < 50 + LOOK_AHEAD
+    planner.next()
+    assert sum(source.read) < planner.drawn + 2 * LOOK_AHEAD
+    assert items.processed > planner.drawn, "from the first batch on they go together"
 
 
 @pytest.mark.parametrize(("size", "most"), [(AHEAD_BYTES // 4 - 1024, 4), (64, LOOK_AHEAD)])

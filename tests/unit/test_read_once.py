@@ -179,7 +179,7 @@ def test_reading_ahead_changes_no_byte_and_no_verdict(batcher: str, processor: A
     expected = Line(job_of(Counted(raw_items()), processor, batcher), 0)
     source = Aside(raw_items())
     line = Line(job_of(source, processor, batcher), 0)
-    line.items._read_s = 1e9  # it is found out that a call takes long
+    line.items.read_s = 1e9  # it is found out that a call takes long
 
     assert line.items.reads_ahead
     assert batches(line, 30) == batches(expected, 30)
@@ -194,7 +194,7 @@ def test_what_may_not_be_read_aside_is_not() -> None:
     """A source says so itself; else everything is read by the thread that processes."""
     source = Counted(raw_items())
     line = Line(job_of(source, ChoosyProcessor), 0)
-    line.items._read_s = 1e9
+    line.items.read_s = 1e9
 
     batches(line, 10)
 

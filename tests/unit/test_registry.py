@@ -18,6 +18,7 @@ from penstock.server.roles import (
     FunctionCollator,
     FunctionProcessor,
     MapDistributor,
+    WindowPackingBatcher,
 )
 from penstock.server.roles.role import Role
 from penstock.wire.errors import InvalidJob, PenstockError
@@ -122,6 +123,24 @@ def test_a_builtin_gets_its_parameters(location: Location) -> None:
 
     assert isinstance(batcher, BestFitPackingBatcher)
     assert batcher.arguments == {"max_tokens": 8, "pool_size": 4}
+
+
+def test_a_number_in_a_name_is_a_parameter(location: Location) -> None:
+    """`window_10` is the name that its users know; the identity is that of the parameter."""
+    named = make("batcher", {"type": "window_10", "max_tokens": 8}, location)
+    spelled = make("batcher", {"type": "window", "window": 12, "max_tokens": 8}, location)
+    twelve = make("batcher", {"type": "window_12", "max_tokens": 8}, location)
+
+    assert isinstance(named, WindowPackingBatcher)
+    assert named.arguments == {"max_tokens": 8, "window": 10}
+    assert twelve.identity() == spelled.identity() != named.identity()
+    for wrong, key in (
+        ({"type": "window_10", "window": 12, "max_tokens": 8}, "batcher.window"),
+        ({"type": "window_0", "max_tokens": 8}, "batcher: window is 0"),
+        ({"type": "window_ten", "max_tokens": 8}, "batcher.type"),
+        ({"type": "simple_10"}, "batcher.type"),
+    ):
+        assert key in refuse("batcher", wrong, location).message
 
 
 @pytest.mark.parametrize(

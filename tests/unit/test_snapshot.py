@@ -114,8 +114,8 @@ def test_a_foreign_format_is_refused() -> None:
     """Another version, another magic: each named."""
     data = snapshot.encode(LOG, 0, 1, {})
 
-    with pytest.raises(BadSnapshot, match=r"format 2; this version reads 1"):
-        snapshot.decode(data[:4] + b"\2\0" + data[6:], LOG, 0)
+    with pytest.raises(BadSnapshot, match=r"format 3; this version reads 2"):
+        snapshot.decode(data[:4] + b"\3\0" + data[6:], LOG, 0)
     with pytest.raises(BadSnapshot, match="starts with b'SQLi'"):
         snapshot.decode(b"SQLi" + data[4:], LOG, 0)
 

@@ -480,6 +480,7 @@ def test_a_record_holds_the_fixed_keys() -> None:
         ("counts", {"samples": 3, "tokens": 6}),
         ("items", [["b", 7, 1], ["b", 7, 1], ["a", 3, 0]]),
         ("bytes", 12),
+        ("accounting", {}),
     ]
 
 

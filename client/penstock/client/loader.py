@@ -41,8 +41,8 @@ class Loader:
         group: The name of the training run, the same on all its ranks: its cursor is kept in the
             node's store. `None` stores nothing and begins at step 0.
         batches_per_step: G, the global batch in batches, over all ranks and micro batches; the
-            world size must divide it. `None` takes the group's, else the job file's, else the world
-            size.
+            world size must divide it, but with `uneven="fill"`. `None` takes the group's, else the
+            job file's, else the world size.
         rank: The data-parallel rank. `None` looks at `mesh`, then torch.distributed, then `RANK`,
             then SLURM's variables; what was found is logged once.
         world_size: How many data-parallel ranks there are; given together with `rank`.
@@ -68,7 +68,13 @@ class Loader:
             out a longer absence of the node. Stay below the timeout of your collectives (600 for
             NCCL), so that the reason comes before their abort.
         tail: What becomes of the last step of a finite job where it is not full: `"pad"` fills it
-            with blanked batches whose counts are 0, `"drop"` leaves it out.
+            with blanked batches whose counts are 0, `"drop"` leaves it out, and logs how many
+            batches and samples that costs.
+        uneven: What becomes of a world size that does not divide `batches_per_step`: `"error"`
+            refuses it; with `"fill"` every rank gets `ceil(G / W)` batches of a step, and where it
+            has one fewer a filler, the step's last batch blanked, with counts of 0. Fillers cost
+            the step's time and train nothing, so take it for a while, or for evaluation. The same
+            on all ranks.
         meta: Put `penstock_position` (int64, no dimensions) among the values, for frameworks that
             rebuild the dict.
         max_steps: With `mode="eval"`: a pass ends after this many steps.
@@ -97,6 +103,7 @@ class Loader:
         limits: Limits = LIMITS,
         deadline_s: float = DEADLINE_S,
         tail: Literal["pad", "drop"] = "pad",
+        uneven: Literal["error", "fill"] = "error",
         meta: bool = False,
         max_steps: int | None = None,
         as_numpy: bool | None = None,
@@ -117,6 +124,7 @@ class Loader:
             limits=limits,
             deadline_s=deadline_s,
             tail=tail,
+            uneven=uneven,
             meta=meta,
             max_steps=max_steps,
             as_numpy=as_numpy,
@@ -324,7 +332,6 @@ class Loader:
         counted = self._reader.counted
         self._reader.notice_ahead()
         step = share.step(counted)
-        consumed = (counted - share.positions(step).start) // share.world_size
         return State(
             job=self.job,
             timeline=tuple((step, log_id.hex()) for step, log_id in session.timeline),
@@ -332,7 +339,7 @@ class Loader:
             group=self.group,
             batches_per_step=share.batches_per_step,
             step=step,
-            consumed=consumed,
+            consumed=share.micro(counted),
             world_size=share.world_size,
         ).to_dict()
 

@@ -84,6 +84,7 @@ class Options:
     limits: Limits
     deadline_s: float
     tail: str
+    uneven: str
     meta: bool
     max_steps: int | None
     as_numpy: bool | None
@@ -91,6 +92,7 @@ class Options:
     def __post_init__(self) -> None:
         choice_argument("mode", self.mode, ("stream", "eval"))
         choice_argument("tail", self.tail, ("pad", "drop"))
+        choice_argument("uneven", self.uneven, ("error", "fill"))
         self._keep("start", self._start())
         for name in ("batches_per_step", "prefetch", "max_steps"):
             value = getattr(self, name)
@@ -119,6 +121,11 @@ class Options:
     def tail_pad(self) -> bool:
         """Whether the last step of a finite job is filled."""
         return self.tail == "pad"
+
+    @property
+    def fills_uneven(self) -> bool:
+        """Whether ranks that get fewer batches of a step than others get fillers."""
+        return self.uneven == "fill"
 
     @property
     def is_eval(self) -> bool:

@@ -159,7 +159,7 @@ class Reader:
         """Go to the first position; for readers without a group."""
         at = self.at
         assert at.session is not None
-        self.at = self._parted(at)._replace(next=at.session.share.rank)
+        self.at = self._parted(at)._replace(next=at.session.share.at_or_after(0))
         self._resources.close_feeds()
 
     # --- a pass ---
@@ -244,6 +244,8 @@ class Reader:
     def _open_feed(self) -> Feed:
         session = self.started()
         at, steps = self.at, self.steps
+        if not session.tail_pad and self._options.max_steps is None:
+            steps = None  # the stream's end says what was left out
         transport = self._resources.connect(self._options.target)
         feed = Feed(
             [Node(transport, session.target)],
@@ -332,7 +334,7 @@ class Reader:
         header = delivery.header
         position = header.position
         step = share.step(position)
-        micro = (position - step * share.batches_per_step) // share.world_size
+        micro = share.micro(position)
         return BatchInfo(
             position=position,
             step=step,
@@ -343,6 +345,7 @@ class Reader:
             epoch=header.epoch,
             counts=_counts(header),
             is_padding=header.padding,
+            is_filler=share.is_filler(position),
             nbytes=header.body_bytes,
             header=header,
             body=delivery.lease.array if self._options.device is None else None,
@@ -425,7 +428,9 @@ class Reader:
     def statistics(self) -> dict[str, Any]:
         """Return what `Loader.stats` says."""
         at, feed = self.at, self.at.feed
-        ready = {"buffered_batches": 0, "buffer_bytes": 0}
+        ready = dict.fromkeys(
+            ("dropped_batches", "dropped_samples", "buffered_batches", "buffer_bytes"), 0
+        )
         found = report(at.tally, self._waits)
         if feed is not None:
             ready = feed.statistics(at.next)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -30,7 +30,10 @@ class BatchInfo:
             pass.
         counts: Integers that travel with it: tokens, loss_tokens, samples, ...
         is_padding: Whether it is padding, which must not train: a blanked copy that fills the last
-            step of a finite pass, or a batch whose items are all in quarantine. All counts are 0.
+            step of a finite pass, a filler, or a batch whose items are all in quarantine. All
+            counts are 0.
+        is_filler: Whether it is padding because this rank has fewer batches of the step than
+            others, with `uneven="fill"`; its position is the last of the step, another rank's.
         nbytes: The length of its body in bytes.
         header: The message that came over the wire.
         body: uint8 (nbytes,), the bytes that its tensors on the host are views of.
@@ -45,9 +48,15 @@ class BatchInfo:
     epoch: int
     counts: Mapping[str, int]
     is_padding: bool
+    is_filler: bool
     nbytes: int
     header: feed_pb2.BatchHeader = field(repr=False)
     body: NDArray[Any] | None = field(repr=False)
+
+    @property
+    def weight(self) -> int:
+        """What its loss and its metrics count: 0 for padding, else 1."""
+        return 0 if self.is_padding else 1
 
     @property
     def samples(self) -> list[tuple[str, int, int]]:
@@ -81,7 +90,7 @@ class Batch(dict[str, Any]):
         return getattr(info, name)
 
 
-_BATCH_ATTRIBUTES = (*BatchInfo.__dataclass_fields__, "samples")
+_BATCH_ATTRIBUTES = (*BatchInfo.__dataclass_fields__, "samples", "weight")
 
 
 class StepSource(Protocol):
@@ -115,7 +124,7 @@ class Step:
     """
 
     def __init__(
-        self, source: StepSource, index: int, own: range, due: int, given: Mapping[int, Any]
+        self, source: StepSource, index: int, own: Sequence[int], due: int, given: Mapping[int, Any]
     ) -> None:
         """Make a step; its Loader does.
 
@@ -128,7 +137,7 @@ class Step:
         """
         self.index = index
         self._source, self._own, self._given = source, own, given
-        self._remaining = len(range(due, own.stop, own.step))
+        self._remaining = sum(position >= due for position in own)
         self._totals: dict[str, int] = {}
 
     def __repr__(self) -> str:

@@ -551,6 +551,22 @@ class LaneStarved(PenstockError):
     reasons: Mapping[str, int] | None = None
 
 
+class SourceExhausted(PenstockError):
+    """A part of a mixture has no more items, and the job says that this is an error.
+
+    Attributes:
+        part: The part.
+        epochs: How often its items were drawn.
+        drawn: How many items of it the lane has drawn.
+    """
+
+    code, status = "source_exhausted", "DATA_LOSS"
+
+    part: str | None = None
+    epochs: int | None = None
+    drawn: int | None = None
+
+
 class WorkerCrashed(PenstockError):
     """An item ended its worker three times.
 

@@ -4,7 +4,9 @@ A job is `lanes` independent sequences of batches. Batches are ordered by (offse
 numbered without gaps: that number is the **position**. In an endless log `position = offset * lanes
 + lane`. In a finite log lanes end at different offsets, and the places of an ended lane are closed
 up. A **step** is `batches_per_step` (G) consecutive positions; rank r of W takes those with
-`(position - step * G) mod W == r`. Everything here is a pure function of integers.
+`(position - step * G) mod W == r`. Where W does not divide G, and that is asked for, a rank that
+gets fewer than others gets a **filler** at the end of the step: a blanked copy of its last batch.
+Everything here is a pure function of integers.
 """
 
 from __future__ import annotations
@@ -184,16 +186,19 @@ class Share:
     Args:
         batches_per_step: G, consecutive positions that make one step.
         rank: This rank, below `world_size`.
-        world_size: W, the data-parallel ranks; it must divide G.
+        world_size: W, the data-parallel ranks; it must divide G, but with `uneven`.
+        uneven: Each rank reads ceil(G / W) positions of a step. One that has fewer of its own, and
+            it is never more than one short, reads the last of the step as well, blanked: a filler.
 
     Raises:
         RankOutOfRange: The rank is not below the world size.
-        UnevenStep: W does not divide G.
+        UnevenStep: W does not divide G, and the share is not `uneven`.
     """
 
     batches_per_step: int
     rank: int
     world_size: int
+    uneven: bool = False
 
     def __post_init__(self) -> None:
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
@@ -203,30 +208,65 @@ class Share:
                 rank=self.rank,
                 world_size=self.world_size,
             )
-        check_divides(self.batches_per_step, self.world_size)
+        check_divides(self.batches_per_step, self.world_size, uneven=self.uneven)
+        size, world = self.batches_per_step, self.world_size
+        object.__setattr__(self, "_is_even", size % world == 0)
+        # With fewer than a whole round of ranks left at the end of a step some get none of it.
+        object.__setattr__(self, "_is_short", (-(-size // world) - 1) * world + self.rank >= size)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether W divides G: then there are no fillers."""
+        return self._is_even  # type: ignore[attr-defined, no-any-return]
 
     @property
     def batches_per_rank(self) -> int:
-        """How many batches of each step this rank reads: G / W."""
-        return self.batches_per_step // self.world_size
+        """How many batches of each step this rank reads, a filler included: G / W, rounded up."""
+        return -(-self.batches_per_step // self.world_size)
 
-    def positions(self, step: int) -> range:
+    def positions(self, step: int) -> Sequence[int]:
         """Return this rank's positions of `step`, in order."""
         start = step * self.batches_per_step
-        return range(start + self.rank, start + self.batches_per_step, self.world_size)
+        own = range(start + self.rank, start + self.batches_per_step, self.world_size)
+        return (*own, start + self.batches_per_step - 1) if self._is_short else own  # type: ignore[attr-defined]
 
     def owns(self, position: int) -> bool:
-        """Tell whether this rank reads `position`."""
-        return position % self.batches_per_step % self.world_size == self.rank
+        """Tell whether this rank reads `position`, be it as a filler."""
+        own = position % self.batches_per_step % self.world_size == self.rank
+        return own or self.is_filler(position)
+
+    def is_filler(self, position: int) -> bool:
+        """Tell whether this rank gets the batch at `position`, which is another's, blanked."""
+        is_short: bool = self._is_short  # type: ignore[attr-defined]
+        return is_short and (position + 1) % self.batches_per_step == 0
 
     def at_or_after(self, position: int) -> int:
         """Return the first of this rank's positions that is not below `position`."""
-        # W divides G, so the residue of a position within its step is its residue modulo W.
-        return position + (self.rank - position) % self.world_size
+        if self.is_even:
+            # Then the residue of a position within its step is its residue modulo W.
+            return position + (self.rank - position) % self.world_size
+        return self._nth(self.index(position))
 
     def nth_after(self, position: int, count: int) -> int:
         """Return the own position that comes `count` own positions after own `position`."""
-        return position + count * self.world_size
+        if self.is_even:
+            return position + count * self.world_size
+        return self._nth(self.index(position) + count)
+
+    def index(self, position: int) -> int:
+        """Return how many of this rank's positions, fillers included, lie below `position`."""
+        step, number = divmod(position, self.batches_per_step)
+        below = max(0, -(-(number - self.rank) // self.world_size))
+        return step * self.batches_per_rank + below
+
+    def _nth(self, index: int) -> int:
+        step, micro = divmod(index, self.batches_per_rank)
+        number = min(micro * self.world_size + self.rank, self.batches_per_step - 1)
+        return step * self.batches_per_step + number
+
+    def micro(self, position: int) -> int:
+        """Return which of this rank's positions of its step an own position is, from 0."""
+        return self.index(position) % self.batches_per_rank
 
     def step(self, position: int) -> int:
         """Return the step that holds `position`."""
@@ -237,11 +277,11 @@ class Share:
         own = self.at_or_after(position)
         while True:
             yield own
-            own += self.world_size
+            own = self.nth_after(own, 1)
 
 
-def check_divides(batches_per_step: int, world_size: int) -> None:
-    """Refuse a world size that does not divide the step.
+def check_divides(batches_per_step: int, world_size: int, *, uneven: bool = False) -> None:
+    """Refuse a world size that does not divide the step, but where shares may be uneven.
 
     Raises:
         InvalidRequest: The world size is below 1.
@@ -253,7 +293,7 @@ def check_divides(batches_per_step: int, world_size: int) -> None:
             field="world_size",
             value=world_size,
         )
-    if batches_per_step >= 1 and batches_per_step % world_size == 0:
+    if batches_per_step >= 1 and (uneven or batches_per_step % world_size == 0):
         return
     below = [w for w in divisors(max(batches_per_step, 0)) if w < world_size]
     lower = max(batches_per_step, 0) // world_size * world_size
@@ -261,7 +301,8 @@ def check_divides(batches_per_step: int, world_size: int) -> None:
     raise UnevenStep(
         f"{batches_per_step} batches per step cannot be shared evenly by {world_size} ranks: "
         f"use batches_per_step {' or '.join(map(str, steps))}"
-        + (f", or {below[-1]} ranks" if below else ""),
+        + (f", or {below[-1]} ranks" if below else "")
+        + ('; uneven="fill" gives ranks that have fewer a blanked one' if below else ""),
         batches_per_step=batches_per_step,
         world_size=world_size,
     )

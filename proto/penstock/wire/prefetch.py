@@ -4,8 +4,8 @@ LEAST_AHEAD, MOST_AHEAD, AHEAD_BYTES = 4, 64, 8 << 20
 """Batches ahead of the one in use: the first number whatever their size, and as many more as the
 bytes hold, up to the second. A message, a wake-up and a hand-over to another thread cost the same
 for one batch and for many, so small ones must be able to come many at a time. With 4 a reader of
-batches of 1 KB got 0.4 times as many in a second as with 64, of 200 KB on one host half as many
-as with 41 (2 cores); more than 64 gave no more."""
+batches of 1 KB got 0.3 times as many in a second as with 64, of 200 KB on one host 0.4 times as
+many as with 41; twice as many ahead gave no more (`make bench NAMES=prefetch`, 2 cores)."""
 
 
 def fitting_ahead(batch_bytes: float) -> int:

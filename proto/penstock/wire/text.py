@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -43,10 +44,25 @@ def headline(record: Mapping[str, Any], *, padding: bool) -> str:
         padding: The batch is padding.
     """
     counts = ", ".join(f"{value:,} {plain(name)}" for name, value in record["counts"].items())
+    beside = accounting_text({**record["accounting"], "drawn": 0})
     return (
         f"{record['position']}  step {record['step']}  lane {record['lane']}:{record['offset']}  "
-        f"{record['digest'][:16]}  {counts or 'no counts'}{'  padding' if padding else ''}"
+        f"{record['digest'][:16]}  {counts or 'no counts'}{_sources(record['items'])}"
+        f"{'  padding' if padding else ''}{f'  beside: {beside}' if beside else ''}"
     )
+
+
+def _sources(items: Sequence[Sequence[Any]]) -> str:
+    """Return how many samples are of which source, where sources have names."""
+    counts = Counter(item[0] for item in items)
+    if set(counts) <= {"main"}:
+        return ""
+    return f"  of {', '.join(f'{plain(name)} {count:,}' for name, count in sorted(counts.items()))}"
+
+
+def accounting_text(accounting: Mapping[str, int]) -> str:
+    """Return what was drawn, left out and cut, by name: `12 filtered:too short`."""
+    return ", ".join(f"{value:,} {plain(name)}" for name, value in accounting.items() if value)
 
 
 def value_text(name: str, described: Mapping[str, Any]) -> str:
@@ -129,6 +145,7 @@ def summary(value: Any) -> str:
 __all__ = [
     "Decode",
     "Document",
+    "accounting_text",
     "batch_text",
     "documents",
     "headline",

@@ -90,9 +90,10 @@ class Job:
             lane are planned in order by one worker at a time, so have at least as many lanes as
             workers, over all nodes. More lanes cost memory and a longer start, since each fills a
             pool of its own. They are part of the log id: a run that has begun keeps its number.
-        epochs: How often each item is drawn; left out, drawing goes on without end, as packers
-            need it. Where items give any number of samples, the batches are counted while the
-            first of them are read, and the length is known once that is done.
+        epochs: How often each item is drawn; then the job ends, and the last step is filled, or
+            left out, as its readers say. Left out, drawing goes on without end. With a packer, or
+            where items give any number of samples, the batches are counted while the first of them
+            are read, and the length is known once that is done.
         batches_per_step: The global batch, in batches over all ranks, for groups that do not say
             their own; left out, it is the group's first world size. Every world size must divide
             it, so choose a number with many divisors, such as 48, if that size may change. A group
@@ -223,8 +224,7 @@ class Job:
 
     def readings(self) -> list[Reading]:
         """Return how storage blocks are read, by each of the sets that read any."""
-        found = (roles.distributor.reading() for roles in self.role_sets)
-        return [reading for reading in found if reading is not None]
+        return [reading for roles in self.role_sets for reading in roles.readings]
 
     @cached_property
     def reading_groups(self) -> Sequence[int | None]:
@@ -232,17 +232,15 @@ class Job:
 
         None = the lane is in none: any worker may have it.
         """
-        own: list[tuple[int, int] | None] = []  # by set: the number of its first group, how many
-        first = 0
-        for roles in self.role_sets:
-            reading = roles.distributor.reading()
-            groups = None if reading is None else reading.groups
-            own.append(None if groups is None else (first, groups))
-            first += min(groups or 0, roles.lanes)
         found: list[int | None] = []
+        numbers: dict[tuple[int, tuple[int | None, ...]], int] = {}
+        for roles in self.role_sets:
+            for lane in range(roles.lanes):
+                if (group := roles.group(lane)) is not None:
+                    numbers.setdefault((roles.number, group), len(numbers))
         for roles, inner in map(self.roles, range(self.lanes)):
-            grouped = own[roles.number]
-            found.append(None if grouped is None else grouped[0] + inner % grouped[1])
+            group = roles.group(inner)
+            found.append(None if group is None else numbers[roles.number, group])
         return found
 
     def lanes_together(self) -> list[list[int]]:
@@ -301,15 +299,15 @@ class Job:
         """Return the numbering where nothing is left to be learned.
 
         Raises:
-            InvalidJob: The job is finite, and nobody can know how many batches it has.
+            InvalidJob: The job is finite, and its lanes may never end; or it holds no batch.
             Counting: It is finite, and it is not known where all of its lanes end.
         """
         self.check_end()
         numbering = self.numbering()
         if not numbering.is_complete:
             raise Counting(
-                f"the batches of job {self.name!r} are not counted yet: which items give a sample "
-                "is known after one pass over them",
+                f"the batches of job {self.name!r} are not counted yet: how many the items make is "
+                "known after one pass over them",
                 job=self.name,
             )
         self.check_not_empty(numbering)
@@ -325,7 +323,7 @@ class Job:
         return Numbering(
             self.lanes,
             [
-                roles.batches(inner) or 0 if roles.processor.one_to_one else self.lane_end(lane)
+                self.lane_end(lane) if (end := roles.batches(inner)) is None else end
                 for lane, (roles, inner) in enumerate(map(self.roles, range(self.lanes)))
             ],
         )
@@ -344,7 +342,7 @@ class Job:
             )
 
     def check_end(self) -> None:
-        """Refuse a finite job whose number of batches can be known neither way.
+        """Refuse a finite job whose lanes may never end.
 
         Raises:
             InvalidJob: With what to change.
@@ -352,30 +350,24 @@ class Job:
         if self.epochs is None:
             return
         for roles in self.role_sets:
-            if roles.batches(0) is not None:
-                continue
-            if roles.draws(0) is None:
+            if not roles.ends:
                 raise InvalidJob(
-                    f"epochs: {self.epochs} needs a number of draws that is known before they are "
-                    f"drawn, and {type(roles.distributor).__name__} does not give one: use "
-                    "epochs: null",
+                    f"epochs: {self.epochs} needs draws that end, and "
+                    f"{type(roles.distributor).__name__} does not say that its do: use epochs: "
+                    "null; or, if it draws nothing after its epochs, set ends_by_epochs",
                     key="epochs",
                 )
-            raise InvalidJob(
-                f"epochs: {self.epochs} needs a batch count that is known before the batches are, "
-                f"and {type(roles.batcher).__name__} does not give one: use epochs: null, or a "
-                "batcher of one sample per row, such as simple",
-                key="epochs",
-            )
 
     @property
     def needs_counting(self) -> bool:
-        """Tell whether where its lanes end takes a pass over all items.
+        """Tell whether planning alone says where its lanes end.
 
-        So it is for a finite job where a processor does not promise one sample for each item.
+        So it is for a finite job, but where each item gives one sample, and the batcher knows how
+        many batches so many samples make.
         """
-        one_to_one = all(roles.processor.one_to_one for roles in self.role_sets)
-        return self.epochs is not None and not one_to_one
+        if self.epochs is None:
+            return False
+        return any(roles.batches(0) is None for roles in self.role_sets)
 
     def lane_end(self, lane: int) -> int | None:
         """Return how many batches a lane was found to hold; None where that was not found out."""

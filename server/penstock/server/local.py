@@ -37,7 +37,14 @@ from penstock.server.environment import worker_environment
 from penstock.server.jobs.target import absolute_target
 from penstock.server.node.made import MadeOffsets
 from penstock.server.pipeline.items import Items
-from penstock.server.pipeline.line import Computed, Line, compute, nearest_line, replay_cost
+from penstock.server.pipeline.line import (
+    Computed,
+    Line,
+    check_reachable,
+    compute,
+    nearest_line,
+    replay_cost,
+)
 from penstock.server.pipeline.retry import Progress
 from penstock.server.pipeline.verdicts import VerdictBook
 from penstock.server.store.base import Seen
@@ -131,8 +138,13 @@ class LocalLoader:
         self._lines: dict[int, Line] = {}
         self._marks = marks or Marks()
 
-    def batch(self, position: int, cut: Cut | None = None) -> Computed:
+    def batch(self, position: int, cut: Cut | None = None, *, filler: bool = False) -> Computed:
         """Return the batch at a position; going upwards is cheap, going back starts a lane again.
+
+        Args:
+            position: Which.
+            cut: As for `compute`.
+            filler: As for `compute`.
 
         Raises:
             PastEnd, PositionFar: There is no such position, or it is too far.
@@ -143,11 +155,26 @@ class LocalLoader:
         line = nearest_line(self.job, lane, offset, self._items, line, self._nearest)
         self._tell(line, offset)
         self._marks.asked = max(self._marks.asked, offset + 1)
-        computed = compute(self.job, position, cut, line)
+        computed = compute(self.job, position, cut, line, filler=filler)
         self._marks.made.add(lane, offset)
         self._marks.planned[lane] = max(self._marks.planned.get(lane, 0), offset + 1)
         self._lines[lane] = line
         return computed
+
+    def samples(self, position: int) -> int:
+        """Return how many samples the batch at a position has, without making it.
+
+        Raises:
+            PastEnd, PositionFar: As `batch`.
+        """
+        lane, offset, _ = self.job.locate(position)
+        line = self._lines.pop(lane, None)
+        line = nearest_line(self.job, lane, offset, self._items, line, self._nearest)
+        check_reachable(self.job, line, offset)
+        line.skip_to(offset)
+        samples = line.advance().samples
+        self._lines[lane] = line
+        return samples
 
     def _nearest(self, lane: int, offset: int) -> bytes | None:
         if self._recorded is None:

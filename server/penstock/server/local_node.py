@@ -57,6 +57,7 @@ from penstock.server.usercode.contained import contained
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import Internal, PenstockError
 from penstock.wire.malloc import keep_memory
+from penstock.wire.order import Tail
 
 T = TypeVar("T")
 
@@ -179,7 +180,8 @@ class LocalNode:
             self._lane = lane
             self._page.note("plan", loader.job.name, lane)
             try:
-                computed = loader.batch(position, opening.cut)
+                filler = opening.share.is_filler(position)
+                computed = loader.batch(position, opening.cut, filler=filler)
                 log_id = loader.job.log_id
                 self._computed[log_id] = max(self._computed.get(log_id, 0), lane_offset + 1)
                 self._compare_versions(loader.job)
@@ -188,6 +190,11 @@ class LocalNode:
                 self._page.note("idle")
 
         return self._turns.take(batch)
+
+    def dropped_samples(self, loader: LocalLoader, tail: Tail) -> int:
+        """Return how many samples lie in the batches of a log's end that fill no step."""
+        positions = range(tail.end, tail.batches)
+        return self._turns.take(lambda: sum(map(loader.samples, positions)))
 
     def _compare_versions(self, job: Job) -> None:
         """Say once where a log is computed with other libraries than it began with.

@@ -28,6 +28,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from penstock.server.core.reasons import QUARANTINED, RETRIES, SIZES
 from penstock.server.job import Job
 from penstock.server.node.observer import Observer
 from penstock.wire.errors import PenstockError, clean_text
@@ -54,6 +55,7 @@ FAILURES = (
     "log_diverged",
     "position_far",
     "source_changed",
+    "source_exhausted",
     "source_unavailable",
     "store_unavailable",
     "worker_crashed",
@@ -136,8 +138,22 @@ class Metrics(Observer):
         self._skipped = Counter(
             "penstock_samples_skipped_total",
             "Items filtered by the processor or quarantined at the draw, and samples dropped by "
-            "the batcher, as they were planned; by reason.",
+            "the batcher, as they were planned; samples quarantined in batches that were made; by "
+            "reason.",
             (JOB, "reason"),
+            registry=registry,
+        )
+        self._tail_batches = Gauge(
+            "penstock_tail_dropped_batches",
+            "Batches at the end of a finite job that filled no step of the last reader that was to "
+            "leave these out.",
+            job,
+            registry=registry,
+        )
+        self._tail_samples = Gauge(
+            "penstock_tail_dropped_samples",
+            "Samples in these batches.",
+            job,
             registry=registry,
         )
         self._quarantined = Gauge(
@@ -149,8 +165,36 @@ class Metrics(Observer):
         )
         self._batcher = Counter(
             "penstock_batcher_counts_total",
-            "What the batchers count beside samples that are left out: split, cut tokens, ...",
+            "What the batchers count beside samples that are left out: split, cut tokens, ...; "
+            "and sizes that were not as told, in batches that were made.",
             (JOB, "count"),
+            registry=registry,
+        )
+        part_items = Counter(
+            "penstock_part_items_total",
+            "Items drawn from each part of a mixture, as they were planned.",
+            (JOB, "part"),
+            registry=registry,
+        )
+        part_tokens = Counter(
+            "penstock_part_tokens_total",
+            "Tokens, as the batcher counts them, of the items drawn from each part of a mixture.",
+            (JOB, "part"),
+            registry=registry,
+        )
+        self._of_parts = {"items": part_items, "tokens": part_tokens}
+        self._parts: dict[str, set[str]] = {}  # by job, the names of the parts of its mixtures
+        self._part_target = Gauge(
+            "penstock_part_target_ratio",
+            "The share that each part of a mixture shall have, of what `by` says.",
+            (JOB, "part", "by"),
+            registry=registry,
+        )
+        self._retried = Counter(
+            "penstock_retries_total",
+            "Times that something was tried again: unavailable, an error that may be temporary; "
+            "second_try, an item that failed once.",
+            (JOB, "reason"),
             registry=registry,
         )
         self._failed = Counter(
@@ -235,9 +279,18 @@ class Metrics(Observer):
                 self._of(self._failed, name, code)
             batchers = [roles.batcher.clone() for roles in job.role_sets]
             skipped = [f"dropped:{reason}" for each in batchers for reason in each.dropped()]
-            for reason in ("quarantined:draw", "filtered:none", *skipped):
+            for reason in RETRIES:
+                self._of(self._retried, name, reason)
+            for reason in (*QUARANTINED, "filtered:none", *skipped):
                 self._of(self._skipped, name, self._bounded(self._skipped, name, reason))
-            for count in (count for each in batchers for count in each.counters()):
+            targets = [each for roles in job.role_sets for each in roles.distributor.targets()]
+            self._parts[name] = {target.part for target in targets}
+            for target in targets:
+                self._of(self._part_target, name, target.part, target.by).set(target.share)
+                for counter in self._of_parts.values() if target.by != "lanes" else ():
+                    self._of(counter, name, target.part)
+            sizes = SIZES if any(roles.plans_from_refs for roles in job.role_sets) else ()
+            for count in (*sizes, *(count for each in batchers for count in each.counters())):
                 self._of(self._batcher, name, self._bounded(self._batcher, name, count))
 
     def _bounded(self, metric: Any, job: str, reason: str) -> str:
@@ -300,10 +353,26 @@ class Metrics(Observer):
             kind, _, rest = name.partition(":")
             if new <= 0 or kind == "drawn":
                 continue
+            if kind in self._of_parts:
+                # Their names are in the job file, so there is a series for each, and for no other.
+                if rest in self._parts.get(job, ()):
+                    self._of(self._of_parts[kind], job, rest).inc(new)
+                continue
             # What is split or cut is delivered, and cut tokens are not samples.
             metric, reason = (self._batcher, rest) if kind == "batcher" else (self._skipped, name)
             self._of(metric, job, self._bounded(metric, job, reason)).inc(new)
         self._seen[job, lane] = {k: max(v, before.get(k, 0)) for k, v in counters.items()}
+
+    def left_out(self, job: str, exits: Mapping[str, int]) -> None:
+        """Samples that making a batch left out, or found larger or smaller than they were told."""
+        for name, count in exits.items():
+            metric = self._skipped if name.startswith("quarantined:") else self._batcher
+            self._of(metric, job, self._bounded(metric, job, name)).inc(count)
+
+    def retried(self, job: str, retries: Mapping[str, int]) -> None:
+        """How often something was tried again, by why."""
+        for reason, count in retries.items():
+            self._of(self._retried, job, reason).inc(count)
 
     def quarantined(self, job: str, left_out: Mapping[tuple[str, str, str], int]) -> None:
         """How many items are left out now, by source, stage and kind of reason."""
@@ -344,6 +413,11 @@ class Metrics(Observer):
     def waited(self, job: str, seconds: float) -> None:
         """A reader had waited for so long."""
         self._of(self._wait, job).observe(seconds)
+
+    def tail_dropped(self, job: str, batches: int, samples: int) -> None:
+        """A reader was given all of a finite job but the batches that fill no step."""
+        self._of(self._tail_batches, job).set(batches)
+        self._of(self._tail_samples, job).set(samples)
 
     @contextlib.contextmanager
     def cursor_call(self, method: str) -> Iterator[None]:
@@ -483,8 +557,11 @@ class _StatusCollector(Collector):
 
 def _item_bytes(job: Job) -> float:
     """Return the bytes of an item in storage, in the mean over the lanes; 0 = not known."""
-    readings = ((roles, roles.distributor.reading()) for roles in job.role_sets)
-    total = sum(roles.lanes * reading.item_bytes for roles, reading in readings if reading)
+    total = 0.0
+    for roles in job.role_sets:
+        for reading in roles.readings:
+            lanes = roles.lanes if reading.lanes is None else len(reading.lanes)
+            total += lanes * reading.share * reading.item_bytes
     return total / job.lanes
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from penstock.server.roles.base import (
     BatchCollator,
     DataDistributor,
@@ -20,8 +22,10 @@ from penstock.server.roles.base import (
 )
 from penstock.server.roles.batchers import SimpleBatcher
 from penstock.server.roles.collators import DefaultBatchCollator
+from penstock.server.roles.columns import ColumnCollator, Indices, SequenceColumns
 from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.processors import IdentityProcessor
+from penstock.server.roles.reading import Reading
 from penstock.wire.checks import check_whole
 from penstock.wire.errors import InvalidJob
 
@@ -100,10 +104,11 @@ class RoleSet:
                 )
             self._check_columns(source)
         self.distributor.bind(self.sources, seed, epochs, self.lanes)
-        reading = self.distributor.reading()
-        if reading is not None and reading.blocks is not None:
-            # A process that reads for a few groups alone says so: a worker does.
-            self.keep_blocks(reading.held)
+        self._kept = [0] * len(self.readings)
+        for reading in self.readings:
+            if reading.blocks is not None:
+                # A process that reads for a few groups alone says so: a worker does.
+                self.keep_blocks(reading, reading.held)
 
     def _check_columns(self, source: Source) -> None:
         """Refuse what the data's schema tells: that every item would fail."""
@@ -136,15 +141,41 @@ class RoleSet:
             total += len(source)
         return total
 
-    def blocked_sources(self) -> list[IndexedSource]:
-        """Return the sources whose storage blocks the distributor reads."""
-        reading = self.distributor.reading()
-        return [] if reading is None else indexed(self.sources, reading.sources, self.distributor)
+    @cached_property
+    def readings(self) -> Sequence[Reading]:
+        """Return how the distributor reads storage blocks; none = it reads none.
 
-    def keep_blocks(self, count: int) -> None:
-        """Have the sources keep so many decoded blocks each; 0 = forget all."""
-        for source in self.blocked_sources():
-            source.keep_blocks(count)
+        Once it is open.
+        """
+        return self.distributor.readings()
+
+    def group(self, lane: int) -> tuple[int | None, ...] | None:
+        """Return what lanes of one worker have in common: the reading groups of a lane of the set.
+
+        None = it is in none.
+        """
+        found = tuple(reading.group(lane) for reading in self.readings)
+        return None if all(group is None for group in found) else found
+
+    def blocked_sources(self, reading: Reading) -> list[IndexedSource]:
+        """Return the sources whose storage blocks are read so."""
+        return indexed(self.sources, reading.sources, self.distributor)
+
+    def keep_blocks(self, reading: Reading, count: int) -> None:
+        """Have the sources that are read so keep so many decoded blocks each; 0 = forget all."""
+        self._kept = [
+            count if each is reading else kept
+            for each, kept in zip(self.readings, self._kept, strict=True)
+        ]
+        for name, source in zip(reading.sources, self.blocked_sources(reading), strict=True):
+            # Parts may draw other items of one source.
+            every = zip(self.readings, self._kept, strict=True)
+            source.keep_blocks(sum(kept for each, kept in every if name in each.sources))
+
+    @property
+    def needs_sizes(self) -> bool:
+        """Tell whether the sizes of samples are looked at, by the batcher or the distributor."""
+        return self.batcher.needs_sizes or self.distributor.needs_sizes
 
     @cached_property
     def has_heads(self) -> bool:
@@ -158,18 +189,17 @@ class RoleSet:
         return (
             self.processor.one_to_one
             and not self.batcher.needs_content
-            and (
-                not self.batcher.needs_sizes
-                or self.processor.knows_size()
-                or bool(self.sized_sources)
-            )
+            and (not self.needs_sizes or self.processor.knows_size() or bool(self.sized_sources))
         )
 
     @cached_property
     def makes_anywhere(self) -> bool:
-        """Tell whether any worker makes a batch as well as the one that planned it."""
+        """Tell whether any worker makes a batch as well as the one that planned it.
+
+        Made of columns it takes no longer than its plan does on the way to another worker.
+        """
         anywhere = all(source.reads_anywhere() for source in self.sources.values())
-        return self.plans_from_refs and anywhere
+        return self.plans_from_refs and anywhere and not self.columns
 
     @cached_property
     def sized_sources(self) -> Mapping[str, IndexedSource]:
@@ -177,11 +207,49 @@ class RoleSet:
         sized = {
             name: source
             for name, source in self.sources.items()
-            if isinstance(source, IndexedSource) and source.knows_sizes()
+            if isinstance(source, IndexedSource) and (source.knows_sizes() or self._tells(source))
         }
         if self.processor.knows_size() or not self.processor.keeps_sizes():
             return {}
         return sized if len(sized) == len(self.sources) else {}
+
+    def _tells(self, source: Source) -> bool:
+        """Tell whether a source has the column whose lengths are the sizes of samples."""
+        column = self.batcher.length_column()
+        return (
+            column is not None
+            and isinstance(source, SequenceColumns)
+            and source.sequence_dtype(column) is not None
+        )
+
+    def told_sizes(
+        self, source: IndexedSource, indices: Sequence[int]
+    ) -> Indices | Sequence[int] | None:
+        """Return what one of `sized_sources` tells: lengths as an array, -1 where there is none."""
+        if isinstance(source, SequenceColumns) and not source.knows_sizes():
+            column = self.batcher.length_column()
+            assert column is not None
+            return source.lengths(column, np.array(indices, np.int64))
+        return source.sizes(indices)
+
+    @cached_property
+    def columns(self) -> Sequence[str]:
+        """Return the columns that batches are made of, where items need not become objects."""
+        if not (self.plans_from_refs and self.processor.passes_items()):
+            return ()
+        if not isinstance(self.collator, ColumnCollator):
+            return ()
+        found: Sequence[str] | None = None
+        for number, source in enumerate(self.sources.values()):
+            names = source.columns_of_items()
+            if names is None or not isinstance(source, SequenceColumns):
+                return ()
+            dtypes = {name: source.sequence_dtype(name) for name in names}
+            taken = self.collator.takes_columns(dtypes)
+            if taken is None or (number and taken != found):
+                return ()
+            found = taken
+        return found or ()
 
     # --- lanes, by their numbers within the set ---
 
@@ -190,9 +258,21 @@ class RoleSet:
         return self.distributor.draws(lane, self.lanes)
 
     def batches(self, lane: int) -> int | None:
-        """Return how many batches a lane of the set holds, where arithmetic says it."""
-        draws = self.draws(lane)
-        return None if draws is None else self.batcher.batches(draws)
+        """Return how many batches a lane of the set holds, where arithmetic says it.
+
+        So it does where every draw gives a sample, whatever the item is: an item whose size cannot
+        be told may be left out before it comes to a batch.
+        """
+        batcher, draws = self.batcher, self.draws(lane)
+        is_looked_at = batcher.needs_sizes or batcher.needs_content
+        if draws is None or is_looked_at or not self.processor.one_to_one:
+            return None
+        return batcher.batches(draws)
+
+    @property
+    def ends(self) -> bool:
+        """Tell whether every lane of the set is over after the job's epochs."""
+        return self.distributor.ends_by_epochs or self.draws(0) is not None
 
 
 def deal_lanes(counts: Sequence[int]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from penstock.client.loader import Loader
 from penstock.client.steps import Batch
 from penstock.wire.errors import InvalidRequest, JobChanged
 from penstock.wire.frame import batch_record, describe_values
-from penstock.wire.text import batch_text, headline, value_text
+from penstock.wire.text import accounting_text, batch_text, headline, value_text
 
 Show = Callable[[Batch], None]
 
@@ -67,6 +68,12 @@ def add_parser(subparsers: Any) -> None:
         metavar="G",
         help="batches of a step over all ranks (default: the group's, the job's, or W)",
     )
+    who.add_argument(
+        "--uneven",
+        choices=("error", "fill"),
+        default="error",
+        help="fill: W need not divide G; a rank with fewer batches of a step gets a blanked one",
+    )
     what = parser.add_argument_group("what is read")
     start = what.add_mutually_exclusive_group()
     start.add_argument("--from-step", type=natural, metavar="S", help="the first step")
@@ -74,6 +81,12 @@ def add_parser(subparsers: Any) -> None:
     length = what.add_mutually_exclusive_group()
     length.add_argument("--steps", type=natural, metavar="N", help="end after N steps")
     length.add_argument("--count", type=natural, metavar="N", help="end after N batches")
+    what.add_argument(
+        "--tail",
+        choices=("pad", "drop"),
+        default="pad",
+        help="a last step that is not full: filled with blanked batches, or left out",
+    )
     what.add_argument("--prefetch", type=positive, metavar="N", help=argparse.SUPPRESS)
     cursor = parser.add_argument_group("the cursor")
     cursor.add_argument(
@@ -103,7 +116,15 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print batches until the requested number, or the job's end, is reached."""
     _check(args)
-    show = _printer(args)
+    show, accounts = _printer(args), Accounts()
+    try:
+        return _print(args, accounts.adding(show))
+    finally:
+        if not args.json:
+            accounts.tell()
+
+
+def _print(args: argparse.Namespace, show: Show) -> int:
     with _loader(args) as loader:
         if args.steps == 0 or args.count == 0:
             return 0
@@ -111,7 +132,8 @@ def run(args: argparse.Namespace) -> int:
             for done, batch in enumerate(loader, 1):
                 show(batch)
                 if done == args.count:
-                    break
+                    return 0
+            _say_dropped(loader)
             return 0
         left = args.count
         for done, step in enumerate(loader.steps(), 1):
@@ -123,8 +145,20 @@ def run(args: argparse.Namespace) -> int:
             if args.commit:
                 loader.commit()
             if left == 0 or done == args.steps:
-                break
+                return 0
+        _say_dropped(loader)
     return 0
+
+
+def _say_dropped(loader: Loader) -> None:
+    """Say what of the job's end was left out; to stderr, as stdout has one line per batch."""
+    found = loader.stats()
+    if found["dropped_batches"]:
+        say(
+            f"# the last {found['dropped_batches']:,} batches, with {found['dropped_samples']:,} "
+            "samples, fill no step and were left out",
+            error=True,
+        )
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -151,6 +185,8 @@ def _loader(args: argparse.Namespace) -> Loader:
         "world_size": args.world_size or 1,
         "batches_per_step": args.batches_per_step,
         "prefetch": args.prefetch,
+        "tail": args.tail,
+        "uneven": args.uneven,
         "deadline_s": args.timeout,
         "as_numpy": True,
     }
@@ -206,6 +242,27 @@ def _printer(args: argparse.Namespace) -> Show:
 
 def _show_json(batch: Batch) -> None:
     print_json(batch_record(batch.header, batch.body, batch.step))
+
+
+class Accounts:
+    """Adds up what was drawn, left out and cut on the way to the batches that were printed."""
+
+    def __init__(self) -> None:
+        self.sums: Counter[str] = Counter()
+
+    def adding(self, show: Show) -> Show:
+        """Return what shows a batch and adds what it bears."""
+
+        def added(batch: Batch) -> None:
+            show(batch)
+            self.sums.update({count.name: count.value for count in batch.header.accounting})
+
+        return added
+
+    def tell(self) -> None:
+        """Say the sums on stderr, if there is more than draws: stdout has a line per batch."""
+        if set(self.sums) - {"drawn"}:
+            say(f"# in all: {accounting_text(dict(sorted(self.sums.items())))}", error=True)
 
 
 def line(batch: Batch) -> str:

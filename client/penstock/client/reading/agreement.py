@@ -59,6 +59,12 @@ def check_batch(
             "version",
             position=position,
         )
+    if share.is_filler(position) and not header.padding:
+        raise BadFrame(
+            f"the batch at position {position} belongs to another rank than {share.rank}, which "
+            "was to get a blanked copy of it; check that client and server are of the same version",
+            position=position,
+        )
     if order is not None and order.lane_offset(position) != (header.lane, header.offset):
         raise BadFrame(
             f"the batch at position {position} says that it is offset {header.offset} of lane "

@@ -114,9 +114,16 @@ class Feed:
         self._slots.release(position)
 
     def statistics(self, due: int) -> dict[str, int]:
-        """Return what is ready from position `due` on: `buffered_batches`, `buffer_bytes`."""
+        """Return what is ready from position `due` on, and what the end of the log left out.
+
+        Args:
+            due: The position that is taken next.
+        """
         ready = self._slots.ready(due)
+        batches, samples = self._slots.dropped
         return {
+            "dropped_batches": batches,
+            "dropped_samples": samples,
             "buffered_batches": len(ready),
             "buffer_bytes": sum(delivery.lease.nbytes for delivery in ready),
         }
@@ -211,10 +218,10 @@ class Feed:
             if stream is None:
                 continue  # the next one opens with it
             # A large batch takes the horizon back: what was accepted with it stays accepted.
-            moved = max(0, horizon - stream.sent)
+            has_moved = horizon > stream.sent
             # At the end the horizon stops short: its last move may be less than one own position.
-            is_far = moved >= at_least * self._share.world_size or (
-                moved > 0 and horizon == slots.end
+            is_far = has_moved and (
+                horizon == slots.end or self._share.nth_after(stream.sent, at_least) <= horizon
             )
             if is_far or has_room:
                 self._untold_bytes, self._told_room_bytes = 0, room_bytes

@@ -326,6 +326,7 @@ class Route:
             bytes_limit=bytes_limit,
             bundles=True,
             borrower=borrower,
+            uneven=session.share.uneven,
         )
         if session.given_from is not None and session.given_from < start:
             # A node that has just started does not know it, and nothing of it may move.

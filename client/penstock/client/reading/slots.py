@@ -57,6 +57,7 @@ class Slots:
         missing: The first position that has not come.
         largest_bytes: What the largest batch takes that has come, header included.
         end: The first position that will not come; None = not known.
+        dropped: How many batches and samples of the log's end fill no step and were left out.
         is_closed: Nothing more is to come.
         on_change: Called when something has changed, beside waking the consumer, on any thread.
     """
@@ -79,6 +80,7 @@ class Slots:
         self.largest_bytes, self._fitting = 0, fitting_ahead(0)
         self._landed: set[int] = set()  # those above it that have come
         self.end = stop
+        self.dropped = (0, 0)
         self._error: BaseException | None = None
         self.is_closed = False
         self.on_change: Callable[[], None] | None = None

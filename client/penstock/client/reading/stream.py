@@ -146,15 +146,19 @@ class Stream:
     def _ended(self, message: feed_pb2.End) -> None:
         check_end(message, self._session, self._target)
         self.has_ended = True
-        self._slots.end_at(message.steps * self._share.batches_per_step)
-        if message.dropped_batches:
+        dropped = (message.dropped_batches, message.dropped_samples)
+        if message.dropped_batches and self._slots.dropped != dropped:
             tell(
                 logger.info,
-                "job %r: the last %d of %d batches fill no step and were left out (tail='drop')",
+                "job %r: the last %d of %d batches, with %d samples, fill no step and were left "
+                "out (tail='drop')",
                 self._session.job,
                 message.dropped_batches,
                 message.batches,
+                message.dropped_samples,
             )
+        self._slots.dropped = dropped
+        self._slots.end_at(message.steps * self._share.batches_per_step)
 
     def _handle_batch(self, reply: frame.Reply) -> bool:
         header, chunk = reply.header, reply.chunk

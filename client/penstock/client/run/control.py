@@ -74,6 +74,7 @@ class Control:
         batches_per_step: int | None,
         start_step: int | None,
         store: str,
+        uneven: bool = False,
     ) -> cursors_pb2.BeginReply:
         """Start or join an attempt of a group.
 
@@ -92,6 +93,7 @@ class Control:
             start_step=start_step,
             owner=owner(),
             store=store,
+            uneven=uneven,
         )
         return self.call("Cursors/Begin", request, cursors_pb2.BeginReply)
 

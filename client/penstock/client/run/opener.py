@@ -80,7 +80,7 @@ class Opener:
 
         Raises:
             PenstockError: See `Control.describe` and `Control.begin`.
-            UnevenStep: The world size does not divide the step.
+            UnevenStep: The world size does not divide the step, and nothing fills it up.
             PastEnd: The job ends before the step that is asked for.
         """
         world_rank, info, state, options = self.world_rank, self.info, start.state, self._options
@@ -102,10 +102,12 @@ class Opener:
             timeline = timeline_of(begun)
             # A joining rank's row may be ahead of the state, but the trainer's checkpoint decides.
             first_step = state.step if state else int(begun.start_step)
-        share = Share(step_size, world_rank.rank, world_rank.world_size)
-        first = first_step * step_size + world_rank.rank
+        share = Share(
+            step_size, world_rank.rank, world_rank.world_size, uneven=options.fills_uneven
+        )
+        first = share.at_or_after(first_step * step_size)
         if state is not None:
-            first += state.consumed * world_rank.world_size
+            first = share.nth_after(first, state.consumed)
         if start.position is not None:
             first = share.at_or_after(start.position)
         session = Session(
@@ -153,6 +155,7 @@ class Opener:
             batches_per_step=batches_per_step,
             start_step=start.step,
             store="" if start.state is None or names_step else start.state.store,
+            uneven=self._options.fills_uneven,
         )
         if begun.log_id != self.info.log_id:
             raise JobChanged(
@@ -193,7 +196,7 @@ def _check_end(session: Session, start: Start) -> None:
                 value=session.first,
             )
         return
-    if session.first > steps * share.batches_per_step + share.rank:
+    if session.first > share.at_or_after(steps * share.batches_per_step):
         asked = f"step {share.step(session.first)}"
         if start.position is not None:
             asked = f"position {start.position}"

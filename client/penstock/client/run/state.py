@@ -105,13 +105,11 @@ class State:
         size, world = self.batches_per_step, self.world_size
         if size < 1 or not 0 <= self.step <= MAX_POSITION // size:
             return f"step {self.step} of {size} batches each"
-        if world < 1 or size % world:
+        if world < 1:
             return f"steps of {size} batches, read by {world} ranks"
-        if not 0 <= self.consumed < size // world:
-            return (
-                f"{self.consumed} consumed of a step in which each of {world} ranks has "
-                f"{size // world}"
-            )
+        each = -(-size // world)
+        if not 0 <= self.consumed < each:
+            return f"{self.consumed} consumed of a step in which each of {world} ranks has {each}"
         return ""
 
     def check_loadable(self, job: str, batches_per_step: int | None, world_size: int) -> None:

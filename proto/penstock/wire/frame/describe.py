@@ -54,6 +54,7 @@ def batch_record(header: feed_pb2.BatchHeader, body: Buffer, step: int) -> dict[
         "counts": {count.name: count.value for count in header.counts},
         "items": [[sample.source, sample.index, sample.epoch] for sample in header.samples],
         "bytes": header.body_bytes,
+        "accounting": {count.name: count.value for count in header.accounting},
     }
 
 

@@ -5,7 +5,7 @@ The body's checksum, taken as it is written, is in the header.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -70,6 +70,7 @@ def write_header(
     samples: Iterable[tuple[int, str, int, int, int, tuple[int, int] | None]],
     padding: bool = False,
     epoch: int = 0,
+    accounting: Mapping[str, int] | None = None,
 ) -> bytes:
     """Return the serialized `BatchHeader`, which lacks its position and its own checksum.
 
@@ -83,6 +84,7 @@ def write_header(
         samples: What it is made of: (row, source, index, epoch, part, span or None).
         padding: It is blank: a copy that fills a last step, or a group that quarantine emptied.
         epoch: The epoch of the earliest draw in it.
+        accounting: What was drawn, left out and cut on the way to it, by name.
 
     Raises:
         UnsupportedValue: A count does not fit int64, or the header is too large for a message.
@@ -94,15 +96,9 @@ def write_header(
     message.padding, message.epoch = padding, epoch
     for field in layout.entries:
         message.MergeFromString(field)
-    for name, value in sorted(counts.items()):
-        if not -(1 << 63) <= value < 1 << 63:
-            raise UnsupportedValue(
-                f"count {name!r} of a batch is {value}, which does not fit int64",
-                name=name,
-                type="int",
-            )
-        count = message.counts.add()
-        count.name, count.value = plain_name(name), value
+    _add_counts(message.counts.add, counts)
+    if accounting:
+        _add_counts(message.accounting.add, accounting)
     add = message.samples.add
     for row, source, index, drawn, part, span in samples:
         sample = add()
@@ -125,6 +121,18 @@ def write_header(
             type="header",
         )
     return header
+
+
+def _add_counts(add: Callable[[], feed_pb2.Count], counts: Mapping[str, int]) -> None:
+    for name, value in sorted(counts.items()):
+        if not -(1 << 63) <= value < 1 << 63:
+            raise UnsupportedValue(
+                f"count {name!r} of a batch is {value}, which does not fit int64",
+                name=name,
+                type="int",
+            )
+        count = add()
+        count.name, count.value = plain_name(name), value
 
 
 def _copy(into: NDArray, data: NDArray, crc: int) -> int:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epenstock/wire/v1/cursors.proto\x12\x10penstock.wire.v1\"\xcd\x01\n\x0c\x42\x65ginRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\r\n\x05token\x18\x04 \x01(\t\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\x18\n\x10\x62\x61tches_per_step\x18\x07 \x01(\x04\x12\x17\n\nstart_step\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05owner\x18\t \x01(\t\x12\r\n\x05store\x18\n \x01(\tB\r\n\x0b_start_step\"\x84\x02\n\nBeginReply\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x18\n\x10\x62\x61tches_per_step\x18\x02 \x01(\x04\x12\x12\n\nstart_step\x18\x03 \x01(\x04\x12\x0e\n\x06log_id\x18\x04 \x01(\x0c\x12\r\n\x05store\x18\x05 \x01(\t\x12\x0e\n\x06joined\x18\x06 \x01(\x08\x12\x14\n\x0c\x63ommitted_at\x18\x07 \x01(\t\x12\x14\n\x0c\x63ommitted_by\x18\x08 \x01(\x04\x12\x1d\n\x15\x62\x61tches_per_step_from\x18\t \x01(\t\x12\r\n\x05token\x18\n \x01(\t\x12+\n\x08timeline\x18\x0b \x03(\x0b\x32\x19.penstock.wire.v1.LogFrom\",\n\x07LogFrom\x12\x11\n\tfrom_step\x18\x01 \x01(\x04\x12\x0e\n\x06log_id\x18\x02 \x01(\x0c\"|\n\rCommitRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x10\n\x08\x61ll_rows\x18\x07 \x01(\x08\"*\n\x0b\x43ommitReply\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\x04\x12\x0b\n\x03row\x18\x02 \x01(\x04\"Y\n\x11\x43heckpointRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\x04step\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_step\"=\n\x0f\x43heckpointReply\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06log_id\x18\x03 \x01(\x0c\"]\n\x0eRestoreRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\r\n\x05owner\x18\x05 \x01(\t\"Z\n\x0bSeekRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\r\n\x05owner\x18\x05 \x01(\t\"-\n\tMoveReply\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"=\n\x0bListRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x12\n\npage_token\x18\x03 \x01(\t\"\\\n\tListReply\x12\'\n\x06groups\x18\x01 \x03(\x0b\x32\x17.penstock.wire.v1.Group\x12\r\n\x05store\x18\x02 \x01(\t\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"\xbd\x02\n\x05Group\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06log_id\x18\x03 \x01(\x0c\x12\x18\n\x10\x62\x61tches_per_step\x18\x04 \x01(\x04\x12\x12\n\ngeneration\x18\x05 \x01(\x04\x12\r\n\x05owner\x18\x06 \x01(\t\x12\x12\n\nworld_size\x18\x07 \x01(\r\x12\x12\n\nstart_step\x18\x08 \x01(\x04\x12\x0e\n\x06\x63ursor\x18\t \x01(\x04\x12\x0c\n\x04rows\x18\n \x03(\x04\x12\x14\n\x0c\x63ommitted_at\x18\x0b \x01(\t\x12\x30\n\x0b\x63heckpoints\x18\x0c \x03(\x0b\x32\x1b.penstock.wire.v1.NamedStep\x12\x14\n\x0c\x63ommitted_by\x18\r \x01(\x04\x12\x17\n\x0f\x63ommitted_owner\x18\x0e \x01(\t\x12\x0f\n\x07readers\x18\x0f \x01(\r\"H\n\tNamedStep\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06log_id\x18\x03 \x01(\x0c\x12\x0f\n\x07made_at\x18\x04 \x01(\t\"]\n\rDeleteRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\r\n\x05\x66\x65nce\x18\x04 \x01(\x08\x12\r\n\x05owner\x18\x05 \x01(\t\"V\n\x0b\x44\x65leteReply\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x13\n\x0b\x63heckpoints\x18\x03 \x01(\x04\x12\x0e\n\x06\x66\x65nced\x18\x04 \x01(\r\"1\n\x13ListVerdictsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\"w\n\x11ListVerdictsReply\x12+\n\x08verdicts\x18\x01 \x03(\x0b\x32\x19.penstock.wire.v1.Verdict\x12\x0c\n\x04more\x18\x02 \x01(\x08\x12\x0e\n\x06log_id\x18\x03 \x01(\x0c\x12\x17\n\x0fmax_quarantined\x18\x04 \x01(\x04\"@\n\x12ReleaseItemRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x04\"?\n\x10ReleaseItemReply\x12+\n\x08verdicts\x18\x01 \x03(\x0b\x32\x19.penstock.wire.v1.Verdict\"\xe2\x01\n\x07Verdict\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05stage\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\x04\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x13\n\x0b\x65very_epoch\x18\x06 \x01(\x08\x12\x0c\n\x04lane\x18\x07 \x01(\r\x12\x0e\n\x06offset\x18\x08 \x01(\x04\x12\r\n\x05\x61\x62ove\x18\t \x01(\x04\x12\x15\n\x08released\x18\n \x01(\x04H\x00\x88\x01\x01\x12\x14\n\x0c\x63ontent_hash\x18\x0b \x01(\t\x12\x0e\n\x06reason\x18\x0c \x01(\tB\x0b\n\t_released2\xc1\x05\n\x07\x43ursors\x12\x45\n\x05\x42\x65gin\x12\x1e.penstock.wire.v1.BeginRequest\x1a\x1c.penstock.wire.v1.BeginReply\x12H\n\x06\x43ommit\x12\x1f.penstock.wire.v1.CommitRequest\x1a\x1d.penstock.wire.v1.CommitReply\x12T\n\nCheckpoint\x12#.penstock.wire.v1.CheckpointRequest\x1a!.penstock.wire.v1.CheckpointReply\x12H\n\x07Restore\x12 .penstock.wire.v1.RestoreRequest\x1a\x1b.penstock.wire.v1.MoveReply\x12\x42\n\x04Seek\x12\x1d.penstock.wire.v1.SeekRequest\x1a\x1b.penstock.wire.v1.MoveReply\x12\x42\n\x04List\x12\x1d.penstock.wire.v1.ListRequest\x1a\x1b.penstock.wire.v1.ListReply\x12H\n\x06\x44\x65lete\x12\x1f.penstock.wire.v1.DeleteRequest\x1a\x1d.penstock.wire.v1.DeleteReply\x12Z\n\x0cListVerdicts\x12%.penstock.wire.v1.ListVerdictsRequest\x1a#.penstock.wire.v1.ListVerdictsReply\x12W\n\x0bReleaseItem\x12$.penstock.wire.v1.ReleaseItemRequest\x1a\".penstock.wire.v1.ReleaseItemReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epenstock/wire/v1/cursors.proto\x12\x10penstock.wire.v1\"\xdd\x01\n\x0c\x42\x65ginRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\r\n\x05token\x18\x04 \x01(\t\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\x18\n\x10\x62\x61tches_per_step\x18\x07 \x01(\x04\x12\x17\n\nstart_step\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05owner\x18\t \x01(\t\x12\r\n\x05store\x18\n \x01(\t\x12\x0e\n\x06uneven\x18\x0b \x01(\x08\x42\r\n\x0b_start_step\"\x84\x02\n\nBeginReply\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x18\n\x10\x62\x61tches_per_step\x18\x02 \x01(\x04\x12\x12\n\nstart_step\x18\x03 \x01(\x04\x12\x0e\n\x06log_id\x18\x04 \x01(\x0c\x12\r\n\x05store\x18\x05 \x01(\t\x12\x0e\n\x06joined\x18\x06 \x01(\x08\x12\x14\n\x0c\x63ommitted_at\x18\x07 \x01(\t\x12\x14\n\x0c\x63ommitted_by\x18\x08 \x01(\x04\x12\x1d\n\x15\x62\x61tches_per_step_from\x18\t \x01(\t\x12\r\n\x05token\x18\n \x01(\t\x12+\n\x08timeline\x18\x0b \x03(\x0b\x32\x19.penstock.wire.v1.LogFrom\",\n\x07LogFrom\x12\x11\n\tfrom_step\x18\x01 \x01(\x04\x12\x0e\n\x06log_id\x18\x02 \x01(\x0c\"|\n\rCommitRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x10\n\x08\x61ll_rows\x18\x07 \x01(\x08\"*\n\x0b\x43ommitReply\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\x04\x12\x0b\n\x03row\x18\x02 \x01(\x04\"Y\n\x11\x43heckpointRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\x04step\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_step\"=\n\x0f\x43heckpointReply\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06log_id\x18\x03 \x01(\x0c\"]\n\x0eRestoreRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\r\n\x05owner\x18\x05 \x01(\t\"Z\n\x0bSeekRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\r\n\x05owner\x18\x05 \x01(\t\"-\n\tMoveReply\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\"=\n\x0bListRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x12\n\npage_token\x18\x03 \x01(\t\"\\\n\tListReply\x12\'\n\x06groups\x18\x01 \x03(\x0b\x32\x17.penstock.wire.v1.Group\x12\r\n\x05store\x18\x02 \x01(\t\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"\xbd\x02\n\x05Group\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06log_id\x18\x03 \x01(\x0c\x12\x18\n\x10\x62\x61tches_per_step\x18\x04 \x01(\x04\x12\x12\n\ngeneration\x18\x05 \x01(\x04\x12\r\n\x05owner\x18\x06 \x01(\t\x12\x12\n\nworld_size\x18\x07 \x01(\r\x12\x12\n\nstart_step\x18\x08 \x01(\x04\x12\x0e\n\x06\x63ursor\x18\t \x01(\x04\x12\x0c\n\x04rows\x18\n \x03(\x04\x12\x14\n\x0c\x63ommitted_at\x18\x0b \x01(\t\x12\x30\n\x0b\x63heckpoints\x18\x0c \x03(\x0b\x32\x1b.penstock.wire.v1.NamedStep\x12\x14\n\x0c\x63ommitted_by\x18\r \x01(\x04\x12\x17\n\x0f\x63ommitted_owner\x18\x0e \x01(\t\x12\x0f\n\x07readers\x18\x0f \x01(\r\"H\n\tNamedStep\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06log_id\x18\x03 \x01(\x0c\x12\x0f\n\x07made_at\x18\x04 \x01(\t\"]\n\rDeleteRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\r\n\x05\x66\x65nce\x18\x04 \x01(\x08\x12\r\n\x05owner\x18\x05 \x01(\t\"V\n\x0b\x44\x65leteReply\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x13\n\x0b\x63heckpoints\x18\x03 \x01(\x04\x12\x0e\n\x06\x66\x65nced\x18\x04 \x01(\r\"1\n\x13ListVerdictsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\"w\n\x11ListVerdictsReply\x12+\n\x08verdicts\x18\x01 \x03(\x0b\x32\x19.penstock.wire.v1.Verdict\x12\x0c\n\x04more\x18\x02 \x01(\x08\x12\x0e\n\x06log_id\x18\x03 \x01(\x0c\x12\x17\n\x0fmax_quarantined\x18\x04 \x01(\x04\"@\n\x12ReleaseItemRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x04\"?\n\x10ReleaseItemReply\x12+\n\x08verdicts\x18\x01 \x03(\x0b\x32\x19.penstock.wire.v1.Verdict\"\xe2\x01\n\x07Verdict\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05stage\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\x04\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x13\n\x0b\x65very_epoch\x18\x06 \x01(\x08\x12\x0c\n\x04lane\x18\x07 \x01(\r\x12\x0e\n\x06offset\x18\x08 \x01(\x04\x12\r\n\x05\x61\x62ove\x18\t \x01(\x04\x12\x15\n\x08released\x18\n \x01(\x04H\x00\x88\x01\x01\x12\x14\n\x0c\x63ontent_hash\x18\x0b \x01(\t\x12\x0e\n\x06reason\x18\x0c \x01(\tB\x0b\n\t_released2\xc1\x05\n\x07\x43ursors\x12\x45\n\x05\x42\x65gin\x12\x1e.penstock.wire.v1.BeginRequest\x1a\x1c.penstock.wire.v1.BeginReply\x12H\n\x06\x43ommit\x12\x1f.penstock.wire.v1.CommitRequest\x1a\x1d.penstock.wire.v1.CommitReply\x12T\n\nCheckpoint\x12#.penstock.wire.v1.CheckpointRequest\x1a!.penstock.wire.v1.CheckpointReply\x12H\n\x07Restore\x12 .penstock.wire.v1.RestoreRequest\x1a\x1b.penstock.wire.v1.MoveReply\x12\x42\n\x04Seek\x12\x1d.penstock.wire.v1.SeekRequest\x1a\x1b.penstock.wire.v1.MoveReply\x12\x42\n\x04List\x12\x1d.penstock.wire.v1.ListRequest\x1a\x1b.penstock.wire.v1.ListReply\x12H\n\x06\x44\x65lete\x12\x1f.penstock.wire.v1.DeleteRequest\x1a\x1d.penstock.wire.v1.DeleteReply\x12Z\n\x0cListVerdicts\x12%.penstock.wire.v1.ListVerdictsRequest\x1a#.penstock.wire.v1.ListVerdictsReply\x12W\n\x0bReleaseItem\x12$.penstock.wire.v1.ReleaseItemRequest\x1a\".penstock.wire.v1.ReleaseItemReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,47 +32,47 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.wire.v1.cursors_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_BEGINREQUEST']._serialized_start=53
-  _globals['_BEGINREQUEST']._serialized_end=258
-  _globals['_BEGINREPLY']._serialized_start=261
-  _globals['_BEGINREPLY']._serialized_end=521
-  _globals['_LOGFROM']._serialized_start=523
-  _globals['_LOGFROM']._serialized_end=567
-  _globals['_COMMITREQUEST']._serialized_start=569
-  _globals['_COMMITREQUEST']._serialized_end=693
-  _globals['_COMMITREPLY']._serialized_start=695
-  _globals['_COMMITREPLY']._serialized_end=737
-  _globals['_CHECKPOINTREQUEST']._serialized_start=739
-  _globals['_CHECKPOINTREQUEST']._serialized_end=828
-  _globals['_CHECKPOINTREPLY']._serialized_start=830
-  _globals['_CHECKPOINTREPLY']._serialized_end=891
-  _globals['_RESTOREREQUEST']._serialized_start=893
-  _globals['_RESTOREREQUEST']._serialized_end=986
-  _globals['_SEEKREQUEST']._serialized_start=988
-  _globals['_SEEKREQUEST']._serialized_end=1078
-  _globals['_MOVEREPLY']._serialized_start=1080
-  _globals['_MOVEREPLY']._serialized_end=1125
-  _globals['_LISTREQUEST']._serialized_start=1127
-  _globals['_LISTREQUEST']._serialized_end=1188
-  _globals['_LISTREPLY']._serialized_start=1190
-  _globals['_LISTREPLY']._serialized_end=1282
-  _globals['_GROUP']._serialized_start=1285
-  _globals['_GROUP']._serialized_end=1602
-  _globals['_NAMEDSTEP']._serialized_start=1604
-  _globals['_NAMEDSTEP']._serialized_end=1676
-  _globals['_DELETEREQUEST']._serialized_start=1678
-  _globals['_DELETEREQUEST']._serialized_end=1771
-  _globals['_DELETEREPLY']._serialized_start=1773
-  _globals['_DELETEREPLY']._serialized_end=1859
-  _globals['_LISTVERDICTSREQUEST']._serialized_start=1861
-  _globals['_LISTVERDICTSREQUEST']._serialized_end=1910
-  _globals['_LISTVERDICTSREPLY']._serialized_start=1912
-  _globals['_LISTVERDICTSREPLY']._serialized_end=2031
-  _globals['_RELEASEITEMREQUEST']._serialized_start=2033
-  _globals['_RELEASEITEMREQUEST']._serialized_end=2097
-  _globals['_RELEASEITEMREPLY']._serialized_start=2099
-  _globals['_RELEASEITEMREPLY']._serialized_end=2162
-  _globals['_VERDICT']._serialized_start=2165
-  _globals['_VERDICT']._serialized_end=2391
-  _globals['_CURSORS']._serialized_start=2394
-  _globals['_CURSORS']._serialized_end=3099
+  _globals['_BEGINREQUEST']._serialized_end=274
+  _globals['_BEGINREPLY']._serialized_start=277
+  _globals['_BEGINREPLY']._serialized_end=537
+  _globals['_LOGFROM']._serialized_start=539
+  _globals['_LOGFROM']._serialized_end=583
+  _globals['_COMMITREQUEST']._serialized_start=585
+  _globals['_COMMITREQUEST']._serialized_end=709
+  _globals['_COMMITREPLY']._serialized_start=711
+  _globals['_COMMITREPLY']._serialized_end=753
+  _globals['_CHECKPOINTREQUEST']._serialized_start=755
+  _globals['_CHECKPOINTREQUEST']._serialized_end=844
+  _globals['_CHECKPOINTREPLY']._serialized_start=846
+  _globals['_CHECKPOINTREPLY']._serialized_end=907
+  _globals['_RESTOREREQUEST']._serialized_start=909
+  _globals['_RESTOREREQUEST']._serialized_end=1002
+  _globals['_SEEKREQUEST']._serialized_start=1004
+  _globals['_SEEKREQUEST']._serialized_end=1094
+  _globals['_MOVEREPLY']._serialized_start=1096
+  _globals['_MOVEREPLY']._serialized_end=1141
+  _globals['_LISTREQUEST']._serialized_start=1143
+  _globals['_LISTREQUEST']._serialized_end=1204
+  _globals['_LISTREPLY']._serialized_start=1206
+  _globals['_LISTREPLY']._serialized_end=1298
+  _globals['_GROUP']._serialized_start=1301
+  _globals['_GROUP']._serialized_end=1618
+  _globals['_NAMEDSTEP']._serialized_start=1620
+  _globals['_NAMEDSTEP']._serialized_end=1692
+  _globals['_DELETEREQUEST']._serialized_start=1694
+  _globals['_DELETEREQUEST']._serialized_end=1787
+  _globals['_DELETEREPLY']._serialized_start=1789
+  _globals['_DELETEREPLY']._serialized_end=1875
+  _globals['_LISTVERDICTSREQUEST']._serialized_start=1877
+  _globals['_LISTVERDICTSREQUEST']._serialized_end=1926
+  _globals['_LISTVERDICTSREPLY']._serialized_start=1928
+  _globals['_LISTVERDICTSREPLY']._serialized_end=2047
+  _globals['_RELEASEITEMREQUEST']._serialized_start=2049
+  _globals['_RELEASEITEMREQUEST']._serialized_end=2113
+  _globals['_RELEASEITEMREPLY']._serialized_start=2115
+  _globals['_RELEASEITEMREPLY']._serialized_end=2178
+  _globals['_VERDICT']._serialized_start=2181
+  _globals['_VERDICT']._serialized_end=2407
+  _globals['_CURSORS']._serialized_start=2410
+  _globals['_CURSORS']._serialized_end=3115
 # @@protoc_insertion_point(module_scope)

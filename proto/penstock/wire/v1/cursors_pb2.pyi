@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class BeginRequest(_message.Message):
-    __slots__ = ("protocol", "job", "group", "token", "rank", "world_size", "batches_per_step", "start_step", "owner", "store")
+    __slots__ = ("protocol", "job", "group", "token", "rank", "world_size", "batches_per_step", "start_step", "owner", "store", "uneven")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class BeginRequest(_message.Message):
     START_STEP_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
+    UNEVEN_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job: str
     group: str
@@ -28,7 +29,8 @@ class BeginRequest(_message.Message):
     start_step: int
     owner: str
     store: str
-    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., group: _Optional[str] = ..., token: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start_step: _Optional[int] = ..., owner: _Optional[str] = ..., store: _Optional[str] = ...) -> None: ...
+    uneven: bool
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., group: _Optional[str] = ..., token: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start_step: _Optional[int] = ..., owner: _Optional[str] = ..., store: _Optional[str] = ..., uneven: bool = ...) -> None: ...
 
 class BeginReply(_message.Message):
     __slots__ = ("generation", "batches_per_step", "start_step", "log_id", "store", "joined", "committed_at", "committed_by", "batches_per_step_from", "token", "timeline")

@@ -96,7 +96,7 @@ class ReadRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., horizon: _Optional[_Union[Horizon, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("protocol", "job", "log_id", "group", "token", "generation", "rank", "world_size", "batches_per_step", "start", "lanes", "tail", "horizon", "bundles", "given_from", "next", "bytes_limit", "borrower")
+    __slots__ = ("protocol", "job", "log_id", "group", "token", "generation", "rank", "world_size", "batches_per_step", "start", "lanes", "tail", "horizon", "bundles", "given_from", "next", "bytes_limit", "borrower", "uneven")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class Open(_message.Message):
     NEXT_FIELD_NUMBER: _ClassVar[int]
     BYTES_LIMIT_FIELD_NUMBER: _ClassVar[int]
     BORROWER_FIELD_NUMBER: _ClassVar[int]
+    UNEVEN_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     job: str
     log_id: bytes
@@ -133,7 +134,8 @@ class Open(_message.Message):
     next: int
     bytes_limit: int
     borrower: bytes
-    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., group: _Optional[str] = ..., token: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start: _Optional[int] = ..., lanes: _Optional[_Iterable[int]] = ..., tail: _Optional[_Union[Tail, str]] = ..., horizon: _Optional[int] = ..., bundles: bool = ..., given_from: _Optional[int] = ..., next: _Optional[int] = ..., bytes_limit: _Optional[int] = ..., borrower: _Optional[bytes] = ...) -> None: ...
+    uneven: bool
+    def __init__(self, protocol: _Optional[int] = ..., job: _Optional[str] = ..., log_id: _Optional[bytes] = ..., group: _Optional[str] = ..., token: _Optional[str] = ..., generation: _Optional[int] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., start: _Optional[int] = ..., lanes: _Optional[_Iterable[int]] = ..., tail: _Optional[_Union[Tail, str]] = ..., horizon: _Optional[int] = ..., bundles: bool = ..., given_from: _Optional[int] = ..., next: _Optional[int] = ..., bytes_limit: _Optional[int] = ..., borrower: _Optional[bytes] = ..., uneven: bool = ...) -> None: ...
 
 class Horizon(_message.Message):
     __slots__ = ("horizon", "finished_step", "next", "bytes_limit")
@@ -198,7 +200,7 @@ class Opened(_message.Message):
     def __init__(self, log_id: _Optional[bytes] = ..., lanes: _Optional[int] = ..., batches_per_step: _Optional[int] = ..., batches: _Optional[int] = ..., node: _Optional[str] = ..., lends: bool = ...) -> None: ...
 
 class BatchHeader(_message.Message):
-    __slots__ = ("log_id", "lane", "offset", "body_bytes", "crc32c", "values", "counts", "samples", "padding", "epoch", "position", "header_crc32c")
+    __slots__ = ("log_id", "lane", "offset", "body_bytes", "crc32c", "values", "counts", "samples", "padding", "epoch", "accounting", "position", "header_crc32c")
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +211,7 @@ class BatchHeader(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     PADDING_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNTING_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     HEADER_CRC32C_FIELD_NUMBER: _ClassVar[int]
     log_id: bytes
@@ -221,9 +224,10 @@ class BatchHeader(_message.Message):
     samples: _containers.RepeatedCompositeFieldContainer[Sample]
     padding: bool
     epoch: int
+    accounting: _containers.RepeatedCompositeFieldContainer[Count]
     position: int
     header_crc32c: int
-    def __init__(self, log_id: _Optional[bytes] = ..., lane: _Optional[int] = ..., offset: _Optional[int] = ..., body_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., values: _Optional[_Iterable[_Union[NamedValue, _Mapping]]] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., padding: bool = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., header_crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, log_id: _Optional[bytes] = ..., lane: _Optional[int] = ..., offset: _Optional[int] = ..., body_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., values: _Optional[_Iterable[_Union[NamedValue, _Mapping]]] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., padding: bool = ..., epoch: _Optional[int] = ..., accounting: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., position: _Optional[int] = ..., header_crc32c: _Optional[int] = ...) -> None: ...
 
 class NamedValue(_message.Message):
     __slots__ = ("name", "value", "place")
@@ -338,14 +342,16 @@ class Draining(_message.Message):
     def __init__(self, detail: _Optional[str] = ...) -> None: ...
 
 class End(_message.Message):
-    __slots__ = ("batches", "steps", "dropped_batches")
+    __slots__ = ("batches", "steps", "dropped_batches", "dropped_samples")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     batches: int
     steps: int
     dropped_batches: int
-    def __init__(self, batches: _Optional[int] = ..., steps: _Optional[int] = ..., dropped_batches: _Optional[int] = ...) -> None: ...
+    dropped_samples: int
+    def __init__(self, batches: _Optional[int] = ..., steps: _Optional[int] = ..., dropped_batches: _Optional[int] = ..., dropped_samples: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from penstock.server.commands.measure import Measured, examine
+from penstock.server.commands.parts import part_rows
 from penstock.server.commands.progress import Progress
 from penstock.server.commands.purity import gather_elsewhere
 from penstock.server.commands.report import report
@@ -156,6 +157,7 @@ def _rows(measured: Measured) -> Iterator[tuple[str, str]]:
         with_all = f"with {_counted(memory.workers, 'worker')}{each}"
         yield "memory of a node", f"{memory.keeping_up:,.0f} MiB {with_all}"
         yield "memory where readers stall", f"{memory.stalled:,.0f} MiB"
+    yield from part_rows(measured.parts)
     for name, value in measured.counts.items():
         yield f"{plain(name)} in {_counted(measured.batches_run, 'batch')}", f"{value:,}"
 

@@ -51,7 +51,7 @@ def init(
     batch_size: int | None,
     force: bool,
 ) -> None:
-    """Write a commented job file for FILES: Parquet, JSON lines, CSV, text, Arrow, or a folder.
+    """Write a commented job file for FILES: Parquet, JSON, CSV, text, Arrow, tars, token ids, URLs.
 
     Guesses the source, the column that holds the text, a tokenizer beside the data, and sizes that
     suit the amount of it. The file is a start: it passes `penstockd check`, and every line is
@@ -66,6 +66,7 @@ def init(
       penstockd init corpus/*.parquet --tokenizer tokenizer.json
       penstockd init notes.jsonl --column body --max-tokens 4096 -o notes.yaml
       penstockd init chats.jsonl --tokenizer my-model/
+      penstockd init 's3://bucket/corpus/*.jsonl' --tokenizer tokenizer.json
       penstockd init photos/ --batch-size 32
     """  # noqa: D301 - \b is for click
     path = Path(output)
@@ -193,7 +194,7 @@ def _source(found: Guess) -> list[str]:
     lines = ["    source:"]
     lines += [f"      {key}: {_text(value)}" for key, value in found.source.items()]
     wanted = found.ids_column or found.chat_column or found.text_column
-    if wanted is not None and found.gives_tokens and len(found.columns) > 1:
+    if wanted is not None and found.gives_tokens and len(found.columns) > 1 and found.takes_columns:
         left = ", ".join(column for column in found.columns if column != wanted)
         lines.append(f"      columns: [{_text(wanted)}]  # left out: {_one_line(left)}")
     return lines

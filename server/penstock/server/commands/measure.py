@@ -13,6 +13,7 @@ from typing import Any
 from penstock.server.commands import purity
 from penstock.server.commands.memory import NodeMemory, node_memory
 from penstock.server.commands.pace import lanes_beside, pace
+from penstock.server.commands.parts import PartShare, part_shares
 from penstock.server.commands.progress import Say, silent
 from penstock.server.commands.text import decoder
 from penstock.server.commands.together import Together
@@ -81,6 +82,7 @@ class Measured:
         filtered: Items without a sample, by reason.
         quarantined: Items that fail, by reason, where the job's policy is to leave them out.
         counts: Sums of the batches' counts.
+        parts: Of each part of a mixture what it shall have, and what it had in these batches.
         bytes_per_batch: Mean bytes of a body.
         efficiency: tokens / (tokens + padding tokens) of the `paced_batches`, or None where the
             collator counts none.
@@ -108,6 +110,7 @@ class Measured:
     filtered: dict[str, int] = field(default_factory=dict)
     quarantined: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    parts: list[PartShare] = field(default_factory=list)
     bytes_per_batch: int = 0
     efficiency: float | None = None
     paced_batches: int = 0
@@ -203,6 +206,7 @@ def examine(
         purity.check_promises(job, items, good, line)
     watch.what = f"job {job.name}, past its start"
     _measure_pace(found, lines, batch_count)
+    found.parts = part_shares(job, lines)
     found.memory = node_memory(
         job,
         workers=workers,
@@ -350,7 +354,13 @@ def _sample_text(job: Job, refs: Sequence[ItemRef], outcomes: Sequence[Outcome])
     return ""
 
 
-def _warnings_of_lanes(roles: RoleSet) -> list[str]:
+def _pool_parameter(batcher: SampleBatcher) -> str:
+    """Return which parameter of a batcher makes its pool smaller."""
+    names = ("pool_size", "open_rows", "sort_over" if getattr(batcher, "sort", False) else "window")
+    return next((name for name in names if name in vars(batcher)), "pool")
+
+
+def warnings_of_lanes(roles: RoleSet) -> list[str]:
     """Return what is to be said of the number of items for the lanes that draw from them."""
     items = roles.items
     if items is None:
@@ -363,7 +373,7 @@ def _warnings_of_lanes(roles: RoleSet) -> list[str]:
         return [
             f"{items:,} items over {lanes} lanes{of} are {items / lanes:.1f} per lane, fewer than "
             f"{POOLS_PER_LANE} pools of {pool}: epochs mix in a pool; lanes: {fewer} or a smaller "
-            "pool_size suits this data"
+            f"{_pool_parameter(roles.batcher)} suits this data"
         ]
     if items < lanes:
         return [
@@ -376,7 +386,7 @@ def _warnings_of_lanes(roles: RoleSet) -> list[str]:
 def _warnings(job: Job, found: Measured) -> list[str]:
     warnings = job.cautions()
     for roles in job.role_sets:
-        warnings += _warnings_of_lanes(roles)
+        warnings += warnings_of_lanes(roles)
     for what, reasons in (("give no sample", found.filtered), ("fail", found.quarantined)):
         for reason, count in reasons.items():
             warnings.append(f"{count} of {found.items_run} items {what}: {reason}")
@@ -399,4 +409,4 @@ def _warnings(job: Job, found: Measured) -> list[str]:
     return warnings
 
 
-__all__ = ["Measured", "Stopwatch", "examine"]
+__all__ = ["Measured", "Stopwatch", "examine", "warnings_of_lanes"]

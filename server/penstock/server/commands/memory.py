@@ -19,6 +19,7 @@ from penstock.server.node.ahead import CHEAP_S, made_ahead
 from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
 from penstock.server.pipeline.ahead import AHEAD_BYTES, LOOK_AHEAD
 from penstock.server.role_set import RoleSet
+from penstock.server.roles.reading import Reading
 from penstock.server.sources.cache import FREE_BYTES
 from penstock.server.sources.parquet import CACHE_BYTES
 from penstock.wire.prefetch import fitting_ahead
@@ -134,14 +135,15 @@ def _blocks_bytes(job: Job, workers: int) -> float:
 
 
 def _blocks_bytes_of(roles: RoleSet, workers: int) -> float:
-    reading = roles.distributor.reading()
-    if reading is None:
-        return 0.0
+    return sum(_blocks_bytes_read(roles, reading, workers) for reading in roles.readings)
+
+
+def _blocks_bytes_read(roles: RoleSet, reading: Reading, workers: int) -> float:
     block, every = reading.block_bytes, reading.all_blocks * reading.block_bytes
     # Without groups every worker holds what the lanes draw from.
     part = reading.held * block / (workers if reading.groups else 1)
     each = min(every, max(part, FREE_BYTES))
-    bounds = [source.most_kept_bytes() for source in roles.blocked_sources()]
+    bounds = [source.most_kept_bytes() for source in roles.blocked_sources(reading)]
     if reading.blocks is None:
         bounds = [CACHE_BYTES if bound is None else bound for bound in bounds]
     if (known := [bound for bound in bounds if bound is not None]) and len(known) == len(bounds):
@@ -157,7 +159,7 @@ def _samples_bytes(job: Job, workers: int, sample_bytes: float, batch_bytes: flo
     for roles in job.role_sets:
         if roles.plans_from_refs:
             continue
-        pool = roles.batcher.chooses_from() or 0
+        pool = roles.batcher.most_held() or 0
         size = getattr(roles.batcher, "batch_size", 1)
         # What a lane has left of items processed together, after batches of that size.
         held += roles.lanes * (pool + ahead - gcd(ahead, size))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -49,6 +49,11 @@ SHOWN_ITEMS = 8
     "--world-size", type=click.IntRange(min=1), default=1, help="How many ranks read; default 1."
 )
 @click.option(
+    "--uneven",
+    is_flag=True,
+    help="With --step: the world size need not divide G; a rank with fewer batches gets a filler.",
+)
+@click.option(
     "--store",
     metavar="URL",
     help="Where snapshots are looked for, such as sqlite:///penstock.db; default: the file's.",
@@ -63,6 +68,7 @@ def show(
     batches_per_step: int | None,
     rank: int,
     world_size: int,
+    uneven: bool,
     store: str | None,
     as_json: bool,
     as_text: bool,
@@ -87,13 +93,11 @@ def show(
     config = load(file, overrides={"store": store})
     built = config.job(job)
     size = batches_per_step or built.batches_per_step or world_size
-    share = Share(size, rank, world_size)
-    positions = (
-        range(position, position + 1) if position is not None else share.positions(step or 0)
-    )
+    share = Share(size, rank, world_size, uneven=uneven)
+    positions = [position] if position is not None else share.positions(step or 0)
     recorded = Recorded(config.server.store, config.base)
     for computed in computed_batches(
-        built, positions, size, by_step=step is not None, recorded=recorded
+        built, positions, size, share=None if step is None else share, recorded=recorded
     ):
         if as_json:
             click.echo(json.dumps(_record(computed, size)))
@@ -105,10 +109,10 @@ def show(
 
 def computed_batches(
     job: Job,
-    positions: range,
+    positions: Sequence[int],
     batches_per_step: int,
     *,
-    by_step: bool,
+    share: Share | None,
     recorded: Recorded | None = None,
 ) -> Iterator[Computed]:
     """Yield the batches at ascending positions; one line per lane goes on from batch to batch.
@@ -117,7 +121,8 @@ def computed_batches(
         job: The job.
         positions: Which.
         batches_per_step: G.
-        by_step: A finite log's last step is filled up with padding batches, as ranks get them.
+        share: As that rank gets them: a finite log's last step is filled up with padding batches,
+            and an uneven one with fillers. None = the log's own batches.
         recorded: Where snapshots are found; None = every lane is planned from its beginning.
 
     Raises:
@@ -131,12 +136,12 @@ def computed_batches(
             job.set_lane_ends(ends)
     ensure_counted(job)
     order = job.order
-    cut = Cut(batches_per_step) if by_step else None
+    cut = None if share is None else Cut(batches_per_step)
     if cut is not None and order.batches is not None:
         tail = cut.tail(order.batches)
-        if positions.start >= tail.end:
+        if positions[0] >= tail.end:
             raise PastEnd(
-                f"step {positions.start // batches_per_step} lies past the end: the log holds "
+                f"step {positions[0] // batches_per_step} lies past the end: the log holds "
                 f"{order.batches} batches, {tail.steps} steps of {batches_per_step}",
                 steps=tail.steps,
                 batches=order.batches,
@@ -148,7 +153,8 @@ def computed_batches(
         lane, offset, _ = job.locate(position, cut)
         line = replay.line(lane, offset, items, lines.get(lane))
         lines[lane] = line
-        yield compute(job, position, cut, line)
+        filler = share is not None and share.is_filler(position)
+        yield compute(job, position, cut, line, filler=filler)
 
 
 class Replay:

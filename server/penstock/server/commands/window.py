@@ -88,10 +88,12 @@ class _Counted(NamedTuple):
 
 
 def _read_window(job: Job, roles: RoleSet, items: Items, say: Say) -> _Counted | None:
-    reading = roles.distributor.reading()
-    if reading is None or reading.blocks is None or not reading.stored_bytes:
+    if len(roles.readings) != 1:  # of several parts no window is read at once
         return None
-    sources = roles.blocked_sources()
+    [reading] = roles.readings
+    if reading.blocks is None or not reading.stored_bytes:
+        return None
+    sources = roles.blocked_sources(reading)
     stored: dict[str, Sequence[int]] = {}
     ends: dict[str, list[int]] = {}
     for name, source in zip(reading.sources, sources, strict=True):
@@ -102,15 +104,15 @@ def _read_window(job: Job, roles: RoleSet, items: Items, say: Say) -> _Counted |
     refs = _draws_of_window(roles, reading)
     if not refs:
         return None
-    roles.keep_blocks(0)
-    roles.keep_blocks(reading.blocks)
+    roles.keep_blocks(reading, 0)
+    roles.keep_blocks(reading, reading.blocks)
     for source in sources:
         source.read_bytes()
     for start in range(0, len(refs), LOOK_AHEAD):
         say(f"job {job.name}: a window of {reading.blocks} blocks, item {start} of {len(refs)}")
         _fetch(items, refs[start : start + LOOK_AHEAD])
     read = sum(source.read_bytes() for source in sources)
-    roles.keep_blocks(reading.held)
+    roles.keep_blocks(reading, reading.held)
     touched = {
         (ref.source, bisect_right(ends[ref.source], ref.index))
         for ref in refs
@@ -128,6 +130,8 @@ def _draws_of_window(roles: RoleSet, reading: Reading) -> list[ItemRef]:
     """
     assert reading.blocks is not None
     lanes = range(0, roles.lanes, reading.groups or roles.lanes + 1)
+    if reading.lanes is not None:
+        return []
     if reading.groups is None:
         lanes = range(roles.lanes)
     count = reading.blocks * (roles.distributor.epoch_draws(1) or 0) // reading.all_blocks

@@ -73,28 +73,38 @@ class BatchPlan(NamedTuple):
         offset: How many batches of the lane come before it.
         rows: The rows, each a list of sample refs.
         role_set: The number of the job's set of roles that the batch is made by.
+        accounting: What was counted on the way to it since the batch before it: names and numbers.
     """
 
     lane: int
     offset: int
     rows: Rows
     role_set: int = 0
+    accounting: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def samples(self) -> int:
+        """How many samples it holds, a piece of a split one counted as one."""
+        return sum(map(len, self.rows))
 
     def to_json(self) -> list[Any]:
         """Return `[lane, offset, rows]`, refs as `SampleRef.to_json` gives them.
 
-        Then the number of the set of roles, if it is not 0.
+        Then the number of the set of roles and the accounting, where there is any.
         """
         rows = [[ref.to_json() for ref in row] for row in self.rows]
-        named = [self.role_set] if self.role_set else []
-        return [self.lane, self.offset, rows, *named]
+        counted = [list(map(list, self.accounting))] if self.accounting else []
+        named = [self.role_set] if self.role_set or counted else []
+        return [self.lane, self.offset, rows, *named, *counted]
 
     @classmethod
     def from_json(cls, data: Sequence[Any]) -> BatchPlan:
         """Return the plan that `to_json` wrote."""
-        lane, offset, rows, *named = data
+        lane, offset, rows, *more = data
         refs = [[SampleRef.from_json(ref) for ref in row] for row in rows]
-        return cls(lane, offset, refs, *named)
+        role_set = more[0] if more else 0
+        counted = more[1] if len(more) > 1 else ()
+        return cls(lane, offset, refs, role_set, tuple((name, n) for name, n in counted))
 
 
 __all__ = ["BatchPlan", "ItemRef", "Row", "Rows", "SampleRef", "Span"]

@@ -15,25 +15,15 @@ import numpy as np
 
 from penstock.server.job import DEFAULT_LANES
 from penstock.server.jobs.location import Location
-from penstock.server.jobs.registry import KINDS, build
+from penstock.server.jobs.registry import KINDS, build, constructor_parameters
 from penstock.server.jobs.validate import shown
 from penstock.server.roles.base import IndexedSource, RawItem
+from penstock.server.sources import BUILTIN_SOURCES
+from penstock.server.sources.kinds import COMPRESSED, kind_of
+from penstock.server.sources.kinds import KINDS as SOURCES
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.nearest import hint
 
-BUILDERS = {
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".tar": "webdataset",
-}
-"""The kind of a file by its suffix; any other file is text, if it is UTF-8."""
-
-_COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 _TOKENIZER = "tokenizer.json"
 
 END_TOKENS = (
@@ -94,6 +84,11 @@ class Guess:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def takes_columns(self) -> bool:
+        """Tell whether the source can leave columns out."""
+        return "columns" in constructor_parameters(BUILTIN_SOURCES[self.source["type"]])
+
+    @property
     def gives_tokens(self) -> bool:
         """Tell whether samples have token ids, so that they can be packed."""
         text = self.text_column or self.chat_column
@@ -112,7 +107,7 @@ def guess(
     """Look at data and say how a job would read it.
 
     Args:
-        paths: Files, globs or folders.
+        paths: Files, globs, folders or URLs.
         base: The folder of the job file: what lies below it is named relative to it.
         tokenizer: A tokenizer.json, or its folder; None looks for one beside the data and beside
             the job file.
@@ -175,17 +170,20 @@ def _source(
     paths: Sequence[str], base: Path, notes: list[str]
 ) -> tuple[dict[str, Any], list[Path]]:
     """Return the source's section, and the folders of the data."""
+    if any("://" in text for text in paths):
+        return _of_urls(paths), []
     files: list[Path] = []
     patterns: list[str] = []
     for text in paths:
         path = Path(text).expanduser().absolute()
         if path.is_dir():
-            if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+            if (written := _written_whole(path)) is not None:
                 if len(paths) > 1:
                     raise InvalidRequest(
-                        f"{text} is a folder of save_to_disk: give it alone, a job reads one"
+                        f"{text} is a folder that is read as one: give it alone, a job reads one"
                     )
-                return {"type": "hf", "path": _named(path, base)}, [path, path.parent]
+                kind, key = written
+                return {"type": kind, key: _named(path, base)}, [path, path.parent]
             inside, pattern = _folder(path, base, notes)
             files += inside
             patterns.append(pattern)
@@ -199,28 +197,54 @@ def _source(
             raise InvalidRequest(f"there is no file or folder {text!r}", field="path", value=text)
     if not files:
         raise InvalidRequest(f"{' '.join(paths)} holds no files", field="path", value=paths[0])
-    kinds = Counter(map(_builder, files))
+    kinds = Counter(map(_kind, files))
     if len(kinds) > 1:
         listed = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
         raise InvalidRequest(
             f"the files are of several kinds ({listed}): a source reads one, so name those to use"
         )
-    [builder] = kinds
+    [kind] = kinds
     folders = list(dict.fromkeys(file.parent for file in files))
     chosen = _shorten(files, patterns, base)
-    if builder == "parquet":
-        return {"type": "parquet", "files": chosen}, folders
-    spec: dict[str, Any] = {"type": "hf", "path": builder, "data_files": chosen}
-    if builder == "text":
+    if kind.startswith("hf "):
+        return {"type": "hf", "path": kind[3:], "data_files": chosen}, folders
+    spec: dict[str, Any] = {"type": kind, "files": chosen}
+    if kind == "text":
         _refuse_binary(files[0])
         if len(files) > 1:
-            spec["options"] = {"sample_by": "document"}
+            spec["sample_by"] = "document"
             notes.append("every file is one item; without sample_by every line is one")
         else:
-            notes.append("every line is one item; options: {sample_by: document} takes whole files")
-    if any(_plain_suffix(file) == ".tsv" for file in files):
-        spec["options"] = {"delimiter": "\t"}
+            notes.append("every line is one item; sample_by: document takes whole files")
+    if any(file.suffix == ".tsv" for file in files):
+        spec["delimiter"] = "\t"
     return spec, folders
+
+
+def _of_urls(paths: Sequence[str]) -> dict[str, Any]:
+    """Return the source of files behind URLs, by their names: nothing is listed for that.
+
+    Raises:
+        InvalidRequest: The names do not tell what the files hold.
+    """
+    kinds = {kind_of(path) for path in paths}
+    if len(kinds) > 1 or kinds & {None, "hf"}:
+        raise InvalidRequest(
+            f"{' '.join(paths)} does not say what is read: name URLs of one kind by their ending, "
+            "such as s3://bucket/folder/*.parquet",
+            field="path",
+            value=paths[0],
+        )
+    return {"type": kinds.pop(), "files": paths[0] if len(paths) == 1 else list(paths)}
+
+
+def _written_whole(folder: Path) -> tuple[str, str] | None:
+    """Return the type of a folder that a library wrote as one, and the parameter that names it."""
+    if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
+        return "saved", "path"
+    if (folder / "index.json").exists() and next(folder.rglob("*.mds*"), None) is not None:
+        return "mds", "files"
+    return None
 
 
 def _folder(path: Path, base: Path, notes: list[str]) -> tuple[list[Path], str]:
@@ -234,7 +258,7 @@ def _folder(path: Path, base: Path, notes: list[str]) -> tuple[list[Path], str]:
     if not inside:
         raise InvalidRequest(f"the folder {path} holds no files", field="path", value=str(path))
     suffixes = Counter(file.suffix for file in inside)
-    suffix = min(suffixes, key=lambda name: (name not in BUILDERS, -suffixes[name], name))
+    suffix = min(suffixes, key=lambda name: (name not in SOURCES, -suffixes[name], name))
     if len(suffixes) > 1:
         others = ", ".join(sorted(name or "no ending" for name in suffixes if name != suffix))
         notes.append(f"only the {suffix or 'unnamed'} files of the folder are read, not: {others}")
@@ -255,23 +279,33 @@ def _shorten(files: Sequence[Path], patterns: list[str], base: Path) -> Any:
     return patterns
 
 
-def _plain_suffix(file: Path) -> str:
-    return Path(file.stem).suffix if file.suffix in _COMPRESSED else file.suffix
+_BUILDERS = {"jsonl": "json", "webdataset": "webdataset", "csv": "csv", "json": "json"}
+"""What `datasets` calls the kinds of compressed files."""
 
 
-def _builder(file: Path) -> str:
-    return BUILDERS.get(_plain_suffix(file).lower(), "text")
+def _kind(file: Path) -> str:
+    """Return the type of a file's source; `hf BUILDER` of a compressed one."""
+    found = kind_of(str(file))
+    if found == "hf":
+        return f"hf {_BUILDERS.get(kind_of(file.stem) or '', 'text')}"
+    if found == "json":
+        with file.open("rb") as stream:
+            head = stream.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+        return "json" if head.startswith(b"[") else "jsonl"
+    if file.suffix == ".bin" and not file.with_suffix(".idx").exists():
+        return "text"  # if it is, and not ids whose dtype nobody knows
+    return found or "text"
 
 
 def _refuse_binary(file: Path) -> None:
-    if file.suffix in _COMPRESSED:
+    if file.suffix in COMPRESSED:
         return
     try:
         with file.open(encoding="utf-8") as stream:
             stream.read(4096)
     except UnicodeDecodeError:
         raise InvalidRequest(
-            f"{file} is neither text nor a known kind ({', '.join(BUILDERS)}): "
+            f"{file} is neither text nor a known kind ({', '.join(SOURCES)}): "
             "write a source of your own, docs/roles.md shows how",
             field="path",
             value=str(file),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
@@ -96,6 +96,8 @@ def resolve(kind: Kind, name: str, location: Location) -> type[Role]:
     at = location.at("type")
     if name in kind.builtins:
         return kind.builtins[name]
+    if (counted := numbered(kind, name)) is not None:
+        return counted.cls
     offered = kind.entry_points()
     if name in offered:
         try:
@@ -150,6 +152,29 @@ def resolve(kind: Kind, name: str, location: Location) -> type[Role]:
     return found
 
 
+class Numbered(NamedTuple):
+    """What a name with a number means.
+
+    Attributes:
+        cls: The class.
+        parameter: Which parameter the number is.
+        number: The number.
+    """
+
+    cls: type[Role]
+    parameter: str
+    number: int
+
+
+def numbered(kind: Kind, name: str) -> Numbered | None:
+    """Return what `window_10` means: a built-in and one of its parameters; None = another name."""
+    stem, _, number = name.rpartition("_")
+    cls = kind.builtins.get(stem)
+    if cls is None or not cls.numbered_by or not number.isdecimal() or not number.isascii():
+        return None
+    return Numbered(cls, cls.numbered_by, int(number))
+
+
 def build(kind: Kind, spec: Mapping[str, Any], location: Location) -> Any:
     """Return the role that a section of a job file describes.
 
@@ -172,8 +197,24 @@ def build(kind: Kind, spec: Mapping[str, Any], location: Location) -> Any:
         )
     else:
         cls = resolve(kind, name, location)
+        if (counted := numbered(kind, name)) is not None:
+            if counted.parameter in parameters:
+                at = location.at(counted.parameter)
+                raise at.error(f"{at.key} is given, and {name} has it in its name: leave one out")
+            parameters[counted.parameter] = counted.number
     _check_names(cls, parameters, location)
     _check_types(cls, parameters, location)
+
+    def inner(section: Any, *keys: str) -> Any:
+        """Return a role of the same kind, which a parameter of this one describes."""
+        at = location.at(*keys)
+        if isinstance(section, str):
+            section = {"type": section}
+        if not isinstance(section, Mapping):
+            raise at.error(f"{at.key} is {shown(section)}: give a type, with its parameters")
+        return build(kind, section, at)
+
+    parameters = cls.with_roles(parameters, inner)
     for path_param in {*cls.path_params, *(["function"] if cls in FUNCTIONS.values() else [])}:
         if path_param in parameters:
             parameters[path_param] = absolute(parameters[path_param], location.base)
@@ -337,10 +378,12 @@ __all__ = [
     "FUNCTIONS",
     "KINDS",
     "Kind",
+    "Numbered",
     "absolute",
     "build",
     "constructor_parameters",
     "describe_type",
+    "numbered",
     "resolve",
     "resolve_path",
 ]

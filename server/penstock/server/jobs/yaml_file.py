@@ -102,8 +102,21 @@ def read(path: Path, shown: str) -> tuple[Any, Location]:
         ) from None
     if path.suffix == ".json":
         text = text.replace("\t", " ")  # legal between JSON's tokens, illegal as YAML's indentation
+    return parse(text, location)
+
+
+def parse(text: str, location: Location) -> tuple[Any, Location]:
+    """Return the content of YAML, with the lines of its keys.
+
+    Args:
+        text: YAML, or JSON without tabs.
+        location: Where it stands, for messages.
+
+    Raises:
+        InvalidJob: It is not YAML, or repeats a key; names the line.
+    """
     lines: dict[KeyPath, int] = {}
-    location = Location(shown, base, (), lines)
+    location = Location(location.file, location.base, location.path, lines)
     try:
         loader = _Loader(text)
     except yaml.reader.ReaderError as error:
@@ -118,7 +131,7 @@ def read(path: Path, shown: str) -> tuple[Any, Location]:
         return loader.construct_document(node), location
     except _TooDeep as error:
         raise _at(location, error.line).error(
-            f"the job file is nested more than {MAX_DEPTH} levels deep: put data into a file of "
+            f"this is nested more than {MAX_DEPTH} levels deep: put data into a file of "
             "its own, and name that"
         ) from None
     except yaml.MarkedYAMLError as error:
@@ -131,8 +144,8 @@ def read(path: Path, shown: str) -> tuple[Any, Location]:
 
 def _foreign(character: str) -> str:
     return (
-        f"the job file holds the character U+{ord(character):04X}, which no key or value may "
-        "hold: remove it"
+        f"this holds the character U+{ord(character):04X}, which no key or value may hold: remove "
+        "it"
     )
 
 
@@ -226,4 +239,4 @@ def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], location: L
         _walk(value, (*path, key.value), lines, location)
 
 
-__all__ = ["read"]
+__all__ = ["parse", "read"]

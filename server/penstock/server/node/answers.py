@@ -64,6 +64,8 @@ class Answers:
         ticket.entry.tokens = max(0, message.counts.get("tokens", 0))
         ticket.log.ready(ticket.entry, message.header, nbytes, span)
         self._observer.produced(job.name, nbytes, message.counts)
+        if message.exits:
+            self._observer.left_out(job.name, message.exits)
         self._audit.made(worker, ticket, message.header, plan or b"")
         self._put_snapshots(ticket, message.snapshots)
         self._reached(ticket, ticket.offset + 1)
@@ -82,7 +84,7 @@ class Answers:
         if ticket.stale:
             return
         ticket.line.next = ticket.offset + len(message.plans)
-        if ticket.log.job.roles(ticket.lane.lane).roles.batcher.needs_sizes:
+        if ticket.log.job.roles(ticket.lane.lane).roles.needs_sizes:
             ticket.lane.planned_by = worker.number
         if message.broken:  # the next plan failed: the line's state cannot be trusted
             self._dispatch.close_line(ticket.lane, ticket.line)

@@ -1,4 +1,7 @@
-"""Batches that no reader wants, planned because positions of others depend on them."""
+"""Batches that no reader wants, planned because readers must know of them.
+
+Positions of others depend on them; or they fill no step, and it is to be said what that costs.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +33,15 @@ class Asks:
         return self._entries.get(entry.key.lane) is entry
 
     def wanted(self, readers: Iterable[Reader]) -> Iterator[Entry]:
-        """Yield what is to be planned for readers who wait to know their positions.
+        """Yield what is to be planned for readers who wait to know of it.
 
         Not of a lane of which a line is at work: its answer may say it.
         """
-        if self._numbering.is_complete:
+        if self._numbering.is_complete and not self._numbering.is_finite:
             return
         before, self._entries = self._entries, {}
         for reader in readers:
-            position = reader.lacks
-            for number, offset in () if position is None else self._numbering.missing(position):
+            for number, offset in reader.lacking():
                 lane = self._lanes[number]
                 if lane.is_planned or lane.has_ended(offset):
                     continue

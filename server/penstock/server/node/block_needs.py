@@ -28,6 +28,8 @@ class BlockNeeds:
 
     def use(self, line: int, lane: int) -> bool:
         """Note that a line goes on; tell whether `blocks` may be another number now."""
+        if not self.reading.draws(lane):
+            return False
         new = line not in self._lines
         self._now += 1
         self._lines[line] = lane, self._now
@@ -46,9 +48,9 @@ class BlockNeeds:
         if self.reading.groups is None:
             needed = self.reading.blocks * max(per_lane.values(), default=1)
             return min(needed, self.reading.all_blocks)
-        per_group: dict[int, int] = {}
+        per_group: dict[int | None, int] = {}
         for lane, lines in per_lane.items():
-            group = lane % self.reading.groups
+            group = self.reading.group(lane)
             per_group[group] = max(lines, per_group.get(group, 0))
         return self.reading.blocks * max(1, sum(per_group.values()))
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from penstock.server.job import Job
 from penstock.server.node.ahead import made_ahead
 from penstock.server.node.asks import Asks
+from penstock.server.node.dropped import Dropped
 from penstock.server.node.entry import Entry, Key, State
 from penstock.server.node.homes import LaneHomes
 from penstock.server.node.kept import KeptBatches
@@ -27,6 +28,9 @@ from penstock.server.node.spans import Span
 from penstock.wire.errors import PenstockError
 from penstock.wire.numbering import two_ends
 from penstock.wire.order import Cut, Share
+
+MAX_CUTS = 64
+"""Ways to cut a log into steps of which it is remembered what they drop: readers choose them."""
 
 
 class Log:
@@ -53,6 +57,7 @@ class Log:
         self.numbering = job.numbering()
         self.lanes = [LaneState(n, end=self.numbering.end_of(n)) for n in range(job.lanes)]
         self.asks = Asks(self.numbering, self.lanes)
+        self._dropped: dict[Cut, Dropped] = {}  # of finite logs whose order is known
         self.active: set[int] = set()  # lanes with something wanted
         self.entries: dict[Key, Entry] = {}
         self.kept = KeptBatches(bound_bytes)
@@ -267,6 +272,14 @@ class Log:
         books[entry.key] = entry
         if entry.state is State.WANTED:
             self._queue(entry)
+
+    def dropped(self, cut: Cut) -> Dropped:
+        """Return what counts the samples that fill no step; only where all ends are known."""
+        if cut not in self._dropped:
+            if len(self._dropped) >= MAX_CUTS:
+                self._dropped.clear()
+            self._dropped[cut] = Dropped(self.numbering, cut, self.lanes)
+        return self._dropped[cut]
 
     # --- what is not made any more ---
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+from penstock.server.core.reasons import RETRIES
 from penstock.server.node.channel import Misspoken
 from penstock.server.node.messages import (
     Cost,
@@ -158,6 +159,7 @@ def _body(message: Done, arenas: Mapping[int, Arena]) -> None:
         _need(0 < body.nbytes <= room, "number of bytes", body.nbytes)
     _need(len(message.header) <= MAX_HEADER_BYTES, "header", len(message.header))
     _counters(message.counts)
+    _counters(message.exits)
 
 
 def _libraries(versions: Mapping[str, str]) -> dict[str, str]:
@@ -179,6 +181,8 @@ def _cost(cost: Cost, logs: Collection[bytes]) -> None:
     _known(cost.log_id, logs)
     _count(cost.batches, "number of batches")
     _count(cost.read_bytes, "number of bytes")
+    _counters(cost.retries)
+    _need(set(cost.retries) <= set(RETRIES), "retries", cost.retries)
     _count(cost.drawn, "number of draws")
     fits = all(stage in STAGES and 0 <= spent < 1e12 for stage, spent in cost.stages_s.items())
     _need(fits, "seconds by stage", cost.stages_s)

@@ -92,17 +92,20 @@ def part_of_lanes(job: Job, part: int, parts: int) -> list[int]:
     homes.settle(range(parts))
     here = [lanes for number, lanes in enumerate(groups) if homes.of(number) == part]
     for roles in job.role_sets:
-        reading = roles.distributor.reading()
-        if reading is not None and reading.groups is not None and reading.blocks is not None:
-            own = sum(job.roles(lanes[0]).roles is roles for lanes in here)
-            roles.keep_blocks(max(1, own) * reading.blocks)
+        found = (job.roles(lane) for lanes in here for lane in lanes)
+        mine = [inner for own, inner in found if own is roles]
+        for reading in roles.readings:
+            if reading.groups is not None and reading.blocks is not None:
+                own_groups = {reading.group(inner) for inner in mine} - {None}
+                roles.keep_blocks(reading, max(1, len(own_groups)) * reading.blocks)
     return sorted(lane for lanes in here for lane in lanes)
 
 
-def expected_draws(job: Job) -> int:
-    """Return how many draws all lanes of a finite job have."""
-    every = map(job.roles, range(job.lanes))
-    return sum(roles.draws(inner) or 0 for roles, inner in every)
+def expected_draws(job: Job) -> int | None:
+    """Return how many draws all lanes of a finite job have; None = not known before they end."""
+    found = [roles.draws(inner) for roles, inner in map(job.roles, range(job.lanes))]
+    known = [draws for draws in found if draws is not None]
+    return sum(known) if len(known) == len(found) else None
 
 
 def main(argv: list[str]) -> None:

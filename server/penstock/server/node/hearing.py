@@ -145,6 +145,8 @@ class Hearing:
         books.homes.note_read(cost.read_bytes)
         told = (cost.batches, cost.stages_s, cost.read_bytes, cost.drawn)
         self._observer.worked(books.job.name, *told)
+        if cost.retries:
+            self._observer.retried(books.job.name, cost.retries)
 
     def _counted(self, counted: Counted) -> None:
         job = self._dispatch.logs[counted.log_id].job

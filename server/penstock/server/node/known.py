@@ -22,7 +22,8 @@ class Known:
     """A job that was built.
 
     Attributes:
-        block_needs: How many storage blocks the lines of each set of roles need; None = none.
+        block_needs: How many storage blocks the lines of each set of roles need, for each of the
+            ways in which these are read.
         libraries_told: The server process knows with which versions it is computed.
         drawn: Items drawn that the server process does not know of.
     """
@@ -30,7 +31,7 @@ class Known:
     job: Job
     items: Items
     maker: Maker
-    block_needs: Sequence[BlockNeeds | None]
+    block_needs: Sequence[Sequence[BlockNeeds]]
     libraries_told: bool = False
     drawn: int = 0
 
@@ -89,8 +90,7 @@ class KnownJobs:
             ends = dict(message.lane_ends)
             job.set_lane_ends([ends.get(lane) for lane in range(job.lanes)])
         items = self._new_items(job, message)
-        readings = [roles.distributor.reading() for roles in job.role_sets]
-        needs = [None if reading is None else BlockNeeds(reading) for reading in readings]
+        needs = [[BlockNeeds(reading) for reading in roles.readings] for roles in job.role_sets]
         return Known(job, items, Maker(job, items), needs)
 
 

@@ -54,9 +54,10 @@ class Lines:
         self.by_number.pop(number, None)
         self._broken.pop(number, None)
         for known in self._jobs:
-            for roles, needs in zip(known.job.role_sets, known.block_needs, strict=True):
-                if needs is not None and needs.close(number):
-                    _keep_blocks(roles, needs)
+            for roles, every in zip(known.job.role_sets, known.block_needs, strict=True):
+                for needs in every:
+                    if needs.close(number):
+                        _keep_blocks(roles, needs)
 
     def plan_at(self, number: int, offset: int) -> tuple[Line, BatchPlan, list[Snapshot]]:
         """Return a line, its plan at an offset, and the snapshots of the way there.
@@ -69,9 +70,9 @@ class Lines:
         line = self.by_number[number]
         known = self._jobs[line.job.log_id]
         roles, inner = known.job.roles(line.lane)
-        needs = known.block_needs[roles.number]
-        if needs is not None and needs.use(number, inner):
-            _keep_blocks(roles, needs)
+        for needs in known.block_needs[roles.number]:
+            if needs.use(number, inner):
+                _keep_blocks(roles, needs)
         try:
             planner = line.planner
             snapshots = self._skip(line, offset) if planner.offset != offset else []
@@ -135,14 +136,19 @@ class Lines:
 
 
 def _keep_blocks(roles: RoleSet, needs: BlockNeeds) -> None:
-    """Let the sources of a set of roles keep what its lines here read from, and no more."""
+    """Let sources of a set of roles keep what its lines here read from, and no more."""
     if (count := needs.blocks()) is not None:
-        roles.keep_blocks(count)
+        roles.keep_blocks(needs.reading, count)
 
 
 def snapshot_if_due(line: Line) -> list[Snapshot]:
-    """Return a line's snapshot where it stands, if one is to be kept of this offset."""
-    if line.offset % line.job.snapshot_every or line.planner.can_seek():
+    """Return a line's snapshot where it stands, if one is to be kept of this offset.
+
+    None is kept of the lane's end. Nothing is planned from there, and what a planner knows of it
+    depends on whether somebody has counted: one that was told the end has looked beyond it.
+    """
+    end = line.planner.end
+    if line.offset % line.job.snapshot_every or line.planner.can_seek() or end == line.offset:
         return []
     return [Snapshot(line.offset, line.planner.snapshot())]
 
@@ -163,10 +169,11 @@ def news_of(line: Line) -> list[FromWorker]:
 def _ended(line: Line) -> list[FromWorker]:
     """Return where a finite lane ends, if its planner has just found it out.
 
-    Where arithmetic leads to any offset it says where the lane ends, too.
+    The server process knows what arithmetic says.
     """
     end = line.planner.end
-    if end is None or line.told_end or line.job.epochs is None or line.planner.can_seek():
+    roles, inner = line.job.roles(line.lane)
+    if end is None or line.told_end or line.job.epochs is None or roles.batches(inner) is not None:
         return []
     line.told_end = True
     return [LaneEnds(line.job.log_id, line.lane, end)]

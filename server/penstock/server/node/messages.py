@@ -250,6 +250,7 @@ class Done:
         counts: What the collator has counted.
         emptied: Every item of it was left out.
         snapshots: Of the way to it.
+        exits: Samples that making it left out, or found larger or smaller than told, by reason.
     """
 
     ticket: int
@@ -259,6 +260,7 @@ class Done:
     counts: Mapping[str, int]
     emptied: bool
     snapshots: tuple[Snapshot, ...]
+    exits: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +377,7 @@ class Cost:
         stages_s: Seconds by stage.
         read_bytes: What the sources have read since the last time.
         drawn: How many items were drawn.
+        retries: How often something was tried again, by why.
     """
 
     log_id: bytes
@@ -382,6 +385,7 @@ class Cost:
     stages_s: Mapping[str, float]
     read_bytes: int
     drawn: int
+    retries: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ class Node:
             catalog
             for job in self.jobs.values()
             for source in job.sources.values()
-            if (catalog := source.hand_over()) is not None
+            for catalog in source.hand_over()
         )
         for worker in self.crew:
             worker.files_fd = self._files_fd

@@ -11,6 +11,12 @@ class Observer:
     def produced(self, job: str, nbytes: int, counts: Mapping[str, int]) -> None:
         """A batch was made."""
 
+    def left_out(self, job: str, exits: Mapping[str, int]) -> None:
+        """Samples that making a batch left out, or found larger or smaller than they were told."""
+
+    def retried(self, job: str, retries: Mapping[str, int]) -> None:
+        """How often something was tried again, by why: `penstock.server.core.reasons`."""
+
     def worked(
         self,
         job: str,

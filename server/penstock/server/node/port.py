@@ -5,11 +5,10 @@ A socket does between processes. Where both ends are in one process, as in tests
 
 from __future__ import annotations
 
-import asyncio
 import select
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from penstock.server.node.channel import (
     READ_BYTES,
@@ -21,6 +20,9 @@ from penstock.server.node.channel import (
     send_with_fd,
 )
 from penstock.server.node.memory import Descriptor
+
+if TYPE_CHECKING:
+    import asyncio  # a worker has no event loop, and importing it takes a tenth of its start
 
 Said = TypeVar("Said", contravariant=True)
 Heard = TypeVar("Heard", covariant=True)

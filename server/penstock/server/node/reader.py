@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from penstock.server.node.entry import Entry, State
+from penstock.server.node.entry import Entry, Key, State
 from penstock.wire.errors import PenstockError
-from penstock.wire.order import Cut, Share
+from penstock.wire.order import Cut, LaneOffset, Share
 
 if TYPE_CHECKING:
     from penstock.server.job import Job
     from penstock.server.node.books import Log
+    from penstock.server.node.dropped import Dropped
 
 MAX_PENDING = 1024
 """Batches that one reader wants at once, wherever its horizon lies: that is only a number."""
@@ -123,7 +124,7 @@ class Reader:
         while self._next_wanted < limit and len(self.pending) < MAX_PENDING:
             position = self._next_wanted
             self._next_wanted = self.share.nth_after(position, 1)
-            key = self.log.key(position, self.cut)
+            key = self._key(position)
             if self.lanes is None or key.lane in self.lanes:
                 entry = self._ahead.pop(position, None)
                 if entry is None or entry.state is State.FAILED:  # then it is tried again
@@ -153,9 +154,14 @@ class Reader:
         while self._next_ahead < limit:
             position = self._next_ahead
             self._next_ahead = self.share.nth_after(position, 1)
-            key = self.log.key(position, self.cut)
+            key = self._key(position)
             if self.lanes is None or key.lane in self.lanes:
                 self._ahead[position] = self.log.want(key, self)
+
+    def _key(self, position: int) -> Key:
+        """Return what stands for this reader at one of its positions."""
+        key = self.log.key(position, self.cut)
+        return key._replace(blank=True) if self.share.is_filler(position) else key
 
     def _at_most(self, position: int) -> int:
         return position if self.end is None else min(position, self.end)
@@ -179,8 +185,35 @@ class Reader:
         size = self.cut.batches_per_step
         return head if self.cut.pad else (head // size + 1) * size - 1
 
+    def lacking(self) -> Iterable[LaneOffset]:
+        """Return the batches of which it must be known more, for the next one or for the end."""
+        if self.finished:
+            dropped = self._dropped
+            return () if dropped is None else dropped.missing()
+        position = self.lacks
+        return () if position is None else self.log.numbering.missing(position)
+
+    @property
+    def _dropped(self) -> Dropped | None:
+        return None if self.cut is None or self.cut.pad else self.log.dropped(self.cut)
+
+    def dropped_samples(self) -> int | None:
+        """Return how many samples fill no step, once all was taken; None = not known yet.
+
+        Raises:
+            PenstockError: One of their batches cannot be planned.
+        """
+        dropped = self._dropped
+        samples = 0 if dropped is None else dropped.samples
+        if samples is None and self._ask_error is not None:
+            error, self._ask_error = self._ask_error, None
+            raise error
+        return samples
+
     def learned(self) -> None:
-        """Note that more is known of where batches stand."""
+        """Note that more is known of where batches stand, or of what they hold."""
+        if self.finished and self._dropped is not None:
+            self.wake()
         if self._unknown is not None and self._unknown < self.log.numbering.known(self.cut):
             self._ask_error = None  # it is known now, in spite of it
             self.wake()

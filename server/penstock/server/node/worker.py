@@ -54,8 +54,8 @@ from penstock.server.node.port import Port
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.kept import KEPT_BYTES, NODE_KEPT_BYTES
 from penstock.server.pipeline.line import Line
-from penstock.server.pipeline.maker import Made
 from penstock.server.pipeline.verdicts import VerdictBook
+from penstock.server.pipeline.writing import Made
 from penstock.server.usercode import libraries
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import Internal, PenstockError, clean_text
@@ -260,7 +260,8 @@ class Worker:
             span = Body(arena.number, start, made.nbytes)
         else:
             header = made.write(memoryview(bytearray()))
-        answer = Done(ticket, span, header, plan, made.counts, made.emptied, tuple(snapshots))
+        told = (made.counts, made.emptied, tuple(snapshots), made.exits)
+        answer = Done(ticket, span, header, plan, *told)
         before = [] if line is None else news_of(line)
         log_id = self.link.log_id
         assert log_id is not None
@@ -288,7 +289,8 @@ class Worker:
         known, batches = self.jobs[log_id], self._unreported
         self._unreported, drawn, known.drawn = 0, known.drawn, 0
         read_bytes = sum(source.read_bytes() for source in known.job.sources.values())
-        return [Cost(log_id, batches, self.page.take_spent(), read_bytes, drawn)]
+        retries = known.items.take_retries()
+        return [Cost(log_id, batches, self.page.take_spent(), read_bytes, drawn, retries)]
 
     def _progress(self, stage: str, item: ItemRef | None) -> None:
         if not (MARK and MARK[0]):  # asked here: every batch comes by several times

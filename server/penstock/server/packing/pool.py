@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import islice
 
 from penstock.server.packing.lengths import Lengths, checked
@@ -80,6 +80,7 @@ def choose(
     long_threshold: int,
     strategy: str,
     halve_long: bool,
+    keys: Sequence[Hashable] | None = None,
 ) -> list[int]:
     """Return the indices, within a pool, of the samples that form the next batch.
 
@@ -98,6 +99,7 @@ def choose(
         long_threshold: An oldest sample of this length or more stays alone.
         strategy: `prefer_closest` or `prefer_first`.
         halve_long: Whether the capacity halves at all.
+        keys: What each sample is: a batch holds no two of one key. None = all differ.
 
     Returns:
         Places in the order of choice, the first one 0.
@@ -111,6 +113,8 @@ def choose(
     if max_batch_size == 1 or longest >= long_threshold or longest >= cap(longest):
         return chosen
     candidates = [index for index in range(1, len(lengths)) if kinds[index] == kinds[0]]
+    if keys is not None:
+        candidates = [index for index in candidates if keys[index] != keys[0]]
     while candidates and (not max_batch_size or len(chosen) < max_batch_size):
         best: tuple[int, int, int] | None = None
         for index in candidates:
@@ -123,6 +127,8 @@ def choose(
         index = best[2]
         chosen.append(index)
         candidates.remove(index)
+        if keys is not None:
+            candidates = [other for other in candidates if keys[other] != keys[index]]
         longest = max(longest, lengths[index])
     return chosen
 

@@ -8,7 +8,7 @@ from penstock.server.core.held import held_bytes
 from penstock.server.core.refs import ItemRef
 from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.pipeline.verdicts import Bad
-from penstock.server.roles.base import Sample
+from penstock.server.roles.base import RawItemProcessor, Sample
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.usercode.frames import error_line
 
@@ -18,6 +18,9 @@ LOOK_AHEAD, BATCHES_PER_ITEM_AHEAD = 16, 16
 """Items fetched and processed at once, at most: coalesced reads, and processors' batch calls. What
 is processed for later batches delays the next one, so a lane begins with one item, and looks ahead
 of as many as a batch takes, or as one for so many batches that it made."""
+
+SIZES_AHEAD = 256
+"""Sizes asked for at once: they take no memory, and a call of a source costs as much as several."""
 
 AHEAD_BYTES = 4 << 20
 """Memory that a lane may take for what it has processed ahead, beyond the item that it needs: large
@@ -35,27 +38,36 @@ class LookAhead:
 
     def __init__(self, lane: int, items: Items, draws: LaneDraws) -> None:
         self._lane, self._items, self._draws = lane, items, draws
+        processor = items.job.roles(lane).roles.processor
+        self._gains_together = not processor.keeps(RawItemProcessor, "process_batch")
         self._known: dict[ItemRef, list[Sample] | Filtered | Bad | int] = {}
+        self._read: list[ItemRef] = []  # the latest that were read together, unprocessed
         self._outcome_bytes = 0.0  # memory that an item takes once it is processed, in the mean
 
     def __len__(self) -> int:
         """Return of how many items something is known."""
         return len(self._known)
 
-    def outcome(self, item: ItemRef, offset: int, useful: int) -> list[Sample] | Filtered | Bad:
+    def outcome(
+        self, item: ItemRef, offset: int, useful: int, made: int
+    ) -> list[Sample] | Filtered | Bad:
         """Return what processing gives for a drawn item.
 
         Args:
             item: The item, of the lane's last draw.
             offset: The lane's, for verdicts.
             useful: How many items to process at once, so that the next batch is soon there.
+            made: How many batches the lane has made.
         """
         if item not in self._known:
             room = AHEAD_BYTES / max(1.0, self._outcome_bytes)
+            useful = max(useful, made // BATCHES_PER_ITEM_AHEAD)
             count = max(1, min(useful, LOOK_AHEAD, int(room)))
             items = [item, *self._coming(item, offset, count)]
             # What follows these is read while they are processed; this draw is one of them.
             later = self.peek(count - 1, LOOK_AHEAD) if self._items.reads_ahead else []
+            if not (made or self._gains_together):
+                items = self._alone(items)
             outcomes = self._items.outcomes(items, "draw", later)
             # One of them will do: they are many, and alike.
             taken = held_bytes(outcomes[-1])
@@ -66,11 +78,23 @@ class LookAhead:
         assert not isinstance(outcome, int)
         return outcome
 
+    def _alone(self, items: list[ItemRef]) -> list[ItemRef]:
+        """Have items read together, and return the first to be processed alone.
+
+        So it is before a lane's first batch: which item completes it is not known, and every lane
+        would process a few too many while a trainer waits for the first batches of all lanes.
+        """
+        if items[0] not in self._read:
+            self._read = items if self._items.read_together(items) else []
+        return items[:1]
+
     def size(self, item: ItemRef, offset: int) -> int | Bad:
         """Return a drawn item's size from its raw form, unprocessed; arguments as for `outcome`."""
         if item not in self._known:
-            items = [item, *self._coming(item, offset, LOOK_AHEAD)]
+            items = [item, *self._coming(item, offset, SIZES_AHEAD)]
+            later = self.peek(SIZES_AHEAD - 1, SIZES_AHEAD) if self._items.warms_ahead else []
             self._known.update(zip(items, self._items.sizes(items), strict=True))
+            self._items.read_ahead(later)
         size = self._known.pop(item)
         assert isinstance(size, int | Bad)
         return size
@@ -91,6 +115,7 @@ class LookAhead:
     def clear(self) -> None:
         """Forget all: the lane goes on elsewhere."""
         self._known.clear()
+        self._read = []
 
     def _coming(self, item: ItemRef, offset: int, count: int) -> list[ItemRef]:
         """Return the items to fetch together with this one: distinct, and not known to be bad.

@@ -83,6 +83,12 @@ class Batching:
                 self._take_back(refs, before)
         return batches, accepted
 
+    def add_unread(self, ref: SampleRef, offset: int) -> tuple[list[Rows], bool]:
+        """Give the batcher one sample that nobody has processed; returns and raises as `add`."""
+        batches = self._add(ref, None, offset)
+        before, self.dropped = self.dropped, sum(self.batcher.dropped().values())
+        return batches, self.dropped == before
+
     def _take_back(self, refs: Sequence[SampleRef], before: Any) -> None:
         """Leave nothing of an item of which a sample was refused.
 
@@ -123,12 +129,12 @@ class Batching:
         return self._calls.failure(error, what, self._lane, offset)
 
     def size_of(self, item: ItemRef, sample: Sample, offset: int) -> int:
-        """Return the size of a sample; 0 where the batcher needs none.
+        """Return the size of a sample; 0 where nobody needs it.
 
         Raises:
             BadBatch: The batcher finds none.
         """
-        if not self.batcher.needs_sizes:
+        if not self._roles.needs_sizes:
             return 0
         try:
             size: int = contained(lambda: self.batcher.size_of(sample))

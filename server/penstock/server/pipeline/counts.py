@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import Any
 
 from penstock.server.roles.base import SampleBatcher
 from penstock.wire.errors import clean_text
@@ -35,9 +36,66 @@ def all_counts(counters: Mapping[str, int], batcher: SampleBatcher) -> dict[str,
     }
 
 
+Accounting = tuple[tuple[str, int], ...]
+"""Names and numbers, sorted by name, none of them 0."""
+
+
+class Accounts:
+    """What was counted between the batches of a lane: each batch bears what it took to finish it.
+
+    So the sum over a lane's batches is all that it has counted up to the last of them, wherever
+    somebody begins to read, and whatever was planned ahead.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, int] = {}
+        self._ready: deque[Accounting] = deque()
+
+    def begin(self, counts: Mapping[str, int]) -> None:
+        """Go on where so much was counted, and no batch is ready."""
+        self._before = dict(counts)
+        self._ready.clear()
+
+    def finished(self, batches: int, counts: Callable[[], dict[str, int]]) -> None:
+        """Note that some batches are finished: the first of them bears all since the one before."""
+        if not batches:
+            return
+        before, self._before = self._before, counts()
+        changed = [
+            (name, int(count - before.get(name, 0)))
+            for name, count in self._before.items()
+            if count != before.get(name, 0)
+        ]
+        changed.sort()
+        self._ready.append(tuple(changed))
+        self._ready.extend(() for _ in range(batches - 1))
+
+    def next(self) -> Accounting:
+        """Return what the next ready batch bears."""
+        return self._ready.popleft()
+
+    def state(self) -> list[Any]:
+        """Return the state, for snapshots."""
+        before = {name: int(count) for name, count in self._before.items() if count}
+        return [before, [list(map(list, bears)) for bears in self._ready]]
+
+    def restore(self, state: list[Any]) -> None:
+        """Take back what `state` gave."""
+        before, ready = state
+        self._before = {str(name): int(count) for name, count in before.items()}
+        self._ready = deque(tuple((str(n), int(count)) for n, count in bears) for bears in ready)
+
+
 @lru_cache(1024)  # the same few words at every batch
 def _cut(reason: str) -> str:
     return clean_text(reason[:MAX_REASON_CHARACTERS], MAX_REASON_CHARACTERS)
 
 
-__all__ = ["MAX_REASONS", "MAX_REASON_CHARACTERS", "all_counts", "count_filtered"]
+__all__ = [
+    "MAX_REASONS",
+    "MAX_REASON_CHARACTERS",
+    "Accounting",
+    "Accounts",
+    "all_counts",
+    "count_filtered",
+]

@@ -7,6 +7,7 @@ policy decides: stop, or a verdict that is durable before anything that depends 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,8 @@ class Items(ProcessedItems):
     def _told_sizes(
         self, sources: Mapping[str, IndexedSource], items: Sequence[ItemRef]
     ) -> list[int | Bad]:
+        if len(sources) == 1:
+            return self._told_by(next(iter(sources.values())), items)
         found: dict[ItemRef, int | Bad] = {}
         for name, source in sources.items():
             own = [item for item in items if item.source == name]
@@ -129,7 +132,13 @@ class Items(ProcessedItems):
         self.progress("fetch", items[0])
         indices = [item.index for item in items]
         try:
-            sizes = self.retried(lambda: contained(lambda: source.sizes(indices)), what, items[0])
+            told = partial(self.job.roles_of(items[0].source).told_sizes, source, indices)
+            sizes = self.retried(lambda: contained(lambda: self.of_source(told)), what, items[0])
+            if isinstance(sizes, np.ndarray):
+                return [
+                    size if size >= 0 else self._no_numbers(item)
+                    for item, size in zip(items, sizes.tolist(), strict=True)
+                ]
             return [
                 self._checked_size(source, "sizes", item, size, None)
                 for item, size in zip(items, () if sizes is None else sizes, strict=True)
@@ -141,6 +150,17 @@ class Items(ProcessedItems):
                 return [self._told_by(source, [item])[0] for item in items]
             bad = self.bad_item("draw", what, items[0], error)
             return [Bad(bad, content_hash(None), every_epoch=True)]
+
+    def _no_numbers(self, item: ItemRef) -> Bad:
+        column = self.job.roles_of(item.source).batcher.length_column()
+        reason = f"its {column!r} is missing, or one of the numbers in it"
+        wrong = BadItem(
+            f"item {item} of job {self.job.name!r} cannot be packed: {reason}; leave such rows out",
+            item=list(item),
+            stage="draw",
+            reason=reason,
+        )
+        return Bad(wrong, content_hash(None), every_epoch=True)
 
     def _size(self, item: ItemRef, raw: RawItem) -> int | Bad:
         processor = self.job.roles_of(item.source).processor

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from penstock.server.core.refs import BatchPlan
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items
-from penstock.server.pipeline.maker import Made, Maker
+from penstock.server.pipeline.maker import Maker
 from penstock.server.pipeline.planner import open_planner
+from penstock.server.pipeline.writing import Made
 from penstock.wire import frame
 from penstock.wire.errors import BadSnapshot, LaneStarved, PastEnd, PositionFar
 from penstock.wire.order import Cut
@@ -174,7 +175,14 @@ MAX_EMPTIED = 64
 train on, whatever the budget."""
 
 
-def compute(job: Job, position: int, cut: Cut | None = None, line: Line | None = None) -> Computed:
+def compute(
+    job: Job,
+    position: int,
+    cut: Cut | None = None,
+    line: Line | None = None,
+    *,
+    filler: bool = False,
+) -> Computed:
     """Return exactly the batch at a position, without a server.
 
     Args:
@@ -182,6 +190,7 @@ def compute(job: Job, position: int, cut: Cut | None = None, line: Line | None =
         position: Its number in the job.
         cut: How a finite log is cut into steps: a padding position gives the blanked batch.
         line: A line of the batch's lane at or below its offset, to go on from.
+        filler: Blank it, for a rank that has too few batches of the step.
 
     Raises:
         PastEnd: The log holds no such position.
@@ -193,7 +202,7 @@ def compute(job: Job, position: int, cut: Cut | None = None, line: Line | None =
         line = Line(job, lane)
     check_reachable(job, line, offset)
     line.skip_to(offset)
-    made = line.make(line.advance(), blank=blanked)
+    made = line.make(line.advance(), blank=blanked or filler)
     line.emptied = line.emptied + 1 if made.emptied else 0
     if line.emptied >= MAX_EMPTIED:
         raise only_padding(job, line.lane, offset)

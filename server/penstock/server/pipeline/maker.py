@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from penstock.server.core.refs import BatchPlan, ItemRef, SampleRef
 from penstock.server.job import Job
 from penstock.server.pipeline.collating import Collating
-from penstock.server.pipeline.fitting import Fitting
+from penstock.server.pipeline.columns import collate_columns
+from penstock.server.pipeline.fitting import Exits, Fitting
 from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.pipeline.standin import StandIns
 from penstock.server.pipeline.verdicts import Bad
+from penstock.server.pipeline.writing import Made
 from penstock.server.roles.base import Sample
 from penstock.wire import frame
 
@@ -53,14 +56,18 @@ class Maker:
             BadBatch: The collator fails on these samples.
             SourceUnavailable: A read failed to the deadline.
         """
-        found = self._samples(plan, at_hand or {}, coming)
+        if not blank and (made := self._of_columns(plan)) is not None:
+            return made
+        exits = Exits()
+        found = self._samples(plan, at_hand or {}, coming, exits)
         kept = plan
         # As many as there are refs: then none is missing.
-        if len(found) < sum(map(len, plan.rows)) and not all(
-            ref[:2] in found for row in plan.rows for ref in row
-        ):
-            left = [[ref for ref in row if ref[:2] in found] for row in plan.rows]
-            kept = plan._replace(rows=left)
+        if len(found) < sum(map(len, plan.rows)):
+            left = [
+                [ref for ref in row if ref[:2] in found and ref not in exits.refused]
+                for row in plan.rows
+            ]
+            kept = plan if left == plan.rows else plan._replace(rows=left)
         rows = [
             [
                 found[ref[:2]]
@@ -78,18 +85,41 @@ class Maker:
         if padding:
             values = self._collating.blank(values, plan)
             counts = dict.fromkeys(counts, 0)
+        # Of the plan, not of what is left of it: a batch that quarantine emptied has an epoch, too.
+        epoch = epoch_of(plan)
+        accounting = {} if blank else dict(plan.accounting) | exits.counts
+        told = counts, accounting, exits.counts
+        return self._laid_out(kept, values, told, padding, emptied, epoch)
+
+    def _of_columns(self, plan: BatchPlan) -> Made | None:
+        """Return a batch whose samples need not become objects; None where they must."""
+        if not self.job.role_sets[plan.role_set].columns or not self.items.verdicts.is_empty:
+            return None
+        if (found := collate_columns(self.items, plan)) is None:
+            return None
+        values, counts = found
+        told = counts, dict(plan.accounting), dict[str, int]()
+        return self._laid_out(plan, values, told, False, False, epoch_of(plan))
+
+    def _laid_out(
+        self,
+        plan: BatchPlan,
+        values: dict[str, Any],
+        told: tuple[Mapping[str, int], Mapping[str, int], Mapping[str, int]],
+        padding: bool,
+        emptied: bool,
+        epoch: int,
+    ) -> Made:
         self.items.progress("encode", None)
         layout = frame.Layout(values, host=self._host[plan.role_set])
-        # Of the plan, not of what is left of it: a batch that quarantine emptied has an epoch, too.
-        epochs = [ref.item.epoch for row in plan.rows for ref in row]
-        epoch = min(epochs) if epochs else 0
-        return Made(self.job.log_id, kept, layout, counts, padding, emptied, epoch)
+        return Made(self.job.log_id, plan, layout, *told, padding, emptied, epoch)
 
     def _samples(
         self,
         plan: BatchPlan,
         at_hand: Mapping[tuple[ItemRef, int], Sample],
         coming: Sequence[ItemRef],
+        exits: Exits,
     ) -> dict[tuple[ItemRef, int], Sample]:
         """Return a plan's samples by (item, part): processed here where they are not at hand.
 
@@ -101,6 +131,7 @@ class Maker:
         for row in plan.rows:
             for ref in row:
                 if verdicts is not None and verdicts.find("exit", ref.item, plan.lane, plan.offset):
+                    exits.count("quarantined:exit")
                     continue
                 key = ref[:2]
                 if key in at_hand:
@@ -113,57 +144,20 @@ class Maker:
             if isinstance(outcome, Bad):
                 # Removed from its own batch only: no other item moves.
                 self.items.judge("exit", refs[0].item, outcome, plan.lane, plan.offset)
+                exits.count("quarantined:exit", len(refs))
                 continue
             samples = [] if isinstance(outcome, Filtered) else outcome
             for ref in refs:
                 if ref.part < len(samples) and not needs_sizes:
                     found[ref[:2]] = samples[ref.part]
-                elif (sample := self._fitting.sample(ref, samples, plan)) is not None:
+                elif (sample := self._fitting.sample(ref, samples, plan, exits)) is not None:
                     found[ref[:2]] = sample
         return found
 
 
-class Made:
-    """A batch whose values are there, to be written wherever its body shall lie.
-
-    Attributes:
-        nbytes: Bytes of the body.
-        emptied: Every item of it was left out.
-    """
-
-    def __init__(
-        self,
-        log_id: bytes,
-        plan: BatchPlan,
-        layout: frame.Layout,
-        counts: Mapping[str, int],
-        padding: bool,
-        emptied: bool,
-        epoch: int,
-    ) -> None:
-        self._log_id, self._plan, self._layout, self._epoch = log_id, plan, layout, epoch
-        self.counts, self.padding, self.emptied = counts, padding, emptied
-        self.nbytes = layout.nbytes
-
-    def write(self, out: memoryview) -> bytes:
-        """Write the body to exactly `nbytes` bytes and return the header, without its position."""
-        crc = frame.write_body(self._layout, out)
-        samples = [
-            (row, *ref.item, ref.part, ref.span)
-            for row, refs in enumerate(self._plan.rows)
-            for ref in refs
-        ]
-        return frame.write_header(
-            self._layout,
-            self._log_id,
-            self._plan.lane,
-            self._plan.offset,
-            crc,
-            self.counts,
-            samples,
-            self.padding,
-            self._epoch,
-        )
+def epoch_of(plan: BatchPlan) -> int:
+    """Return the epoch of the earliest draw of a batch; 0 where it has none."""
+    return min((ref.item.epoch for row in plan.rows for ref in row), default=0)
 
 
-__all__ = ["Made", "Maker"]
+__all__ = ["Maker"]

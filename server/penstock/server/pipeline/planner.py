@@ -92,7 +92,8 @@ class Planner(Protocol):
         """Return all that was counted since the lane's beginning, each name with its kind.
 
         `drawn`; `filtered:REASON` and `quarantined:STAGE`, of items; `dropped:REASON`, of samples
-        that the batcher has left out; `batcher:NAME`, what else it counts.
+        that the batcher has left out; `batcher:NAME`, what else it counts; `items:PART` and
+        `tokens:PART`, what each part of a mixture has given.
         """
         ...
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
@@ -80,6 +81,13 @@ class Calls:
         self.may_wait: Callable[[], bool] = lambda: True
         self.warn: Callable[[str], None] = logger.warning
         self._told: set[tuple[str, type[Exception]]] = set()
+        self._retries: Counter[str] = Counter()
+
+    def take_retries(self) -> dict[str, int]:
+        """Return how often something was tried again since the last time, by `RETRIES`."""
+        taken = dict(self._retries)
+        self._retries.clear()
+        return taken
 
     def retried(self, call: Callable[[], T], what: Call, item: ItemRef | None = None) -> T:
         """Call; retry what may be gone in a moment, with backoff to the deadline.
@@ -112,6 +120,7 @@ class Calls:
                 failed_s = failed_s or now
                 if now + backoff_s > failed_s + self.retry_deadline_s or not self.may_wait():
                     raise self._unavailable(what, item, error, now - failed_s) from error
+                self._retries["unavailable"] += 1
                 self.progress("retrying", item)
                 time.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
@@ -136,6 +145,7 @@ class Calls:
         except final:
             raise
         except Exception as error:
+            self._retries["second_try"] += 1
             found = self.retried(call, what, item)
             self.tell_of(what, error, item)
             return found

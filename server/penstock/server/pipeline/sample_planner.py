@@ -15,9 +15,9 @@ from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
 from penstock.server.core.verdict import Verdict
 from penstock.server.job import Job
 from penstock.server.pipeline import snapshot
-from penstock.server.pipeline.ahead import BATCHES_PER_ITEM_AHEAD, LookAhead
+from penstock.server.pipeline.ahead import LookAhead
 from penstock.server.pipeline.batching import Batching
-from penstock.server.pipeline.counts import all_counts, count_filtered
+from penstock.server.pipeline.counts import Accounts, all_counts, count_filtered
 from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.pipeline.retry import Call
 from penstock.server.pipeline.starvation import Starvation
@@ -51,13 +51,17 @@ class SamplePlanner:
         self.roles, self._inner_lane = job.roles(lane)
         self.draws: LaneDraws = job.open_draws(lane)
         self.batching = Batching(job, lane, items)
+        self._counts_parts = bool(self.draws.counts())
         self._from_refs = self.roles.plans_from_refs
         self._can_seek = (
             self._from_refs
             and self.draws.can_seek()
             and self.batching.batcher.draws_before(0) is not None
+            # Beyond an end that nobody knows a lane would be taken for one that ends there.
+            and (job.epochs is None or self.roles.batches(self._inner_lane) is not None)
         )
         self.ready: deque[Rows] = deque()
+        self._accounts = Accounts()
         self.ahead = LookAhead(lane, items, self.draws)
         self._starvation = Starvation(job, lane)
         self._verdicts = 0  # the highest number of a verdict that removed a draw
@@ -104,7 +108,8 @@ class SamplePlanner:
             return None
         if last and len(self.ready) > 1:
             raise self._miscounted(self.offset + 1, "more")
-        plan = BatchPlan(self.lane, self.offset, self.ready.popleft(), self.roles.number)
+        rows, accounting = self.ready.popleft(), self._accounts.next()
+        plan = BatchPlan(self.lane, self.offset, rows, self.roles.number, accounting)
         self.offset += 1
         return plan
 
@@ -131,7 +136,7 @@ class SamplePlanner:
                 error = as_exception(raised)
                 raise self.items.failure(error, what, self.lane, self.offset) from raised
             if item is None:
-                self.ready.extend(self.batching.flush(self.offset))
+                self._finish(self.batching.flush(self.offset))
                 self.ended = True
             else:
                 taken = False
@@ -156,9 +161,9 @@ class SamplePlanner:
         accepted = False
         taken = 0
         if self._from_refs:
-            size = self._size(item) if self.batching.batcher.needs_sizes else 0
+            size = self._size(item) if self.roles.needs_sizes else 0
             if size is not None:
-                batches, accepted = self._add((SampleRef(item, 0, size),), (None,))
+                batches, accepted = self._add_unread(SampleRef(item, 0, size))
                 taken = size
         else:
             outcome = self._outcome(item)
@@ -171,12 +176,17 @@ class SamplePlanner:
                 ]
                 batches, accepted = self._add(refs, outcome)
                 taken = sum(ref.size for ref in refs)
-        self.draws.took(item, taken if accepted else 0)
-        self.ready.extend(batches)
+        # Draws that can be sought depend on no size, and must not count what seeking leaves out.
+        self.draws.took(item, taken if accepted and not self._can_seek else 0)
+        self._finish(batches)
         if batches and self.offset + len(self.ready) > 1:
             self._draws_of_batch = self._starvation.without_batch + 1
         finished = bool(batches)
         self._starvation.drew(accepted=accepted, finished=finished, counts=self.counts)
+
+    def _finish(self, batches: Sequence[Rows]) -> None:
+        self.ready.extend(batches)
+        self._accounts.finished(len(batches), self.counts)
 
     def _add(
         self, refs: Sequence[SampleRef], samples: Sequence[Sample | None]
@@ -189,9 +199,19 @@ class SamplePlanner:
         try:
             return self.batching.add(refs, samples, self.offset)
         except BadItem as error:
-            held = self.items.refuse("draw", refs[0].item, error, self.lane, self.offset)
-            self._count_verdict(held.verdict)
-            return [], False
+            return self._refused(refs[0].item, error)
+
+    def _add_unread(self, ref: SampleRef) -> tuple[list[Rows], bool]:
+        """Give the batcher a sample that nobody has processed; return as `_add`."""
+        try:
+            return self.batching.add_unread(ref, self.offset)
+        except BadItem as error:
+            return self._refused(ref.item, error)
+
+    def _refused(self, item: ItemRef, error: BadItem) -> tuple[list[Rows], bool]:
+        held = self.items.refuse("draw", item, error, self.lane, self.offset)
+        self._count_verdict(held.verdict)
+        return [], False
 
     def _leave_out(self, item: ItemRef, bad: Bad) -> None:
         """Have an item judged at the place where its verdict takes effect."""
@@ -204,6 +224,8 @@ class SamplePlanner:
 
     def _left_out(self, item: ItemRef) -> bool:
         """Tell whether a verdict removes this draw; whatever was known of it ahead is forgotten."""
+        if self.items.verdicts.is_empty:
+            return False
         verdict = self.items.verdicts.find("draw", item, self.lane, self.offset)
         if verdict is None:
             return False
@@ -215,11 +237,12 @@ class SamplePlanner:
         """Return what changes whenever `counts` does, draws aside; cheap enough for every batch."""
         drawn = self.counters["drawn"]
         beside = sum(self.batching.batcher.counters().values())
-        return sum(self.counters.values()) - drawn, self.batching.dropped, beside
+        others = sum(self.counters.values()) - drawn + drawn * self._counts_parts
+        return others, self.batching.dropped, beside
 
     def counts(self) -> dict[str, int]:
         """Return all that was counted since the lane's beginning; see `all_counts`."""
-        return all_counts(self.counters, self.batching.batcher)
+        return {**all_counts(self.counters, self.batching.batcher), **self.draws.counts()}
 
     # --- items, some ahead ---
 
@@ -228,9 +251,8 @@ class SamplePlanner:
         if self._left_out(item):
             return None
         made = self.offset + len(self.ready)
-        waited = self._starvation.without_batch
-        useful = max(waited // 2, self._draws_of_batch, made // BATCHES_PER_ITEM_AHEAD)
-        outcome = self.ahead.outcome(item, self.offset, useful)
+        useful = max(self._starvation.without_batch // 2, self._draws_of_batch)
+        outcome = self.ahead.outcome(item, self.offset, useful, made)
         if isinstance(outcome, Bad):
             self._leave_out(item, outcome)
             return None
@@ -277,6 +299,7 @@ class SamplePlanner:
         self.ahead.clear()
         self.ended = total is not None and before >= total and drawn < before
         self.counters = Counter({"drawn": drawn} if drawn else {})
+        self._accounts.begin(self.counts())
         self.offset = offset
         self._starvation.without_sample = self._starvation.without_batch = self._verdicts = 0
 
@@ -288,6 +311,7 @@ class SamplePlanner:
             "ready": [[[ref.to_json() for ref in row] for row in batch] for batch in self.ready],
             "ended": self.ended,
             "counters": {name: count for name, count in self.counters.items() if count},
+            "accounts": self._accounts.state(),
             "without": [self._starvation.without_sample, self._starvation.without_batch],
         }
         if self._verdicts:
@@ -323,6 +347,7 @@ class SamplePlanner:
         )
         self.ended = bool(state["ended"])
         self.counters = Counter(state["counters"])
+        self._accounts.restore(state["accounts"])
         self._starvation.without_sample, self._starvation.without_batch = state["without"]
         self._verdicts = int(state.get("verdicts", 0))
         self.batching.samples.clear()

@@ -16,7 +16,7 @@ import google_crc32c
 from penstock.wire.errors import BadSnapshot
 
 MAGIC = b"PSNK"
-FORMAT = 1
+FORMAT = 2
 _HEAD = struct.Struct("<4sHI")
 
 

@@ -29,6 +29,7 @@ from penstock.server.roles.base import (
     SampleRef,
     Source,
     StreamSource,
+    Target,
 )
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.roles.draws import LaneDraws, NumberedDraws
@@ -37,10 +38,18 @@ from penstock.server.roles.role import Role
 
 if TYPE_CHECKING:
     from penstock.server.roles.batchers import (
+        BalancedPackingBatcher,
+        BestFitDecreasingPackingBatcher,
         BestFitPackingBatcher,
+        ConcatPackingBatcher,
+        FirstFitPackingBatcher,
+        KnapsackPackingBatcher,
+        NextFitPackingBatcher,
+        OpenBestFitPackingBatcher,
         PoolPackingBatcher,
         SequentialPackingBatcher,
         SimpleBatcher,
+        WindowPackingBatcher,
     )
     from penstock.server.roles.collators import (
         DefaultBatchCollator,
@@ -48,7 +57,12 @@ if TYPE_CHECKING:
         PackedCollator,
         PaddedCollator,
     )
-    from penstock.server.roles.distributors import MapDistributor, ShardsDistributor
+    from penstock.server.roles.distributors import (
+        MapDistributor,
+        MixtureDistributor,
+        RankPartitionedDistributor,
+        ShardsDistributor,
+    )
     from penstock.server.roles.processors import (
         FunctionProcessor,
         IdentityProcessor,
@@ -57,15 +71,25 @@ if TYPE_CHECKING:
 
 # Sources and built-ins import the ABCs through this package: they come when they are asked for.
 _BUILTINS = {
+    "BalancedPackingBatcher": "batchers",
+    "BestFitDecreasingPackingBatcher": "batchers",
     "BestFitPackingBatcher": "batchers",
+    "ConcatPackingBatcher": "batchers",
+    "FirstFitPackingBatcher": "batchers",
+    "KnapsackPackingBatcher": "batchers",
+    "NextFitPackingBatcher": "batchers",
+    "OpenBestFitPackingBatcher": "batchers",
     "PoolPackingBatcher": "batchers",
     "SequentialPackingBatcher": "batchers",
     "SimpleBatcher": "batchers",
+    "WindowPackingBatcher": "batchers",
     "DefaultBatchCollator": "collators",
     "FunctionCollator": "collators",
     "PackedCollator": "collators",
     "PaddedCollator": "collators",
     "MapDistributor": "distributors",
+    "MixtureDistributor": "distributors",
+    "RankPartitionedDistributor": "distributors",
     "ShardsDistributor": "distributors",
     "FunctionProcessor": "processors",
     "IdentityProcessor": "processors",
@@ -82,26 +106,35 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "BalancedPackingBatcher",
     "BatchCollator",
+    "BestFitDecreasingPackingBatcher",
     "BestFitPackingBatcher",
     "Blocks",
     "CollateContext",
+    "ConcatPackingBatcher",
     "DataDistributor",
     "DefaultBatchCollator",
+    "FirstFitPackingBatcher",
     "FunctionCollator",
     "FunctionProcessor",
     "IdentityProcessor",
     "IndexedSource",
     "ItemRef",
     "KeySpec",
+    "KnapsackPackingBatcher",
     "LaneDraws",
     "Layout",
     "MapDistributor",
+    "MixtureDistributor",
+    "NextFitPackingBatcher",
     "NumberedDraws",
+    "OpenBestFitPackingBatcher",
     "PackedCollator",
     "PaddedCollator",
     "PoolPackingBatcher",
     "ProcessContext",
+    "RankPartitionedDistributor",
     "RawItem",
     "RawItemProcessor",
     "Reading",
@@ -116,5 +149,7 @@ __all__ = [
     "SimpleBatcher",
     "Source",
     "StreamSource",
+    "Target",
     "TokenizeProcessor",
+    "WindowPackingBatcher",
 ]

@@ -20,11 +20,15 @@ Every role is a pure function of what it is given. None of them knows a rank, a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
+
+from penstock.server.core.condition import Condition, Kept
 from penstock.server.core.refs import ItemRef, Row, Rows, SampleRef
 from penstock.server.roles import state as role_state
 from penstock.server.roles.context import CollateContext, ProcessContext
@@ -37,6 +41,9 @@ from penstock.wire.refs import row_index, shard_row
 
 if TYPE_CHECKING:
     from penstock.server.sources.catalog import Catalog
+
+COLUMN_ITEMS = 1 << 16
+"""Items whose column is looked at together: long enough that a call costs nothing beside them."""
 
 RawItem = Any
 """What a source gives: a dict of columns, bytes, or whatever its data is."""
@@ -150,13 +157,13 @@ class Source(Role, ABC):
         """Return the role's identity with the fingerprint of the content in it."""
         return {**super().identity(), "fingerprint": asked(self, "fingerprint")}
 
-    def hand_over(self) -> Catalog | None:
+    def hand_over(self) -> Sequence[Catalog]:
         """Return what this process knows of the source's files, for the workers of its node.
 
-        They open the source without looking at the files again. None: it has no such catalog, and
-        every process opens the files itself.
+        They open the source without looking at the files again. Without any, every process opens
+        the files itself.
         """
-        return None
+        return ()
 
     def read_bytes(self) -> int:
         """Return how many bytes were read from storage since the last call: a metric."""
@@ -197,6 +204,44 @@ class IndexedSource(Source):
     def knows_sizes(self) -> bool:
         """Tell whether `sizes` gives an answer: by default whether a subclass overrides it."""
         return not self.keeps(IndexedSource, "sizes")
+
+    def has_column(self, name: str) -> bool:
+        """Tell whether `column` gives this column, so that items can be chosen by it.
+
+        By default whether `heads` does.
+        """
+        return name in (self.columns_of_items() or ()) and self.has_heads((name,))
+
+    def column(self, name: str, start: int, stop: int) -> Any:
+        """Return one column of the items `[start, stop)`, read without the rest of them.
+
+        Override it, and `has_column`, where that is much cheaper than the items, and than `heads`,
+        which it calls by default.
+
+        Returns:
+            An Arrow array, or a sequence of Python values; None where an item has no such value.
+
+        Raises:
+            SourceUnavailable, SourceChanged: As `fetch`.
+        """
+        return [head.get(name) for head in self.heads(range(start, stop), (name,))]
+
+    def matching(self, where: Condition) -> Kept:
+        """Return which items a condition on columns keeps; rarely overridden.
+
+        Args:
+            where: It looks at columns that this has (`has_column`).
+
+        Raises:
+            InvalidJob: The values cannot be compared with what is asked for.
+            SourceUnavailable, SourceChanged: As `fetch`.
+        """
+        kept = np.ones(len(self), dtype=bool)
+        for name in where.columns:
+            for start in range(0, len(self), COLUMN_ITEMS):
+                stop = min(start + COLUMN_ITEMS, len(self))
+                kept[start:stop] &= where.holds(name, self.column(name, start, stop))
+        return Kept.of(kept)
 
     def blocks(self) -> Blocks | None:
         """Return the storage blocks; None = random access is cheap."""
@@ -319,12 +364,33 @@ def unseen_sentence(name: str) -> str:
 # --- the distributor ------------------------------------------------------------------------------
 
 
+class Target(NamedTuple):
+    """The share that a part of a mixture shall have.
+
+    Attributes:
+        part: Its name; of a part of a part `outer/inner`.
+        by: What it is a share of: `items`, `tokens`, or `lanes`.
+        share: From 0 to 1, of the whole.
+    """
+
+    part: str
+    by: str
+    share: float
+
+
 class DataDistributor(Role, ABC):
     """Decides the draws of every lane: which item comes next.
 
     Most override `draw`, for draws that their number decides. If draws depend on earlier ones,
     override `open`.
+
+    Class attributes:
+        ends_by_epochs: True promises that every lane is over after the `epochs` that `bind` is
+            given, although `draws` does not say how many draws that takes. Without either a job
+            cannot have `epochs`.
     """
+
+    ends_by_epochs: ClassVar[bool] = False
 
     sources: Mapping[str, Source]
     seed: int
@@ -350,9 +416,27 @@ class DataDistributor(Role, ABC):
         """Return how storage blocks are read; None = there are none, or reading is at random."""
         return None
 
+    def readings(self) -> Sequence[Reading]:
+        """Return how storage blocks are read, where several parts are read in their own ways.
+
+        By default what `reading` returns, if it is not None.
+        """
+        found = self.reading()
+        return () if found is None else (found,)
+
+    @property
+    def needs_sizes(self) -> bool:
+        """Tell whether `took` must be told sizes, even if the batcher needs none."""
+        return False
+
     def draw(self, lane: int, lanes: int, k: int) -> ItemRef | None:
         """Return the k-th draw of a lane, purely from the arguments; None = the lane is over."""
         raise TypeError(f"{type(self).__name__} opens lanes and draws nothing by number")
+
+    def draw_many(self, lane: int, lanes: int, k: int, count: int) -> list[ItemRef]:
+        """Return draws k, k + 1, ... of a lane: `count`, or fewer where it ends."""
+        found = (self.draw(lane, lanes, number) for number in range(k, k + count))
+        return list(takewhile(lambda item: item is not None, found))  # type: ignore[arg-type]
 
     def draws(self, lane: int, lanes: int) -> int | None:
         """Return how many draws a lane has, by arithmetic; None = endless or unknown."""
@@ -361,6 +445,22 @@ class DataDistributor(Role, ABC):
     def open(self, lane: int, lanes: int) -> LaneDraws:
         """Return the draws of one lane as a stream with a state; rarely overridden."""
         return NumberedDraws(self, lane, lanes)
+
+    def drawn_from(self) -> Collection[str]:
+        """Return the names of the sources that are drawn from, once it is bound.
+
+        By default the one that an attribute `source` names, else all.
+        """
+        only = getattr(self, "source", None)
+        return (only,) if isinstance(only, str) else tuple(self.sources)
+
+    def targets(self) -> Sequence[Target]:
+        """Return the shares that parts of the draws shall have, once it is bound; mostly none."""
+        return ()
+
+    def inner(self) -> Sequence[DataDistributor]:
+        """Return the distributors that this one draws by, once it is bound; mostly none."""
+        return ()
 
     def epoch_draws(self, lanes: int) -> int | None:
         """Return about how many draws of a lane make an epoch; None = not known."""
@@ -381,10 +481,16 @@ def indexed(sources: Mapping[str, Source], names: Iterable[str], user: Role) -> 
         user: The role that needs them.
 
     Raises:
-        InvalidJob: A source cannot; names both roles.
+        InvalidJob: There is no such source, or it cannot; names both roles.
     """
     found: list[IndexedSource] = []
     for name in names:
+        if name not in sources:
+            raise InvalidJob(
+                f"the distributor draws from a source {name!r}, and the job has "
+                f"{', '.join(map(repr, sources))}: name one of them with source",
+                key="distributor.source",
+            )
         source = sources[name]
         if not isinstance(source, IndexedSource):
             raise InvalidJob(
@@ -487,6 +593,10 @@ class RawItemProcessor(Role, ABC):
         """
         return False
 
+    def passes_items(self) -> bool:
+        """Tell whether a sample is its item, unchanged: then nothing need be called for it."""
+        return False
+
     def check_columns(self, columns: Mapping[str, str]) -> None:  # optional
         """Refuse a source whose items lack a column that this needs; called with the job's source.
 
@@ -559,6 +669,10 @@ class SampleBatcher(Role, ABC):
         """Return how many samples its pool holds, from which it chooses; None = it has none."""
         return None
 
+    def most_held(self) -> int | None:
+        """Return how many samples it may hold, where that is known and not its pool alone."""
+        return self.chooses_from()
+
     @property
     def may_refuse(self) -> bool:
         """Tell whether `add` may raise: then its state is copied before an item of several samples.
@@ -577,6 +691,21 @@ class SampleBatcher(Role, ABC):
     def size_of(self, sample: Sample) -> int:
         """Return the size of a processed sample: by default `len(sample["input_ids"])`."""
         return len(sample["input_ids"])
+
+    def length_column(self) -> str | None:
+        """Return the value of a sample whose length is its size; None = sizes are something else.
+
+        Where a source has it as a column, batches are planned from its lengths alone.
+        """
+        return None
+
+    def spare(self, row: Row) -> int:
+        """Return by how much the samples of a row may together exceed their sizes.
+
+        Where sizes are told before items are processed, one may turn out larger: it stays in its
+        row if there is so much room, and else it is a bad item. By default there is none.
+        """
+        return 0
 
     def dropped(self) -> dict[str, int]:
         """Return by reason how many samples were left out since the lane's start.
@@ -685,8 +814,8 @@ class Layout:
     """How samples lie in a batch's values, for those that show or train on them.
 
     Attributes:
-        name: `packed` (documents one after the other in rows), `padded` (a sample per row); empty =
-            not known.
+        name: `padded` (a sample per row), or how documents are packed in rows: `flash`, `megatron`,
+            `thd`, `indexed`, `neat`; empty = not known.
         labels_shifted: The label of a token is the token that follows it.
         ignore_index: The label that losses leave out; None = it is not known whether there are
             labels.
@@ -720,6 +849,7 @@ __all__ = [
     "SampleRef",
     "Source",
     "StreamSource",
+    "Target",
     "indexed",
     "streaming",
     "unseen_sentence",

@@ -34,15 +34,24 @@ class LaneDraws(ABC):
         Args:
             item: The item.
             size: The size of all its samples, as the batcher counts it; 0 if none was kept, and if
-                the batcher needs no sizes.
+                neither the batcher nor the distributor needs sizes.
         """
 
     def peek(self, count: int) -> list[ItemRef]:
         """Return coming items without taking them: what to fetch ahead.
 
-        At most `count`, and fewer if no more are known yet, or if `took` decides them.
+        At most `count`, and fewer if no more are known yet, or if `took` decides them. Where `took`
+        decides only their order, they may come in another one, with others between them.
         """
         return []
+
+    def counts(self) -> dict[str, int]:
+        """Return what was drawn of each part since the lane's beginning, if there are parts.
+
+        `items:PART`, and `tokens:PART` as far as `took` was told sizes: metrics show both. It
+        follows from the state.
+        """
+        return {}
 
     @abstractmethod
     def state(self) -> Any:
@@ -83,16 +92,14 @@ class NumberedDraws(LaneDraws):
 
     def peek(self, count: int) -> list[ItemRef]:
         """Return `count` coming items, fewer only where the lane ends."""
-        items: dict[int, ItemRef] = {}
-        for k in range(self.k, self.k + count):
-            item = self._peeked.get(k)
-            if item is None:
-                item = self.distributor.draw(self.lane, self.lanes, k)
-            if item is None:
-                break
-            items[k] = item
-        self._peeked = items
-        return list(items.values())
+        known = self.k
+        while known in self._peeked:
+            known += 1
+        if (missing := self.k + count - known) > 0:
+            found = self.distributor.draw_many(self.lane, self.lanes, known, missing)
+            self._peeked.update(enumerate(found, known))
+        coming = [self._peeked.get(k) for k in range(self.k, self.k + count)]
+        return [item for item in coming if item is not None]
 
     def state(self) -> Any:
         """Return the number of the next draw."""
@@ -101,6 +108,7 @@ class NumberedDraws(LaneDraws):
     def restore(self, state: Any) -> None:
         """Go on where `state` was taken."""
         self.k = int(state["k"])
+        self._peeked = {k: item for k, item in self._peeked.items() if k >= self.k}
 
     def can_seek(self) -> bool:
         """Return True: `k` decides every draw."""

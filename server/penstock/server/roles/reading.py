@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,11 +19,14 @@ class Blocks:
             None = not known.
         stored: How many bytes of each lie in storage, of the columns that are read; None = not
             known.
+        items_are_apart: Whether an item can be read without the rest of its block, so that
+            `shuffle: full` is no waste.
     """
 
     items: Sequence[int]
     nbytes: Sequence[int] | None = None
     stored: Sequence[int] | None = None
+    items_are_apart: bool = False
 
     def __len__(self) -> int:
         """Return how many blocks there are."""
@@ -43,6 +47,9 @@ class Reading(NamedTuple):
         block_bytes: About how many bytes a decoded block takes; 0 = not known.
         stored_bytes: Bytes of a block in storage, in the mean; 0 = not known.
         item_bytes: Bytes of an item in storage, in the mean; 0 = not known.
+        lanes: The lanes of the set that draw from these blocks, where others do not; None = all.
+            Then `groups` deals their numbers among these lanes.
+        share: About which part of the draws of these lanes is read so.
     """
 
     sources: tuple[str, ...]
@@ -52,6 +59,21 @@ class Reading(NamedTuple):
     block_bytes: float
     stored_bytes: float
     item_bytes: float
+    lanes: tuple[int, ...] | None = None
+    share: float = 1.0
+
+    def group(self, lane: int) -> int | None:
+        """Return the reading group of a lane of the set; None = it is in none of these."""
+        if self.groups is None or not self.draws(lane):
+            return None
+        return (lane if self.lanes is None else bisect_left(self.lanes, lane)) % self.groups
+
+    def draws(self, lane: int) -> bool:
+        """Tell whether a lane draws from these blocks."""
+        if self.lanes is None:
+            return True
+        place = bisect_left(self.lanes, lane)
+        return place < len(self.lanes) and self.lanes[place] == lane
 
     @property
     def held(self) -> int:

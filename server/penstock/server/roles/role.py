@@ -11,7 +11,7 @@ import inspect
 import os
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,11 +34,13 @@ class Role:
             A user's role without a `version` of its own is identified by its module's source.
         path_params: Constructor parameters that name local files relative to the job file. They do
             not decide bytes: the content of the files does (`content`).
+        numbered_by: The parameter that a number in the name sets: `window_10` is `window` of 10.
     """
 
     type_name: ClassVar[str] = ""
     version: ClassVar[int | str | None] = None
     path_params: ClassVar[tuple[str, ...]] = ()
+    numbered_by: ClassVar[str] = ""
 
     arguments: dict[str, Any]
 
@@ -58,6 +60,17 @@ class Role:
                     arguments.update(arguments.pop(parameter.name))
             self.arguments = arguments
         return self
+
+    @classmethod
+    def with_roles(cls, parameters: dict[str, Any], make: Callable[..., Any]) -> dict[str, Any]:
+        """Return a section's parameters with the roles built that are described in them.
+
+        Args:
+            parameters: As they stand in a job file.
+            make: `(section, *keys)`: builds a role of the same kind, from what stands below these
+                keys.
+        """
+        return parameters
 
     def clone(self) -> Any:
         """Return a fresh role with the same parameters: every lane has a batcher of its own.

@@ -161,7 +161,8 @@ class Cursors:
         await self.present.check(job)
         start = request.start_step if request.HasField("start_step") else None
         if request.batches_per_step:
-            check_divides(request.batches_per_step, max(1, request.world_size))
+            world_size = max(1, request.world_size)
+            check_divides(request.batches_per_step, world_size, uneven=request.uneven)
         if start is not None:
             await self._check_reach(job, start, await self._step_size(job, request))
         asked = BeginRequest(
@@ -175,6 +176,7 @@ class Cursors:
             start_step=start,
             owner=printable(request.owner),
             store=request.store,
+            uneven=request.uneven,
         )
         begun = await self._store.begin(asked)
         if self._computes_here:

@@ -116,7 +116,8 @@ class LocalRead:
         tail = opening.tail
         for position in opening.share.walk(opening.start):
             if tail is not None and position >= tail.end:
-                yield ended(tail).SerializeToString()
+                dropped = self._node.dropped_samples(loader, tail)
+                yield ended(tail, dropped).SerializeToString()
                 return
             lane = opening.job.locate(position, opening.cut).lane
             if opening.lanes is not None and lane not in opening.lanes:

@@ -134,7 +134,7 @@ class OpenedRead(NamedTuple):
         self.job.check_not_empty(self.numbering)
         tail = self.tail
         # Whoever has all of its positions, and has not heard the end, begins at the next own one.
-        if tail is not None and self.start > tail.end + self.share.rank:
+        if tail is not None and self.start > self.share.at_or_after(tail.end):
             raise PastEnd(
                 f"position {self.start} lies past the end: job {self.job.name!r} holds "
                 f"{tail.batches} batches, {tail.steps} steps of {tail.batches_per_step}",
@@ -153,9 +153,11 @@ class OpenedRead(NamedTuple):
         end = self.start if order.batches is None else min(self.start, order.batches)
         # The lanes of a rank's positions repeat after at most so many; there is no need to look
         # further.
-        window = min(self.job.lanes * self.share.world_size, MAX_LOOKED)
+        share = self.share
+        apart = share.world_size if share.is_even else share.batches_per_step
+        window = min(self.job.lanes * apart, MAX_LOOKED)
         for position in range(end - 1, max(self.given_from, end - window) - 1, -1):
-            if self.share.owns(position):
+            if share.owns(position):
                 lane, offset = order.lane_offset(position)
                 found[lane] = max(found.get(lane, 0), offset + 1)
         return found
@@ -198,7 +200,10 @@ def open_read(
         )
     world_size = request.world_size or 1
     share = Share(
-        request.batches_per_step or job.batches_per_step or world_size, request.rank, world_size
+        request.batches_per_step or job.batches_per_step or world_size,
+        request.rank,
+        world_size,
+        uneven=request.uneven,
     )
     if not max(request.start, request.horizon, share.batches_per_step) <= MAX_POSITION:
         raise InvalidRequest(
@@ -231,10 +236,15 @@ def opened(opening: OpenedRead, node: str, *, lends: bool = False) -> feed_pb2.R
     return feed_pb2.ReadReply(opened=message)
 
 
-def ended(tail: Tail) -> feed_pb2.ReadReply:
-    """Return the message that ends a finite log."""
+def ended(tail: Tail, dropped_samples: int) -> feed_pb2.ReadReply:
+    """Return the message that ends a finite log; `dropped_samples` = those that fill no step."""
     return feed_pb2.ReadReply(
-        end=feed_pb2.End(batches=tail.batches, steps=tail.steps, dropped_batches=tail.dropped)
+        end=feed_pb2.End(
+            batches=tail.batches,
+            steps=tail.steps,
+            dropped_batches=tail.dropped,
+            dropped_samples=dropped_samples,
+        )
     )
 
 

@@ -95,10 +95,8 @@ class Sender:
                     self._metrics.waited(job, length)
                 await self._write(entry)
                 continue
-            if reader.finished:
-                self._opening.check_start()
-                assert self._opening.tail is not None
-                await call.write(ended(self._opening.tail).SerializeToString())
+            if reader.finished and (samples := reader.dropped_samples()) is not None:
+                await call.write(self._ended(samples).SerializeToString())
                 return "the log's end"
             if listening.done() and (not reader.pending or reader.is_full):
                 return "hung up"  # and it has all that it accepted
@@ -117,6 +115,15 @@ class Sender:
             timer = loop.call_later(max(left_s, TICK_S), wake.set)
             await wake.wait()
             timer.cancel()
+
+    def _ended(self, dropped_samples: int) -> feed_pb2.ReadReply:
+        """Return the message that ends the log, for a reader that was given all of its own."""
+        self._opening.check_start()
+        tail = self._opening.tail
+        assert tail is not None
+        if not tail.pad:
+            self._metrics.tail_dropped(self._opening.job.name, tail.dropped, dropped_samples)
+        return ended(tail, dropped_samples)
 
     def _told_in_s(self) -> float:
         """Return in how many seconds the consumer is told what it waits for; 0 or less = now.

@@ -119,8 +119,8 @@ class Stream:
     def lag_batches(self) -> int:
         """Return how many batches were sent of steps that the consumer has not finished."""
         share = self.reader.share
-        first = share.at_or_after(self.finished_step * share.batches_per_step)
-        return max(0, (self.reader.head - first) // share.world_size)
+        first = share.index(self.finished_step * share.batches_per_step)
+        return max(0, share.index(self.reader.head) - first)
 
     def waits(self, waiting: bool) -> float | None:
         """Note that the consumer waits, or not; return the seconds of a wait that ends now."""

@@ -2,31 +2,82 @@
 
 | `type:` | Class | Opens | Blocks |
 |---|---|---|---|
-| `parquet` | `ParquetSource` | Parquet files, local or by an fsspec URL, unconverted | row groups |
-| `hf` | `HfSource` | what `datasets` opens from local files, and its saved folders | none |
+| `parquet` | `ParquetSource` | Parquet files | row groups |
+| `jsonl` | `JsonlSource` | files with a JSON value in every line | lines of about 4 MiB |
+| `json` | `JsonSource` | files that are one JSON array | elements of about 4 MiB |
+| `csv` | `CsvSource` | CSV files | rows of about 4 MiB |
+| `text` | `TextSource` | text, by lines, paragraphs or files | lines of about 4 MiB |
+| `arrow` | `ArrowSource` | Arrow IPC files and streams | record batches |
+| `saved` | `SavedSource` | folders of `save_to_disk` | record batches |
+| `webdataset` | `WebdatasetSource` | WebDataset's tar files | samples of about 4 MiB |
+| `mds` | `MdsSource` | MosaicML's MDS shards | samples of about 4 MiB, or whole shards |
+| `megatron` | `MegatronSource` | Megatron's `.bin` with `.idx` | documents of about 4 MiB |
+| `tokens` | `TokensSource` | flat `.npy` and `.bin` of token ids | documents of about 4 MiB |
+| `meta` | `MetaSource` | a JSON or YAML list of data sets of these types | those of its data sets |
+| `hf` | `HfSource` | what else `datasets` opens from local files | none |
 | `torch` | `TorchDatasetSource` | a map-style Dataset: `__len__` and `__getitem__` | none |
 | `items` | `ItemsSource` | a list, in the job file or in Python | none |
+
+All down to `meta` take paths, globs, folders and the URLs of fsspec.
 
 A source of your own is a subclass of `penstock.server.roles.IndexedSource` with `__len__` and
 `fetch`, or of `StreamSource` with `shards`, `open` and `fingerprint`. Heavy packages (pyarrow,
 datasets) are imported when a source is built that needs them.
 
 * `files.py`: patterns to files with logical names; `content.py`: hashes of their content.
-* `arrow.py`: Arrow rows to Python items; `cache.py`: decoded blocks, bounded in bytes.
+* `blocked.py`: what the formats share that are read a block at a time; `cache.py`: blocks in
+  memory, bounded in bytes; `arrow.py`: Arrow rows to Python items.
 """
 
 from penstock.server.roles.base import Source
+from penstock.server.sources.arrow_files import ArrowSource, SavedSource
+from penstock.server.sources.csv_files import CsvSource
 from penstock.server.sources.hf import HfSource
 from penstock.server.sources.items import ItemsSource
+from penstock.server.sources.json_array import JsonSource
+from penstock.server.sources.lines import JsonlSource, TextSource
+from penstock.server.sources.mds import MdsSource
+from penstock.server.sources.megatron import MegatronSource
+from penstock.server.sources.meta import MetaSource
 from penstock.server.sources.parquet import ParquetSource
+from penstock.server.sources.tokens import TokensSource
 from penstock.server.sources.torch_dataset import TorchDatasetSource
+from penstock.server.sources.webdataset import WebdatasetSource
 
 BUILTIN_SOURCES: dict[str, type[Source]] = {
     "parquet": ParquetSource,
+    "jsonl": JsonlSource,
+    "json": JsonSource,
+    "csv": CsvSource,
+    "text": TextSource,
+    "arrow": ArrowSource,
+    "saved": SavedSource,
+    "webdataset": WebdatasetSource,
+    "mds": MdsSource,
+    "megatron": MegatronSource,
+    "tokens": TokensSource,
+    "meta": MetaSource,
     "hf": HfSource,
     "torch": TorchDatasetSource,
     "items": ItemsSource,
 }
 """The built-in names that `type:` in a job file knows."""
 
-__all__ = ["BUILTIN_SOURCES", "HfSource", "ItemsSource", "ParquetSource", "TorchDatasetSource"]
+__all__ = [
+    "BUILTIN_SOURCES",
+    "ArrowSource",
+    "CsvSource",
+    "HfSource",
+    "ItemsSource",
+    "JsonSource",
+    "JsonlSource",
+    "MdsSource",
+    "MegatronSource",
+    "MetaSource",
+    "ParquetSource",
+    "SavedSource",
+    "TextSource",
+    "TokensSource",
+    "TorchDatasetSource",
+    "WebdatasetSource",
+]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 Value = TypeVar("Value")
 
@@ -71,4 +73,35 @@ class BlockCache(Generic[Value]):
         self.bytes = 0
 
 
-__all__ = ["FREE_BYTES", "BlockCache"]
+class Rows(Protocol):
+    """A block that was read: it makes items of those of its rows that are wanted."""
+
+    def items(self, rows: Sequence[int], /) -> list[Any]:
+        """Return the items at `rows`, each made anew."""
+        ...
+
+
+def gathered(
+    indices: Sequence[int], starts: Sequence[int], rows_of: Callable[[int, int], Rows]
+) -> list[Any]:
+    """Return the items at `indices`, in that order, with each block asked for once.
+
+    Args:
+        indices: Which items; all of them exist.
+        starts: The first item of each block, in index order.
+        rows_of: `(block, an index in it) -> its rows`.
+    """
+    wanted: dict[int, list[int]] = {}
+    for number, index in enumerate(indices):
+        wanted.setdefault(bisect_right(starts, index) - 1, []).append(number)
+    items: list[Any] = [None] * len(indices)
+    for block in sorted(wanted):
+        numbers, start = wanted[block], starts[block]
+        rows = rows_of(block, indices[numbers[0]])
+        found = rows.items([indices[number] - start for number in numbers])
+        for number, item in zip(numbers, found, strict=True):
+            items[number] = item
+    return items
+
+
+__all__ = ["FREE_BYTES", "BlockCache", "Rows", "gathered"]

@@ -45,10 +45,10 @@ def content_hash(read_at: ReadAt, size: int, *, whole: bool, blocks: int = BLOCK
     Args:
         read_at: Reads one range of the file.
         size: Bytes in the file.
-        whole: Every byte, in pieces of 1 MiB; otherwise `sampled_ranges`.
+        whole: Every byte, in pieces of 4 MiB; otherwise `sampled_ranges`.
         blocks: How many blocks between head and tail where it is sampled.
     """
-    step = 1 << 20
+    step = 4 << 20
     ranges = (
         [(start, min(size, start + step)) for start in range(0, size, step)]
         if whole

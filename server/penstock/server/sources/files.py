@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
+from penstock.server.core.transient import is_transient
 from penstock.server.sources.access import require
 from penstock.server.sources.catalog import (
     Catalog,
@@ -19,12 +22,22 @@ from penstock.server.sources.catalog import (
     open_catalog,
     remote_stamp,
 )
+from penstock.server.sources.content import (
+    BLOCKS,
+    WHOLE_BYTES,
+    ReadAt,
+    content_hash,
+    files_fingerprint,
+)
 from penstock.wire.errors import InvalidJob, MissingExtra, SourceChanged, SourceUnavailable
 
 T = TypeVar("T")
 
 LOOKERS = 16
 """Threads that look at files: they wait for a disk or a store, and compute little."""
+
+AHEAD_BYTES = 16 << 20
+"""What is asked for at once of a store's file that is read from start to end."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,7 @@ class FileSet:
 
     Args:
         patterns: Paths, globs, folders or URLs; one, or a list on one filesystem.
-        suffix: What files in a folder end in.
+        suffix: What files in a folder end in; one, or several.
         storage_options: For the filesystem: endpoint, credentials.
         key: The key path of the patterns in a job file, for error messages.
 
@@ -66,7 +79,7 @@ class FileSet:
         self,
         patterns: str | Sequence[str],
         *,
-        suffix: str,
+        suffix: str | tuple[str, ...],
         storage_options: dict[str, Any] | None = None,
         key: str = "source.files",
     ) -> None:
@@ -111,7 +124,9 @@ class FileSet:
                 root, matches = self._match(path)
             except FileNotFoundError:
                 root, matches = "", {}
-            except OSError as error:
+            except Exception as error:
+                if not isinstance(error, OSError) and not is_transient(error):
+                    raise
                 raise SourceUnavailable(
                     f"{pattern!r} cannot be listed: {error}", item=pattern
                 ) from error
@@ -149,6 +164,87 @@ class FileSet:
             return open(file.path, "rb")
         # Readers ask for exact ranges: a read-ahead would fetch megabytes that are not needed.
         return self.fs.open(file.path, "rb", cache_type="none")
+
+    def read(self, file: DataFile, start: int, stop: int) -> bytes:
+        """Return the bytes `[start, stop)` of a file; may be called from several threads.
+
+        Raises:
+            OSError: They cannot be read, or the file ends before `stop`.
+        """
+        if start >= stop:
+            return b""
+        if self.is_local:
+            with open(file.path, "rb", buffering=0) as stream:
+                stream.seek(start)
+                data = stream.read(stop - start)
+                while len(data) < stop - start and (more := stream.read(stop - start - len(data))):
+                    data += more  # a read gives 2 GiB at most
+        else:
+            data = self.fs.cat_file(file.path, start=start, end=stop)
+        if len(data) != stop - start:
+            raise OSError(f"{len(data)} bytes came where {stop - start} were asked for")
+        return data
+
+    def reader(self, file: DataFile) -> ReadAt:
+        """Return what reads ranges of a file."""
+        return lambda start, stop: self.read(file, start, stop)
+
+    def from_start_to_end(self, file: DataFile) -> ReadAt:
+        """Return what reads ranges of a file that follow one another, for one thread.
+
+        A store is asked for more than each of them: a request takes a round trip.
+        """
+        if self.is_local:
+            return self.reader(file)
+        start, held = 0, b""
+
+        def read_at(first: int, stop: int) -> bytes:
+            nonlocal start, held
+            if first < start or stop > start + len(held):
+                start = first
+                held = self.read(file, first, max(stop, min(file.size, first + AHEAD_BYTES)))
+            return held[first - start : stop - start]
+
+        return read_at
+
+    def fingerprint(
+        self, digest_of: Callable[[DataFile], str], read: Sequence[DataFile]
+    ) -> dict[str, Any]:
+        """Return names, sizes and hashes of the files, and keep what is known of them.
+
+        Up to 64 MiB in all every byte counts; above it each file's head, tail, and up to 16 blocks
+        of it, fewer where there are many files.
+
+        Args:
+            digest_of: What else stands for the content of a file: the hash of its footer or index.
+            read: Files that were opened in this process, beside those that are hashed here.
+
+        Raises:
+            SourceUnavailable: A file cannot be read at the moment.
+        """
+        files = self.files
+        whole = sum(file.size for file in files) <= WHOLE_BYTES
+        blocks = max(1, min(BLOCKS, 1024 // max(1, len(files))))
+        fact = "whole" if whole else f"sampled {blocks}"
+
+        def hash_one(file: DataFile) -> None:
+            with reading(file):
+                content = content_hash(self.reader(file), file.size, whole=whole, blocks=blocks)
+            self.note(file, fact, content)
+
+        unread = [file for file in files if self.known(file, fact) is None]
+        with ThreadPoolExecutor(LOOKERS) as pool:
+            list(pool.map(hash_one, unread))
+        entries = [
+            (
+                file.name,
+                file.size,
+                hashlib.sha256(f"{digest_of(file)}{self.known(file, fact)}".encode()).hexdigest(),
+            )
+            for file in files
+        ]
+        self.remember(list({file.path: file for file in (*read, *unread)}.values()))
+        return files_fingerprint(entries)
 
     def watch(self, file: DataFile) -> None:
         """Remember which version of a file is there now, for `check`.
@@ -276,7 +372,9 @@ class FileSet:
             if info["type"] != "directory":
                 return posixpath.dirname(path), {path: info}
             root = path.rstrip("/")
-            matches = self.fs.glob(f"{root}/**/*{self._suffix}", detail=True)
+            one = isinstance(self._suffix, str)
+            matches = self.fs.glob(f"{root}/**/*{self._suffix if one else ''}", detail=True)
+            matches = {name: info for name, info in matches.items() if name.endswith(self._suffix)}
         return root, {
             path: info
             for path, info in matches.items()
@@ -285,4 +383,44 @@ class FileSet:
         }
 
 
-__all__ = ["LOOKERS", "DataFile", "FileSet"]
+@contextlib.contextmanager
+def refusing(file: DataFile, key: str = "source.files") -> Iterator[None]:
+    """Name the file that cannot be looked at or read as its source is opened.
+
+    Raises:
+        InvalidJob: It is not there, or may not be read.
+        SourceUnavailable: It cannot be read at the moment.
+    """
+    try:
+        yield
+    except (FileNotFoundError, PermissionError) as error:
+        raise InvalidJob(
+            f"{file.path} cannot be read: {error.strerror or error}", key=key
+        ) from error
+    except Exception as error:
+        if not is_transient(error, reading=isinstance(error, OSError)):
+            raise
+        raise unavailable(file, error, file.name) from error
+
+
+@contextlib.contextmanager
+def reading(file: DataFile, item: Any = None) -> Iterator[None]:
+    """Name the file, and what is read of it, where that is not possible at the moment.
+
+    Raises:
+        SourceUnavailable: Another attempt may succeed.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_transient(error, reading=isinstance(error, OSError)):
+            raise
+        raise unavailable(file, error, file.name if item is None else item) from error
+
+
+def unavailable(file: DataFile, error: Exception, item: Any) -> SourceUnavailable:
+    """Return the error that says that a file cannot be read at the moment."""
+    return SourceUnavailable(f"{file.path} cannot be read at the moment: {error}", item=item)
+
+
+__all__ = ["LOOKERS", "DataFile", "FileSet", "reading", "refusing", "unavailable"]

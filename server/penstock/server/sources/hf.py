@@ -113,7 +113,8 @@ class HfSource(IndexedSource):
         self._media = [
             column for column in self.columns if hasattr(dataset.features[column], "decode")
         ]
-        self._dataset = dataset.select_columns(self.columns).with_format("arrow")
+        self._every = dataset.with_format("arrow")
+        self._dataset = self._every.select_columns(self.columns)
         schema = dataset.features.arrow_schema
         self._texts = {
             column: decode
@@ -156,6 +157,19 @@ class HfSource(IndexedSource):
     def has_heads(self, columns: Sequence[str] | None) -> bool:
         """Tell whether these are some of the columns that are read, and not all."""
         return columns is not None and set(columns) < set(self.columns)
+
+    def has_column(self, name: str) -> bool:
+        """Tell whether the dataset has this column, whether or not it is read into items."""
+        return name in self._every.column_names
+
+    def column(self, name: str, start: int, stop: int) -> Any:
+        """Return a column of the rows `[start, stop)` as an Arrow array; the others stay mapped.
+
+        Raises:
+            SourceChanged: A mapped file is not the one that was opened.
+        """
+        self._check_mapped()
+        return self._every.select_columns([name])[start:stop].column(name)
 
     def _rows(self, dataset: Any, indices: Sequence[int]) -> list[dict[str, Any]]:
         check_indices(indices, len(self))
@@ -210,9 +224,9 @@ class HfSource(IndexedSource):
         )
         return {"length": len(self), **files_fingerprint(entries)}
 
-    def hand_over(self) -> Catalog:
+    def hand_over(self) -> list[Catalog]:
         """Return the hashes of the data files, for the workers of this node."""
-        return self._catalog
+        return [self._catalog]
 
     def read_bytes(self) -> int:
         """Return the bytes of the rows that were copied from the map since the last call."""

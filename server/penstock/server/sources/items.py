@@ -55,6 +55,14 @@ class ItemsSource(IndexedSource):
             return None
         return {str(key): "" for item in self._items for key in item}
 
+    def has_column(self, name: str) -> bool:
+        """Tell whether every item is a dict, and one of them has this key."""
+        return name in (self.columns_of_items() or ())
+
+    def column(self, name: str, start: int, stop: int) -> list[Any]:
+        """Return the values of a key of the items `[start, stop)`; None = it is not there."""
+        return [item.get(name) for item in self._items[start:stop]]
+
     def parameters(self) -> dict[str, Any]:
         """Return nothing: the fingerprint identifies the items."""
         return {}

@@ -18,18 +18,19 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.server.core.condition import Condition, Kept, as_text, from_text
 from penstock.server.core.transient import is_transient
 from penstock.server.roles.base import IndexedSource
+from penstock.server.roles.columns import Indices, SequenceColumns
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources.access import check_columns, check_indices, require
-from penstock.server.sources.arrow import ArrowRows
-from penstock.server.sources.cache import BlockCache
+from penstock.server.sources.arrow import ArrowRows, dtype_of_lists
+from penstock.server.sources.cache import BlockCache, gathered
 from penstock.server.sources.catalog import Catalog
-from penstock.server.sources.content import BLOCKS, WHOLE_BYTES, content_hash, files_fingerprint
-from penstock.server.sources.files import LOOKERS, DataFile, FileSet
+from penstock.server.sources.files import LOOKERS, DataFile, FileSet, refusing, unavailable
 from penstock.server.sources.pieces import Pieces
 from penstock.server.usercode.frames import error_line
-from penstock.wire.errors import BadItem, InvalidJob, SourceChanged, SourceUnavailable
+from penstock.wire.errors import BadItem, InvalidJob, SourceChanged
 
 logger = logging.getLogger("penstock")
 
@@ -60,7 +61,7 @@ class _Footer(NamedTuple):
     sha256: str
 
 
-class ParquetSource(IndexedSource):
+class ParquetSource(IndexedSource, SequenceColumns):
     """The rows of Parquet files, in the order of the files' logical names.
 
     A row group is a block: it is read and decoded once for all rows that a fetch wants of it, and
@@ -188,22 +189,143 @@ class ParquetSource(IndexedSource):
         """Tell whether these are some of the columns that are read, and not all."""
         return columns is not None and set(columns) < set(self.columns)
 
+    def has_column(self, name: str) -> bool:
+        """Tell whether every file has this column, whether or not it is read into items."""
+        return all(name in footer.schema.columns for footer in self._footers)
+
+    def column(self, name: str, start: int, stop: int) -> Any:
+        """Return a column of the rows `[start, stop)` as an Arrow array.
+
+        Raises:
+            SourceUnavailable: A row group cannot be read at the moment.
+            SourceChanged: A file is not the one that was opened.
+            InvalidJob: A column cannot be decoded.
+        """
+        first = bisect_right(self._starts, start) - 1
+        last = bisect_right(self._starts, max(start, stop - 1)) - 1
+        tables = [self._alone([block], [name])[0] for block in range(first, last + 1)]
+        found = require("pyarrow").concat_tables(tables).column(name)
+        return found.slice(start - self._starts[first], stop - start)
+
+    def matching(self, where: Condition) -> Kept:
+        """Return which rows a condition keeps; each row group is read once, with its columns alone.
+
+        What is found is kept with the files' hashes: the next start, and the workers of a node,
+        read nothing.
+
+        Raises:
+            InvalidJob, SourceUnavailable, SourceChanged: As `column`.
+        """
+        fact = f"where {json.dumps(where.to_json(), sort_keys=True)}"
+        files = self._set.files
+        blocks: list[list[int]] = [[] for _ in files]
+        for block, (number, _) in enumerate(self._groups):
+            blocks[number].append(block)
+
+        def look(number: int) -> None:
+            tables = self._alone(blocks[number], where.columns)
+            kept = np.concatenate(
+                [
+                    np.logical_and.reduce([where.holds(c, table.column(c)) for c in where.columns])
+                    for table in tables
+                ]
+            )
+            self._set.note(files[number], fact, as_text(kept))
+
+        unread = [
+            n for n, own in enumerate(blocks) if own and self._set.known(files[n], fact) is None
+        ]
+        with ThreadPoolExecutor(LOOKERS) as pool:
+            list(pool.map(look, unread))
+        self._read += [files[number] for number in unread]
+        found = []
+        for number, own in enumerate(blocks):
+            rows = sum(self._sizes[block] for block in own)
+            if rows:
+                found.append(from_text(self._set.known(files[number], fact), rows))
+        return Kept.of(np.concatenate(found))
+
+    def _alone(self, blocks: Sequence[int], columns: Sequence[str]) -> list[Any]:
+        """Return tables of some columns of row groups of one file; for several threads at once."""
+        number = self._groups[blocks[0]][0]
+        file = self._set.files[number]
+        try:
+            self._set.check(file)
+            with contextlib.ExitStack() as opened:
+                stream: Any = file.path
+                if not self._set.is_local:
+                    stream = opened.enter_context(self._set.open(file))
+                reader = opened.enter_context(
+                    self._pq.ParquetFile(stream, page_checksum_verification=True)
+                )
+                return [
+                    reader.read_row_group(
+                        self._groups[block][1], columns=list(columns), use_threads=False
+                    )
+                    for block in blocks
+                ]
+        except (SourceChanged, MemoryError):
+            raise
+        except Exception as error:
+            if is_transient(error):
+                raise unavailable(file, error, file.name) from error
+            raise InvalidJob(
+                f"{file.path}: {' and '.join(columns)} cannot be read: {error_line(error)}",
+                key="source.files",
+            ) from error
+
     def _items(
         self, indices: Sequence[int], rows_of: Callable[[int, int], ArrowRows]
     ) -> list[dict[str, Any]]:
         """Return the rows at `indices`, from blocks that `rows_of(block, an index)` gives."""
         check_indices(indices, len(self))
-        wanted: dict[int, list[int]] = {}
-        for number, index in enumerate(indices):
-            wanted.setdefault(bisect_right(self._starts, index) - 1, []).append(number)
-        items: list[Any] = [None] * len(indices)
-        for block in sorted(wanted):
-            numbers, start = wanted[block], self._starts[block]
-            rows = rows_of(block, indices[numbers[0]])
-            found = rows.items([indices[number] - start for number in numbers])
-            for number, item in zip(numbers, found, strict=True):
-                items[number] = item
-        return items
+        return gathered(indices, self._starts, rows_of)
+
+    def sequence_dtype(self, column: str) -> np.dtype[Any] | None:
+        """Return the dtype of the numbers in a column of lists, if it is the same in all files."""
+        kinds = {footer.schema.types.get(column, "") for footer in self._footers}
+        return dtype_of_lists(kinds.pop()) if len(kinds) == 1 and column in self.columns else None
+
+    def waits(self) -> bool:
+        """Tell whether files lie at URLs."""
+        return not self._set.is_local
+
+    def lengths(self, column: str, indices: Indices) -> Indices:
+        """Return how many numbers the lists of a column have; each row group is decoded once.
+
+        Raises:
+            IndexError, SourceUnavailable, SourceChanged, BadItem: As `fetch`.
+        """
+        with self._lock:
+            found = [rows.length(column, row) for rows, row in self._rows_of(indices)]
+        return np.array(found, np.int64)
+
+    def gather(
+        self, column: str, indices: Indices, starts: Indices, stops: Indices, out: NDArray[Any]
+    ) -> None:
+        """Write numbers of many lists one after another; each row group is decoded once.
+
+        Raises:
+            IndexError, SourceUnavailable, SourceChanged, BadItem: As `fetch`.
+        """
+        end = 0
+        spans = zip(starts.tolist(), stops.tolist(), strict=True)
+        with self._lock:
+            for (rows, row), (start, stop) in zip(self._rows_of(indices), spans, strict=True):
+                begin, end = end, end + stop - start
+                out[begin:end] = rows.numbers(column, row, start, stop)
+
+    def _rows_of(self, indices: Indices) -> Iterator[tuple[ArrowRows, int]]:
+        """Yield the decoded row group of each item, and the item's row in it."""
+        numbers = indices.tolist()
+        check_indices(numbers, len(self))
+        groups: dict[int, ArrowRows] = {}
+        for index in numbers:
+            block = bisect_right(self._starts, index) - 1
+            rows = groups.get(block)
+            if rows is None:
+                rows = groups[block] = self._block(block, index)
+            yield rows, index - self._starts[block]
 
     def columns_of_items(self) -> dict[str, str]:
         """Return the columns, with their types in the first file."""
@@ -227,35 +349,13 @@ class ParquetSource(IndexedSource):
         Raises:
             SourceUnavailable: A file cannot be read at the moment.
         """
-        files = self._set.files
-        whole = sum(file.size for file in files) <= WHOLE_BYTES
-        blocks = max(1, min(BLOCKS, 1024 // len(files)))
-        fact = "whole" if whole else f"sampled {blocks}"
-
-        def read(file: DataFile) -> None:
-            try:
-                with self._set.open(file) as stream:
-                    content = content_hash(_read_at(stream), file.size, whole=whole, blocks=blocks)
-            except OSError as error:
-                raise _unavailable(file, error, file.name) from error
-            self._set.note(file, fact, content)
-
-        unread = [file for file in files if self._set.known(file, fact) is None]
-        with ThreadPoolExecutor(LOOKERS) as pool:
-            list(pool.map(read, unread))
-        entries = [
-            (
-                file.name,
-                file.size,
-                hashlib.sha256(
-                    f"{footer.sha256}{self._set.known(file, fact)}".encode()
-                ).hexdigest(),
-            )
-            for file, footer in zip(files, self._footers, strict=True)
-        ]
-        self._set.remember(list({file.path: file for file in (*self._read, *unread)}.values()))
+        footers = {
+            file.path: footer.sha256
+            for file, footer in zip(self._set.files, self._footers, strict=True)
+        }
+        fingerprint = self._set.fingerprint(lambda file: footers[file.path], self._read)
         self._read.clear()
-        return files_fingerprint(entries)
+        return fingerprint
 
     def check_present(self) -> None:
         """Refuse files that are gone or changed, where they lie on this machine's disks.
@@ -265,9 +365,9 @@ class ParquetSource(IndexedSource):
         """
         self._set.check_all()
 
-    def hand_over(self) -> Catalog:
+    def hand_over(self) -> list[Catalog]:
         """Return the files with their footers and hashes, for the workers of this node."""
-        return self._set.hand_over()
+        return [self._set.hand_over()]
 
     def read_bytes(self) -> int:
         """Return the compressed bytes of the column chunks that were read since the last call."""
@@ -309,7 +409,7 @@ class ParquetSource(IndexedSource):
                 self._open.move_to_end(number, last=False)
                 self._close_one()
             if is_transient(error):
-                raise _unavailable(file, error, index) from error
+                raise unavailable(file, error, index) from error
         if table is None:
             # Reading and decoding were one call, with the same errors: now one after the other.
             table = self._decoded(block, self._read_pieces(number, group, index))
@@ -380,7 +480,7 @@ class ParquetSource(IndexedSource):
             raise
         except Exception as error:
             if isinstance(error, OSError) or is_transient(error, reading=True):
-                raise _unavailable(file, error, index) from error
+                raise unavailable(file, error, index) from error
             raise
         return pieces
 
@@ -512,7 +612,7 @@ class ParquetSource(IndexedSource):
         return [known[number][group] for number, group in self._groups]
 
     def _watch(self, file: DataFile) -> None:
-        with _refusing(file):
+        with refusing(file):
             self._set.watch(file)
 
     def _read_footer(self, file: DataFile) -> None:
@@ -523,7 +623,7 @@ class ParquetSource(IndexedSource):
             SourceUnavailable: It cannot be read at the moment.
         """
         pa = require("pyarrow")
-        with _refusing(file), self._set.open(file) as stream:
+        with refusing(file), self._set.open(file) as stream:
             tail = _read_tail(_read_at(stream), file.size)
         if len(tail) < 12 or tail[-4:] != b"PAR1":
             kind = "encrypted" if tail[-4:] == b"PARE" else "not a Parquet file"
@@ -558,19 +658,6 @@ class ParquetSource(IndexedSource):
         self._set.note(file, self._fact, said)
 
 
-@contextlib.contextmanager
-def _refusing(file: DataFile) -> Iterator[None]:
-    """Name the file that cannot be looked at or read."""
-    try:
-        yield
-    except (FileNotFoundError, PermissionError) as error:
-        raise InvalidJob(
-            f"{file.path} cannot be read: {error.strerror or error}", key="source.files"
-        ) from error
-    except OSError as error:
-        raise _unavailable(file, error, file.name) from error
-
-
 def _leaves(metadata: Any) -> list[str]:
     """Return the top-level column of each leaf column."""
     return [
@@ -596,10 +683,6 @@ def _read_tail(read_at: Any, size: int) -> bytes:
     if len(tail) < length <= size:
         tail = read_at(size - length, size)
     return tail[-length:] if length >= 12 else tail
-
-
-def _unavailable(file: DataFile, error: Exception, item: Any) -> SourceUnavailable:
-    return SourceUnavailable(f"{file.path} cannot be read at the moment: {error}", item=item)
 
 
 __all__ = ["CACHE_BYTES", "ParquetSource"]

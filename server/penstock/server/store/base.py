@@ -49,6 +49,7 @@ class BeginRequest:
         start_step: None = the cursor.
         owner: Host and process, for people.
         store: The UUID of the store that the caller's state came from; empty = any.
+        uneven: The world size need not divide the step: fillers make up for it.
     """
 
     job: JobRecord
@@ -61,6 +62,7 @@ class BeginRequest:
     start_step: int | None = None
     owner: str = ""
     store: str = ""
+    uneven: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,24 @@
 """The batchers: how samples become batches of rows.
 
-`SimpleBatcher` counts samples, the others pack: `BestFitPackingBatcher` fills rows of tokens from a
-pool, `SequentialPackingBatcher` keeps nearly the order of the draws, `PoolPackingBatcher` makes
-padded batches of like lengths. Your own is a subclass of `SampleBatcher` with one method, `add`.
+`SimpleBatcher` counts samples, `PoolPackingBatcher` makes padded batches of like lengths, and the
+others fill rows of tokens: `docs/batchers.md` says which suits what. Your own is a subclass of
+`SampleBatcher` with one method, `add`.
 """
 
 from penstock.server.roles.base import SampleBatcher
 from penstock.server.roles.batchers.best_fit import BestFitPackingBatcher
+from penstock.server.roles.batchers.bounded import (
+    BalancedPackingBatcher,
+    FirstFitPackingBatcher,
+    NextFitPackingBatcher,
+    OpenBestFitPackingBatcher,
+)
+from penstock.server.roles.batchers.collected import (
+    BestFitDecreasingPackingBatcher,
+    KnapsackPackingBatcher,
+    WindowPackingBatcher,
+)
+from penstock.server.roles.batchers.concat import ConcatPackingBatcher
 from penstock.server.roles.batchers.pool import PoolPackingBatcher
 from penstock.server.roles.batchers.sequential import SequentialPackingBatcher
 from penstock.server.roles.batchers.simple import SimpleBatcher
@@ -18,14 +30,30 @@ BUILTIN_BATCHERS: dict[str, type[SampleBatcher]] = {
         SequentialPackingBatcher,
         PoolPackingBatcher,
         BestFitPackingBatcher,
+        FirstFitPackingBatcher,
+        NextFitPackingBatcher,
+        OpenBestFitPackingBatcher,
+        BalancedPackingBatcher,
+        KnapsackPackingBatcher,
+        BestFitDecreasingPackingBatcher,
+        WindowPackingBatcher,
+        ConcatPackingBatcher,
     )
 }
 """The built-in names that `type:` of a batcher in a job file knows."""
 
 __all__ = [
     "BUILTIN_BATCHERS",
+    "BalancedPackingBatcher",
+    "BestFitDecreasingPackingBatcher",
     "BestFitPackingBatcher",
+    "ConcatPackingBatcher",
+    "FirstFitPackingBatcher",
+    "KnapsackPackingBatcher",
+    "NextFitPackingBatcher",
+    "OpenBestFitPackingBatcher",
     "PoolPackingBatcher",
     "SequentialPackingBatcher",
     "SimpleBatcher",
+    "WindowPackingBatcher",
 ]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 
+from penstock.server.core.refs import Row, Rows, SampleRef, Span
 from penstock.server.roles.base import Sample, SampleBatcher
-from penstock.wire.errors import InvalidJob
+from penstock.wire.checks import check_choice, check_whole
+from penstock.wire.errors import BadItem, InvalidJob
+
+OVERLONG = ("split", "truncate", "drop", "alone", "error")
 
 
 class PackingBatcher(SampleBatcher):
@@ -47,6 +52,10 @@ class PackingBatcher(SampleBatcher):
             raise self._no_length(sample) from None
         return len(value)
 
+    def length_column(self) -> str | None:
+        """Return `length_key`."""
+        return self.length_key if self.keeps(PackingBatcher, "size_of") else None
+
     def dropped(self) -> dict[str, int]:
         """Return by reason how many samples were left out; every reason is there from the start."""
         return dict(self._dropped)
@@ -63,4 +72,156 @@ class PackingBatcher(SampleBatcher):
         return dict(self._counts)
 
 
-__all__ = ["PackingBatcher"]
+class RowPackingBatcher(PackingBatcher):
+    """A batcher of rows of at most `max_tokens` (`<=`): long samples, and batches of whole rows.
+
+    A subclass gives a sample that is shorter than a row its place in `_place`, empties what it
+    holds in `_drain` and shows it in `_held`; a row that is finished goes to `_finish`. A sample
+    that fills a row never gets there: it is a row of its own at once.
+
+    Args:
+        max_tokens: The most tokens of a row.
+        rows: How many rows a batch has.
+        overlong: What becomes of a sample longer than `max_tokens`: one of `OVERLONG`.
+        length_key: The value of a sample whose length is its size.
+        dropped: More reasons for leaving a sample out.
+        counts: More counts.
+    """
+
+    def __init__(
+        self,
+        max_tokens: int,
+        rows: int,
+        overlong: str,
+        length_key: str,
+        *,
+        dropped: Sequence[str] = (),
+        counts: Sequence[str] = (),
+    ) -> None:
+        alone = ("overlong_alone",) if overlong == "alone" else ()
+        super().__init__(
+            length_key,
+            dropped=("empty", "overlong", *dropped),
+            counts=("overlong_split", "overlong_truncated", "truncated_tokens", *alone, *counts),
+        )
+        self.max_tokens = check_whole("max_tokens", max_tokens, 1, "the tokens of a row")
+        self.rows = check_whole("rows", rows, 1, "the rows of a batch")
+        self.overlong = check_choice("overlong", overlong, OVERLONG)
+        self._finished: list[Row] = []
+
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
+        """Take one sample; return the batches that the rows that it finished have completed.
+
+        Raises:
+            BadItem: The sample is longer than a row and `overlong` is `error`. Nothing was taken.
+        """
+        if ref.size < self.max_tokens:
+            if ref.size:
+                self._place(ref)
+            else:
+                self._dropped["empty"] += 1
+        elif ref.size == self.max_tokens:
+            self._pass([ref])
+        else:
+            self._take_overlong(ref)
+        return self._batches(self.rows)
+
+    @property
+    def pending(self) -> Sequence[SampleRef]:
+        """Return what is held, and the rows that wait for others of their batch."""
+        if self.is_of_user():  # a subclass may hold more
+            return super().pending
+        return [*self._held(), *(ref for row in self._finished for ref in row)]
+
+    @property
+    def may_refuse(self) -> bool:
+        """Tell whether `add` may raise: with `overlong: error`, as far as this class decides."""
+        return self.overlong == "error" or self.is_of_user()
+
+    def flush(self) -> list[Rows]:
+        """Return rows of what is left; the last batch may have fewer rows."""
+        self._drain()
+        return self._batches(1)
+
+    def spare(self, row: Row) -> int:
+        """Return how many tokens of a row are free."""
+        return self.max_tokens - sum(ref.size for ref in row)
+
+    @abstractmethod
+    def _place(self, ref: SampleRef) -> None:
+        """Take a sample of 1 to `max_tokens - 1` tokens."""
+
+    @abstractmethod
+    def _held(self) -> Iterator[SampleRef]:
+        """Yield the samples that are in no finished row."""
+
+    @abstractmethod
+    def _drain(self) -> None:
+        """Finish rows of all that is held: the lane is over."""
+
+    def _finish(self, row: Row) -> None:
+        self._finished.append(row)
+
+    def _pass(self, row: Row) -> None:
+        """Finish a row that is one sample, or a piece of one, and passes by what is held."""
+        self._finish(row)
+
+    def _take_overlong(self, ref: SampleRef) -> None:
+        if self.overlong == "split":
+            self._split(ref)
+        elif self.overlong == "truncate":
+            self._counts["overlong_truncated"] += 1
+            self._counts["truncated_tokens"] += ref.size - self.max_tokens
+            self._pass([piece(ref, 0, self.max_tokens)])
+        elif self.overlong == "drop":
+            self._dropped["overlong"] += 1
+        elif self.overlong == "alone":
+            self._counts["overlong_alone"] += 1
+            self._pass([ref])
+        else:
+            reason = (
+                f"{ref.size} tokens do not fit into a row of {self.max_tokens}: raise max_tokens, "
+                "set overlong to split, truncate or drop, or shorten it in the processor"
+            )
+            raise BadItem(f"{ref.item}: {reason}", item=list(ref.item), stage="draw", reason=reason)
+
+    def _split(self, ref: SampleRef) -> None:
+        self._counts["overlong_split"] += 1
+        full = ref.size - ref.size % self.max_tokens
+        for start in range(0, full, self.max_tokens):
+            self._pass([piece(ref, start, start + self.max_tokens)])
+        if full < ref.size:
+            self._place(piece(ref, full, ref.size))
+
+    def _batches(self, least: int) -> list[Rows]:
+        return cut_batches(self._finished, self.rows, least)
+
+
+def cut_batches(finished: list[Row], rows: int, least: int) -> list[Rows]:
+    """Take batches of `rows` rows from the finished ones, as long as there are `least`."""
+    batches: list[Rows] = []
+    while len(finished) >= least:
+        batches.append(finished[:rows])
+        del finished[:rows]
+    return batches
+
+
+def piece(ref: SampleRef, start: int, stop: int) -> SampleRef:
+    """Return the piece `[start, stop)` of what a ref means, which may be a piece itself."""
+    origin = ref.span.start if ref.span else 0
+    return ref._replace(size=stop - start, span=Span(origin + start, origin + stop))
+
+
+def sample_key(ref: SampleRef) -> tuple[str, int, int]:
+    """Return what identifies a sample, whatever its epoch and its piece."""
+    return ref.item.source, ref.item.index, ref.part
+
+
+__all__ = [
+    "OVERLONG",
+    "PackingBatcher",
+    "RowPackingBatcher",
+    "cut_batches",
+    "piece",
+    "sample_key",
+]

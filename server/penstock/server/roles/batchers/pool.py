@@ -8,7 +8,7 @@ from typing import ClassVar
 from penstock.server.core.refs import Rows, SampleRef
 from penstock.server.packing.pool import STRATEGIES, choose
 from penstock.server.roles.base import Sample
-from penstock.server.roles.batchers.packer import PackingBatcher
+from penstock.server.roles.batchers.packer import PackingBatcher, sample_key
 from penstock.wire.checks import check_choice, check_flag, check_whole
 from penstock.wire.errors import InvalidJob
 
@@ -19,7 +19,10 @@ class PoolPackingBatcher(PackingBatcher):
     The algorithm is that of cosmos-framework's `PoolPackingBatcher`: see
     `penstock.server.packing.pool.choose`. The oldest sample of the pool opens every batch, so none
     waits for more than `pool_size` batches; it is never left out, however long it is: alone, it may
-    exceed `max_tokens`. A sample of size 0 is dropped as `empty`.
+    exceed `max_tokens`. A sample of size 0 is dropped as `empty`. A batch never holds two samples
+    of one item: on small data several epochs meet in the pool, and the next best one is taken.
+
+    At the lane's end batches are formed of what is left in the pool, in the same way.
 
     The modality of a sample follows from its values: `pixel_values_videos`, else `pixel_values`,
     else text.
@@ -45,7 +48,7 @@ class PoolPackingBatcher(PackingBatcher):
     """
 
     type_name: ClassVar[str] = "pool"
-    version: ClassVar[int | str | None] = 1
+    version: ClassVar[int | str | None] = 2
     needs_content: ClassVar[bool] = True
 
     def __init__(
@@ -123,6 +126,7 @@ class PoolPackingBatcher(PackingBatcher):
             long_threshold=self.long_threshold,
             strategy=self.batching_strategy,
             halve_long=self.apply_long_sample_halving,
+            keys=[sample_key(ref) for ref, _ in self._pool],
         )
         batch = [[self._pool[index][0]] for index in indices]
         for index in sorted(indices, reverse=True):

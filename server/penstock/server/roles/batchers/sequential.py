@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from penstock.server.core.refs import Row, Rows, SampleRef
 from penstock.server.roles.base import Sample
-from penstock.server.roles.batchers.packer import PackingBatcher
+from penstock.server.roles.batchers.packer import PackingBatcher, cut_batches, sample_key
 from penstock.wire.checks import check_whole
 from penstock.wire.errors import InvalidJob
 
@@ -24,7 +24,11 @@ class SequentialPackingBatcher(PackingBatcher):
     towards the limit until it would be the first: so rows are those of the original. One of size 0
     is dropped as `empty`.
 
+    A sample of an item that is in the row already does not fit: on small data several epochs meet.
+
     With `max_samples_per_batch` rows are finished by count, and sizes are not looked at.
+
+    At the lane's end the row and the samples set aside become rows, in order.
 
     Args:
         max_sequence_length: The number of tokens that a row stays below: it has at least one less,
@@ -41,7 +45,7 @@ class SequentialPackingBatcher(PackingBatcher):
     """
 
     type_name: ClassVar[str] = "sequential"
-    version: ClassVar[int | str | None] = 2
+    version: ClassVar[int | str | None] = 3
 
     def __init__(
         self,
@@ -89,7 +93,7 @@ class SequentialPackingBatcher(PackingBatcher):
         else:
             self._dropped["overlong"] += 1
             self._offer(deque([None]))
-        return self._batches(self.rows)
+        return cut_batches(self._finished, self.rows, self.rows)
 
     @property
     def pending(self) -> Sequence[SampleRef]:
@@ -104,13 +108,19 @@ class SequentialPackingBatcher(PackingBatcher):
         """Tell whether `add` may raise: never, as far as this class decides."""
         return not self.keeps(SequentialPackingBatcher)
 
+    def spare(self, row: Row) -> int:
+        """Return how many tokens of a row are free; 0 where rows are finished by count."""
+        if self.max_sequence_length is None:
+            return 0
+        return self.max_sequence_length - 1 - sum(ref.size for ref in row)
+
     def flush(self) -> list[Rows]:
         """Return rows of what is left, in order; the last batch may have fewer."""
         while self._row:
             skipped = deque(self._skipped)
             self._finish()
             self._offer(skipped)
-        return self._batches(1)
+        return cut_batches(self._finished, self.rows, 1)
 
     def _offer(self, queue: deque[SampleRef | None]) -> None:
         while queue:
@@ -128,18 +138,14 @@ class SequentialPackingBatcher(PackingBatcher):
 
     def _fits(self, ref: SampleRef) -> bool:
         budget = self.max_sequence_length
-        return budget is None or self._total + ref.size < budget
+        if budget is None:
+            return True
+        fits = self._total + ref.size < budget
+        return fits and all(sample_key(other) != sample_key(ref) for other in self._row)
 
     def _finish(self) -> None:
         self._finished.append(self._row)
         self._row, self._total, self._skipped = [], 0, []
-
-    def _batches(self, least: int) -> list[Rows]:
-        batches: list[Rows] = []
-        while len(self._finished) >= least:
-            batches.append(self._finished[: self.rows])
-            del self._finished[: self.rows]
-        return batches
 
 
 __all__ = ["SequentialPackingBatcher"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,15 @@ Array = npt.NDArray[Any]
 
 IGNORE_INDEX = -100
 """The label that losses leave out: the default of `torch.nn.CrossEntropyLoss(ignore_index=)`."""
+
+PAD_ID = "pad_token_id"
+"""The key under which a sample tells the id that its tokenizer pads with."""
+
+NOTED = "noted"
+"""The key under which a processor adds integers to the counts of the batch that holds a sample."""
+
+CHOSEN = ("loss_mask", "token_mask", "row_tokens")
+"""Masks of tokens that a loss is taken of, beside `labels`."""
 
 
 def as_array(value: Any) -> Array | None:
@@ -74,12 +83,66 @@ def token_row(value: Any, name: str, context: CollateContext) -> Array:
     return array
 
 
+def flag_row(value: Any, name: str, context: CollateContext) -> Array:
+    """Return whether each token is meant: bool, (t,); what is not 0 is.
+
+    Raises:
+        BadBatch: `value` is not one row of numbers or booleans.
+    """
+    array = as_array(value)
+    if array is None or array.ndim != 1 or array.dtype.kind not in "biuf":
+        what = type(value).__name__ if array is None else f"{array.dtype} of shape {array.shape}"
+        raise bad_batch(
+            context, f"{name!r} of a sample is {what}; give 1 or 0 per token, shape (tokens,)"
+        )
+    flags: Array = array != 0
+    return flags
+
+
+def learned_labels(labels: Array, learned: Array, ignored: int = IGNORE_INDEX) -> Array:
+    """Return int64 labels, (t,), with `ignored` where `learned`, bool (t,), is False."""
+    return np.where(learned, labels.astype(np.int64), ignored)
+
+
+def pad_id(given: int | None, samples: Iterable[Sample], context: CollateContext) -> int:
+    """Return the id on padding: what the job says, else the samples' `pad_token_id`, else 0.
+
+    Raises:
+        BadBatch: The samples have several, or one that is not a whole number.
+    """
+    if given is not None:
+        return given
+    found = {sample[PAD_ID] for sample in samples if sample.get(PAD_ID) is not None}
+    if len(found) > 1 or not all(isinstance(one, int | np.integer) for one in found):
+        raise bad_batch(
+            context,
+            f"the samples have the {PAD_ID}s {', '.join(map(repr, sorted(found, key=repr)))}; give "
+            "them one whole number, or set pad_value",
+        )
+    return int(found.pop()) if found else 0
+
+
+def count_noted(samples: Iterable[Sample], context: CollateContext) -> None:
+    """Add what processors noted about their samples, `noted: {name: n}`, to the batch's counts."""
+    for sample in samples:
+        if isinstance(noted := sample.get(NOTED), Mapping):
+            for name, number in noted.items():
+                context.count(name, context.counts.get(name, 0) + number)
+
+
 def masked(values: dict[str, Any], ignored: int = IGNORE_INDEX) -> dict[str, Any]:
-    """Return `values` with other `labels`, all `ignored`; labels that are not integers are kept."""
+    """Return `values` with nothing to learn: `labels` all `ignored`, 0 where masks chose tokens.
+
+    Labels that are not integers are kept, and nothing of `values` is changed.
+    """
+    blank = dict(values)
     labels = values.get("labels")
-    if not isinstance(labels, np.ndarray) or labels.dtype.kind != "i":
-        return values
-    return {**values, "labels": np.full_like(labels, ignored)}
+    if isinstance(labels, np.ndarray) and labels.dtype.kind == "i":
+        blank["labels"] = np.full_like(labels, ignored)
+    for name in CHOSEN:
+        if isinstance(values.get(name), np.ndarray):
+            blank[name] = np.zeros_like(values[name])
+    return blank
 
 
 def bad_batch(context: CollateContext, sentence: str) -> BadBatch:
@@ -133,12 +196,19 @@ def _tensor(torch: Any, tensor: Any) -> Array:
 
 
 __all__ = [
+    "CHOSEN",
     "IGNORE_INDEX",
+    "NOTED",
+    "PAD_ID",
     "Array",
     "as_array",
     "bad_batch",
+    "count_noted",
+    "flag_row",
+    "learned_labels",
     "masked",
     "named",
+    "pad_id",
     "token_ids",
     "token_row",
 ]

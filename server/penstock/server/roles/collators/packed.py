@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,26 +11,40 @@ import numpy as np
 from penstock.server.roles.base import BatchCollator, KeySpec, Layout, Sample
 from penstock.server.roles.collators.arrays import (
     IGNORE_INDEX,
+    NOTED,
+    PAD_ID,
     Array,
     bad_batch,
+    count_noted,
     masked,
+    pad_id,
 )
-from penstock.server.roles.collators.segments import lay_out
+from penstock.server.roles.collators.copying import copy_columns
+from penstock.server.roles.collators.layouts import LAYOUTS, Laid
+from penstock.server.roles.collators.segments import (
+    Document,
+    Lengths,
+    documents_of,
+    lay_out,
+    targets,
+)
+from penstock.server.roles.columns import ColumnCollator, ColumnRows
 from penstock.server.roles.context import CollateContext
 from penstock.wire.checks import check_choice, check_whole
 from penstock.wire.errors import InvalidJob
 
 
-class PackedCollator(BatchCollator):
+class PackedCollator(BatchCollator, ColumnCollator):
     """Lay the documents of every row one after another and say where the seams are.
 
-    Gives, for B rows of T tokens:
+    Gives, for B rows of T tokens, in the layout `flash`, which models of transformers take:
 
     * `input_ids`: (B, T).
     * `labels`: (B, T), a document's own or a copy of its `input_ids`. Unshifted: -100 on padding
       and on the first token of every document, else the last token of one would predict the first
       of the next. Shifted: the label of a token is the token that follows it; -100 on padding
-      and on the last token of every document.
+      and on the last token of every document. A sample's `loss_mask` sets labels to -100 where it
+      is 0.
     * `position_ids`: (B, T), from 0 in every document, and in the padding.
     * `cu_seq_lens_q`, `cu_seq_lens_k`: int32 (n + 1,), where each of the n documents starts in the
       flattened rows, then B * T. What is left of a row is a document of its own; so they are
@@ -39,35 +54,44 @@ class PackedCollator(BatchCollator):
       padding. Every mask derives from it: two tokens of a row see each other where their numbers
       are equal and not 0.
 
-    A piece of a split document is a document: its positions start at 0 and its first label is
-    masked. Keys other than `input_ids` and `labels` are not carried. Documents of no tokens take no
-    place. A row that quarantine has emptied is padding.
+    The other layouts, `megatron`, `thd`, `indexed`, `neat` and `seams`, are described in
+    `penstock.server.roles.collators.layouts`. In `indexed` and `neat` a token on which a sample's
+    own `attention_mask` is 0 has the number 0: attention does not see it, its position counts on,
+    and it is neither learned nor predicts. The others cannot hide tokens, and refuse such samples.
 
-    Counts: `samples`, `tokens`, `loss_tokens` (labels other than -100), `padding_tokens`.
+    A piece of a split document is a document: its positions start at 0 and its first label is
+    masked. Other keys of samples are not carried. Documents of no tokens take no place. A row that
+    quarantine has emptied is padding; a padding batch has no labels but -100, and no `loss_mask`.
+
+    Counts: `samples`, `tokens`, `loss_tokens` (labels other than -100), `padding_tokens`; and what
+    samples have `noted`.
 
     Args:
         pad_to: The length T of every row, in tokens; a longer row is an error. None = the longest
             row of each batch. A fixed length gives static shapes, for torch.compile and CUDA
             graphs, and costs padding.
-        document_multiple: Pads every document to a multiple of this many tokens, and cu_seq_lens
-            counts that padding to the document; it comes after the document's own tokens, so causal
+        document_multiple: Pads every document to a multiple of this many tokens, and the seams
+            count that padding to the document; it comes after the document's own tokens, so causal
             attention does not see it. Context parallelism needs 2 x cp; a larger multiple costs
             padding. None = 1.
         max_documents: The most documents of a batch, the padding of a row counted as one; more are
             an error. cu_seq_lens then always has this many entries and one more, the last value
-            repeated: static shapes for torch.compile and CUDA graphs. None = as many entries as the
-            batch needs.
+            repeated: static shapes for torch.compile and CUDA graphs. In `thd`, the most of a row.
+            None = as many entries as the batch needs.
         labels: `unshifted` for models that shift labels themselves (transformers), or `shifted`.
-        pad_value: The id on padding in `input_ids`.
-        ids_dtype: The dtype of `input_ids`, `labels` and `position_ids`: `int64`, or `int32` for
+            None = `unshifted` in the layouts `flash` and `indexed`, `shifted` in the others.
+        pad_value: The id on padding in `input_ids`. None = the samples' `pad_token_id`, else 0.
+        ids_dtype: The dtype of ids, labels, positions and indexed masks: `int64`, or `int32` for
             half of the bytes on the wire. The Loader hands labels over as int64 either way.
+        layout: The names and forms of the values: `flash`, `megatron`, `thd`, `indexed`, `neat` or
+            `seams`.
 
     Raises:
         InvalidJob: A parameter has a value that cannot be.
     """
 
     type_name: ClassVar[str] = "packed"
-    version: ClassVar[int | str | None] = 1
+    version: ClassVar[int | str | None] = 2
     uses_global_rng: ClassVar[bool] = False
 
     def __init__(
@@ -75,18 +99,19 @@ class PackedCollator(BatchCollator):
         pad_to: int | None = None,
         document_multiple: int | None = None,
         max_documents: int | None = None,
-        labels: str = "unshifted",
-        pad_value: int = 0,
+        labels: str | None = None,
+        pad_value: int | None = None,
         ids_dtype: str = "int64",
+        layout: str = "flash",
     ) -> None:
-        for name, value in (
-            ("pad_to", pad_to),
-            ("document_multiple", document_multiple),
-            ("max_documents", max_documents),
+        for name, value, least in (
+            ("pad_to", pad_to, 1),
+            ("document_multiple", document_multiple, 1),
+            ("max_documents", max_documents, 1),
+            ("pad_value", pad_value, 0),
         ):
             if value is not None:
-                check_whole(name, value, 1, optional=True)
-        check_whole("pad_value", pad_value, 0, optional=True)
+                check_whole(name, value, least, optional=True)
         if pad_to is not None and pad_to % (document_multiple or 1):
             raise InvalidJob(
                 f"pad_to is {pad_to}, which is not a multiple of document_multiple "
@@ -95,10 +120,19 @@ class PackedCollator(BatchCollator):
             )
         self.pad_to = pad_to
         self.document_multiple = document_multiple
-        self.max_documents = max_documents
-        self.labels = check_choice("labels", labels, ("unshifted", "shifted"))
         self.pad_value = pad_value
         self.ids_dtype = check_choice("ids_dtype", ids_dtype, ("int64", "int32"))
+        self.layout = check_choice("layout", layout, tuple(LAYOUTS))
+        self._layout = LAYOUTS[layout](pad_to, max_documents, ids_dtype)
+        if labels is not None:
+            check_choice("labels", labels, ("unshifted", "shifted"))
+        if document_multiple is not None and not self._layout.learns:
+            raise InvalidJob(
+                f"document_multiple pads documents, and layout: {layout} does not say by how much: "
+                "leave it out, or use layout: flash",
+                key="document_multiple",
+            )
+        self.shifts = self._layout.shifts if labels is None else labels == "shifted"
         # Without it the width is that of the longest row: of a batch of no row, nothing.
         self.pads_empty = pad_to is not None
 
@@ -107,93 +141,111 @@ class PackedCollator(BatchCollator):
 
         Raises:
             BadBatch: A row is longer than `pad_to`; there are more documents than `max_documents`;
-                a sample has no `input_ids`, or `labels` of another length.
+                a sample has no `input_ids`, or `labels` of another length, or hides tokens from a
+                layout that cannot.
         """
-        segments, width = lay_out(rows, self.pad_to, self.document_multiple, context)
-        shape = (max(1, len(rows)), width)
-        starts = np.array([segment.start for segment in segments])
-        sizes = np.array([segment.size for segment in segments])
-        area = shape[0] * width
-
-        input_ids = np.full(area, self.pad_value, dtype=self.ids_dtype)
-        labels = np.full(area, IGNORE_INDEX, dtype=self.ids_dtype)
-        document_ids = np.zeros(area, dtype=np.int32)
-        tokens = 0
-        for segment in segments:
-            if segment.ids is None:
+        documents = documents_of(rows, context) or [[]]
+        lengths = [np.array([len(one.ids) for one in row], np.int64) for row in documents]
+        padding = pad_id(self.pad_value, (sample for row in rows for sample in row), context)
+        laid = self._blank_rows(lengths, padding, context)
+        input_ids, labels, document_ids = (values.reshape(-1) for values in laid[:3])
+        starts = laid.segments.starts[laid.segments.lengths > 0].tolist()
+        for start, document in zip(starts, chain(*documents), strict=True):
+            here = slice(start, start + len(document.ids))
+            input_ids[here] = document.ids
+            if document.seen is not None:
+                document_ids[here] *= self._seen(document.seen, context)
+            if not self._layout.learns:
+                self._check_unlabelled(document, context)
                 continue
-            own = segment.ids if segment.labels is None else segment.labels
-            length = len(segment.ids)
-            document = slice(segment.start, segment.start + length)
-            input_ids[document] = segment.ids
-            document_ids[document] = segment.number
-            first_label = segment.start + (self.labels == "unshifted")
-            labels[first_label : first_label + length - 1] = own[1:]
-            tokens += length
+            first_label = start + (not self.shifts)
+            labels[first_label : first_label + len(document.ids) - 1] = targets(document)
+        for row in rows:
+            count_noted(row, context)
+        return self._finished(laid, sum(map(len, rows)))
 
-        cu_seq_lens = self._cu_seq_lens(starts, area, context)
-        position_ids = np.arange(area, dtype=self.ids_dtype)
-        position_ids -= np.repeat(starts, sizes).astype(self.ids_dtype)
-        longest = int(sizes.max())
+    def takes_columns(self, columns: Mapping[str, np.dtype[Any] | None]) -> Sequence[str] | None:
+        """Return `input_ids`, and `labels` if there are any; None if anything else decides."""
+        wanted = [name for name in ("input_ids", "labels") if name in columns]
+        if "labels" in columns and not self._layout.learns:
+            return None  # they are refused by name where items are taken one by one
+        whole = all((dtype := columns[name]) is not None and dtype.kind in "iu" for name in wanted)
+        more = {"loss_mask", "attention_mask", PAD_ID, NOTED} & set(columns)
+        simple = (self.document_multiple or 1) == 1 and self.keeps(PackedCollator, "collate")
+        return wanted if "input_ids" in wanted and whole and simple and not more else None
 
-        context.count("samples", sum(map(len, rows)))
-        context.count("tokens", tokens)
-        context.count("loss_tokens", int(np.count_nonzero(labels != IGNORE_INDEX)))
-        context.count("padding_tokens", area - tokens)
-        return {
-            "input_ids": input_ids.reshape(shape),
-            "labels": labels.reshape(shape),
-            "position_ids": position_ids.reshape(shape),
-            "cu_seq_lens_q": cu_seq_lens,
-            "cu_seq_lens_k": cu_seq_lens.copy(),
-            "max_length_q": longest,
-            "max_length_k": longest,
-            "document_ids": document_ids.reshape(shape),
-        }
+    def collate_columns(self, rows: ColumnRows, context: CollateContext) -> dict[str, Any]:
+        """Return what `collate` does for the same samples.
+
+        Raises:
+            BadBatch: A row is longer than `pad_to`; there are more documents than `max_documents`.
+        """
+        lengths = [row[row > 0] for row in rows.lengths] or [np.empty(0, np.int64)]
+        laid = self._blank_rows(lengths, self.pad_value or 0, context)
+        copy_columns(rows, laid, self.shifts if self._layout.learns else None)
+        return self._finished(laid, sum(map(len, rows.lengths)))
+
+    def _blank_rows(
+        self, lengths: Sequence[Lengths], padding: int, context: CollateContext
+    ) -> Laid:
+        """Return rows for documents of these lengths, with their numbers and no tokens yet."""
+        segments, width = lay_out(lengths, self.pad_to, self.document_multiple, context)
+        shape = (len(lengths), width)
+        ids = np.full(shape, padding, dtype=self.ids_dtype)
+        if not self._layout.learns:
+            nothing = np.empty((len(lengths), 0), dtype=self.ids_dtype)
+            return Laid(ids, nothing, nothing, segments, context)
+        numbers = np.repeat(segments.numbers.astype(np.int32), segments.sizes)
+        if (self.document_multiple or 1) > 1:
+            inside = np.arange(numbers.size) - np.repeat(segments.starts, segments.sizes)
+            numbers[inside >= np.repeat(segments.lengths, segments.sizes)] = 0
+        return Laid(
+            ids,
+            np.full(shape, IGNORE_INDEX, dtype=self.ids_dtype),
+            numbers.reshape(shape),
+            segments,
+            context,
+        )
+
+    def _finished(self, laid: Laid, samples: int) -> dict[str, Any]:
+        tokens = int(laid.segments.lengths.sum())
+        learned = tokens - int(np.count_nonzero(laid.segments.lengths))
+        if self._layout.learns:
+            learned = int(np.count_nonzero(laid.labels != IGNORE_INDEX))
+        laid.context.count("samples", samples)
+        laid.context.count("tokens", tokens)
+        laid.context.count("loss_tokens", learned)
+        laid.context.count("padding_tokens", laid.input_ids.size - tokens)
+        return self._layout.values(laid)
 
     def blank(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the values with -100 in all `labels`; nothing of `values` is changed."""
+        """Return the values with -100 in all `labels`, 0 in `loss_mask` and in `row_tokens`."""
         return masked(values)
 
     def specs(self) -> list[KeySpec]:
-        """Return the eight keys that every batch has."""
-        shape = (-1, self.pad_to or -1)
-        seams = (-1 if self.max_documents is None else self.max_documents + 1,)
-        return [
-            *(KeySpec(name, dtype=self.ids_dtype, shape=shape) for name in ("input_ids", "labels")),
-            KeySpec(
-                "position_ids",
-                dtype=self.ids_dtype,
-                shape=shape,
-                least=0,
-                most=None if self.pad_to is None else self.pad_to - 1,
-            ),
-            *(
-                KeySpec(name, dtype="int32", shape=seams, least=0)
-                for name in ("cu_seq_lens_q", "cu_seq_lens_k")
-            ),
-            *(
-                KeySpec(name, kind="int", place="host", least=0, most=self.pad_to)
-                for name in ("max_length_q", "max_length_k")
-            ),
-            KeySpec("document_ids", dtype="int32", shape=shape, least=0),
-        ]
+        """Return the keys that every batch has."""
+        return self._layout.specs()
 
     def value_layout(self) -> Layout:
-        """Return that documents are packed, and what their labels are."""
-        return Layout("packed", self.labels == "shifted", IGNORE_INDEX)
+        """Return the layout's name, and what the labels are."""
+        return Layout(self.layout, self.shifts, IGNORE_INDEX)
 
-    def _cu_seq_lens(self, starts: Array, area: int, context: CollateContext) -> Array:
-        entries = len(starts) if self.max_documents is None else self.max_documents
-        if len(starts) > entries:
+    def _check_unlabelled(self, document: Document, context: CollateContext) -> None:
+        if document.labels is not None:
             raise bad_batch(
                 context,
-                f"there are {len(starts)} documents, padding among them, and max_documents is "
-                f"{entries}; raise it, or let the batcher put fewer samples into a row",
+                f"a sample brings labels or a loss_mask, which layout: {self.layout} does not "
+                "carry; use layout: flash, or leave them out of samples",
             )
-        cu_seq_lens: Array = np.full(entries + 1, area, dtype=np.int32)
-        cu_seq_lens[: len(starts)] = starts
-        return cu_seq_lens
+
+    def _seen(self, seen: Array, context: CollateContext) -> Array:
+        if not self._layout.hides:
+            raise bad_batch(
+                context,
+                f"a sample hides tokens by its attention_mask, which the layout {self.layout} "
+                "cannot say; use layout: indexed or neat, or leave attention_mask out of samples",
+            )
+        return seen
 
 
 __all__ = ["PackedCollator"]

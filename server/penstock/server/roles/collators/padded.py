@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from penstock.server.roles.base import BatchCollator, KeySpec, Layout, Sample
 from penstock.server.roles.collators.arrays import (
+    CHOSEN,
     IGNORE_INDEX,
+    NOTED,
+    PAD_ID,
     Array,
     as_array,
     bad_batch,
+    count_noted,
+    flag_row,
+    learned_labels,
     masked,
+    pad_id,
     token_ids,
     token_row,
 )
 from penstock.server.roles.collators.default import stack_samples
 from penstock.server.roles.context import CollateContext
-from penstock.wire.checks import check_whole
+from penstock.wire.checks import check_choice, check_flag, check_whole
 from penstock.wire.errors import InvalidJob
 
-_ALIGNED = ("labels", "attention_mask", "token_type_ids", "position_ids", "special_tokens_mask")
-_IDS = ("input_ids", "attention_mask", "labels")
+_ALIGNED = (
+    "attention_mask",
+    "token_type_ids",
+    "position_ids",
+    "special_tokens_mask",
+    *CHOSEN,
+)
 
 
 class PaddedCollator(BatchCollator):
@@ -32,51 +44,61 @@ class PaddedCollator(BatchCollator):
     Gives, B = number of samples:
 
     * `input_ids`: int64 (B, T).
-    * `attention_mask`: int64 (B, T), 1 on tokens and 0 on padding; a sample's own is kept.
-    * `labels`: int64 (B, T), a sample's own or a copy of its `input_ids`; `label_pad` on padding.
-      Unshifted: models of `transformers` shift by themselves.
-    * `token_type_ids`, `position_ids`, `special_tokens_mask` and the keys of `sequences`, where the
-      samples have them: padded with 0 along the first axis, in their own dtype.
+    * `attention_mask`: int64 or bool (B, T), 1 on tokens and 0 on padding; a sample's own is kept.
+    * `labels`: int64 (B, T), a sample's own or a copy of its `input_ids`; `label_pad` on padding,
+      and where a sample's `loss_mask` is 0. Unshifted: models of transformers shift by themselves.
+    * `token_type_ids`, `position_ids`, `special_tokens_mask`, `token_mask`, `loss_mask` and the
+      keys of `sequences`, where the samples have them: padded with 0 along the first axis, in their
+      own dtype.
     * All other keys: as `DefaultBatchCollator` stacks them.
 
-    A batch that quarantine has emptied is made of zeros, in the shapes of a real one, with
-    `label_pad` in all `labels`.
+    A batch that quarantine has emptied is made of zeros, in the shapes of a real one. A padding
+    batch has `label_pad` in all `labels`, and 0 in `token_mask` and `loss_mask`.
 
-    Counts: `samples`, `tokens`, `loss_tokens` (labels other than `label_pad`), `padding_tokens`.
+    Counts: `samples`, `tokens`, `loss_tokens` (labels other than `label_pad`), `padding_tokens`;
+    with `truncate` also `truncated_samples` and `truncated_tokens`; and what samples have `noted`.
 
     Args:
-        pad_to: The length T of every batch, in tokens; a longer sample is an error. None = the
-            longest sample of each batch. A fixed length gives static shapes, for torch.compile and
-            CUDA graphs, and costs padding.
+        pad_to: The length T of every batch, in tokens; a longer sample is an error, unless
+            `truncate` is set. None = the longest sample of each batch. A fixed length gives static
+            shapes, for torch.compile and CUDA graphs, and costs padding.
         pad_to_multiple_of: Rounds T up to a multiple of this, such as 8 or 64, which some kernels
-            are faster with. None = 1.
-        pad_value: The id on padding in `input_ids`.
+            are faster with; FP8 needs 16. None = 1.
+        pad_value: The id on padding in `input_ids`. None = the samples' `pad_token_id`, else 0.
         label_pad: The label on padding.
         sequences: The names of further values that have an entry per token, and are padded too.
         make_labels: Copy `input_ids` to `labels` where a sample has none. With false, `labels` that
             are a single value per sample (classes) are stacked, (B,).
+        labels: `unshifted`, or `shifted` for models that do not shift: the label of a token is then
+            the token that follows it, and that of a sample's last token `label_pad`.
+        truncate: Cut what of a sample is longer than `pad_to`, on the right, and count it.
+        mask_dtype: The dtype of `attention_mask`: `int64` or `bool`.
 
     Raises:
         InvalidJob: A parameter has a value that cannot be.
     """
 
     type_name: ClassVar[str] = "padded"
-    version: ClassVar[int | str | None] = 1
+    version: ClassVar[int | str | None] = 2
     uses_global_rng: ClassVar[bool] = False
 
     def __init__(
         self,
         pad_to: int | None = None,
         pad_to_multiple_of: int | None = None,
-        pad_value: int = 0,
+        pad_value: int | None = None,
         label_pad: int = IGNORE_INDEX,
         sequences: Sequence[str] = (),
         make_labels: bool = True,
+        labels: str = "unshifted",
+        truncate: bool = False,
+        mask_dtype: str = "int64",
     ) -> None:
         for name, value in (("pad_to", pad_to), ("pad_to_multiple_of", pad_to_multiple_of)):
             if value is not None:
                 check_whole(name, value, 1, optional=True)
-        check_whole("pad_value", pad_value, 0, optional=True)
+        if pad_value is not None:
+            check_whole("pad_value", pad_value, 0, optional=True)
         check_whole("label_pad", label_pad, IGNORE_INDEX, optional=True)
         if pad_to is not None and pad_to_multiple_of is not None and pad_to % pad_to_multiple_of:
             raise InvalidJob(
@@ -94,6 +116,11 @@ class PaddedCollator(BatchCollator):
         self.label_pad = label_pad
         self.sequences = tuple(sequences)
         self.make_labels = make_labels
+        self.shifts = check_choice("labels", labels, ("unshifted", "shifted")) == "shifted"
+        if check_flag("truncate", truncate) and pad_to is None:
+            raise InvalidJob("truncate cuts samples to pad_to, which is not given", key="truncate")
+        self.truncate = truncate
+        self.mask_dtype = np.dtype(check_choice("mask_dtype", mask_dtype, ("int64", "bool")))
 
     def collate(self, rows: Sequence[Sequence[Sample]], context: CollateContext) -> dict[str, Any]:
         """Return the padded values; the samples of all rows, one below the other.
@@ -107,9 +134,11 @@ class PaddedCollator(BatchCollator):
         lengths = [len(row) for row in ids]
         width = self._width(lengths, context)
         height = len(samples) or max(1, len(rows))
+        kept = [min(length, width) for length in lengths]
 
+        padding = pad_id(self.pad_value, samples, context)
         values: dict[str, Any] = {
-            "input_ids": _pad(ids, (height, width), self.pad_value, np.dtype(np.int64))
+            "input_ids": _pad(ids, (height, width), padding, np.dtype(np.int64))
         }
         present = {name for sample in samples for name in sample}
         if "attention_mask" in present:
@@ -117,49 +146,66 @@ class PaddedCollator(BatchCollator):
                 "attention_mask", samples, lengths, width, context
             )
         else:
-            on_tokens = np.arange(width) < np.array(lengths or [0] * height)[:, None]
-            values["attention_mask"] = on_tokens.astype(np.int64)
+            on_tokens = np.arange(width) < np.array(kept or [0] * height)[:, None]
+            values["attention_mask"] = on_tokens.astype(self.mask_dtype)
         if self.make_labels or not all(_is_class(sample.get("labels")) for sample in samples):
             labels = self._labels(samples, ids, context)
+            if self.shifts:
+                labels = [np.append(row[1:], self.label_pad) for row in labels]
             values["labels"] = _pad(labels, (height, width), self.label_pad, np.dtype(np.int64))
             context.count("loss_tokens", int(np.count_nonzero(values["labels"] != self.label_pad)))
         for name in (*_ALIGNED[1:], *self.sequences):
             if name in present and name not in values:
                 values[name] = self._sequence(name, samples, lengths, width, context)
-        values |= stack_samples(samples, context, leave_out=tuple(values))
-
-        context.count("samples", len(samples))
-        context.count("tokens", sum(lengths))
-        context.count("padding_tokens", height * width - sum(lengths))
+        values |= stack_samples(samples, context, leave_out=(*values, *_not_stacked(samples)))
+        self._count(samples, lengths, kept, height * width, context)
         return values
 
+    def _count(
+        self,
+        samples: Sequence[Sample],
+        lengths: list[int],
+        kept: list[int],
+        area: int,
+        context: CollateContext,
+    ) -> None:
+        count_noted(samples, context)
+        context.count("samples", len(samples))
+        context.count("tokens", sum(kept))
+        context.count("padding_tokens", area - sum(kept))
+        if self.truncate:
+            cut = sum(whole > part for whole, part in zip(lengths, kept, strict=True))
+            context.count("truncated_samples", cut)
+            context.count("truncated_tokens", sum(lengths) - sum(kept))
+
     def blank(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the values with `label_pad` in all `labels`; nothing of `values` is changed."""
+        """Return the values with `label_pad` in all `labels`, and 0 where masks chose tokens."""
         return masked(values, self.label_pad)
 
     def specs(self) -> list[KeySpec]:
         """Return the keys that every batch has."""
         shape = (-1, self.pad_to or -1)
-        mask = KeySpec("attention_mask", dtype="int64", shape=shape, least=0, most=1)
+        mask = KeySpec("attention_mask", dtype=self.mask_dtype.name, shape=shape, least=0, most=1)
         names = ("input_ids", "labels") if self.make_labels else ("input_ids",)
         ids, *labels = (KeySpec(name, dtype="int64", shape=shape) for name in names)
         return [ids, mask, *labels]
 
     def value_layout(self) -> Layout:
         """Return that samples are padded, and which labels count."""
-        return Layout("padded", ignore_index=self.label_pad if self.make_labels else None)
+        return Layout("padded", self.shifts, self.label_pad if self.make_labels else None)
 
     def _width(self, lengths: list[int], context: CollateContext) -> int:
         longest = max(lengths, default=0)
         if self.pad_to is None:
             multiple = self.pad_to_multiple_of or 1
             return max(1, -(-longest // multiple)) * multiple
-        if longest > self.pad_to:
+        if longest > self.pad_to and not self.truncate:
             raise bad_batch(
                 context,
                 f"sample {lengths.index(longest)} has {longest} tokens and pad_to is "
                 f"{self.pad_to}; "
-                f"cut samples in the processor (max_length: {self.pad_to}) or raise pad_to",
+                f"cut samples in the processor (max_length: {self.pad_to}), set truncate: true, or "
+                "raise pad_to",
             )
         return self.pad_to
 
@@ -169,7 +215,7 @@ class PaddedCollator(BatchCollator):
         labels = []
         for number, (sample, tokens) in enumerate(zip(samples, ids, strict=True)):
             if "labels" not in sample and self.make_labels:
-                labels.append(tokens)
+                labels.append(self._learned(sample, number, tokens, context))
                 continue
             if self.make_labels and _is_class(sample["labels"]):
                 raise bad_batch(
@@ -178,8 +224,17 @@ class PaddedCollator(BatchCollator):
                     "token, or set make_labels: false to have such labels stacked",
                 )
             own = _aligned(sample, "labels", number, len(tokens), context)
-            labels.append(token_row(own, "labels", context))
+            row = token_row(own, "labels", context)
+            labels.append(self._learned(sample, number, row, context))
         return labels
+
+    def _learned(
+        self, sample: Sample, number: int, labels: Array, context: CollateContext
+    ) -> Array:
+        if "loss_mask" not in sample:
+            return labels
+        learned = _aligned(sample, "loss_mask", number, len(labels), context)
+        return learned_labels(labels, flag_row(learned, "loss_mask", context), self.label_pad)
 
     def _sequence(
         self,
@@ -202,8 +257,14 @@ class PaddedCollator(BatchCollator):
                     f"{part.dtype} of shape {part.shape} in sample {number}; only the first axis "
                     "may differ",
                 )
-        dtype = np.dtype(np.int64) if name == "attention_mask" else first.dtype
+        dtype = self.mask_dtype if name == "attention_mask" else first.dtype
         return _pad(parts, (len(parts), width, *first.shape[1:]), 0, dtype)
+
+
+def _not_stacked(samples: Sequence[Sample]) -> list[str]:
+    """Return the keys that are for the collator, and not for the batch."""
+    noted = any(isinstance(sample.get(NOTED), Mapping) for sample in samples)
+    return [PAD_ID, NOTED] if noted else [PAD_ID]
 
 
 def _is_class(value: Any) -> bool:
@@ -233,7 +294,7 @@ def _aligned(sample: Sample, name: str, number: int, length: int, context: Colla
 def _pad(rows: Sequence[Array], shape: tuple[int, ...], value: int, dtype: np.dtype[Any]) -> Array:
     padded: Array = np.full(shape, value, dtype=dtype)
     for number, row in enumerate(rows):
-        padded[number, : len(row)] = row
+        padded[number, : len(row)] = row[: shape[1]]
     return padded
 
 

@@ -5,83 +5,130 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.server.roles.base import Sample
-from penstock.server.roles.collators.arrays import Array, bad_batch, token_ids, token_row
+from penstock.server.roles.collators.arrays import (
+    Array,
+    bad_batch,
+    flag_row,
+    learned_labels,
+    token_ids,
+    token_row,
+)
 from penstock.server.roles.context import CollateContext
 from penstock.wire.errors import BadBatch
 
+Lengths = npt.NDArray[np.int64]
 
-class Segment(NamedTuple):
-    """A stretch of one row that cu_seq_lens bounds: a document with its own padding, or padding."""
 
-    start: int
-    """Its first token in the flattened rows."""
-    size: int
-    """How many tokens it takes up."""
-    ids: Array | None
-    """The document's tokens, at most `size`; None = padding."""
+class Document(NamedTuple):
+    """What a sample gives to a packed row: one entry per token each."""
+
+    ids: Array
+    """The tokens."""
     labels: Array | None
-    """The labels that the document brought itself."""
-    number: int
+    """Its own labels, -100 where its `loss_mask` is 0; None = the tokens are the labels."""
+    seen: Array | None
+    """Bool: which tokens attention sees; None = all."""
+
+
+class Segments(NamedTuple):
+    """Stretches of the flattened rows that seams bound, in order and without gaps.
+
+    Each is a document with its own padding, or what is left over of a row. All int64 (n,).
+    """
+
+    starts: Lengths
+    """The first token of each in the flattened rows."""
+    sizes: Lengths
+    """How many tokens each takes up."""
+    lengths: Lengths
+    """How many of them are a document's; 0 = padding."""
+    numbers: Lengths
     """The document's number in its row, from 1; 0 = padding."""
 
 
 def lay_out(
-    rows: Sequence[Sequence[Sample]],
+    rows: Sequence[Lengths],
     pad_to: int | None,
     document_multiple: int | None,
     context: CollateContext,
-) -> tuple[list[Segment], int]:
-    """Return the segments of the flattened rows, in order and without gaps, and the width of a row.
+) -> tuple[Segments, int]:
+    """Return the segments of the flattened rows, and the width of a row.
 
     Args:
-        rows: The samples of each row; one without tokens takes no place.
+        rows: How many tokens the documents of each row have, none of them 0.
         pad_to: The width; None = that of the longest row.
         document_multiple: Every document takes up a multiple of this; None = 1.
         context: Of the batch.
 
     Raises:
-        BadBatch: A row is longer than `pad_to`; a sample has no `input_ids`, or `labels` of another
-            length.
+        BadBatch: A row is longer than `pad_to`.
     """
     multiple = document_multiple or 1
-    documents = [
-        [document for sample in row if len((document := _document(sample, context))[0])]
+    taken = [-(-row // multiple) * multiple for row in rows]
+    ends = [int(sizes.sum()) for sizes in taken]
+    width = pad_to or max(*ends, multiple)
+    if max(ends) > width:
+        raise _too_long(rows, ends, width, document_multiple, context)
+    none = np.empty(0, np.int64)
+    padding = [np.array([width - end]) if end < width else none for end in ends]
+    sizes = np.concatenate([part for pair in zip(taken, padding, strict=True) for part in pair])
+    empty = [np.zeros_like(left) for left in padding]
+    lengths = np.concatenate([part for pair in zip(rows, empty, strict=True) for part in pair])
+    counted = [np.arange(1, len(row) + 1) for row in rows]
+    numbers = np.concatenate([part for pair in zip(counted, empty, strict=True) for part in pair])
+    return Segments(np.cumsum(sizes) - sizes, sizes, lengths, numbers), width
+
+
+def documents_of(rows: Sequence[Sequence[Sample]], context: CollateContext) -> list[list[Document]]:
+    """Return what the samples of each row give; those without tokens take no place.
+
+    Raises:
+        BadBatch: A sample has no `input_ids`, or another value of another length.
+    """
+    return [
+        [document for sample in row if len((document := _document(sample, context)).ids)]
         for row in rows
-    ] or [[]]
-    lengths = [sum(-(-len(ids) // multiple) * multiple for ids, _ in row) for row in documents]
-    width = pad_to or max(*lengths, multiple)
-    if max(lengths) > width:
-        raise _too_long(documents, lengths, width, document_multiple, context)
-
-    segments: list[Segment] = []
-    for row_number, row in enumerate(documents):
-        start, end = row_number * width, (row_number + 1) * width
-        for number, (ids, labels) in enumerate(row, start=1):
-            size = -(-len(ids) // multiple) * multiple
-            segments.append(Segment(start, size, ids, labels, number))
-            start += size
-        if start < end:
-            segments.append(Segment(start, end - start, None, None, 0))
-    return segments, width
+    ]
 
 
-def _document(sample: Sample, context: CollateContext) -> tuple[Array, Array | None]:
-    """Return a sample's tokens, and the labels that it brings itself."""
+def targets(document: Document) -> Array:
+    """Return what each token but the last is to predict: the label of the token after it.
+
+    -100 where one of the two is hidden: a hidden token's output means nothing, and it is not
+    learned.
+    """
+    labels = document.ids if document.labels is None else document.labels
+    if document.seen is None:
+        return labels[1:]
+    return learned_labels(labels[1:], document.seen[1:] & document.seen[:-1])
+
+
+def _document(sample: Sample, context: CollateContext) -> Document:
     ids = token_ids(sample, context)
-    if sample.get("labels") is None:
-        return ids, None
-    labels = token_row(sample["labels"], "labels", context)
-    if len(labels) != len(ids):
-        raise bad_batch(
-            context,
-            f"a sample has {len(labels)} labels for {len(ids)} tokens; give one per token",
-        )
-    return ids, labels
+    rows: dict[str, Array | None] = {}
+    for name, row_of in (
+        ("labels", token_row),
+        ("loss_mask", flag_row),
+        ("attention_mask", flag_row),
+    ):
+        row = rows[name] = None if sample.get(name) is None else row_of(sample[name], name, context)
+        if row is not None and len(row) != len(ids):
+            raise bad_batch(
+                context,
+                f"a sample has {len(row)} {name} for {len(ids)} tokens; give one per token",
+            )
+    labels, seen = rows["labels"], rows["attention_mask"]
+    if (learned := rows["loss_mask"]) is not None:
+        labels = learned_labels(ids if labels is None else labels, learned)
+    return Document(ids, labels, None if seen is None or seen.all() else seen)
 
 
 def _too_long(
-    documents: list[list[tuple[Array, Array | None]]],
+    rows: Sequence[Lengths],
     lengths: list[int],
     pad_to: int,
     document_multiple: int | None,
@@ -96,9 +143,9 @@ def _too_long(
     )
     return bad_batch(
         context,
-        f"row {row} has {longest} tokens in {len(documents[row])} documents{rounded}, and "
+        f"row {row} has {longest} tokens in {len(rows[row])} documents{rounded}, and "
         f"pad_to is {pad_to}; raise pad_to or lower the batcher's max_tokens",
     )
 
 
-__all__ = ["Segment", "lay_out"]
+__all__ = ["Document", "Segments", "documents_of", "lay_out", "targets"]

@@ -3,6 +3,8 @@
 | `type:` | Class | Order |
 |---|---|---|
 | `map` | `MapDistributor` | every item once per epoch; shuffled by `full`, `blocks` or `none` |
+| `mixture` | `MixtureDistributor` | parts by their weights, in items or tokens, in every lane |
+| `rank_partitioned` | `RankPartitionedDistributor` | parts by weights, each in lanes of its own |
 | `shards` | `ShardsDistributor` | every row of a stream once per epoch; shards dealt to lanes |
 
 A distributor of your own is a subclass of `DataDistributor` with `draw(lane, lanes, k)`, a pure
@@ -12,12 +14,23 @@ from its number, it has `open(lane, lanes)`, which returns `LaneDraws` with a st
 
 from penstock.server.roles.base import DataDistributor
 from penstock.server.roles.distributors.map import SHUFFLES, MapDistributor
+from penstock.server.roles.distributors.mixture import MixtureDistributor
+from penstock.server.roles.distributors.rank_partitioned import RankPartitionedDistributor
 from penstock.server.roles.distributors.shards import ShardsDistributor
 
 BUILTIN_DISTRIBUTORS: dict[str, type[DataDistributor]] = {
     "map": MapDistributor,
+    "mixture": MixtureDistributor,
+    "rank_partitioned": RankPartitionedDistributor,
     "shards": ShardsDistributor,
 }
 """The built-in names that `type:` in a job file knows."""
 
-__all__ = ["BUILTIN_DISTRIBUTORS", "SHUFFLES", "MapDistributor", "ShardsDistributor"]
+__all__ = [
+    "BUILTIN_DISTRIBUTORS",
+    "SHUFFLES",
+    "MapDistributor",
+    "MixtureDistributor",
+    "RankPartitionedDistributor",
+    "ShardsDistributor",
+]

@@ -111,6 +111,30 @@ class BlockOrder:
         row = rows[index - (ends[number - 1] if number else 0)]
         return row * self._parts + shifts[bisect_right(parts, row)]
 
+    def take(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the items at many positions, equal to `[self[p] for p in positions]`.
+
+        Raises:
+            IndexError: A position is not below the number of items.
+        """
+        if positions.size and not (positions.min() >= 0 and positions.max() < self._length):
+            raise IndexError(
+                f"positions {positions.min()} to {positions.max()} are not in [0, {self._length})"
+            )
+        indices, slots = np.divmod(positions, self._groups)
+        found = np.empty(len(positions), np.int64)
+        for slot in set(slots.tolist()):
+            of_slot = np.flatnonzero(slots == slot)
+            ends = (self._segments[slot] or self._segment(slot)).ends
+            numbers = np.searchsorted(ends, indices[of_slot], side="right")
+            for number in set(numbers.tolist()):
+                places = of_slot[numbers == number]
+                order, parts, shifts = self._window(slot, number)
+                rows = order.take(indices[places] - (ends[number - 1] if number else 0))
+                shift = np.asarray(shifts)[np.searchsorted(parts, rows, side="right")]
+                found[places] = rows * self._parts + shift
+        return found
+
     def blocks_of(self, slot: int) -> int:
         """Return how many blocks a slot reads, those that it shares among them."""
         return len(self._segment(slot).counts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.server.roles.distributors.together import Together
+from penstock.server.roles.distributors.together import Drawn
 from penstock.server.roles.distributors.windows import (
     UNKNOWN_BYTES,
     blocks_needed,
@@ -36,9 +36,22 @@ class Groups:
 
     @classmethod
     def settle(
-        cls, together: Together, lanes: int, number: int | None, window: int | None
+        cls,
+        together: Drawn,
+        lanes: int,
+        number: int | None,
+        window: int | None,
+        shared_bytes: float | None = None,
     ) -> Groups:
         """Return the groups that a job asks for, or what suits its sources.
+
+        Args:
+            together: What is drawn from.
+            lanes: The lanes that draw from it.
+            number: How many groups are asked for; None = what suits.
+            window: How many blocks a group shall draw from; None = what suits.
+            shared_bytes: What others take in memory beside each block of these, and the block;
+                None = there are no others.
 
         Raises:
             InvalidJob: They do not divide the lanes.
@@ -49,12 +62,13 @@ class Groups:
         block_bytes = float(UNKNOWN_BYTES if known is None else max(1, sum(known)) / held)
         if number is not None and lanes % number:
             raise _uneven(number, lanes)
-        number = number or default_groups(lanes, held, block_bytes, window)
-        window = window or default_window(number, held, block_bytes)
+        taken = shared_bytes or block_bytes
+        number = number or default_groups(lanes, held, taken, window)
+        window = window or default_window(number, held, taken)
         is_whole = number == 1 and window >= held
         return cls(number, held if is_whole else window, lanes, held, block_bytes)
 
-    def reading(self, together: Together, shuffle: str) -> Reading | None:
+    def reading(self, together: Drawn, shuffle: str) -> Reading | None:
         """Return how the sources' blocks are read; None if they have none.
 
         Args:

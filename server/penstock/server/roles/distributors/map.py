@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
-from typing import Any, ClassVar, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
-from penstock.server.core.permutation import ORDER_VERSION, Permutation
+import numpy as np
+
+from penstock.server.core.permutation import ORDER_VERSION
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.base import DataDistributor, Source, indexed
-from penstock.server.roles.distributors.blocks import BlockOrder
-from penstock.server.roles.distributors.groups import Groups
-from penstock.server.roles.distributors.together import Together
+from penstock.server.roles.distributors.choice import Choice
+from penstock.server.roles.distributors.shuffle import SHUFFLES, Shuffle
 from penstock.server.roles.reading import Reading
-from penstock.wire.checks import check_choice, check_whole
-from penstock.wire.errors import InvalidJob
-
-SHUFFLES = ("full", "blocks", "none")
-
-_EPOCHS = (
-    4  # orders kept in memory: at the end of an epoch, lanes and their look-ahead draw from two
-)
-
-
-class _Order(Protocol):
-    def __getitem__(self, position: int, /) -> int: ...
 
 
 class MapDistributor(DataDistributor):
@@ -55,6 +43,14 @@ class MapDistributor(DataDistributor):
             decoded source takes at most 128 MiB, and every worker then holds all of it.
         source: The name of the only source to draw from, where the job has several; default: all
             of them, each in proportion to its number of items.
+        where: Which items are drawn at all, by columns that the source can read alone: `{language:
+            en}`, `{score: {min: 0.5}, site: {not: [forum, ads]}}`. A value, a list of values, or
+            `min`, `max`, `above`, `below`, `not`; all must hold.
+        sample_ratio: How many draws an epoch has for each item that `where` keeps: 0.1 draws a
+            tenth of them, 2.5 each twice and half of them once more; exactly `floor(items *
+            ratio)`, at least one. A number, or one for each source by name.
+        resample: Every epoch draws another part of the items for the fraction of `sample_ratio`;
+            else it is the same part in each.
 
     Raises:
         InvalidJob: A parameter has a value that cannot be.
@@ -69,18 +65,14 @@ class MapDistributor(DataDistributor):
         window_blocks: int | None = None,
         reading_groups: int | None = None,
         source: str | None = None,
+        where: dict[str, Any] | None = None,
+        sample_ratio: float | dict[str, float] | None = None,
+        resample: bool = False,
     ) -> None:
-        if shuffle is not None:
-            check_choice("shuffle", shuffle, SHUFFLES, key="distributor.shuffle")
-        for name, value in (("window_blocks", window_blocks), ("reading_groups", reading_groups)):
-            if value is not None:
-                check_whole(name, value, 1, optional=True, key=f"distributor.{name}")
-        self.shuffle, self.source = shuffle, source
-        self.window_blocks, self.reading_groups = window_blocks, reading_groups
-        self._settled = shuffle
-        self._groups: Groups | None = None
+        self.shuffle = Shuffle(shuffle, window_blocks, reading_groups)
+        self.choice = Choice(where, sample_ratio, resample)
+        self.source = source
         self._names: list[str] = []
-        self._only: str | None = None
 
     def bind(
         self, sources: Mapping[str, Source], seed: int, epochs: int | None, lanes: int
@@ -88,49 +80,43 @@ class MapDistributor(DataDistributor):
         """Take the job's sources and seed, and decide what `shuffle` means for these sources.
 
         Raises:
-            InvalidJob: There is no such source, it gives no items by index, it is empty, its blocks
-                do not add up to its length, `full` would decompress a block per row, or the groups
-                do not divide the lanes.
+            InvalidJob: A source or a parameter does not fit: see `indexed`, `Choice.of`, and
+                `Shuffle.settle`.
         """
         super().bind(sources, seed, epochs, lanes)
-        if self.source is not None and self.source not in sources:
-            raise InvalidJob(
-                f"the distributor draws from a source {self.source!r}, and the job has "
-                f"{', '.join(map(repr, sources))}: name one of them with source",
-                key="distributor.source",
-            )
         names = list(sources) if self.source is None else [self.source]
         parts = indexed(sources, names, self)
-        self._together = together = Together(dict(zip(names, parts, strict=True)))
-        self._names, self.items = names, together.items
-        self._only = names[0] if len(names) == 1 else None
-        self._settled = self.shuffle or ("blocks" if together.blocked else "full")
-        blocks = len(together.blocks)
-        if self._settled == "full" and blocks > 1:
-            raise InvalidJob(
-                f"shuffle: full over {blocks} storage blocks would decode a whole block for every "
-                f"row: use shuffle: blocks (reading_groups: 1 with window_blocks: {blocks} mixes "
-                "all of them, and every worker holds them all)",
-                key="distributor.shuffle",
-            )
-        self._groups = Groups.settle(together, lanes, self.reading_groups, self.window_blocks)
-        self._order = lru_cache(_EPOCHS)(self._make_order)
+        self._drawn = self.choice.of(dict(zip(names, parts, strict=True)), seed)
+        self._names, self.items = names, self._drawn.items
+        self.shuffle.settle(self._drawn, lanes, seed, "+".join(names))
 
     def reading(self) -> Reading | None:
         """Return how the sources' blocks are read; None if they have none."""
-        assert self._settled is not None
-        assert self._groups is not None
-        return self._groups.reading(self._together, self._settled)
+        return self.shuffle.reading()
+
+    def drawn_from(self) -> Sequence[str]:
+        """Return the names of the sources."""
+        return self._names
 
     def draw(self, lane: int, lanes: int, k: int) -> ItemRef | None:
         """Return the k-th draw of a lane; None = the lane is over."""
         epoch, position = divmod(k * lanes + lane, self.items)
         if self.epochs is not None and epoch >= self.epochs:
             return None
-        index = self._order(epoch)[position]
-        if self._only is not None:
-            return ItemRef(self._only, index, epoch)
-        return ItemRef(*self._together.find(index), epoch)
+        return self._drawn.ref(self.shuffle.order(epoch)[position], epoch)
+
+    def draw_many(self, lane: int, lanes: int, k: int, count: int) -> list[ItemRef]:
+        """Return draws k, k + 1, ... of a lane: `count`, or fewer where it ends."""
+        if (k + count + 1) * lanes >= 1 << 62:
+            return super().draw_many(lane, lanes, k, count)
+        epochs, positions = np.divmod(np.arange(k, k + count) * lanes + lane, self.items)
+        found: list[ItemRef] = []
+        for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
+            if self.epochs is not None and epoch >= self.epochs:
+                break
+            indices = self.shuffle.order(epoch).take(positions[epochs == epoch]).tolist()
+            found += [self._drawn.ref(index, epoch) for index in indices]
+        return found
 
     def draws(self, lane: int, lanes: int) -> int | None:
         """Return how many draws a lane has; None = endless."""
@@ -145,32 +131,17 @@ class MapDistributor(DataDistributor):
     def parameters(self) -> dict[str, Any]:
         """Return the parameters that decide bytes, with defaults resolved."""
         parameters = super().parameters()
+        for name in ("window_blocks", "reading_groups", "where", "sample_ratio", "resample"):
+            parameters.pop(name, None)
         if self.source == "main":  # the name of a source without one
             del parameters["source"]
         if len(self._names) > 1:
             parameters["sources"] = self._names  # their order decides which item has which index
-        if self._settled is not None:
-            parameters["shuffle"] = self._settled
-            parameters.pop("window_blocks", None)
-            parameters.pop("reading_groups", None)
-            if self._settled == "blocks" and self._groups is not None:
-                parameters["window_blocks"] = self._groups.window
-                parameters["reading_groups"] = self._groups.number
-        return parameters
+        return {**parameters, **self.choice.parameters(), **self.shuffle.parameters()}
 
     def identity(self) -> dict[str, Any]:
         """Return the role's identity with the version of the order's arithmetic in it."""
         return {**super().identity(), "order": ORDER_VERSION}
-
-    def _make_order(self, epoch: int) -> _Order:
-        purpose = "+".join(self._names)
-        if self._settled == "none":
-            return range(self.items)
-        if self._settled == "full":
-            return Permutation(self.items, self.seed, epoch, f"items {purpose}")
-        groups, sizes = self._groups, self._together.blocks.items
-        assert groups is not None
-        return BlockOrder(sizes, groups.number, groups.window, self.seed, epoch, purpose)
 
 
 __all__ = ["SHUFFLES", "MapDistributor"]

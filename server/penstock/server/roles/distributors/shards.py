@@ -38,6 +38,7 @@ class ShardsDistributor(DataDistributor):
 
     type_name: ClassVar[str] = "shards"
     version: ClassVar[int | str | None] = 1
+    ends_by_epochs: ClassVar[bool] = True
 
     def __init__(self, shuffle: bool = True, source: str | None = None) -> None:
         if not isinstance(shuffle, bool):

@@ -30,6 +30,10 @@ class IdentityProcessor(RawItemProcessor):
             return None
         return list(columns)
 
+    def passes_items(self) -> bool:
+        """Return True."""
+        return self.keeps(IdentityProcessor, "process")
+
     def keeps_sizes(self) -> bool:
         """Return True: a sample is its item."""
         return self.keeps(IdentityProcessor, "process")

@@ -86,7 +86,7 @@ def begin(
             batches_per_step=request.batches_per_step,
             expected=group.batches_per_step,
         )
-    check_divides(group.batches_per_step, request.world_size)
+    check_divides(group.batches_per_step, request.world_size, uneven=request.uneven)
     if not joined:
         start = standing.cursor if request.start_step is None else request.start_step
         number = current.generation + 1
@@ -127,7 +127,7 @@ def begin_first(
         steps, decided_by = default, "job"
     else:
         steps, decided_by = request.world_size, "world_size"
-    check_divides(steps, request.world_size)
+    check_divides(steps, request.world_size, uneven=request.uneven)
     group = GroupRow(request.job.name, request.group, group_id, steps, "", 0)
     start, number = request.start_step or 0, deleted + 1
     changes: list[Change] = [

@@ -57,11 +57,13 @@ class Run(NamedTuple):
 
         A rank that is ahead of others says nothing about their batches.
         """
-        # The ranks of a lane's batches repeat after at most `world_size` of them.
+        # The ranks of a lane's batches repeat after at most so many of them.
+        size, ranks = self.batches_per_step, self.world_size
+        window = size if size % ranks else ranks
         found = 0
         for row in set(self.rows.values()):
             offset = _below(order, row * self.batches_per_step, lane)
-            for at in range(offset - 1, max(-1, offset - 1 - self.world_size), -1):
+            for at in range(offset - 1, max(-1, offset - 1 - window), -1):
                 if self.gave(order.position(lane, at)):
                     found = max(found, at + 1)
                     break

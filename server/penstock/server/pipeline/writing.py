@@ -1,0 +1,62 @@
+"""A batch on its way from values to bytes: what worker and `local:` write where it shall lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.server.core.refs import BatchPlan
+from penstock.wire import frame
+
+
+class Made:
+    """A batch whose values are there, to be written wherever its body shall lie.
+
+    Attributes:
+        counts: Integers that travel with it, of what it holds.
+        accounting: What was left out and cut on the way to it; of a blank batch nothing, for it is
+            there of the one that it was made from.
+        exits: What of this its making has found.
+        nbytes: Bytes of the body.
+        emptied: Every item of it was left out.
+    """
+
+    def __init__(
+        self,
+        log_id: bytes,
+        plan: BatchPlan,
+        layout: frame.Layout,
+        counts: Mapping[str, int],
+        accounting: Mapping[str, int],
+        exits: Mapping[str, int],
+        padding: bool,
+        emptied: bool,
+        epoch: int,
+    ) -> None:
+        self._log_id, self._plan, self._layout, self._epoch = log_id, plan, layout, epoch
+        self.counts, self.padding, self.emptied = counts, padding, emptied
+        self.accounting, self.exits = accounting, exits
+        self.nbytes = layout.nbytes
+
+    def write(self, out: memoryview) -> bytes:
+        """Write the body to exactly `nbytes` bytes and return the header, without its position."""
+        crc = frame.write_body(self._layout, out)
+        samples = [
+            (row, *ref.item, ref.part, ref.span)
+            for row, refs in enumerate(self._plan.rows)
+            for ref in refs
+        ]
+        return frame.write_header(
+            self._layout,
+            self._log_id,
+            self._plan.lane,
+            self._plan.offset,
+            crc,
+            self.counts,
+            samples,
+            self.padding,
+            self._epoch,
+            self.accounting,
+        )
+
+
+__all__ = ["Made"]

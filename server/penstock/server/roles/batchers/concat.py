@@ -1,0 +1,109 @@
+"""Fixed-length rows across the borders of documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from penstock.server.core.refs import Row, Rows, SampleRef
+from penstock.server.roles.base import Sample
+from penstock.server.roles.batchers.packer import PackingBatcher, cut_batches, piece, sample_key
+from penstock.wire.checks import check_flag, check_whole
+
+
+class ConcatPackingBatcher(PackingBatcher):
+    """Concatenates samples and cuts the result into rows of exactly `max_tokens`.
+
+    Concat-then-split, as GPT-style pre-training has it: no padding and no choice, but a document
+    that meets a row's end is cut there, and goes on at the beginning of the next row. Its pieces
+    are refs with spans, in two batches where the border lies between them, and a lane resumes in
+    the middle of a document like anywhere else. With the collator `packed` a piece is a document of
+    its own, whose positions start at 0.
+
+    Every row has the same number of tokens, so on data of less than a row per lane and epoch a row
+    must hold an item twice; `repeated` counts that.
+
+    Counts: `split`, samples that were cut into pieces; `repeated`; with `drop_last`,
+    `tail_truncated` and `truncated_tokens`. Dropped are `empty` samples, of size 0, and with
+    `drop_last` those of the `tail`. At the lane's end the last row is shorter, or is left out.
+
+    Args:
+        max_tokens: The tokens of a row: the sequence length that you train with.
+        rows: How many rows a batch has. The last batch of a lane may have fewer.
+        drop_last: Leave out a last row that is not full: its samples are dropped as `tail`, and one
+            that began in the row before is truncated. False makes a shorter last row of them.
+        length_key: The value of a sample whose length is its size.
+
+    Raises:
+        InvalidJob: A number is too small.
+    """
+
+    type_name: ClassVar[str] = "concat"
+    version: ClassVar[int | str | None] = 1
+
+    def __init__(
+        self,
+        max_tokens: int,
+        rows: int = 1,
+        drop_last: bool = False,
+        length_key: str = "input_ids",
+    ) -> None:
+        counts = ("split", "repeated", *(("tail_truncated", "truncated_tokens") * drop_last))
+        super().__init__(length_key, dropped=("empty", "tail"), counts=counts)
+        self.max_tokens = check_whole("max_tokens", max_tokens, 1, "the tokens of a row")
+        self.rows = check_whole("rows", rows, 1, "the rows of a batch")
+        self.drop_last = check_flag("drop_last", drop_last)
+        self._row: Row = []
+        self._room = self.max_tokens
+        self._finished: list[Row] = []
+
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
+        """Take one sample; return the batches that the rows that it filled have completed."""
+        if not ref.size:
+            self._dropped["empty"] += 1
+            return []
+        self._counts["split"] += ref.size > self._room
+        self._counts["repeated"] += any(sample_key(ref) == sample_key(one) for one in self._row)
+        start = 0
+        while start < ref.size:
+            stop = min(ref.size, start + self._room)
+            self._row.append(ref if stop - start == ref.size else piece(ref, start, stop))
+            self._room -= stop - start
+            start = stop
+            if not self._room:
+                self._finished.append(self._row)
+                self._row, self._room = [], self.max_tokens
+        return cut_batches(self._finished, self.rows, self.rows)
+
+    @property
+    def pending(self) -> Sequence[SampleRef]:
+        """Return the row that is not full, and the rows that wait for others of their batch."""
+        if self.is_of_user():  # a subclass may hold more
+            return super().pending
+        return [*self._row, *(ref for row in self._finished for ref in row)]
+
+    @property
+    def may_refuse(self) -> bool:
+        """Tell whether `add` may raise: never, as far as this class decides."""
+        return self.is_of_user()
+
+    def flush(self) -> list[Rows]:
+        """Return the shorter last row, or leave it out; the last batch may have fewer rows."""
+        if self._row:
+            if self.drop_last:
+                self._drop(self._row)
+            else:
+                self._finished.append(self._row)
+            self._row, self._room = [], self.max_tokens
+        return cut_batches(self._finished, self.rows, 1)
+
+    def _drop(self, row: Row) -> None:
+        for ref in row:
+            if ref.span is not None and ref.span.start:  # it began in a row that is there
+                self._counts["tail_truncated"] += 1
+                self._counts["truncated_tokens"] += ref.size
+            else:
+                self._dropped["tail"] += 1
+
+
+__all__ = ["ConcatPackingBatcher"]

@@ -1,0 +1,231 @@
+"""Which items an epoch draws from, and how often: those that a condition keeps, by a ratio.
+
+The line that a shuffle reorders holds the kept items of the first source, as many times as its
+ratio has whole parts, block by block; then a part of each of its blocks for the fraction; then the
+second source. A copy is a block of its own, so copies of an item lie as far apart as any two items.
+
+The part is exact over the source, `floor(items * fraction)`, and as even over its blocks as whole
+items allow; within a block it is the beginning of a permutation. So nothing is stored of it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.server.core.condition import Condition, Kept
+from penstock.server.core.permutation import MAX_ITEMS, Permutation
+from penstock.server.core.refs import ItemRef
+from penstock.server.roles.base import IndexedSource
+from penstock.server.roles.distributors.together import blocks_of, each_in_blocks, lengths_of
+from penstock.server.roles.reading import Blocks
+from penstock.wire.errors import InvalidJob
+
+_PERMUTATIONS = 1024
+"""Blocks of which a part is drawn, kept for draws to come: as many as groups draw from at once."""
+
+
+class _Block(NamedTuple):
+    """A storage block of one of the sources.
+
+    Attributes:
+        source: The number of its source.
+        first: The first item in it that is kept, among the kept ones of its source.
+        items: How many are kept.
+        nbytes, stored: As in `Blocks`, of the whole block; None = not known.
+    """
+
+    source: int
+    first: int
+    items: int
+    nbytes: int | None
+    stored: int | None
+
+
+class _Layout(NamedTuple):
+    """The line of an epoch.
+
+    Attributes:
+        parts: Number of a block, and which copy of it stands here.
+        sizes: How many items each of them has.
+        ends: Where each ends.
+    """
+
+    parts: list[tuple[int, int]]
+    sizes: list[int]
+    ends: list[int]
+
+
+class Selection:
+    """Items of sources by a condition and by ratios; see `Drawn`.
+
+    Args:
+        sources: The sources by name, in their order.
+        where: Which items are kept; None = all.
+        ratios: How many draws an epoch has for each item of a source, in the order of the sources.
+        resample: Every epoch chooses another part of the items for the fraction of a ratio.
+        seed: The job's seed.
+
+    Attributes:
+        items, blocks, blocked: As of `Drawn`.
+        kept: Which items of each source are kept; None = all.
+
+    Raises:
+        InvalidJob: A source has no such column, or nothing is left of one.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, IndexedSource],
+        where: Condition | None,
+        ratios: Sequence[Fraction],
+        resample: bool,
+        seed: int,
+    ) -> None:
+        self._names, self._ratios = list(sources), list(ratios)
+        self._resample, self._seed = resample, seed
+        lengths = lengths_of(sources)
+        self.kept: dict[str, Kept | None] = {
+            name: None if where is None else _kept(name, source, where)
+            for name, source in sources.items()
+        }
+        stored = {name: blocks_of(name, source) for name, source in sources.items()}
+        self.blocked = tuple(name for name, blocks in stored.items() if blocks is not None)
+        self._blocks: list[_Block] = []
+        every = each_in_blocks([stored[name] or lengths[name] for name in self._names])
+        for number, (name, blocks) in enumerate(zip(self._names, every, strict=True)):
+            self._blocks += _blocks_of_source(number, blocks, self.kept[name])
+        self._items_of = [
+            sum(block.items for block in self._blocks if block.source == number)
+            for number in range(len(self._names))
+        ]
+        self._layout = lru_cache(4)(self._make_layout)
+        self._rows = lru_cache(_PERMUTATIONS)(self._make_rows)
+        first = self._layout(0)
+        self.items = first.ends[-1]
+        if self.items > MAX_ITEMS:
+            raise InvalidJob(
+                f"the sample_ratio makes {self.items} draws of an epoch: at most {MAX_ITEMS} are "
+                "possible",
+                key="distributor.sample_ratio",
+            )
+        of = [self._blocks[block] for block, _ in first.parts]
+        self.blocks = Blocks(
+            first.sizes,
+            None if any(b.nbytes is None for b in of) else [b.nbytes or 0 for b in of],
+            None if any(b.stored is None for b in of) else [b.stored or 0 for b in of],
+            all(blocks is None or blocks.items_are_apart for blocks in stored.values()),
+        )
+
+    def sizes(self, epoch: int) -> Sequence[int]:
+        """Return how many items each block has in an epoch."""
+        return self._layout(epoch if self._resample else 0).sizes
+
+    def ref(self, index: int, epoch: int) -> ItemRef:
+        """Return what stands in the line of an epoch.
+
+        Its `epoch` counts the passes over the source: with a ratio of 1.5 each epoch has two, so
+        that a copy is processed with random numbers of its own.
+        """
+        drawn_in = epoch if self._resample else 0
+        layout = self._layout(drawn_in)
+        place = bisect_right(layout.ends, index)
+        number, copy = layout.parts[place]
+        row = index - (layout.ends[place - 1] if place else 0)
+        block = self._blocks[number]
+        if layout.sizes[place] < block.items:
+            row = self._rows(number, drawn_in)[row]
+        row += block.first
+        name = self._names[block.source]
+        kept = self.kept[name]
+        ratio = self._ratios[block.source]
+        passes = -(-ratio.numerator // ratio.denominator)
+        return ItemRef(name, row if kept is None else kept[row], epoch * passes + copy)
+
+    def _make_layout(self, epoch: int) -> _Layout:
+        parts: list[tuple[int, int]] = []
+        sizes: list[int] = []
+        for source, ratio in enumerate(self._ratios):
+            own = [n for n, block in enumerate(self._blocks) if block.source == source]
+            copies, fraction = divmod(ratio, 1)
+            for copy in range(copies):
+                parts += [(number, copy) for number in own]
+                sizes += [self._blocks[number].items for number in own]
+            some = int(self._items_of[source] * fraction)
+            if not copies:
+                some = max(1, some)
+            if some:
+                parts += [(number, copies) for number in own]
+                sizes += self._shares(source, own, some, epoch)
+        return _Layout(parts, sizes, list(accumulate(sizes)))
+
+    def _shares(self, source: int, own: Sequence[int], some: int, epoch: int) -> list[int]:
+        """Return how many of some items of a source each of its blocks gives.
+
+        Systematic sampling, from a random start over the blocks in random order: each gives its
+        share, rounded up or down with the right chance.
+        """
+        total, purpose = self._items_of[source], f"blocks of a sample of {self._names[source]}"
+        order = Permutation(len(own), self._seed, epoch, purpose)
+        place = Permutation(total, self._seed, epoch, f"start in {purpose}")[0]
+        found = [0] * len(own)
+        for turn in order.take(np.arange(len(own))).tolist():
+            after = place + self._blocks[own[turn]].items * some
+            found[turn] = after // total - place // total
+            place = after
+        return found
+
+    def _make_rows(self, number: int, epoch: int) -> Permutation:
+        block = self._blocks[number]
+        purpose = f"sample {block.first} of {self._names[block.source]}"
+        return Permutation(block.items, self._seed, epoch, purpose)
+
+
+def _blocks_of_source(number: int, blocks: Blocks, kept: Kept | None) -> list[_Block]:
+    ends = list(accumulate(blocks.items))
+    firsts = [0, *(ends if kept is None else map(kept.before, ends))]
+    return [
+        _Block(
+            number,
+            firsts[at],
+            firsts[at + 1] - firsts[at],
+            None if blocks.nbytes is None else blocks.nbytes[at],
+            None if blocks.stored is None else blocks.stored[at],
+        )
+        for at in range(len(blocks))
+    ]
+
+
+def _kept(name: str, source: IndexedSource, where: Condition) -> Kept:
+    """Return which items of a source a condition keeps.
+
+    Raises:
+        InvalidJob: The source lacks a column, cannot read it alone, or nothing is kept.
+    """
+    missing = [column for column in where.columns if not source.has_column(column)]
+    if missing:
+        known = source.columns_of_items() or {}
+        has = f"; it has {', '.join(known)}" if known and missing[0] not in known else ""
+        raise InvalidJob(
+            f"where needs column {missing[0]!r} of every item before anything is drawn, and source "
+            f"{name!r} ({type(source).__name__}) cannot read that column alone{has}: use a source "
+            "that can, such as parquet, or let the processor return None for such items",
+            key="distributor.where",
+        )
+    kept = source.matching(where)
+    if not len(kept):
+        raise InvalidJob(
+            f"where keeps none of the {len(source)} items of source {name!r}: loosen it, or leave "
+            "the source out",
+            key="distributor.where",
+        )
+    return kept
+
+
+__all__ = ["Selection"]

@@ -1,0 +1,514 @@
+"""What sources of files have in common that are read a block of consecutive items at a time.
+
+Blocks are found by one pass over each file, when it is first opened; where they lie is kept in the
+catalog with the files' hashes, so that neither a worker nor the next start makes that pass again. A
+block is some megabytes, one read on a disk and one request to a store; only those of its items that
+are wanted are made from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sys
+import threading
+import time
+from abc import abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.server.core.condition import Condition, Kept, as_text, from_text
+from penstock.server.core.transient import is_transient
+from penstock.server.resources import usable_cpus
+from penstock.server.roles.base import IndexedSource
+from penstock.server.roles.reading import Blocks
+from penstock.server.sources.access import check_indices
+from penstock.server.sources.cache import BlockCache, Rows, gathered
+from penstock.server.sources.catalog import Catalog
+from penstock.server.sources.content import ReadAt
+from penstock.server.sources.files import LOOKERS, DataFile, FileSet, reading, refusing
+from penstock.server.usercode.frames import error_line
+from penstock.wire.checks import check_whole
+from penstock.wire.errors import BadItem, InvalidJob, PenstockError
+
+logger = logging.getLogger("penstock")
+
+BLOCK_BYTES = 4 << 20
+"""Bytes of a block, about: one request to a store then takes longer than its round trip, and
+thousands of blocks mix a corpus of some gigabytes well."""
+
+KEPT_BYTES = 512 << 20
+"""Blocks that a process keeps if `keep_blocks` was not called."""
+
+_LOOKED_AT = 64
+"""Items that tell whether there is a column of some name."""
+
+_SAVE_S = 20.0
+_MAX_REASON = 200
+
+
+class FileIndex(NamedTuple):
+    """Where the blocks of a file lie, in the order of the items; each list has an entry per block.
+
+    Attributes:
+        starts: Where it starts in the file, in bytes.
+        stops: Where it ends.
+        items: How many items it holds.
+        nbytes: About how many bytes it takes in memory.
+        first: The number of its first line or record in the file, for messages.
+        more: What else the format has to know of the file, JSON-able.
+    """
+
+    starts: list[int]
+    stops: list[int]
+    items: list[int]
+    nbytes: list[int]
+    first: list[int]
+    more: Any = None
+
+    @classmethod
+    def empty(cls, more: Any = None) -> FileIndex:
+        """Return an index without blocks."""
+        return cls([], [], [], [], [], more)
+
+    def add(
+        self, start: int, stop: int, items: int, *, nbytes: int | None = None, first: int
+    ) -> None:
+        """Add the next block."""
+        self.starts.append(start)
+        self.stops.append(stop)
+        self.items.append(items)
+        self.nbytes.append(stop - start if nbytes is None else nbytes)
+        self.first.append(first)
+
+
+class Block(NamedTuple):
+    """A block of a file, as the reader of a format gets it.
+
+    Attributes:
+        file: The file.
+        layout: Where the blocks of the file lie.
+        number: Which of the blocks of the file it is.
+    """
+
+    file: DataFile
+    layout: FileIndex
+    number: int
+
+    @property
+    def start(self) -> int:
+        """Where it starts in the file, in bytes."""
+        return self.layout.starts[self.number]
+
+    @property
+    def stop(self) -> int:
+        """Where it ends."""
+        return self.layout.stops[self.number]
+
+    @property
+    def items(self) -> int:
+        """How many items it holds."""
+        return self.layout.items[self.number]
+
+    @property
+    def first(self) -> int:
+        """The number of its first line or record in the file."""
+        return self.layout.first[self.number]
+
+    def bad(self, what: str, said: str, remedy: str) -> BadItem:
+        """Return the error of an item that cannot be made from its bytes.
+
+        Args:
+            what: Which line or record it is.
+            said: What is wrong with it.
+            remedy: What to do about it.
+        """
+        said = said if len(said) <= _MAX_REASON else said[:_MAX_REASON] + "..."
+        return BadItem(
+            f"{self.file.path}: {what} {said}: {remedy}",
+            path=self.file.path,
+            reason=f"{self.file.name}: {what} {said}",
+        )
+
+
+class BlockedFiles(IndexedSource):
+    """Items of files that are read a block at a time; each format derives its source from it.
+
+    A format says where the blocks of a file lie (`index_of`) and what items a block has
+    (`rows_of`). Its constructor calls `open_files`.
+    """
+
+    gives_fresh_items: ClassVar[bool] = True
+    may_read_ahead: ClassVar[bool] = True
+    path_params: ClassVar[tuple[str, ...]] = ("files",)
+    suffixes: ClassVar[tuple[str, ...]]
+    index_version: ClassVar[int] = 1
+    """Raised when `index_of` finds other blocks in the same file, or notes other things."""
+
+    def open_files(
+        self,
+        files: str | Sequence[str],
+        *,
+        cache_bytes: int | None,
+        storage_options: dict[str, Any] | None,
+        decides: Any,
+        what: str = "items",
+    ) -> None:
+        """Find the files, and where the blocks in them lie.
+
+        Args:
+            files: As of the constructor.
+            cache_bytes: As of the constructor.
+            storage_options: As of the constructor.
+            decides: The parameters that decide where blocks lie, JSON-able.
+            what: What the items are called, for messages.
+
+        Raises:
+            InvalidJob: No file matches, or one of them is not of the format, or all are empty.
+            SourceUnavailable: A file cannot be read at the moment.
+        """
+        self.files = FileSet(files, suffix=self.suffixes, storage_options=storage_options)
+        self._fact = f"{self.type_name} {self.index_version} {json.dumps(decides)}"
+        self._lock = threading.Lock()
+        self.cache_bytes = cache_bytes
+        self._cache: BlockCache[Rows] = BlockCache(
+            KEPT_BYTES if cache_bytes is None else cache_bytes
+        )
+        self.keeps_read_blocks = False
+        self._read_bytes = 0
+        self._counting = threading.Lock()
+        self._looked: list[DataFile] = []
+        self.files.map(self._watch, self.files.files)
+        self.shards = self.data_files()
+        self.indexes = self._open_indexes()
+        self._blocks = [
+            (shard, number)
+            for shard, index in enumerate(self.indexes)
+            for number in range(len(index.items))
+        ]
+        self._sizes = [self.indexes[shard].items[number] for shard, number in self._blocks]
+        self.starts = [0, *accumulate(self._sizes)]
+        if not self.starts[-1]:
+            raise InvalidJob(
+                f"the {len(self.shards)} files that match {files!r} hold no {what}",
+                key="source.files",
+            )
+
+    # --- what a format says ---
+
+    @abstractmethod
+    def index_of(self, file: DataFile) -> FileIndex:
+        """Return where the blocks of a file lie; called once for each version of the file.
+
+        Raises:
+            InvalidJob: It is not of the format.
+            OSError: It cannot be read at the moment.
+        """
+
+    @abstractmethod
+    def rows_of(self, block: Block, data: bytes) -> Rows:
+        """Return the items of a block.
+
+        Raises:
+            BadItem: It cannot be decoded.
+        """
+
+    def data_files(self) -> list[DataFile]:
+        """Return the files that hold items, in order; by default all."""
+        return self.files.files
+
+    def read_block(self, block: Block) -> bytes:
+        """Return the bytes of a block, for `rows_of`."""
+        return self.files.read(block.file, block.start, block.stop)
+
+    # --- what a source does ---
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def blocks(self) -> Blocks | None:
+        """Return the blocks, in index order."""
+        pairs = self._blocks
+        return Blocks(
+            self._sizes,
+            [self.indexes[shard].nbytes[number] for shard, number in pairs],
+            [
+                self.indexes[shard].stops[number] - self.indexes[shard].starts[number]
+                for shard, number in pairs
+            ],
+        )
+
+    def most_kept_bytes(self) -> int | None:
+        """Return `cache_bytes`."""
+        return self.cache_bytes
+
+    def keep_blocks(self, count: int) -> None:
+        """Keep so many blocks in memory, and no more bytes of them than `cache_bytes`."""
+        with self._lock:
+            self.keeps_read_blocks = count > 0
+            if self.cache_bytes is None:
+                self._cache.max_bytes = sys.maxsize
+            self._cache.bound(count)
+
+    def fetch(self, indices: Sequence[int]) -> list[Any]:
+        """Return the items at `indices`, in that order; each block is read at most once.
+
+        Raises:
+            IndexError: An index is negative or not below the length.
+            SourceUnavailable: A block cannot be read at the moment; `item` is an index in it.
+            SourceChanged: A file is not the one that was opened.
+            BadItem: An item was read, and cannot be decoded: names file and line or record.
+        """
+        check_indices(indices, len(self))
+        with self._lock:
+            return gathered(indices, self.starts, self.rows)
+
+    def has_column(self, name: str) -> bool:
+        """Tell whether items have this column; where only items tell, whether one of the first has.
+
+        Raises:
+            SourceUnavailable, SourceChanged, BadItem: As `fetch`.
+        """
+        known = self.columns_of_items()
+        if known is not None:
+            return name in known
+        looked = self.fetch(range(min(_LOOKED_AT, len(self))))
+        return any(isinstance(item, Mapping) and name in item for item in looked)
+
+    def column(self, name: str, start: int, stop: int) -> list[Any]:
+        """Return a column of the items `[start, stop)`; None = an item has none.
+
+        Raises:
+            SourceUnavailable, SourceChanged: As `fetch`.
+            InvalidJob: An item cannot be decoded.
+        """
+        try:
+            items = self.fetch(range(start, stop))
+        except BadItem as error:
+            raise InvalidJob(
+                f"where looks at {name!r} of every item, and one has none: {error.message}",
+                key="distributor.where",
+            ) from error
+        return [item.get(name) if isinstance(item, Mapping) else None for item in items]
+
+    def matching(self, where: Condition) -> Kept:
+        """Return which items a condition keeps; each block is read once.
+
+        What is found is kept with the files' hashes: the next start, and the workers of a node,
+        read nothing.
+
+        Raises:
+            InvalidJob, SourceUnavailable, SourceChanged: As `column`.
+        """
+        fact = f"where {self._fact} {json.dumps(where.to_json(), sort_keys=True)}"
+        block, found = 0, []
+        for file, index in zip(self.shards, self.indexes, strict=True):
+            blocks, block = range(block, block + len(index.items)), block + len(index.items)
+            text = self.files.known(file, fact)
+            if text is None:
+                kept = [self._kept_of(where, number) for number in blocks]
+                text = as_text(np.concatenate([np.ones(0, bool), *kept]))
+                self.files.note(file, fact, text)
+                self._looked.append(file)
+            found.append(from_text(text, sum(index.items)))
+        return Kept.of(np.concatenate(found))
+
+    def _kept_of(self, where: Condition, block: int) -> NDArray[np.bool_]:
+        """Return which items of a block a condition keeps: bool (items,)."""
+        start, stop = self.starts[block], self.starts[block + 1]
+        kept: NDArray[np.bool_] = np.ones(stop - start, bool)
+        for name in where.columns:
+            kept &= where.holds(name, self.column(name, start, stop))
+        return kept
+
+    def rows(self, number: int, index: int) -> Rows:
+        """Return the items of a block, from memory if it is kept; the caller holds the lock.
+
+        Args:
+            number: Its number, in index order.
+            index: An item of it, for messages.
+        """
+        if (kept := self._cache.get(number)) is not None:
+            return kept
+        block = self.block(number)
+        # Before reading and not after: else a worker would hold one block more than it may.
+        self._cache.make_room()
+        with reading(block.file, index):
+            self.files.check(block.file)
+            data = self.read_block(block)
+        self.count_read(len(data))
+        try:
+            rows = self.rows_of(block, data)
+        except (PenstockError, MemoryError):
+            raise
+        except Exception as error:
+            if is_transient(error):
+                raise
+            raise block.bad(
+                f"the bytes {block.start} to {block.stop}",
+                f"cannot be decoded ({error_line(error)})",
+                "the file is damaged: put it back as it was written, as a new job",
+            ) from error
+        self._cache.put(number, rows, block.layout.nbytes[block.number])
+        return rows
+
+    def block(self, number: int) -> Block:
+        """Return a block by its number, in index order."""
+        shard, within = self._blocks[number]
+        return Block(self.shards[shard], self.indexes[shard], within)
+
+    def block_of(self, index: int) -> tuple[int, int]:
+        """Return the number of the block that holds an item, and where the item is in it."""
+        number = bisect_right(self.starts, index) - 1
+        return number, index - self.starts[number]
+
+    def count_read(self, nbytes: int) -> None:
+        """Count bytes that were read from storage."""
+        with self._counting:
+            self._read_bytes += nbytes
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters that decide bytes."""
+        return {
+            name: value
+            for name, value in super().parameters().items()
+            if name not in ("cache_bytes", "storage_options")
+        }
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return names, sizes, and a hash of each file's content and of where its items lie.
+
+        Up to 64 MiB in all every byte counts; above it each file's head and tail, up to 16 blocks
+        between them, and what the pass over it has found.
+
+        Raises:
+            SourceUnavailable: A file cannot be read at the moment.
+        """
+        known = {
+            file.path: hashlib.sha256(json.dumps(index).encode()).hexdigest()
+            for file, index in zip(self.shards, self.indexes, strict=True)
+        }
+        fingerprint = self.files.fingerprint(lambda file: known.get(file.path, ""), self._looked)
+        self._looked.clear()
+        return fingerprint
+
+    def check_present(self) -> None:
+        """Refuse files that are gone or changed, where they lie on this machine's disks.
+
+        Raises:
+            SourceChanged: Names the file.
+        """
+        self.files.check_all()
+
+    def hand_over(self) -> list[Catalog]:
+        """Return the files with their indexes and hashes, for the workers of this node."""
+        return [self.files.hand_over()]
+
+    def read_bytes(self) -> int:
+        """Return the bytes that were read from storage since the last call."""
+        with self._counting:
+            count, self._read_bytes = self._read_bytes, 0
+        return count
+
+    def close(self) -> None:
+        """Release the blocks in memory."""
+        with self._lock:
+            self._cache.clear()
+
+    # --- opening ---
+
+    def _watch(self, file: DataFile) -> None:
+        with refusing(file):
+            self.files.watch(file)
+
+    def noted(self, file: DataFile, fact: str, look: Callable[[DataFile], Any]) -> Any:
+        """Return what is known of a file; at the first time, what a look at it gives.
+
+        Raises:
+            InvalidJob: It is not of the format.
+            SourceUnavailable: It cannot be read at the moment.
+        """
+        if (known := self.files.known(file, fact)) is not None:
+            return known
+        with refusing(file):
+            found = look(file)
+        self.files.note(file, fact, found)
+        self._looked.append(file)
+        return found
+
+    def _open_indexes(self) -> list[FileIndex]:
+        """Return the index of every file: as it was noted, else by a pass over the file."""
+        unknown = [file for file in self.shards if self.files.known(file, self._fact) is None]
+        total, done, started = sum(file.size for file in unknown), 0, time.monotonic()
+        saved = started
+        with ThreadPoolExecutor(usable_cpus() if self.files.is_local else LOOKERS) as pool:
+            found = pool.map(lambda f: self.noted(f, self._fact, self.index_of), unknown)
+            for file, _ in zip(unknown, found, strict=True):
+                done += file.size
+                if time.monotonic() - saved > _SAVE_S:  # a start that is killed goes on from here
+                    self.files.remember(list(self._looked))
+                    saved = time.monotonic()
+                    logger.info(
+                        "looking for the items of %s files: %d of %d MB read",
+                        self.type_name,
+                        done // 10**6,
+                        total // 10**6,
+                    )
+        return [FileIndex(*self.files.known(file, self._fact)) for file in self.shards]
+
+
+def cut(
+    read_at: ReadAt,
+    start: int,
+    size: int,
+    block_bytes: int,
+    end_of: Callable[[bytes, bool], int],
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the blocks of a file: where each starts, and its bytes.
+
+    Args:
+        read_at: Reads a range of the file.
+        start: Where its first record starts.
+        size: Where its last record ends.
+        block_bytes: The most bytes of a block of several records; one record may be longer.
+        end_of: `(bytes from the start of a record on, whether these are the last) -> where the last
+            whole record in them ends`; 0 = they hold none.
+    """
+    while start < size:
+        length = block_bytes
+        while True:
+            stop = min(size, start + length)
+            data = read_at(start, stop)
+            end = end_of(data, stop == size)
+            if end or stop == size:
+                break
+            length *= 2
+        yield start, data[: end or len(data)]
+        start += end or len(data)
+
+
+def check_block_bytes(block_bytes: int) -> None:
+    """Refuse blocks of less than a byte.
+
+    Raises:
+        InvalidJob: They are not a whole number of bytes of at least 1.
+    """
+    check_whole("block_bytes", block_bytes, 1, key="source.block_bytes")
+
+
+__all__ = [
+    "BLOCK_BYTES",
+    "KEPT_BYTES",
+    "Block",
+    "BlockedFiles",
+    "FileIndex",
+    "check_block_bytes",
+    "cut",
+]

@@ -1,0 +1,228 @@
+"""Files that are one JSON array: its elements are found by the commas between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.server.sources.access import check_columns
+from penstock.server.sources.blocked import (
+    BLOCK_BYTES,
+    Block,
+    BlockedFiles,
+    FileIndex,
+    check_block_bytes,
+    cut,
+)
+from penstock.server.sources.cache import Rows
+from penstock.server.sources.files import DataFile
+from penstock.server.sources.lines import json_value, refuse_other_encodings
+from penstock.wire.errors import InvalidJob
+
+_BOM = b"\xef\xbb\xbf"
+
+_OPEN, _CLOSE, _COMMA, _QUOTE, _BACKSLASH = 1, 2, 3, 4, ord("\\")
+_KIND_OF = {"[": _OPEN, "{": _OPEN, "]": _CLOSE, "}": _CLOSE, ",": _COMMA, '"': _QUOTE}
+_KINDS = bytes(_KIND_OF.get(chr(byte), 0) for byte in range(256))
+"""What each byte is; 0 = nothing that separates."""
+
+
+class TopLevel(NamedTuple):
+    """What separates the elements of an array.
+
+    Attributes:
+        commas: Where the commas between elements are: int64 (commas,).
+        end: Where the bracket is that closes the array; None = not in these bytes.
+    """
+
+    commas: NDArray[np.int64]
+    end: int | None
+
+
+def top_level(data: bytes) -> TopLevel:
+    """Return the commas between the elements of an array, and where it ends.
+
+    Only brackets, commas and quotes are looked at: in UTF-8 no other character has their bytes.
+
+    Args:
+        data: JSON from the start of an element on.
+    """
+    kinds = np.frombuffer(data.translate(_KINDS), np.uint8)
+    at = np.flatnonzero(kinds)
+    kind = kinds[at]
+    is_quote = kind == _QUOTE
+    quotes = _unescaped(data, at[is_quote])
+    at, kind = at[~is_quote], kind[~is_quote]
+    # An even number of quotes before it: it is not in a string.
+    outside = np.searchsorted(quotes, at) % 2 == 0
+    at, kind = at[outside], kind[outside]
+    depth = np.cumsum((kind == _OPEN).astype(np.int32) - (kind == _CLOSE))
+    ends = np.flatnonzero(depth < 0)
+    end = None
+    if len(ends):
+        end = int(at[ends[0]])
+        at, kind, depth = at[: ends[0]], kind[: ends[0]], depth[: ends[0]]
+    return TopLevel(at[(kind == _COMMA) & (depth == 0)], end)
+
+
+def _unescaped(data: bytes, quotes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return those quotes that do not follow an odd number of backslashes."""
+    array = np.frombuffer(data, np.uint8)
+    is_escaped = np.zeros(len(quotes), bool)
+    looked, back = np.arange(len(quotes)), 1
+    while len(looked):
+        before = quotes[looked] - back
+        looked = looked[(before >= 0) & (array[before] == _BACKSLASH)]
+        is_escaped[looked] = ~is_escaped[looked]
+        back += 1
+    return quotes[~is_escaped]
+
+
+class JsonSource(BlockedFiles):
+    """The elements of JSON files, each of which is one array.
+
+    Files follow one another by their logical names. Only elements that are wanted are parsed, and
+    one that is not JSON is a bad item of its own, named with its number. Values are what Python's
+    `json` makes of them; a list of numbers is a list.
+
+    Args:
+        files: Paths, globs, folders or URLs (`s3://...`, `memory://...`); one or a list.
+        columns: Which keys of the values to keep, in this order; one that a value lacks is None.
+            None = all.
+        block_bytes: About how many bytes are read at once. Smaller blocks mix batches better with
+            fewer in memory, larger ones need fewer requests to a store. Part of the order of items.
+        cache_bytes: The most bytes of blocks that one worker keeps. None = as many as its reading
+            groups draw from. It changes no batch.
+        storage_options: Options of the fsspec filesystem, such as endpoint and credentials. They
+            change no batch.
+
+    Raises:
+        InvalidJob: No file matches, a file is not an array, no elements.
+        MissingExtra: fsspec or the filesystem's package is not installed.
+        SourceUnavailable: A file cannot be read at the moment.
+    """
+
+    type_name: ClassVar[str] = "json"
+    version: ClassVar[int | str | None] = 1
+    suffixes: ClassVar[tuple[str, ...]] = (".json",)
+
+    def __init__(
+        self,
+        files: str | Sequence[str],
+        columns: Sequence[str] | None = None,
+        *,
+        block_bytes: int = BLOCK_BYTES,
+        cache_bytes: int | None = None,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        check_block_bytes(block_bytes)
+        self.columns = None if columns is None else check_columns(columns, columns, "it")
+        self._block_bytes = block_bytes
+        self.open_files(
+            files,
+            cache_bytes=cache_bytes,
+            storage_options=storage_options,
+            decides=[block_bytes],
+            what="elements",
+        )
+
+    def columns_of_items(self) -> dict[str, str] | None:
+        """Return the columns that were asked for; None = whatever the values have."""
+        return None if self.columns is None else dict.fromkeys(self.columns, "")
+
+    def index_of(self, file: DataFile) -> FileIndex:
+        """Return blocks of whole elements.
+
+        Raises:
+            InvalidJob: It is not one JSON array.
+        """
+        read_at = self.files.from_start_to_end(file)
+        start = _first_element(file, read_at(0, min(file.size, 1 << 16)))
+        index, element, seen = FileIndex.empty(), 0, TopLevel(np.empty(0, np.int64), None)
+
+        def end_of(data: bytes, is_last: bool) -> int:
+            nonlocal seen
+            commas, closing = seen = top_level(data)
+            if closing is not None:
+                return closing + 1
+            return int(commas[-1]) + 1 if len(commas) and not is_last else 0
+
+        for place, data in cut(read_at, start, file.size, self._block_bytes, end_of):
+            if seen.end is None and place + len(data) == file.size:
+                raise InvalidJob(
+                    f"{file.path} ends within its array, in element "
+                    f"{element + len(seen.commas)}: it was not written whole; write it "
+                    "again",
+                    key="source.files",
+                )
+            items = _count(data, seen)
+            if items:
+                index.add(place, place + len(data), items, first=element)
+            element += items
+            if seen.end is not None:
+                _refuse_rest(file, read_at, place + len(data))
+                break
+        return index
+
+    def rows_of(self, block: Block, data: bytes) -> Rows:
+        """Return the elements of a block; they are parsed when they are asked for."""
+        return _Elements(block, data, self.columns)
+
+
+def _count(data: bytes, seen: TopLevel) -> int:
+    """Return how many elements a block holds: each ends with a comma, or with the array."""
+    commas, end = seen
+    if end is None:
+        return len(commas)
+    last = int(commas[-1]) + 1 if len(commas) else 0
+    # Nothing between the brackets is an empty array; nothing after a comma is a mistake.
+    return len(commas) + (1 if len(commas) or data[last:end].strip() else 0)
+
+
+def _first_element(file: DataFile, head: bytes) -> int:
+    """Return where the first element of an array starts."""
+    refuse_other_encodings(file, head)
+    text = head.removeprefix(_BOM)
+    inner = text.lstrip()
+    if not inner.startswith(b"["):
+        what = "holds an object" if inner.startswith(b"{") else "does not begin with ["
+        raise InvalidJob(
+            f"{file.path} {what}: a JSON file must be an array of items; for an object in every "
+            "line use type: jsonl",
+            key="source.type",
+        )
+    return len(head) - len(inner) + 1
+
+
+def _refuse_rest(file: DataFile, read_at: Any, start: int) -> None:
+    rest = read_at(start, min(file.size, start + 64)).strip()
+    if rest:
+        raise InvalidJob(
+            f"{file.path} goes on after its array, at byte {start}: a JSON file is one array; for "
+            "an array in every line use type: jsonl",
+            key="source.files",
+        )
+
+
+class _Elements:
+    def __init__(self, block: Block, data: bytes, columns: Sequence[str] | None) -> None:
+        self._block, self._data, self._columns = block, data, columns
+        commas, end = top_level(data)
+        stops = commas if end is None else np.append(commas, end)
+        self._starts = np.concatenate([[0], stops[:-1] + 1])
+        self._stops = stops
+
+    def items(self, rows: Sequence[int]) -> list[Any]:
+        """Return the values of some elements."""
+        return [self._item(row) for row in rows]
+
+    def _item(self, row: int) -> Any:
+        start, stop = int(self._starts[row]), int(self._stops[row])
+        what = f"element {self._block.first + row}, at byte {self._block.start + start},"
+        return json_value(self._block, what, self._data[start:stop], self._columns)
+
+
+__all__ = ["JsonSource", "TopLevel", "top_level"]

@@ -1,0 +1,48 @@
+"""Which source reads a file, by its name."""
+
+from __future__ import annotations
+
+import posixpath
+
+KINDS = {
+    ".parquet": "parquet",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+    ".arrow": "arrow",
+    ".arrows": "arrow",
+    ".feather": "arrow",
+    ".tar": "webdataset",
+    ".mds": "mds",
+    ".npy": "tokens",
+    ".bin": "megatron",
+    ".idx": "megatron",
+}
+"""The source type of a file's last ending; `.bin` without a `.idx` beside it is of `tokens`."""
+
+COMPRESSED = (".gz", ".zst", ".zstd", ".bz2", ".xz", ".br", ".snappy")
+
+FOLDER_MARKS = {"state.json": "saved", "dataset_dict.json": "saved", "index.json": "mds"}
+"""Files that say what wrote the folder that they are in."""
+
+
+def kind_of(path: str) -> str | None:
+    """Return the type of the source that reads a file, a glob or a URL; None = its name tells none.
+
+    A compressed MDS shard is one; other compressed files are read by `hf`.
+    """
+    name = posixpath.basename(path.rstrip("/"))
+    if name in FOLDER_MARKS:
+        return FOLDER_MARKS[name]
+    stem, ending = posixpath.splitext(name)
+    if ending in COMPRESSED:
+        return "mds" if posixpath.splitext(stem)[1] == ".mds" else "hf"
+    return KINDS.get(ending.lower())
+
+
+__all__ = ["COMPRESSED", "FOLDER_MARKS", "KINDS", "kind_of"]

@@ -1,0 +1,382 @@
+"""MosaicML Streaming's MDS shards, with or without compression."""
+
+from __future__ import annotations
+
+import json
+import math
+import posixpath
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.server.sources.access import check_columns, require
+from penstock.server.sources.blocked import (
+    BLOCK_BYTES,
+    Block,
+    BlockedFiles,
+    FileIndex,
+    check_block_bytes,
+)
+from penstock.server.sources.cache import Rows
+from penstock.server.sources.files import DataFile, refusing
+from penstock.server.usercode.frames import error_line
+from penstock.wire.errors import InvalidJob
+
+Decoder = Callable[[bytes], Any]
+
+_INDEX = "index.json"
+_SCALARS = (
+    "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
+    "float16", "float32", "float64",
+)  # fmt: skip
+_SHAPE_DTYPES = ("u1", "<u2", "<u4", "<u8")
+_VALUE_DTYPES = {
+    8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 18: "<f2", 32: "<u4", 33: "<i4", 34: "<f4",
+    64: "<u8", 65: "<i8", 66: "<f8",
+}  # fmt: skip
+_SIMPLE: dict[str, Decoder] = {
+    "bytes": bytes,
+    "str": lambda data: data.decode(),
+    "int": lambda data: int(np.frombuffer(data, "<i8")[0]),
+    "str_int": lambda data: int(data.decode()),
+    "str_float": lambda data: float(data.decode()),
+    "json": json.loads,
+    "jpeg": bytes,
+    "png": bytes,
+}
+_COMPRESSIONS = {"zstd": "zstd", "gz": "gzip", "bz2": "bz2", "br": "brotli", "snappy": "snappy"}
+
+
+class MdsSource(BlockedFiles):
+    """The samples of MDS shards, as `streaming.MDSWriter` writes them, with their `index.json`.
+
+    The layout is that of `streaming/base/format/mds`, version 2. Items are dicts of the columns:
+    `ndarray` is an array, scalars and `int` are Python's numbers, `jpeg` and `png` stay encoded
+    bytes. A block is a part of a shard; a compressed shard (zstd, gz, bz2, br, snappy) is
+    uncompressed as one, so its block is the whole shard. Pickles are refused, since reading one
+    runs code.
+
+    Args:
+        files: The folders, or their `index.json`: paths or URLs, one or a list. All indexes below a
+            folder count; shards that several name are read once.
+        columns: Which columns to read, in this order; None = all, as the index orders them.
+        block_bytes: About how many bytes of a shard without compression are read at once. Smaller
+            blocks mix batches better with fewer in memory, larger ones need fewer requests to a
+            store. Part of the order of items.
+        cache_bytes: The most bytes of blocks that one worker keeps. None = as many as its reading
+            groups draw from. It changes no batch.
+        storage_options: Options of the fsspec filesystem, such as endpoint and credentials. They
+            change no batch.
+
+    Raises:
+        InvalidJob: There is no index, a shard is missing or damaged, an encoding is not known.
+        MissingExtra: fsspec or the filesystem's package, or pyarrow for a compressed shard, is not
+            installed.
+        SourceUnavailable: A file cannot be read at the moment.
+    """
+
+    type_name: ClassVar[str] = "mds"
+    version: ClassVar[int | str | None] = 1
+    suffixes: ClassVar[tuple[str, ...]] = (
+        _INDEX, ".mds", *(f".mds.{name}" for name in _COMPRESSIONS)
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        files: str | Sequence[str],
+        columns: Sequence[str] | None = None,
+        *,
+        block_bytes: int = BLOCK_BYTES,
+        cache_bytes: int | None = None,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        check_block_bytes(block_bytes)
+        self._block_bytes = block_bytes
+        self._shards: dict[str, dict[str, Any]] = {}
+        self._decoders: dict[str, Decoder] = {}
+        given = [files] if isinstance(files, str) else list(files)
+        self.open_files(
+            [posixpath.dirname(name) or "." if name.endswith(_INDEX) else name for name in given],
+            cache_bytes=cache_bytes,
+            storage_options=storage_options,
+            decides=[block_bytes],
+            what="samples",
+        )
+        first = self.shards[0]
+        existing = self._shards[first.path]["column_names"]
+        self.columns = check_columns(columns, existing, first.name)
+        for file in self.shards:
+            named = self._shards[file.path]
+            check_columns(self.columns, named["column_names"], file.name)
+            for name, encoding in zip(
+                named["column_names"], named["column_encodings"], strict=True
+            ):
+                if name in self.columns and encoding not in self._decoders:
+                    self._decoders[encoding] = decoder_of(encoding, name, file.path)
+
+    def data_files(self) -> list[DataFile]:
+        """Return the shards that the indexes name, in their order, each once."""
+        indexes = [file for file in self.files.files if posixpath.basename(file.name) == _INDEX]
+        if not indexes:
+            raise InvalidJob(
+                f"there is no {_INDEX} beside the shards: name the folder that MDSWriter wrote",
+                key="source.files",
+            )
+        by_path = {file.path: file for file in self.files.files}
+        found: dict[str, DataFile] = {}
+        for file in indexes:
+            for shard in self.noted(file, "mds index 1", self._read_index)["shards"]:
+                packed = shard["zip_data"] or shard["raw_data"]
+                path = posixpath.join(posixpath.dirname(file.path), packed["basename"])
+                if path not in by_path:
+                    raise InvalidJob(
+                        f"{file.path} names {packed['basename']}, which is not there: copy the "
+                        "folder again, whole",
+                        key="source.files",
+                    )
+                if by_path[path].size != packed["bytes"]:
+                    raise InvalidJob(
+                        f"{path} has {by_path[path].size} bytes and {_INDEX} says "
+                        f"{packed['bytes']}: copy the folder again, whole",
+                        key="source.files",
+                    )
+                found[path], self._shards[path] = by_path[path], shard
+        return list(found.values())
+
+    def columns_of_items(self) -> dict[str, str]:
+        """Return the columns; what the encodings are in Arrow is not known."""
+        return dict.fromkeys(self.columns, "")
+
+    def index_of(self, file: DataFile) -> FileIndex:
+        """Return parts of the shard; a compressed one is a single block.
+
+        Raises:
+            InvalidJob: It has other samples than its index says.
+        """
+        shard, index = self._shards[file.path], FileIndex.empty()
+        samples = int(shard["samples"])
+        if shard["zip_data"]:
+            if samples:
+                index.add(0, file.size, samples, nbytes=shard["raw_data"]["bytes"], first=0)
+            return index
+        offsets = self._offsets(file, shard, 0, samples)
+        first, start = 0, int(offsets[0])
+        for sample, stop in enumerate(offsets[1:].tolist()):
+            if stop - start > self._block_bytes and sample > first:
+                end = int(offsets[sample])
+                index.add(start, end, sample - first, first=first)
+                first, start = sample, end
+        if samples > first:
+            index.add(start, file.size, samples - first, first=first)
+        return index
+
+    def read_block(self, block: Block) -> bytes:
+        """Return the samples of a block, after the places where they start in these bytes."""
+        shard = self._shards[block.file.path]
+        data = self.files.read(block.file, block.start, block.stop)
+        if shard["zip_data"]:
+            return data
+        offsets = self._offsets(block.file, shard, block.first, block.items)
+        return (offsets - block.start).tobytes() + data
+
+    def rows_of(self, block: Block, data: bytes) -> Rows:
+        """Return the samples of a block; they are decoded when they are asked for."""
+        shard = self._shards[block.file.path]
+        if shard["zip_data"]:
+            raw = _uncompressed(data, shard)
+            offsets = np.frombuffer(raw, "<u4", block.items + 1, 4).astype(np.int64)
+            _check_offsets(offsets, len(raw))
+            return _Samples(block, shard, self.columns, self._decoders, raw, offsets)
+        head = 8 * (block.items + 1)
+        offsets = np.frombuffer(data, np.int64, block.items + 1)
+        return _Samples(block, shard, self.columns, self._decoders, data[head:], offsets)
+
+    def _offsets(
+        self, file: DataFile, shard: dict[str, Any], first: int, items: int
+    ) -> NDArray[np.int64]:
+        """Return where samples start, then where the last one ends: int64 (items + 1,)."""
+        samples = int(shard["samples"])
+        if file.size < 4 * (samples + 2):
+            raise _torn(file, f"{file.size} bytes are too few for {samples} samples")
+        found = int.from_bytes(self.files.read(file, 0, 4), "little") if first == 0 else samples
+        if found != samples:
+            raise _torn(file, f"it says that it has {found} samples and {_INDEX} says {samples}")
+        data = self.files.read(file, 4 * (1 + first), 4 * (2 + first + items))
+        offsets = np.frombuffer(data, "<u4").astype(np.int64)
+        try:
+            _check_offsets(offsets, file.size)
+        except ValueError as error:
+            raise _torn(file, str(error)) from None
+        return offsets
+
+    def _read_index(self, file: DataFile) -> dict[str, Any]:
+        """Return what an index says of its shards.
+
+        Raises:
+            InvalidJob: It is not an index of MDS shards.
+        """
+        with refusing(file):
+            data = self.files.read(file, 0, file.size)
+        try:
+            said = json.loads(data)
+            shards = [_checked_shard(shard) for shard in said["shards"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidJob(
+                f"{file.path} is not an index of MDS shards ({error_line(error)}): name the folder "
+                "that MDSWriter wrote",
+                key="source.files",
+            ) from None
+        return {"shards": shards}
+
+
+def _checked_shard(shard: dict[str, Any]) -> dict[str, Any]:
+    """Return what is needed of a shard's entry in an index.
+
+    Raises:
+        ValueError, KeyError: It is of another format.
+    """
+    if shard["format"] != "mds" or shard["version"] != 2:
+        raise ValueError(f"a shard of format {shard['format']}, version {shard['version']}")
+    packing = (shard["compression"] or "").partition(":")[0]
+    if shard["zip_data"] and packing not in _COMPRESSIONS:
+        raise ValueError(
+            f"compression {packing}, of which only {', '.join(_COMPRESSIONS)} are read"
+        )
+    kept = ("samples", "column_names", "column_encodings", "column_sizes")
+    files = {
+        name: shard[name] and {"basename": shard[name]["basename"], "bytes": shard[name]["bytes"]}
+        for name in ("raw_data", "zip_data")
+    }
+    return {**{name: shard[name] for name in kept}, **files, "compression": packing}
+
+
+def _check_offsets(offsets: NDArray[np.int64], size: int) -> None:
+    if (np.diff(offsets) < 0).any() or int(offsets[-1]) > size:
+        raise ValueError("its samples do not lie one after another")
+
+
+def _torn(file: DataFile, said: str) -> InvalidJob:
+    return InvalidJob(
+        f"{file.path} is not a whole MDS shard: {said}; copy the folder again, whole",
+        key="source.files",
+    )
+
+
+def _uncompressed(data: bytes, shard: dict[str, Any]) -> bytes:
+    arrow = require("pyarrow")
+    codec, size = _COMPRESSIONS[shard["compression"]], shard["raw_data"]["bytes"]
+    if codec == "snappy":  # without frames, so that the size has to be told
+        return bytes(arrow.decompress(data, size, codec, asbytes=True))
+    raw: bytes = arrow.CompressedInputStream(arrow.BufferReader(data), codec).read()
+    if len(raw) != size:
+        raise ValueError(f"{len(raw)} bytes where the index says {size}")
+    return raw
+
+
+class _Samples:
+    """The samples of a block: the sizes of columns of varying size, then all columns."""
+
+    def __init__(
+        self,
+        block: Block,
+        shard: dict[str, Any],
+        columns: Sequence[str],
+        decoders: dict[str, Decoder],
+        data: bytes,
+        offsets: NDArray[np.int64],
+    ) -> None:
+        self._block, self._data, self._offsets = block, data, offsets
+        self._names = shard["column_names"]
+        self._sizes = shard["column_sizes"]
+        self._columns = {
+            name: decoders[shard["column_encodings"][self._names.index(name)]] for name in columns
+        }
+
+    def items(self, rows: Sequence[int]) -> list[Any]:
+        """Return some samples, decoded."""
+        return [self._item(row) for row in rows]
+
+    def _item(self, row: int) -> dict[str, Any]:
+        start, stop = int(self._offsets[row]), int(self._offsets[row + 1])
+        sample = self._data[start:stop]
+        name = ""
+        try:
+            places = self._places(sample)
+            found = {}
+            for name, decode in self._columns.items():
+                begin, end = places[name]
+                found[name] = decode(sample[begin:end])
+        except (ValueError, IndexError, TypeError) as error:
+            raise self._block.bad(
+                f"sample {self._block.first + row}{f', column {name!r},' * bool(name)}",
+                f"cannot be decoded ({error_line(error)})",
+                "write it again, or let on_item_error: quarantine skip it",
+            ) from None
+        return found
+
+    def _places(self, sample: bytes) -> dict[str, tuple[int, int]]:
+        varying = sum(size is None for size in self._sizes)
+        told = iter(np.frombuffer(sample, "<u4", varying).tolist())
+        at, places = 4 * varying, {}
+        for name, size in zip(self._names, self._sizes, strict=True):
+            end = at + (next(told) if size is None else size)
+            places[name] = (at, end)
+            at = end
+        if at != len(sample):
+            raise ValueError(f"its columns take {at} bytes of {len(sample)}")
+        return places
+
+
+def decoder_of(encoding: str, column: str, path: str) -> Decoder:
+    """Return what makes a value of its bytes.
+
+    Args:
+        encoding: As the index names it, such as `str` or `ndarray:int32`.
+        column: The column, for messages.
+        path: The shard, for messages.
+
+    Raises:
+        InvalidJob: It is a pickle, or an encoding that is not known.
+    """
+    name, _, config = encoding.partition(":")
+    if encoding in _SIMPLE:
+        return _SIMPLE[encoding]
+    if encoding in _SCALARS:
+        dtype = np.dtype(encoding).newbyteorder("<")
+        return lambda data: np.frombuffer(data, dtype)[0].item()
+    if name == "ndarray" and re.fullmatch(r"(\w+(:\d+(,\d+)*)?)?", config):
+        dtype_name, _, shape = config.partition(":")
+        fixed = tuple(map(int, shape.split(","))) if shape else None
+        kind = np.dtype(dtype_name).newbyteorder("<") if dtype_name else None
+        return lambda data: _array(data, kind, fixed)
+    remedy = (
+        "reading a pickle runs code: write the column as json, str or ndarray"
+        if name == "pkl"
+        else f"known are {', '.join([*_SIMPLE, 'ndarray', *_SCALARS])}"
+    )
+    raise InvalidJob(
+        f"{path}: column {column!r} has the encoding {encoding!r}: {remedy}, or leave it out with "
+        "columns",
+        key="source.columns",
+    )
+
+
+def _array(data: bytes, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None) -> Any:
+    """Return an array: its dtype and shape stand before the values where they are not fixed."""
+    at = 0
+    if dtype is None:
+        dtype, at = np.dtype(_VALUE_DTYPES[data[0]]), 1
+    if shape is None:
+        dimensions, kind = data[at] >> 2, np.dtype(_SHAPE_DTYPES[data[at] % 4])
+        shape = tuple(np.frombuffer(data, kind, dimensions, at + 1).tolist())
+        at += 1 + dimensions * kind.itemsize
+    values = np.frombuffer(data, dtype, math.prod(shape), at)
+    if at + values.nbytes != len(data):
+        raise ValueError(f"an array of shape {shape} in {len(data)} bytes")
+    return values.reshape(shape).astype(dtype.newbyteorder("="))
+
+
+__all__ = ["MdsSource", "decoder_of"]

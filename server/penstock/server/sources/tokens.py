@@ -1,0 +1,358 @@
+"""Token ids that lie one after another in flat files: `.npy` and raw `.bin`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.server.roles.reading import Blocks
+from penstock.server.sources.access import check_indices
+from penstock.server.sources.blocked import (
+    BLOCK_BYTES,
+    Block,
+    BlockedFiles,
+    FileIndex,
+    check_block_bytes,
+    cut,
+)
+from penstock.server.sources.files import DataFile, reading
+from penstock.wire.checks import check_choice, check_whole
+from penstock.wire.errors import InvalidJob
+
+COLUMN = "input_ids"
+DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+
+_ALONE = 8
+"""Where blocks are not kept, items are read by themselves unless they are so large a part of their
+block (an eighth) that reading it whole costs no more."""
+
+
+class Sequences(NamedTuple):
+    """The sequences of a block as columns: no Python object for any of them.
+
+    Attributes:
+        values: The ids of all, one sequence after another: (ids,), read-only.
+        starts: Where each starts in `values`, then where the last one ends: int64 (sequences + 1,).
+    """
+
+    values: NDArray[Any]
+    starts: NDArray[np.int64]
+
+    def items(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Return some sequences as items; each owns its memory."""
+        starts, values, native = self.starts, self.values, self.values.dtype.newbyteorder("=")
+        return [{COLUMN: values[starts[row] : starts[row + 1]].astype(native)} for row in rows]
+
+
+class TokenFiles(BlockedFiles):
+    """Sequences of token ids in files of ids; a format says where each sequence lies.
+
+    Items are `{"input_ids": array}` with the ids as the file has them, of shape (tokens,).
+    """
+
+    def columns_of_items(self) -> dict[str, str]:
+        """Return the only column."""
+        return {COLUMN: f"list<{self.dtype_of(0)}>"}
+
+    def blocks(self) -> Blocks:
+        """Return the blocks; a sequence may be read alone."""
+        found = super().blocks()
+        assert found is not None
+        return Blocks(found.items, found.nbytes, found.stored, items_are_apart=True)
+
+    def dtype_of(self, shard: int) -> np.dtype[Any]:
+        """Return the dtype of the ids in a file."""
+        dtype: np.dtype[Any] = np.dtype(self.indexes[shard].more["dtype"])
+        return dtype
+
+    def spans(self, block: Block, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Return where sequences of a block lie in their file, without reading it.
+
+        Args:
+            block: The block.
+            rows: Which of its sequences.
+
+        Returns:
+            Bytes, `[start, stop)`: int64 (rows, 2); None = only the block itself tells.
+        """
+        return None
+
+    def knows_sizes(self) -> bool:
+        """Tell whether sizes are known without reading the ids."""
+        return True
+
+    def sizes(self, indices: Sequence[int]) -> NDArray[np.int64] | None:  # type: ignore[override]
+        """Return how many ids each sequence has: int64 (indices,); None = only the ids tell.
+
+        Raises:
+            IndexError, SourceUnavailable, SourceChanged: As `fetch`.
+        """
+        if not self.knows_sizes():
+            return None
+        check_indices(indices, len(self))
+        wanted = np.asarray(indices, np.int64)
+        numbers = np.searchsorted(np.asarray(self.starts), wanted, "right") - 1
+        found = np.empty(len(wanted), np.int64)
+        for number in np.unique(numbers).tolist():
+            chosen = numbers == number
+            block = self.block(number)
+            with reading(block.file, int(wanted[chosen][0])):
+                spans = self.spans(block, wanted[chosen] - self.starts[number])
+            assert spans is not None
+            itemsize = np.dtype(block.layout.more["dtype"]).itemsize
+            found[chosen] = (spans[:, 1] - spans[:, 0]) // itemsize
+        return found
+
+    def starts_of(self, block: Block, values: NDArray[Any]) -> NDArray[np.int64]:
+        """Return where the sequences of a block start in its ids, then where the last one ends."""
+        spans = self.spans(block, np.arange(block.items))
+        assert spans is not None
+        return (np.append(spans[:, 0], spans[-1:, 1]) - block.start) // values.itemsize
+
+    def rows_of(self, block: Block, data: bytes) -> Sequences:
+        """Return the sequences of a block."""
+        values = np.frombuffer(data, np.dtype(block.layout.more["dtype"]))
+        return Sequences(values, self.starts_of(block, values))
+
+    def sequences(self, number: int) -> Sequences:
+        """Return the sequences of a block as columns, by its number in index order.
+
+        Raises:
+            SourceUnavailable, SourceChanged, BadItem: As `fetch`.
+        """
+        with self._lock:
+            found = self.rows(number, self.starts[number])
+        assert isinstance(found, Sequences)
+        return found
+
+    def fetch(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the sequences at `indices`, in that order.
+
+        Raises:
+            IndexError: An index is negative or not below the length.
+            SourceUnavailable: They cannot be read at the moment.
+            SourceChanged: A file is not the one that was opened.
+        """
+        if self.keeps_read_blocks:
+            return super().fetch(indices)
+        check_indices(indices, len(self))
+        wanted: dict[int, list[int]] = {}
+        for place, index in enumerate(indices):
+            wanted.setdefault(self.block_of(index)[0], []).append(place)
+        items: list[Any] = [None] * len(indices)
+        for number, places in wanted.items():
+            chosen = [indices[place] for place in places]
+            for place, item in zip(places, self._few(number, chosen), strict=True):
+                items[place] = item
+        return items
+
+    def _few(self, number: int, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return sequences of one block: read each by itself where that is less."""
+        block = self.block(number)
+        rows = np.asarray(indices, np.int64) - self.starts[number]
+        spans = self.spans(block, rows)
+        if spans is None or int((spans[:, 1] - spans[:, 0]).sum()) * _ALONE > (
+            block.stop - block.start
+        ):
+            return super().fetch(indices)
+        items = []
+        with reading(block.file, indices[0]):
+            self.files.check(block.file)
+            for start, stop in spans.tolist():
+                data = self.files.read(block.file, start, stop)
+                self.count_read(len(data))
+                values = np.frombuffer(data, np.dtype(block.layout.more["dtype"]))
+                items.append({COLUMN: values.astype(values.dtype.newbyteorder("="))})
+        return items
+
+
+class TokensSource(TokenFiles):
+    """Flat files of token ids: `.npy` of one or two dimensions, or raw little-endian `.bin`.
+
+    An array of two dimensions has a sequence in every row. In one of one dimension, and in a raw
+    file, sequences end after each id `eos`, that one included, or are all `sequence_length` long.
+    Items are `{"input_ids": array}` of the file's dtype.
+
+    Args:
+        files: Paths, globs, folders or URLs (`s3://...`, `memory://...`); one or a list.
+        dtype: The dtype of raw files, such as `uint16`; a `.npy` file says its own.
+        eos: The id that ends a document.
+        sequence_length: Tokens of every sequence, where documents are not told apart.
+        drop_last: Leave out the ids at the end of a file that do not fill a sequence of
+            `sequence_length`. False makes a shorter last sequence of them.
+        header_bytes: Bytes at the start of raw files that are no ids.
+        block_bytes: About how many bytes are read at once. Smaller blocks mix batches better with
+            fewer in memory, larger ones need fewer requests to a store. Part of the order of items.
+        cache_bytes: The most bytes of blocks that one worker keeps. None = as many as its reading
+            groups draw from. It changes no batch.
+        storage_options: Options of the fsspec filesystem, such as endpoint and credentials. They
+            change no batch.
+
+    Raises:
+        InvalidJob: No file matches, a raw file without a dtype, neither or both of `eos` and
+            `sequence_length` where one is needed, no ids.
+        MissingExtra: fsspec or the filesystem's package is not installed.
+        SourceUnavailable: A file cannot be read at the moment.
+    """
+
+    type_name: ClassVar[str] = "tokens"
+    version: ClassVar[int | str | None] = 1
+    suffixes: ClassVar[tuple[str, ...]] = (".npy", ".bin")
+
+    def __init__(
+        self,
+        files: str | Sequence[str],
+        dtype: str | None = None,
+        *,
+        eos: int | None = None,
+        sequence_length: int | None = None,
+        drop_last: bool = False,
+        header_bytes: int = 0,
+        block_bytes: int = BLOCK_BYTES,
+        cache_bytes: int | None = None,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        check_block_bytes(block_bytes)
+        check_whole("header_bytes", header_bytes, 0, key="source.header_bytes")
+        if dtype is not None:
+            check_choice("dtype", dtype, DTYPES, key="source.dtype")
+        if sequence_length is not None:
+            check_whole("sequence_length", sequence_length, 1, key="source.sequence_length")
+        if eos is not None and sequence_length is not None:
+            raise InvalidJob(
+                "eos and sequence_length are both given: sequences end at one of them; remove the "
+                "other",
+                key="source.eos",
+            )
+        self._dtype, self._eos, self._length = dtype, eos, sequence_length
+        self._drop_last, self._header_bytes = drop_last, header_bytes
+        self._block_bytes = block_bytes
+        self.open_files(
+            files,
+            cache_bytes=cache_bytes,
+            storage_options=storage_options,
+            decides=[dtype, eos, sequence_length, drop_last, header_bytes, block_bytes],
+            what="tokens",
+        )
+
+    def knows_sizes(self) -> bool:
+        """Tell whether all sequences of a file have one length."""
+        return all(index.more["length"] for index in self.indexes)
+
+    def spans(self, block: Block, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Return where sequences of one length lie; None where they end at an id."""
+        return self._fixed(block, rows) if block.layout.more["length"] else None
+
+    def starts_of(self, block: Block, values: NDArray[Any]) -> NDArray[np.int64]:
+        """Return where the sequences of a block start in its ids, then where the last one ends."""
+        if block.layout.more["length"]:
+            return super().starts_of(block, values)
+        return self.starts_in(values)
+
+    def index_of(self, file: DataFile) -> FileIndex:
+        """Return blocks of whole sequences.
+
+        Raises:
+            InvalidJob: It is not a file of ids, or nothing says where sequences end.
+        """
+        start, dtype, length = self._layout(file)
+        stop = start + (file.size - start) // dtype.itemsize * dtype.itemsize
+        if stop != file.size:
+            raise InvalidJob(
+                f"{file.path} holds {file.size - start} bytes of ids after its header, which is "
+                f"not a multiple of {dtype.itemsize}, the bytes of {dtype.name}: name the dtype "
+                "that it was written in, and header_bytes if it has a header",
+                key="source.dtype",
+            )
+        index = FileIndex.empty({"dtype": dtype.str, "length": length})
+        if length:
+            self._cut_alike(index, start, stop, length * dtype.itemsize)
+            return index
+        if self._eos is None:
+            raise InvalidJob(
+                f"{file.path} is one row of ids: say where documents end with eos: ID, or cut it "
+                "with sequence_length: N",
+                key="source.eos",
+            )
+        sequence = 0
+
+        def end_of(data: bytes, is_last: bool) -> int:
+            whole = len(data) // dtype.itemsize
+            ends = np.flatnonzero(np.frombuffer(data, dtype, whole) == self._eos)
+            if is_last:
+                return len(data)
+            return (int(ends[-1]) + 1) * dtype.itemsize if len(ends) else 0
+
+        for place, data in cut(
+            self.files.from_start_to_end(file), start, stop, self._block_bytes, end_of
+        ):
+            items = len(self.starts_in(np.frombuffer(data, dtype))) - 1
+            index.add(place, place + len(data), items, first=sequence)
+            sequence += items
+        return index
+
+    def starts_in(self, values: NDArray[Any]) -> NDArray[np.int64]:
+        """Return where documents start in some ids, then where the last one ends."""
+        ends = np.flatnonzero(values == self._eos) + 1
+        starts = np.concatenate([[0], ends])
+        return starts if starts[-1] == len(values) else np.append(starts, len(values))
+
+    def _cut_alike(self, index: FileIndex, start: int, stop: int, nbytes: int) -> None:
+        """Add blocks of sequences of `nbytes` bytes each."""
+        if self._drop_last:
+            stop = start + (stop - start) // nbytes * nbytes
+        step = max(1, self._block_bytes // nbytes) * nbytes
+        for place in range(start, stop, step):
+            end = min(stop, place + step)
+            index.add(place, end, -(-(end - place) // nbytes), first=(place - start) // nbytes)
+
+    def _fixed(self, block: Block, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        more = block.layout.more
+        nbytes = more["length"] * np.dtype(more["dtype"]).itemsize
+        starts = block.start + rows * nbytes
+        return np.stack([starts, np.minimum(starts + nbytes, block.stop)], axis=1)
+
+    def _layout(self, file: DataFile) -> tuple[int, np.dtype[Any], int | None]:
+        """Return where the ids start, their dtype, and the length of every sequence if known."""
+        if not file.path.endswith(".npy"):
+            if self._dtype is None:
+                raise InvalidJob(
+                    f"{file.path} does not say what its ids are: give dtype, such as uint16",
+                    key="source.dtype",
+                )
+            return self._header_bytes, np.dtype(self._dtype).newbyteorder("<"), self._length
+        head = io.BytesIO(self.files.read(file, 0, min(file.size, 1 << 16)))
+        try:
+            version = np.lib.format.read_magic(head)
+            read = (
+                np.lib.format.read_array_header_1_0
+                if version == (1, 0)
+                else np.lib.format.read_array_header_2_0
+            )
+            shape, is_fortran, dtype = read(head)
+        except ValueError as error:
+            raise InvalidJob(
+                f"{file.path} is not a .npy file ({error}): write it with numpy.save",
+                key="source.files",
+            ) from None
+        if dtype.kind not in "iu" or len(shape) not in (1, 2) or (is_fortran and len(shape) == 2):
+            raise InvalidJob(
+                f"{file.path} holds {dtype.name} of shape {shape}{', by columns' * is_fortran}: "
+                "write token ids as whole numbers, in one row or in rows of one length",
+                key="source.files",
+            )
+        length = shape[1] if len(shape) == 2 else self._length
+        if head.tell() + int(np.prod(shape)) * dtype.itemsize != file.size:
+            raise InvalidJob(
+                f"{file.path} has {file.size} bytes and not those of shape {shape} of "
+                f"{dtype.name}: it was not written whole; write it again",
+                key="source.files",
+            )
+        return head.tell(), dtype, length
+
+
+__all__ = ["COLUMN", "DTYPES", "Sequences", "TokenFiles", "TokensSource"]

@@ -1,0 +1,251 @@
+"""WebDataset's tar files: the files of a sample follow one another and share a name."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from penstock.server.sources.blocked import (
+    BLOCK_BYTES,
+    Block,
+    BlockedFiles,
+    FileIndex,
+    check_block_bytes,
+)
+from penstock.server.sources.cache import Rows
+from penstock.server.sources.content import ReadAt
+from penstock.server.sources.files import DataFile
+from penstock.server.sources.lines import refuse_other_encodings
+from penstock.server.usercode.frames import error_line
+from penstock.wire.errors import InvalidJob
+
+_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+_META = re.compile(r"__[^/]*__($|/)")
+
+
+def _npy(data: bytes) -> Any:
+    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+
+
+_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    **dict.fromkeys(("txt", "text", "transcript"), lambda data: data.decode()),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
+    **dict.fromkeys(("json", "jsn"), json.loads),
+    "npy": _npy,
+}
+"""As `webdataset.autodecode.decoders` has them, by the last ending; no pickles."""
+
+
+class Member(NamedTuple):
+    """A file in an archive.
+
+    Attributes:
+        key: The name up to the first dot after the last slash: what the files of a sample share.
+        ending: What follows that dot, in lower case.
+        start: Where its header starts, in bytes.
+        data: Where its bytes start.
+        stop: Where they end.
+    """
+
+    key: str
+    ending: str
+    start: int
+    data: int
+    stop: int
+
+
+class WebdatasetSource(BlockedFiles):
+    """The samples of WebDataset's tar files, without compression.
+
+    Files that follow one another and have the same name up to the first dot are a sample, as in
+    `webdataset.tariterators`. An item is a dict: `__key__`, the archive's name `__url__`, and for
+    each file its ending with its bytes. With `decode` those that end in txt, text, transcript,
+    json, jsn, cls, cls2, index, inx, id and npy are values, as `webdataset` decodes them; all
+    others, images as well, stay bytes.
+
+    Args:
+        files: Paths, globs, folders or URLs (`s3://...`, `memory://...`); one or a list.
+        decode: Whether to decode texts, numbers, JSON and arrays. False leaves all files bytes.
+        block_bytes: About how many bytes are read at once. Smaller blocks mix batches better with
+            fewer in memory, larger ones need fewer requests to a store. Part of the order of items.
+        cache_bytes: The most bytes of blocks that one worker keeps. None = as many as its reading
+            groups draw from. It changes no batch.
+        storage_options: Options of the fsspec filesystem, such as endpoint and credentials. They
+            change no batch.
+
+    Raises:
+        InvalidJob: No file matches, a file is compressed or is not a tar file, no samples.
+        MissingExtra: fsspec or the filesystem's package is not installed.
+        SourceUnavailable: A file cannot be read at the moment.
+    """
+
+    type_name: ClassVar[str] = "webdataset"
+    version: ClassVar[int | str | None] = 1
+    suffixes: ClassVar[tuple[str, ...]] = (".tar",)
+
+    def __init__(
+        self,
+        files: str | Sequence[str],
+        *,
+        decode: bool = True,
+        block_bytes: int = BLOCK_BYTES,
+        cache_bytes: int | None = None,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        check_block_bytes(block_bytes)
+        self._decode, self._block_bytes = decode, block_bytes
+        self.open_files(
+            files,
+            cache_bytes=cache_bytes,
+            storage_options=storage_options,
+            decides=[block_bytes],
+            what="samples",
+        )
+
+    def index_of(self, file: DataFile) -> FileIndex:
+        """Return blocks of whole samples.
+
+        Raises:
+            InvalidJob: It is not a tar file, or a sample has two files of one ending.
+        """
+        read_at = self.files.reader(file)
+        refuse_other_encodings(file, read_at(0, min(8, file.size)))
+        window = 1 << 16 if self.files.is_local else self._block_bytes
+        index = FileIndex.empty()
+        start = stop = items = first = 0
+        try:
+            for members in samples(_members(_Window(read_at, file.size, window))):
+                begin, end = members[0].start, -(-members[-1].stop // 512) * 512
+                if items and end - start > self._block_bytes:
+                    index.add(start, stop, items, first=first)
+                    first, items = first + items, 0
+                if not items:
+                    start = begin
+                stop, items = min(end, file.size), items + 1
+        except (tarfile.TarError, ValueError) as error:
+            raise InvalidJob(
+                f"{file.path} is not a tar file of samples ({error_line(error)}): write it again",
+                key="source.files",
+            ) from None
+        if items:
+            index.add(start, stop, items, first=first)
+        return index
+
+    def rows_of(self, block: Block, data: bytes) -> Rows:
+        """Return the samples of a block; their files are decoded when they are asked for."""
+        return _Samples(block, data, self._decode)
+
+
+def _members(stream: Any) -> Iterator[Member]:
+    """Yield the files in an archive that belong to samples.
+
+    Raises:
+        tarfile.TarError: It is not a tar archive, or ends within a file.
+    """
+    with tarfile.open(fileobj=stream, mode="r:") as archive:
+        while (found := archive.next()) is not None:
+            archive.members = []  # type: ignore[attr-defined]  # it would keep all of them
+            match = _NAME.match(found.name)
+            if found.isreg() and match is not None and not _META.match(found.name):
+                yield Member(
+                    match[1],
+                    match[2].lower(),
+                    found.offset,
+                    found.offset_data,
+                    found.offset_data + found.size,
+                )
+
+
+def samples(members: Iterator[Member]) -> Iterator[list[Member]]:
+    """Yield the files of each sample.
+
+    Raises:
+        ValueError: A sample has two files of one ending.
+    """
+    sample: list[Member] = []
+    for member in members:
+        if sample and sample[0].key != member.key:
+            yield sample
+            sample = []
+        if any(member.ending == other.ending for other in sample):
+            raise ValueError(f"{member.key}.{member.ending} is in it two times in a row")
+        sample.append(member)
+    if sample:
+        yield sample
+
+
+class _Samples:
+    def __init__(self, block: Block, data: bytes, decode: bool) -> None:
+        self._block, self._data, self._decode = block, data, decode
+        self._samples = list(samples(_members(io.BytesIO(data))))
+        if len(self._samples) != block.items:
+            raise ValueError(f"{len(self._samples)} samples where there were {block.items}")
+
+    def items(self, rows: Sequence[int]) -> list[Any]:
+        """Return some samples."""
+        return [self._item(row) for row in rows]
+
+    def _item(self, row: int) -> dict[str, Any]:
+        members = self._samples[row]
+        item: dict[str, Any] = {
+            "__key__": members[0].key,
+            "__url__": self._block.file.name,
+        }
+        for member in members:
+            data = self._data[member.data : member.stop]
+            decode = _DECODERS.get(member.ending.rpartition(".")[2]) if self._decode else None
+            try:
+                item[member.ending] = data if decode is None else decode(data)
+            except ValueError as error:
+                raise self._block.bad(
+                    f"sample {self._block.first + row}, {member.key}.{member.ending},",
+                    f"cannot be decoded ({error_line(error)})",
+                    "correct the file, take decode: false, or let on_item_error: quarantine skip "
+                    "it",
+                ) from None
+        return item
+
+
+class _Window(io.RawIOBase):
+    """A file that is read in pieces: headers lie close together where their files are small."""
+
+    def __init__(self, read_at: ReadAt, size: int, window: int) -> None:
+        self._read_at, self._size, self._window = read_at, size, window
+        self._at = self._start = 0
+        self._held = b""
+
+    def readable(self) -> bool:
+        """Tell that it can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Tell that it can be read at any place."""
+        return True
+
+    def tell(self) -> int:
+        """Return the offset in the file."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Go to an offset in the file."""
+        self._at = (0, self._at, self._size)[whence] + offset
+        return self._at
+
+    def read(self, count: int = -1) -> bytes:
+        """Read from here on, up to the end of the file."""
+        stop = self._size if count < 0 else min(self._size, self._at + count)
+        if not self._start <= self._at or stop > self._start + len(self._held):
+            end = max(stop, min(self._size, self._at + self._window))
+            self._start, self._held = self._at, self._read_at(self._at, end)
+        data = self._held[self._at - self._start : stop - self._start]
+        self._at += len(data)
+        return data
+
+
+__all__ = ["Member", "WebdatasetSource", "samples"]

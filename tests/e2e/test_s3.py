@@ -1,0 +1,210 @@
+"""Sources behind URLs: a real S3 server (moto), over real connections that break now and then."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.test_sources import CASES, Case, plain
+from harness import serving, write_job_file
+from invariants import Purity, eventually
+from penstock.server.job import Job
+from penstock.server.sources import JsonlSource
+from penstock.wire.errors import InvalidJob
+
+SECRET = "hush-hush-this-is-the-key"
+
+REMOTE = {
+    name: case
+    for name, case in CASES.items()
+    if name.split()[0] not in ("hf", "torch", "items") and name != "parquet of two patterns"
+}
+
+
+class Url(str):
+    """A folder behind a URL, with the slash of `Path`."""
+
+    def __truediv__(self, name: str) -> Url:
+        return Url(f"{self}/{name}")
+
+
+class Line(socketserver.ThreadingTCPServer):
+    """What lies between a node and the store: it can be cut.
+
+    Attributes:
+        is_cut: New connections are closed at once, and those that are open break.
+        refused: How many connections were closed while it was.
+    """
+
+    allow_reuse_address = daemon_threads = True
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self.target, self.is_cut, self.refused = target, False, 0
+        self.open: set[socket.socket] = set()
+        super().__init__(("127.0.0.1", 0), _Connection)
+
+    def cut(self) -> None:
+        """Break what is open, and refuse what comes."""
+        self.is_cut = True
+        for connection in [*self.open]:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Connection(socketserver.BaseRequestHandler):
+    server: Line
+
+    def handle(self) -> None:
+        if self.server.is_cut:
+            self.server.refused += 1
+            return
+        with socket.create_connection(self.server.target) as store:
+            self.server.open |= {self.request, store}
+            back = threading.Thread(target=self._pass, args=(store, self.request))
+            back.start()
+            self._pass(self.request, store)
+            back.join()
+            self.server.open -= {self.request, store}
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[tuple[str, int]]:
+    """The address of an S3 server in a process of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = probe.getsockname()
+    command = [sys.executable, "-m", "moto.server", "-H", address[0], "-p", str(address[1])]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: _answers(address), 60.0, "the S3 server answers")
+        yield address
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{address[0]}:{address[1]}/moto-api/", timeout=10):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def line(store: tuple[str, int]) -> Iterator[Line]:
+    """The way to the server, whole at first."""
+    with Line(store) as between:
+        threading.Thread(target=between.serve_forever, args=(0.05,), daemon=True).start()
+        yield between
+        between.shutdown()
+
+
+@pytest.fixture(scope="module")
+def bucket(line: Line) -> Iterator[Any]:
+    """The filesystem, with credentials and address where boto looks for them: the environment."""
+    import fsspec
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "penstock")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{line.server_address[1]}")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        fs = fsspec.filesystem("s3")
+        fs.mkdir("corpus")
+        yield fs
+
+
+@pytest.mark.parametrize("case", REMOTE.values(), ids=REMOTE.keys())
+def test_every_format_is_the_same_source_behind_a_url(
+    bucket: Any, case: Case, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Items, order, blocks and identity are those of the same files on a disk."""
+    folder, name = tmp_path / "here", f"corpus/{request.node.callspec.id.replace(' ', '-')}"
+    folder.mkdir()
+    case.write(folder)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            bucket.pipe_file(f"{name}/{path.relative_to(folder)}", path.read_bytes())
+
+    here, there = case.open(folder), case.open(Url(f"s3://{name}"))  # type: ignore[arg-type]
+
+    assert there.identity() == here.identity()
+    assert SECRET not in json.dumps(there.identity())
+    assert plain(there.fetch(range(len(there)))) == case.items
+    assert plain(there.fetch([len(there) - 1, 0])) == [case.items[-1], case.items[0]]
+    assert there.blocks() == here.blocks()
+    here.close()
+    there.close()
+
+
+def test_a_store_that_is_away_for_a_moment_costs_no_item(
+    bucket: Any, line: Line, tmp_path: Path
+) -> None:
+    """A node waits and goes on: its batches are those of the same files on a disk.
+
+    Credentials, from the environment or in the job file, are in no log and in no store.
+    """
+    rows = [{"n": n, "text": "x" * (n % 5)} for n in range(120)]
+    data = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "rows.jsonl").write_text(data)
+    bucket.pipe_file("corpus/away/rows.jsonl", data.encode())
+    source = {"type": "jsonl", "files": "s3://corpus/away/*.jsonl", "block_bytes": 500}
+    shared = {"batch_size": 4, "lanes": 2, "epochs": 1}
+    told = {"key": "penstock", "secret": SECRET}
+    jobs = {
+        "away": {"source": source, **shared},
+        "told": {"source": {**source, "storage_options": told}, **shared},
+    }
+    local = Job(
+        source=JsonlSource(str(tmp_path / "rows.jsonl"), block_bytes=500),
+        batch_size=4,
+        lanes=2,
+        epochs=1,
+    )
+    purity = Purity(local)
+    settings = {"hash_cache": "off", "store": f"sqlite:///{tmp_path}/store.db"}
+    file = write_job_file(tmp_path / "jobs.yaml", jobs, **settings)
+    environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+
+    with serving(file, environment=environment) as server:
+        line.cut()
+        reader = server.read("away", horizon=30)
+        eventually(lambda: line.refused > 3, 60.0, "the node has asked in vain")
+        line.is_cut = False
+        for delivered in reader.take(30):
+            purity.saw(*delivered)
+        said = "".join(server.lines)
+
+    assert purity.seen == 30
+    assert SECRET not in said
+    for path in tmp_path.glob("store.db*"):
+        assert SECRET.encode() not in path.read_bytes()
+
+
+def test_what_a_store_refuses_is_told_at_once(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket or an object that is not there is the job file's mistake, named with its URL."""
+    with pytest.raises(InvalidJob, match=r"no file matches 's3://nowhere/\*\.jsonl'"):
+        JsonlSource("s3://nowhere/*.jsonl")
+    with pytest.raises(InvalidJob, match=r"no file matches 's3://corpus/none\.jsonl'"):
+        JsonlSource("s3://corpus/none.jsonl")

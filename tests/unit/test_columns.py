@@ -1,0 +1,146 @@
+"""Batches made of columns are, to the byte, those that are made of items one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.server.job import Job
+from penstock.server.pipeline import maker as maker_module
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.line import Line
+from penstock.server.roles.base import SampleBatcher
+from penstock.server.roles.batchers import BestFitPackingBatcher, SimpleBatcher
+from penstock.server.roles.collators import PackedCollator
+from penstock.server.sources import ParquetSource
+from penstock.wire.errors import BadItem
+from penstock.wire.v1.feed_pb2 import BatchHeader
+
+
+class Opaque(ParquetSource):
+    """The same rows, of which no column is known to be one of numbers."""
+
+    def sequence_dtype(self, column: str) -> np.dtype[Any] | None:
+        """Return None."""
+        return None
+
+
+def write(
+    path: Path, lists: list[list[int] | None], kind: Any = None, **columns: list[Any]
+) -> None:
+    """Write rows in groups of 7."""
+    column = pa.array(lists, kind or pa.list_(pa.int32()))
+    pq.write_table(pa.table({"input_ids": column, **columns}), path, row_group_size=7)
+
+
+def documents(count: int, seed: int, most: int = 40) -> list[list[int] | None]:
+    """Return documents of 0 to `most` tokens."""
+    random = np.random.default_rng(seed)
+    return [random.integers(1, 99, random.integers(0, most + 1)).tolist() for _ in range(count)]
+
+
+def job(
+    kind: type[ParquetSource],
+    folder: Path,
+    batcher: SampleBatcher,
+    collator: PackedCollator,
+    **more: Any,
+) -> Job:
+    """Return a job over all files of a folder, a source each."""
+    sources = {path.stem: kind(str(path)) for path in sorted(folder.glob("*.parquet"))}
+    return Job(sources, batcher=batcher, collator=collator, lanes=2, **more)
+
+
+def made(line: Line, count: int) -> list[tuple[BatchHeader, bytes]]:
+    """Return the next batches of a line; the log, which names the source's class, left out."""
+    found = []
+    for _ in range(count):
+        batch = line.make(line.advance())
+        body = bytearray(batch.nbytes)
+        header = BatchHeader.FromString(batch.write(memoryview(body)))
+        header.log_id = b""
+        found.append((header, bytes(body)))
+    return found
+
+
+@pytest.fixture
+def of_columns(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return a list that grows with each batch that is asked for: whether columns gave it."""
+    seen: list[bool] = []
+    collate = maker_module.collate_columns
+
+    def watched(*args: Any) -> Any:
+        values = collate(*args)
+        seen.append(values is not None)
+        return values
+
+    monkeypatch.setattr(maker_module, "collate_columns", watched)
+    return seen
+
+
+@pytest.mark.parametrize("layout", ["flash", "megatron", "thd", "indexed", "neat", "seams"])
+@pytest.mark.parametrize(
+    "batcher",
+    [
+        BestFitPackingBatcher(32, pool_size=6, overlong="split", rows=2),
+        BestFitPackingBatcher(32, pool_size=6, overlong="truncate"),
+        SimpleBatcher(3),
+    ],
+    ids=["split", "truncate", "simple"],
+)
+def test_columns_and_items_give_the_same_bytes(
+    tmp_path: Path, of_columns: list[bool], batcher: SampleBatcher, layout: str
+) -> None:
+    write(tmp_path / "a.parquet", documents(50, 1))
+    write(tmp_path / "b.parquet", documents(30, 2), pa.large_list(pa.uint16()))
+    collator = PackedCollator(layout=layout)
+    jobs = [job(kind, tmp_path, batcher, collator) for kind in (ParquetSource, Opaque)]
+    expected, found = (made(Line(one, 1), 40) for one in reversed(jobs))
+    assert len(of_columns) == 40
+    assert all(of_columns)
+    assert found == expected
+
+
+def test_labels_come_from_their_column(tmp_path: Path, of_columns: list[bool]) -> None:
+    lists = documents(40, 3)
+    labels = [[-100 if token % 3 else token for token in row or ()] for row in lists]
+    column = pa.array(labels, pa.list_(pa.int64()))
+    write(tmp_path / "a.parquet", lists, labels=column, url=[str(row) for row in range(40)])
+    batcher = BestFitPackingBatcher(32, pool_size=6, overlong="split")
+    jobs = [job(kind, tmp_path, batcher, PackedCollator(32)) for kind in (ParquetSource, Opaque)]
+    expected, found = (made(Line(one, 0), 40) for one in reversed(jobs))
+    assert all(of_columns)
+    assert len(of_columns) == 40
+    assert found == expected
+
+
+def test_a_row_with_missing_numbers_is_a_bad_item(tmp_path: Path, of_columns: list[bool]) -> None:
+    lists: list[Any] = documents(30, 4)
+    lists[11], lists[20] = [1, None, 3], None
+    write(tmp_path / "a.parquet", lists)
+    batcher = BestFitPackingBatcher(40, pool_size=6)
+    stopping = job(ParquetSource, tmp_path, batcher, PackedCollator(), on_item_error="stop")
+    with pytest.raises(BadItem, match=r"a\[(11|20)\].*'input_ids' is missing"):
+        made(Line(stopping, 0), 20)
+    going_on = job(ParquetSource, tmp_path, batcher, PackedCollator(), on_item_error="quarantine")
+    items = Items(going_on)
+    made(Line(going_on, 0, items), 20)
+    left_out = {verdict.item.index for verdict in items.verdicts}
+    assert left_out <= {11, 20}
+    assert left_out
+    # What verdicts are about is looked at item by item.
+    assert len(of_columns) < 40
+
+
+def test_labels_of_another_length_stop_the_batch(tmp_path: Path) -> None:
+    lists = documents(20, 5)
+    labels = pa.array([[*(row or ()), 1] for row in lists], pa.list_(pa.int64()))
+    write(tmp_path / "a.parquet", lists, labels=labels)
+    line = Line(job(ParquetSource, tmp_path, SimpleBatcher(2), PackedCollator()), 0)
+    with pytest.raises(Exception, match=r"labels for .* tokens; give one per token"):
+        made(line, 1)
