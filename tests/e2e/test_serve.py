@@ -34,7 +34,7 @@ from harness import (
 from invariants import Purity, eventually
 from penstock.server.job import Job
 from penstock.server.jobs.load import load
-from penstock.server.node.ahead import FAR_AHEAD
+from penstock.server.node.ahead import CHEAP_AHEAD
 from penstock.server.node.dispatch import AHEAD_PER_WORKER
 from penstock.server.store import SqliteStore
 from penstock.wire import PROTOCOL
@@ -436,7 +436,7 @@ def test_sigterm_drains(tmp_path: Path) -> None:
     # Some more of each lane may have been made beyond the horizon.
     offsets = asyncio.run(_offsets(SqliteStore(tmp_path / "penstock.db"), job))
     assert len(offsets) == 4
-    ahead = FAR_AHEAD * AHEAD_PER_WORKER // len(offsets)
+    ahead = CHEAP_AHEAD * AHEAD_PER_WORKER // len(offsets)
     assert all(10 <= offset <= 11 + ahead for offset in offsets)
 
 

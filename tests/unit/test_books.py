@@ -109,10 +109,19 @@ def test_a_few_batches_are_made_beyond_the_horizon_and_not_sent() -> None:
     assert not any(entry.state is State.WANTED for entry in log.entries.values())
 
 
-@pytest.mark.parametrize(("ahead_bytes", "most"), [(0, 3), (5 * SIZE, 5), (99 * SIZE, 6)])
-def test_more_is_made_ahead_where_batches_are_small(ahead_bytes: int, most: int) -> None:
-    """As many as the bytes hold: at least the number that is given, at most twice as many."""
+@pytest.mark.parametrize(
+    ("ahead_bytes", "ticket_s", "most"),
+    [(0, 0.0005, 3), (5 * SIZE, 0.1, 5), (99 * SIZE, 0.1, 6), (99 * SIZE, 0.0005, 24)],
+)
+def test_more_is_made_ahead_where_batches_are_small(
+    ahead_bytes: int, ticket_s: float, most: int
+) -> None:
+    """As many as the bytes hold: at least the number that is given, at most twice as many.
+
+    Or eight times as many, where they are cheap, too.
+    """
     log = Log(make_job(), bound_bytes=10**9, ahead=3, ahead_bytes=ahead_bytes)
+    log.ticket_s = ticket_s
     reader = log.open(Share(1, 0, 1), None, 0, None, lambda: None)
     reader.extend(1)
     finish(log, next(candidates(log)).entry)

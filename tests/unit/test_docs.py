@@ -95,8 +95,8 @@ def test_numbers_in_decisions_are_those_of_the_code() -> None:
     bundles, plans = (DECISIONS[number - 1].read_text() for number in (3, 6))
 
     assert f"the {CHUNK_BYTES >> 20} MiB that a chunk has" in bundles
-    assert "up to a millisecond" in bundles
-    assert HOLD_S == 0.001
+    assert "up to two milliseconds" in bundles
+    assert HOLD_S == 0.002
     assert "last message is 30 ms old" in bundles
     assert GATHER_S == 0.03
     assert f"the last {KEPT_PLANS} plans of a lane" in plans

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.server.commands import memory
 from penstock.server.node import dispatch
-from penstock.server.node.ahead import FAR_AHEAD
+from penstock.server.node.ahead import CHEAP_AHEAD, CHEAP_S, FAR_AHEAD
 from penstock.server.node.arena import IDLE_BYTES, IDLE_TAKES
 from penstock.server.node.dispatch import AHEAD_PER_WORKER
 from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
@@ -34,16 +34,17 @@ def test_memory_is_stated_with_the_figures_that_check_reckons_with() -> None:
     assert f"| reading storage blocks, in each worker | {blocks} |" in PAGE
     assert f"at least {FREE_BYTES >> 20} MiB in each worker" in PAGE
     kept = f"{KEPT_BATCHES} batches, at most a quarter of `ready_bytes`, and for each reader"
-    far = f"up to {FAR_AHEAD * AHEAD_PER_WORKER}"
+    far, cheap = (f"{times * AHEAD_PER_WORKER}" for times in (FAR_AHEAD, CHEAP_AHEAD))
     far_bytes = f"take {dispatch.AHEAD_BYTES >> 20} MiB"
     fetched = (
         f"{prefetch.LEAST_AHEAD} batches, or up to {prefetch.MOST_AHEAD} that take "
         f"{prefetch.AHEAD_BYTES >> 20} MiB"
     )
-    ahead = f"{fetched}, and for each worker {AHEAD_PER_WORKER} more, or {far} that"
+    ahead = f"{fetched}, and for each worker {AHEAD_PER_WORKER} more, or up to {cheap} that"
     assert f"| {memory.BATCHES_SPREAD} x ({kept} {ahead} {far_bytes})" in PAGE
-    beyond = f"a node makes {AHEAD_PER_WORKER} positions of a job for each worker, and {far} as"
-    assert f"{beyond} long as they {far_bytes}, so that" in PAGE
+    beyond = f"a node makes {AHEAD_PER_WORKER} positions of a job for each worker, and up to {far},"
+    cheaper = f"or {cheap} where a batch is made in less than {CHEAP_S * 1e3:g} ms, as long as they"
+    assert f"{beyond} {cheaper} {far_bytes}, so that" in PAGE
     assert f"| {memory.BATCHES_SPREAD} x `ready_bytes`; 1 x with one worker |" in PAGE
     assert f"| {memory.SAMPLES_SPREAD} x lanes x (`pool_size` + what a lane looks" in PAGE
     assert f"| {memory.SAMPLES_SPREAD} x a batch |" in PAGE

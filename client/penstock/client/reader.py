@@ -287,7 +287,6 @@ class Reader:
 
     def _take(self, position: int) -> Delivery | None:
         """Return the batch at an own position, None past the end; it stays where it is."""
-        self.check()
         feed = self._feed()
         waited = feed.wait_s
         delivery = feed.take(position, self._options.deadline_s)
@@ -335,12 +334,12 @@ class Reader:
             return None
         at = self.at
         values = self._decode(delivery)
-        info = self._describe(delivery)
+        assert at.session is not None
+        info = self._describe(delivery, at.session.share)
         if self._options.meta:
             assert self._decoder is not None
             values["penstock_position"] = self._decoder.position(info.position)
         self._counts_of(info.step)[info.position] = info.counts
-        assert at.session is not None
         after = at._replace(
             next=at.session.share.nth_after(info.position, 1),
             last=info,
@@ -354,8 +353,8 @@ class Reader:
             self._given = (index, {})
         return self._given[1]
 
-    def _describe(self, delivery: Delivery) -> BatchInfo:
-        share, header = self.started().share, delivery.header
+    def _describe(self, delivery: Delivery, share: Share) -> BatchInfo:
+        header = delivery.header
         position = header.position
         step = share.step(position)
         micro = share.micro(position)

@@ -405,9 +405,9 @@ class Metrics(Observer):
 
     # --- what the edge tells ---
 
-    def sent(self, job: str, nbytes: int) -> None:
-        """A batch has gone out to a reader."""
-        self._sent.add(1, job)
+    def sent(self, job: str, batches: int, nbytes: int) -> None:
+        """Batches have gone out to a reader."""
+        self._sent.add(batches, job)
         self._sent_bytes.add(nbytes, job)
 
     def waited(self, job: str, seconds: float) -> None:

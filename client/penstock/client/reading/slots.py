@@ -77,7 +77,7 @@ class Slots:
         # Set by the threads of the streams, one at a time.
         self._landing = threading.Lock()
         self.missing = first
-        self.largest_bytes = 0
+        self.largest_bytes, self._fitting = 0, fitting_ahead(0)
         self._landed: set[int] = set()  # those above it that have come
         self.end = stop
         self.dropped = (0, 0)
@@ -141,7 +141,7 @@ class Slots:
     def prefetch(self) -> int:
         """How many own positions may be ready beyond the next to be taken; any thread asks."""
         given = self._prefetch
-        return fitting_ahead(self.largest_bytes) if given is None else given
+        return self._fitting if given is None else given
 
     @property
     def horizon(self) -> int:
@@ -179,7 +179,8 @@ class Slots:
         nbytes = delivery.lease.nbytes + delivery.header.ByteSize()  # texts lie in the header
         self._ready[position] = delivery
         with self._landing:
-            self.largest_bytes = max(self.largest_bytes, nbytes)
+            if nbytes > self.largest_bytes:
+                self.largest_bytes, self._fitting = nbytes, fitting_ahead(nbytes)
             self._landed.add(position)
             while self.missing in self._landed:
                 self._landed.remove(self.missing)

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.server.job import Job
 from penstock.server.node import dispatch
-from penstock.server.node.ahead import made_ahead
+from penstock.server.node.ahead import CHEAP_S, made_ahead
 from penstock.server.node.kept import KEPT_BATCHES, KEPT_SHARE
 from penstock.server.pipeline.ahead import AHEAD_BYTES, LOOK_AHEAD
 from penstock.server.role_set import RoleSet
@@ -110,7 +110,9 @@ def node_memory(
     worker = WORKER_MIB + packages + TOKENIZING_MIB * ("tokenizers" in imported)
     spread = BATCHES_SPREAD if workers > 1 else 1.0
     kept = min(KEPT_BATCHES * batch_bytes, ready_bytes / KEPT_SHARE)
-    beyond = workers * made_ahead(dispatch.AHEAD_PER_WORKER, dispatch.AHEAD_BYTES, batch_bytes)
+    beyond = workers * made_ahead(
+        dispatch.AHEAD_PER_WORKER, dispatch.AHEAD_BYTES, batch_bytes, ticket_s=CHEAP_S / 2
+    )
     ahead = min(ready_bytes, (fitting_ahead(batch_bytes) + beyond) * batch_bytes)
     return NodeMemory(
         workers=workers,

@@ -45,7 +45,7 @@ class Log:
         job: The job.
         bound_bytes: The node's bound on bytes that are ready or being made; shared by its logs.
         ahead: How many positions beyond its horizon a reader's batches are made.
-        ahead_bytes: As long as these take no more than this, up to `FAR_AHEAD` times as many are.
+        ahead_bytes: As long as these take no more than this, several times as many are.
 
     Attributes:
         numbering: What is known of the log's order.
@@ -77,7 +77,7 @@ class Log:
     @property
     def ahead(self) -> int:
         """Return how many positions beyond its horizon a reader's batches are made."""
-        return made_ahead(self._ahead, self._ahead_bytes, self.largest_bytes)
+        return made_ahead(self._ahead, self._ahead_bytes, self.largest_bytes, self.ticket_s)
 
     def open(
         self,

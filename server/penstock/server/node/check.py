@@ -77,6 +77,7 @@ def check(
         case Done():
             _ticket(message.ticket, tickets, plans=False)
             _body(message, arenas)
+            return message  # nothing of it is text, and there is one for every batch
         case Cost():
             _cost(message, logs)
         case Planned():

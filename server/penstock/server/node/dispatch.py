@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 import structlog
 
 from penstock.server.job import Job
+from penstock.server.node.ahead import is_cheap
 from penstock.server.node.blame import blamed, sentence
 from penstock.server.node.books import Log
 from penstock.server.node.candidates import Candidate, candidate_of, candidates
@@ -52,18 +53,14 @@ a reader that accepts four ahead of a slow one left workers without work: text w
 fast with this."""
 
 AHEAD_BYTES = 4 << 20
-"""Where batches are small, up to `FAR_AHEAD` times as many positions are made ahead for each
-worker, as long as they take no more than this: half of the batches of a text job take 0.5 ms, and
-others, which draw long documents, 100 ms. With 4 positions a text job with two workers and its
-reader kept 1.7 of two cores busy, with 8 and with 16 1.9."""
+"""Where batches are small, several times as many positions are made ahead for each worker, as long
+as they take no more than this: half of the batches of a text job take 0.5 ms, and others, which
+draw long documents, 100 ms. With 4 positions a text job with two workers and its reader kept 1.7 of
+two cores busy, with 8 and with 16 1.9."""
 
 PLANS_AT_ONCE = 64
 """Batches of a lane that one ticket plans on the way to a far offset: as long as it runs, whoever
 reads near waits for the worker, and nobody is given a plan of that lane. Each costs a message."""
-
-CHEAP_S = 0.001
-"""Tickets of a job that take less are given whole, planning and making, to one worker: to send a
-plan to another one, and to wake it up, costs as much as it would save."""
 
 _RANK, _max_replay = operator.attrgetter("rank"), operator.attrgetter("max_replay")
 
@@ -97,7 +94,7 @@ class Dispatch:
         self._crew, self._shelf, self._life, self._observer = crew, shelf, life, observer
         self.logs: dict[bytes, Log] = {}
         self.numbers = itertools.count(1)
-        self._seekable: dict[bytes, list[bool]] = {}  # by log and set of roles
+        self._seekable: dict[bytes, list[bool]] = {}  # by log and lane
         self._setups = Setups()
         self._scheduled = False
 
@@ -106,7 +103,9 @@ class Dispatch:
         workers = len(self._crew)
         ahead = AHEAD_PER_WORKER * workers, AHEAD_BYTES * workers
         self.logs[job.log_id] = Log(job, self._bound_bytes, *ahead)
-        self._seekable[job.log_id] = seekable_sets(job)
+        sets = seekable_sets(job)
+        of_lanes = [is_seekable(job, lane, sets) for lane in range(job.lanes)]
+        self._seekable[job.log_id] = of_lanes
 
     def name(self, log_id: bytes | None) -> str | None:
         """Return what people call a log: a job's name."""
@@ -115,7 +114,7 @@ class Dispatch:
 
     def seekable(self, job: Job, lane: int) -> bool:
         """Tell whether arithmetic leads to any plan of a lane: then its lines need no snapshots."""
-        return is_seekable(job, lane, self._seekable[job.log_id])
+        return self._seekable[job.log_id][lane]
 
     # --- giving out ---
 
@@ -258,8 +257,7 @@ class Dispatch:
         So it must be where planning needs processing, or has read what the batch is made of; and
         where a batch is made sooner than its plan has gone to another worker.
         """
-        anywhere = log.job.makes_anywhere(lane)
-        return not anywhere or 0.0 < log.ticket_s < CHEAP_S
+        return is_cheap(log.ticket_s) or not log.job.makes_anywhere(lane)
 
     def introduce(self, worker: WorkerProcess, job: Job, *, set_up: bool = False) -> None:
         """Tell a worker of a job, and have it set its roles up at once if requested."""

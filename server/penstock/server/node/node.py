@@ -281,9 +281,10 @@ class Node:
             self.dispatch.schedule()
         return entry
 
-    def sent(self, reader: Reader, entry: Entry) -> None:
-        """A reader's batch has gone out: there may be room for another."""
-        reader.sent(entry)
+    def sent(self, reader: Reader, *entries: Entry) -> None:
+        """Batches of a reader have gone out: there may be room for others."""
+        for entry in entries:
+            reader.sent(entry)
         self.dispatch.schedule()
 
     def give_back(self, entry: Entry) -> None:

@@ -6,11 +6,16 @@ import threading
 import time
 from collections.abc import Sequence
 
+from penstock.server.node.ahead import is_cheap
 from penstock.server.node.messages import FromServer, FromWorker
 from penstock.server.node.port import Port
 
-HOLD_S = 0.001
-"""How long a finished batch may wait for the next one, where more tickets are at hand."""
+HOLD_S = 0.002
+"""How long a finished batch may wait for the next ones, where more tickets are here and cheap.
+
+With 2 ms, and as many tickets and positions ahead, 200 KB lent to a process of the same host went
+1.2 times as fast as with 1 ms (2 cores): each process works longer at a time, and waits less for
+the others."""
 
 LATE_S = 0.02
 """After this it goes without the next one, which takes longer than the ones before it."""
@@ -56,7 +61,7 @@ class Outbox:
         self._ticket_s += 0.2 * (took_s - self._ticket_s)
         if not self._held:
             self._held_until = now + self._hold_s
-        return self._ticket_s < HOLD_S and now < self._held_until
+        return is_cheap(self._ticket_s) and now < self._held_until
 
     def _flush_late(self) -> None:
         """Wake at most once in `LATE_S`, and not at all where nothing is held."""

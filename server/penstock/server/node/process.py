@@ -39,7 +39,7 @@ END_S = 0.2
 FREE_S = 0.05
 """How soon a worker hears at the latest that a batch's memory is free again."""
 
-MIN_DEPTH, MAX_DEPTH, DEPTH_S = 2, 24, 0.004
+MIN_DEPTH, MAX_DEPTH, DEPTH_S = 2, 48, 0.004
 """Tickets that a worker holds at once: the next is there when one is done. Where tickets take less
 than `DEPTH_S` seconds it holds more of them, and gets them several at a time: a wake-up costs as
 much."""
@@ -167,9 +167,10 @@ class WorkerProcess:
     def alone(self) -> bool:
         """Tell whether it does what has ended a worker before.
 
-        What it was given beside that would wait for it, perhaps to its deadline.
+        What it was given after that would wait for it, perhaps to its deadline: so nothing is.
         """
-        return any(ticket.suspect for ticket in self.tickets.values())
+        last = next(reversed(self.tickets.values()), None)
+        return last is not None and last.suspect
 
     def room(self) -> int:
         """Return how many tickets this worker may be given now."""

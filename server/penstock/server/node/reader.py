@@ -234,7 +234,8 @@ class Reader:
         Raises:
             PenstockError: What is owed next cannot be made, or not be known; not with `fits`.
         """
-        self._fill()
+        if not (self.pending and self._ahead) or self._next_wanted < self.horizon:
+            self._fill()  # else it has what it may want
         self.is_full = False
         blocked: set[int] = set()
         known = self.log.numbering.known(self.cut)

@@ -158,11 +158,11 @@ class Sender:
                     await call.write(message)
                     del message  # the next one then lies where the cache is warm
         finally:
-            for entry, _ in parcel.content:
-                self._node.sent(reader, entry)
+            entries = [entry for entry, _ in parcel.content]
+            self._node.sent(reader, *entries)
         stream.wrote_at = time.monotonic()
-        for entry, _ in parcel.content:
-            self._metrics.sent(reader.job.name, entry.nbytes)
+        nbytes = sum(entry.nbytes for entry in entries)
+        self._metrics.sent(reader.job.name, len(entries), nbytes)
 
     def _lend(self, entry: Entry) -> feed_pb2.Lent | None:
         """Lend a batch to a consumer on this host; None = send it."""
