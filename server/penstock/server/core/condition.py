@@ -207,6 +207,10 @@ class Kept:
         places = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
         return first + int(places[number - int(self._before[part])])
 
+    def mask(self) -> NDArray[np.bool_]:
+        """Return one bool per item: bool (length,)."""
+        return np.unpackbits(self.bits, bitorder="little")[: self.length].astype(bool)
+
     def before(self, item: int) -> int:
         """Return how many items before `item` are kept."""
         part, rest = divmod(item, self.STEP)

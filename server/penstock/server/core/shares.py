@@ -18,6 +18,9 @@ from decimal import Decimal, localcontext
 from fractions import Fraction
 from math import gcd, lcm
 
+MAX_RATIO = 10_000
+"""The most draws of an item in an epoch: each copy of a storage block takes memory."""
+
 TEMPERED = 10**9
 """What the largest weight becomes where a temperature makes irrational ones."""
 
@@ -30,6 +33,12 @@ def exact(number: object) -> Fraction | None:
         return Fraction(str(number))
     except ValueError:  # infinity and not a number
         return None
+
+
+def sample_ratio(number: object) -> Fraction | None:
+    """Return how often an item is drawn in an epoch; None if that is not above 0 and possible."""
+    found = exact(number)
+    return found if found is not None and 0 < found <= MAX_RATIO else None
 
 
 def whole_weights(weights: Sequence[Fraction], temperature: Fraction) -> tuple[int, ...]:
@@ -156,4 +165,12 @@ def largest_remainder(weights: Sequence[int], total: int) -> list[int]:
     return found
 
 
-__all__ = ["Rotation", "exact", "largest_remainder", "next_part", "whole_weights"]
+__all__ = [
+    "MAX_RATIO",
+    "Rotation",
+    "exact",
+    "largest_remainder",
+    "next_part",
+    "sample_ratio",
+    "whole_weights",
+]
