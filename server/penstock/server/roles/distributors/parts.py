@@ -82,6 +82,19 @@ class PartsDistributor(DataDistributor):
         return any(each.needs_sizes for each in self.inner())
 
 
+def check_parts(parts: Any) -> Mapping[str, Any] | None:
+    """Return the parts that were asked for; None = every source is one.
+
+    Raises:
+        InvalidJob: They are not given by name, or there are none.
+    """
+    if parts is not None and (not isinstance(parts, Mapping) or not parts):
+        raise InvalidJob(
+            f"parts is {parts!r}: give weights by name, such as {{web: 0.7, code: 0.3}}", key=KEY
+        )
+    return parts
+
+
 def read_parts(
     parts: Mapping[str, Any] | None, sources: Mapping[str, Source], keys: Sequence[str]
 ) -> list[Part]:
