@@ -43,7 +43,7 @@ class Condition:
     Args:
         where: By column, what its value must be: a value, a list of values, or tests: `min`, `max`,
             `above`, `below` with a limit, `not` with a value or a list.
-        key: Where it stands in a job file, for messages.
+        key: Its place in a job file, for messages.
 
     Attributes:
         columns: The columns that it looks at, sorted.

@@ -5,7 +5,7 @@ should have had `T * w_i / W`. Of the parts that have had no more than that, the
 debt would first grow to a whole thing, the largest that was given so far: the earliest deadline, as
 in Liu and Layland's scheduling (1973) and in WF2Q (Bennett and Zhang, "WF2Q: Worst-case Fair
 Weighted Fair Queueing", 1996). With two parts that is the part with the largest deficit. With many,
-taking the largest deficit lets a large part wait for small ones that are as far behind: with 57
+taking the largest deficit lets a large part wait for small ones that lack as much: with 57
 beside thirteen parts of 1 it is 1.67 things away from its share, and this never one.
 
 All arithmetic is on whole numbers, so every process chooses alike.

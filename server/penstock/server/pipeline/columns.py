@@ -33,7 +33,7 @@ def collate_columns(
         items: Reads sources.
         plan: What it is made of; no verdict is about one of its items.
     """
-    collator = items.job.role_sets[plan.role_set].collator
+    role = collator = items.job.role_sets[plan.role_set].collator
     if not isinstance(collator, ColumnCollator) or items.careful:
         return None
     items.progress("fetch", next((ref.item for row in plan.rows for ref in row), None))
@@ -46,8 +46,10 @@ def collate_columns(
     except PenstockError:  # of an item or a file: met again there, and named or tried again
         return None
     except Exception as error:  # a batch of a log must be made wherever it can be
-        said = f"{collator.code_of()} cannot make batches of columns; of items they take longer"
-        items.tell_once(Call(collator, "collate_columns"), error, said)
+        said = (
+            f"{role.code_of()} got no batch of columns, and makes it of items, which takes longer"
+        )
+        items.tell_once(Call(role, "collate_columns"), error, said)
         return None
     return values, {"samples": sum(map(len, plan.rows)), **context.counts}
 

@@ -84,7 +84,7 @@ class Entry:
         tags: How turns of conversations are written; empty = as they are.
         ratio: How many of its items an epoch has, as a part of all.
         options: More parameters of its source.
-        at: Where it stands, for messages.
+        at: Where it is in the meta file, for messages.
     """
 
     name: str
