@@ -14,10 +14,11 @@ from penstock.server.job import Job
 from penstock.server.pipeline import maker as maker_module
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
-from penstock.server.roles.base import SampleBatcher
+from penstock.server.roles import MapDistributor
+from penstock.server.roles.base import SampleBatcher, Source
 from penstock.server.roles.batchers import BestFitPackingBatcher, SimpleBatcher
 from penstock.server.roles.collators import PackedCollator
-from penstock.server.sources import ParquetSource
+from penstock.server.sources import ArrowSource, MegatronSource, ParquetSource, TokensSource
 from penstock.wire.errors import BadItem
 from penstock.wire.v1.feed_pb2 import BatchHeader
 
@@ -144,3 +145,53 @@ def test_labels_of_another_length_stop_the_batch(tmp_path: Path) -> None:
     line = Line(job(ParquetSource, tmp_path, SimpleBatcher(2), PackedCollator()), 0)
     with pytest.raises(Exception, match=r"labels for .* tokens; give one per token"):
         made(line, 1)
+
+
+def plain(kind: type[Source]) -> type[Source]:
+    """Return a kind of source that knows no column of numbers."""
+    return type(f"Plain{kind.__name__}", (kind,), {"sequence_dtype": lambda self, column: None})
+
+
+@pytest.mark.parametrize(
+    ("name", "shuffle"),
+    [(name, None) for name in ("tokens", "lines", "arrow", "megatron")]
+    + [(name, "full") for name in ("tokens", "lines", "megatron")],
+)
+def test_every_source_of_columns_gives_what_its_items_give(
+    tmp_path: Path, of_columns: list[bool], name: str, shuffle: str | None
+) -> None:
+    """Sequences that end at an id, of one length, in record batches, and with an index."""
+    flat = np.random.default_rng(6).integers(1, 50, 3000).astype(np.uint16)
+    np.save(tmp_path / "ids.npy", flat)
+    rows = pa.table({"input_ids": [part.tolist() for part in np.array_split(flat, 150)]})
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink,
+        pa.ipc.new_file(sink, rows.schema) as w,
+    ):
+        w.write_table(rows, max_chunksize=20)
+    formats = Path(__file__).parents[1] / "data" / "formats"
+    made_by: dict[str, tuple[type[Source], dict[str, Any]]] = {
+        "tokens": (TokensSource, {"files": str(tmp_path / "*.npy"), "sequence_length": 17}),
+        "lines": (TokensSource, {"files": str(tmp_path / "*.npy"), "eos": 7}),
+        "arrow": (ArrowSource, {"files": str(tmp_path / "a.arrow")}),
+        "megatron": (MegatronSource, {"files": str(formats / "megatron" / "uint16.bin")}),
+    }
+    kind, parameters = made_by[name]
+    expected, found = (
+        made(
+            Line(
+                Job(
+                    each(**parameters, block_bytes=512),
+                    MapDistributor(shuffle=shuffle),
+                    batcher=BestFitPackingBatcher(64, pool_size=6, overlong="split"),
+                    collator=PackedCollator(64),
+                    lanes=2,
+                ),
+                1,
+            ),
+            30,
+        )
+        for each in (plain(kind), kind)
+    )
+    assert of_columns == [True] * 30
+    assert found == expected

@@ -9,6 +9,7 @@ from penstock.server.core.held import held_bytes
 from penstock.server.core.refs import ItemRef
 from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.pipeline.verdicts import Bad
+from penstock.server.role_set import RoleSet
 from penstock.server.roles.base import RawItemProcessor, Sample
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.usercode.frames import error_line
@@ -22,7 +23,8 @@ is processed for later batches delays the next one, so a lane begins with one it
 of as many as a batch takes, or as one for so many batches that it made."""
 
 SIZES_AHEAD = 256
-"""Sizes asked for at once: they take no memory, and a call of a source costs as much as several."""
+"""Sizes asked for at once of sources that tell them: they take no memory, and a call of a source
+costs as much as several."""
 
 AHEAD_BYTES = 4 << 20
 """Memory that a lane may take for what it has processed ahead, beyond the item that it needs: large
@@ -36,14 +38,14 @@ class LookAhead:
         lane: The lane.
         items: Fetches and processes.
         draws: The lane's draws.
-        processor: What makes samples of them.
+        roles: What makes samples of them.
     """
 
-    def __init__(
-        self, lane: int, items: Items, draws: LaneDraws, processor: RawItemProcessor
-    ) -> None:
+    def __init__(self, lane: int, items: Items, draws: LaneDraws, roles: RoleSet) -> None:
         self._lane, self._items, self._draws = lane, items, draws
-        self._gains_together = not processor.keeps(RawItemProcessor, "process_batch")
+        self._gains_together = not roles.processor.keeps(RawItemProcessor, "process_batch")
+        # Else an item is read for its size.
+        self._sizes_at_once = SIZES_AHEAD if roles.sized_sources else LOOK_AHEAD
         # A torch Dataset decodes what it reads: what is not needed yet would cost as much.
         sources = items.job.sources.values()
         self._reads_together = not any(source.uses_global_rng for source in sources)
@@ -101,7 +103,7 @@ class LookAhead:
     def size(self, item: ItemRef, offset: int) -> int | Bad:
         """Return a drawn item's size from its raw form, unprocessed; arguments as for `outcome`."""
         if item not in self._known:
-            items = [item, *self._coming(item, offset, SIZES_AHEAD)]
+            items = [item, *self._coming(item, offset, self._sizes_at_once)]
             later = self.peek(SIZES_AHEAD - 1, SIZES_AHEAD) if self._items.warms_ahead else []
             self._known.update(zip(items, self._items.sizes(items), strict=True))
             self._items.read_ahead(later)

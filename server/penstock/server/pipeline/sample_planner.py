@@ -61,7 +61,7 @@ class SamplePlanner:
         self._can_seek = self._part.can_seek(self.draws, self.batching.batcher)
         self.ready: deque[Rows] = deque()
         self._accounts = Accounts()
-        self.ahead = LookAhead(lane, items, self.draws, self.roles.processor)
+        self.ahead = LookAhead(lane, items, self.draws, self.roles)
         self._starvation = Starvation(job, lane, self._part)
         self.last_verdict = 0  # the highest number of one that removed a draw
         self._draws_of_batch = 0  # of the last finished one; 0 before the second, which has no pool

@@ -9,8 +9,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from penstock.server.sources.access import check_columns, require
-from penstock.server.sources.arrow import ArrowRows
+from penstock.server.sources.arrow import ArrowRows, dtype_of_lists
 from penstock.server.sources.blocked import (
     BLOCK_BYTES,
     Block,
@@ -19,6 +21,7 @@ from penstock.server.sources.blocked import (
     check_block_bytes,
 )
 from penstock.server.sources.cache import Rows
+from penstock.server.sources.columns import BlockColumns
 from penstock.server.sources.content import ReadAt
 from penstock.server.sources.files import DataFile, FileSet, refusing
 from penstock.server.sources.hf import json_decoder
@@ -120,7 +123,7 @@ class _Table:
         return self._at + int(offset) if offset else 0
 
 
-class ArrowSource(BlockedFiles):
+class ArrowSource(BlockedFiles, BlockColumns):
     """The rows of Arrow IPC files and streams, also compressed ones.
 
     A block is a record batch, or several small ones that follow one another. Items are dicts as
@@ -195,6 +198,29 @@ class ArrowSource(BlockedFiles):
     def columns_of_items(self) -> dict[str, str]:
         """Return the columns, with their types in the first file."""
         return {name: self._types[name] for name in self.columns}
+
+    def sequence_dtype(self, column: str) -> np.dtype[Any] | None:
+        """Return the dtype of the numbers in a column of lists, if it is the same in all files."""
+        kinds = {index.more["columns"].get(column, "") for index in self.indexes}
+        return dtype_of_lists(kinds.pop()) if len(kinds) == 1 and column in self.columns else None
+
+    def waits(self) -> bool:
+        """Tell whether files lie at URLs."""
+        return not self.files.is_local
+
+    def list_rows(self, indices: Sequence[int]) -> Iterator[tuple[ArrowRows, int]]:
+        """Yield the decoded block of each item, and the item's row in it."""
+        blocks: dict[int, ArrowRows] = {}
+        for index in indices:
+            number, row = self.block_of(index)
+            if number not in blocks:
+                blocks[number] = self.arrow_rows(self.rows(number, index))
+            yield blocks[number], row
+
+    def arrow_rows(self, rows: Rows) -> ArrowRows:
+        """Return the columns of a block's rows."""
+        assert isinstance(rows, ArrowRows)
+        return rows
 
     def has_heads(self, columns: Sequence[str] | None) -> bool:
         """Tell whether these are some of the columns that are read, and not all."""
@@ -377,6 +403,10 @@ class SavedSource(ArrowSource):
         """Return what makes items of a block's rows, with JSON decoded."""
         return _Decoded(rows, self._decoders) if self._decoders else rows
 
+    def arrow_rows(self, rows: Rows) -> ArrowRows:
+        """Return the columns of a block's rows, as they are stored."""
+        return super().arrow_rows(rows.rows if isinstance(rows, _Decoded) else rows)
+
     def _json_columns(self) -> dict[str, Callable[[Any], Any]]:
         start, stop = self.indexes[0].more["schema"]
         schema = self._ipc.read_schema(
@@ -388,11 +418,11 @@ class SavedSource(ArrowSource):
 
 class _Decoded:
     def __init__(self, rows: ArrowRows, decoders: dict[str, Callable[[Any], Any]]) -> None:
-        self._rows, self._decoders = rows, decoders
+        self.rows, self._decoders = rows, decoders
 
     def items(self, rows: Sequence[int]) -> list[Any]:
         """Return the items with the values of JSON in place of its text."""
-        items = self._rows.items(rows)
+        items = self.rows.items(rows)
         for item in items:
             for name, decode in self._decoders.items():
                 item[name] = decode(item[name])

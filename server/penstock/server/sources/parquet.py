@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from penstock.server.core.condition import Condition, Kept, as_text, from_text
 from penstock.server.core.transient import is_transient
 from penstock.server.roles.base import IndexedSource
-from penstock.server.roles.columns import Indices, SequenceColumns
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources.access import check_columns, check_indices, require
 from penstock.server.sources.arrow import ArrowRows, dtype_of_lists
 from penstock.server.sources.cache import BlockCache, gathered
 from penstock.server.sources.catalog import Catalog
+from penstock.server.sources.columns import BlockColumns
 from penstock.server.sources.files import LOOKERS, DataFile, FileSet, refusing, unavailable
 from penstock.server.sources.pieces import Pieces
 from penstock.server.usercode.frames import error_line
@@ -61,7 +61,7 @@ class _Footer(NamedTuple):
     sha256: str
 
 
-class ParquetSource(IndexedSource, SequenceColumns):
+class ParquetSource(IndexedSource, BlockColumns):
     """The rows of Parquet files, in the order of the files' logical names.
 
     A row group is a block: it is read and decoded once for all rows that a fetch wants of it, and
@@ -290,37 +290,10 @@ class ParquetSource(IndexedSource, SequenceColumns):
         """Tell whether files lie at URLs."""
         return not self._set.is_local
 
-    def lengths(self, column: str, indices: Indices) -> Indices:
-        """Return how many numbers the lists of a column have; each row group is decoded once.
-
-        Raises:
-            IndexError, SourceUnavailable, SourceChanged, BadItem: As `fetch`.
-        """
-        with self._lock:
-            found = [rows.length(column, row) for rows, row in self._rows_of(indices)]
-        return np.array(found, np.int64)
-
-    def gather(
-        self, column: str, indices: Indices, starts: Indices, stops: Indices, out: NDArray[Any]
-    ) -> None:
-        """Write numbers of many lists one after another; each row group is decoded once.
-
-        Raises:
-            IndexError, SourceUnavailable, SourceChanged, BadItem: As `fetch`.
-        """
-        end = 0
-        spans = zip(starts.tolist(), stops.tolist(), strict=True)
-        with self._lock:
-            for (rows, row), (start, stop) in zip(self._rows_of(indices), spans, strict=True):
-                begin, end = end, end + stop - start
-                out[begin:end] = rows.numbers(column, row, start, stop)
-
-    def _rows_of(self, indices: Indices) -> Iterator[tuple[ArrowRows, int]]:
+    def list_rows(self, indices: Sequence[int]) -> Iterator[tuple[ArrowRows, int]]:
         """Yield the decoded row group of each item, and the item's row in it."""
-        numbers = indices.tolist()
-        check_indices(numbers, len(self))
         groups: dict[int, ArrowRows] = {}
-        for index in numbers:
+        for index in indices:
             block = bisect_right(self._starts, index) - 1
             rows = groups.get(block)
             if rows is None:

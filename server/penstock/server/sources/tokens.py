@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.server.roles.columns import Indices
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources.access import check_indices
 from penstock.server.sources.blocked import (
@@ -19,6 +20,7 @@ from penstock.server.sources.blocked import (
     check_block_bytes,
     cut,
 )
+from penstock.server.sources.columns import BlockColumns, ListRows
 from penstock.server.sources.files import DataFile, reading
 from penstock.wire.checks import check_choice, check_whole
 from penstock.wire.errors import InvalidJob
@@ -47,8 +49,31 @@ class Sequences(NamedTuple):
         starts, values, native = self.starts, self.values, self.values.dtype.newbyteorder("=")
         return [{COLUMN: values[starts[row] : starts[row + 1]].astype(native)} for row in rows]
 
+    def length(self, column: str, row: int) -> int:
+        """Return how many ids a sequence has."""
+        return int(self.starts[row + 1] - self.starts[row])
 
-class TokenFiles(BlockedFiles):
+    def numbers(self, column: str, row: int, start: int, stop: int) -> NDArray[Any]:
+        """Return ids `[start, stop)` of a sequence, read-only."""
+        first = self.starts[row]
+        return self.values[first + start : first + stop]
+
+
+class _Span(NamedTuple):
+    """A sequence that was read by itself."""
+
+    values: NDArray[Any]
+
+    def length(self, column: str, row: int) -> int:
+        """Return how many ids it has."""
+        return len(self.values)
+
+    def numbers(self, column: str, row: int, start: int, stop: int) -> NDArray[Any]:
+        """Return ids `[start, stop)` of it."""
+        return self.values[start:stop]
+
+
+class TokenFiles(BlockedFiles, BlockColumns):
     """Sequences of token ids in files of ids; a format says where each sequence lies.
 
     Items are `{"input_ids": array}` with the ids as the file has them, of shape (tokens,).
@@ -117,6 +142,49 @@ class TokenFiles(BlockedFiles):
         """Return the sequences of a block."""
         values = np.frombuffer(data, np.dtype(block.layout.more["dtype"]))
         return Sequences(values, self.starts_of(block, values))
+
+    def sequence_dtype(self, column: str) -> np.dtype[Any] | None:
+        """Return the dtype of the ids, if it is the same in all files."""
+        found = {self.dtype_of(shard).newbyteorder("=") for shard in range(len(self.indexes))}
+        return found.pop() if column == COLUMN and len(found) == 1 else None
+
+    def waits(self) -> bool:
+        """Tell whether files lie at URLs."""
+        return not self.files.is_local
+
+    def lengths(self, column: str, indices: Indices) -> Indices:
+        """Return how many ids sequences have, without reading them where that can be."""
+        sizes = self.sizes(indices.tolist())
+        return super().lengths(column, indices) if sizes is None else sizes
+
+    def list_rows(self, indices: Sequence[int]) -> Iterator[tuple[ListRows, int]]:
+        """Yield the block of each sequence and its number there; or the sequence alone."""
+        blocks: dict[int, ListRows] = {}
+        for index in indices:
+            number, row = self.block_of(index)
+            if number not in blocks and not self.keeps_read_blocks:
+                alone = self._alone(number, row, index)
+                if alone is not None:
+                    yield _Span(alone), 0
+                    continue
+            if number not in blocks:
+                found = self.rows(number, index)
+                assert isinstance(found, Sequences)
+                blocks[number] = found
+            yield blocks[number], row
+
+    def _alone(self, number: int, row: int, index: int) -> NDArray[Any] | None:
+        """Return the ids of a sequence, read by themselves; None where only its block tells."""
+        block = self.block(number)
+        spans = self.spans(block, np.array([row]))
+        if spans is None:
+            return None
+        [[start, stop]] = spans.tolist()
+        with reading(block.file, index):
+            self.files.check(block.file)
+            data = self.files.read(block.file, start, stop)
+        self.count_read(len(data))
+        return np.frombuffer(data, np.dtype(block.layout.more["dtype"]))
 
     def sequences(self, number: int) -> Sequences:
         """Return the sequences of a block as columns, by its number in index order.

@@ -1,0 +1,72 @@
+"""Columns of numbers in sources that decode blocks: lengths and spans of many rows at once."""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.server.roles.columns import Indices, SequenceColumns
+from penstock.server.sources.access import check_indices
+
+
+class ListRows(Protocol):
+    """The decoded rows of a block, as far as columns of numbers are concerned."""
+
+    def length(self, column: str, row: int) -> int:
+        """Return how many numbers a row has; -1 where it, or one of them, is missing."""
+        ...
+
+    def numbers(self, column: str, row: int, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return numbers `[start, stop)` of a row that has a length: not to be kept."""
+        ...
+
+
+class BlockColumns(SequenceColumns):
+    """What a source offers that decodes a block for all rows that are wanted of it."""
+
+    _lock: threading.Lock
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return how many items there are."""
+
+    @abstractmethod
+    def list_rows(self, indices: Sequence[int]) -> Iterator[tuple[ListRows, int]]:
+        """Yield the decoded block of each item, and the item's row in it; the lock is held."""
+
+    def lengths(self, column: str, indices: Indices) -> Indices:
+        """Return how many numbers rows have; each block is decoded once.
+
+        Raises:
+            IndexError, SourceUnavailable, SourceChanged, BadItem: As `fetch`.
+        """
+        numbers = indices.tolist()
+        check_indices(numbers, len(self))
+        with self._lock:
+            found = [rows.length(column, row) for rows, row in self.list_rows(numbers)]
+        return np.array(found, np.int64)
+
+    def gather(
+        self, column: str, indices: Indices, starts: Indices, stops: Indices, out: npt.NDArray[Any]
+    ) -> None:
+        """Write spans of many rows one after another; each block is decoded once.
+
+        Raises:
+            IndexError, SourceUnavailable, SourceChanged, BadItem: As `fetch`.
+        """
+        numbers = indices.tolist()
+        check_indices(numbers, len(self))
+        end = 0
+        spans = zip(starts.tolist(), stops.tolist(), strict=True)
+        with self._lock:
+            for (rows, row), (start, stop) in zip(self.list_rows(numbers), spans, strict=True):
+                begin, end = end, end + stop - start
+                out[begin:end] = rows.numbers(column, row, start, stop)
+
+
+__all__ = ["BlockColumns", "ListRows"]
