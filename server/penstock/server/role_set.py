@@ -251,10 +251,11 @@ class RoleSet:
     def planned_column(self) -> str | None:
         """Return the column whose lengths, as its sources tell them, are the planned sizes.
 
-        None = sizes are something else, and a sample's length may differ from the planned one.
+        None = sizes are something else, and a sample's length may differ from the planned one: so
+        it may be where a user's source has `sizes` beside its columns.
         """
         told = self.sized_sources.values()
-        if not told or any(source.knows_sizes() for source in told):
+        if not told or any(source.knows_sizes() and source.is_of_user() for source in told):
             return None
         return self.batcher.length_column()
 
