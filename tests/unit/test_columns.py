@@ -149,6 +149,46 @@ def test_labels_of_another_length_stop_the_batch(tmp_path: Path) -> None:
         made(line, 1)
 
 
+class Broken(PackedCollator):
+    """Fails wherever samples are columns."""
+
+    def collate_columns(self, rows: Any, context: Any) -> dict[str, Any]:
+        """Fail."""
+        raise ZeroDivisionError("a bug")
+
+
+def test_what_fails_of_columns_alone_is_warned_of_once(
+    tmp_path: Path, of_columns: list[bool], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The batches are those of items, and people learn why they take longer."""
+    write(tmp_path / "a.parquet", documents(30, 6))
+    jobs = [
+        job(ParquetSource, tmp_path, SimpleBatcher(2), kind()) for kind in (Broken, PackedCollator)
+    ]
+
+    found, expected = (made(Line(each, 0), 5) for each in jobs)
+
+    assert found == expected
+    assert of_columns == [False] * 5 + [True] * 5
+    [said] = [record.message for record in caplog.records if "columns" in record.message]
+    assert "Broken" in said
+    assert "ZeroDivisionError: a bug" in said
+
+
+def test_where_a_worker_has_ended_items_are_made_one_by_one(
+    tmp_path: Path, of_columns: list[bool]
+) -> None:
+    """So that the one that ends it is named, and no other is blamed."""
+    write(tmp_path / "a.parquet", documents(30, 7))
+    packed = job(ParquetSource, tmp_path, SimpleBatcher(2), PackedCollator())
+    items = Items(packed)
+    items.careful = True
+
+    made(Line(packed, 0, items), 3)
+
+    assert of_columns == [False] * 3
+
+
 def plain(kind: type[Source]) -> type[Source]:
     """Return a kind of source that knows no column of numbers."""
     return type(f"Plain{kind.__name__}", (kind,), {"sequence_dtype": lambda self, column: None})

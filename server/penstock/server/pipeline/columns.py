@@ -1,12 +1,11 @@
 """Batches made of columns: their samples' numbers are copied, and no sample becomes an object.
 
 It only saves time: what cannot be made so is made of items one by one, which gives the same bytes,
-and there errors are found, named and judged.
+and there errors of items are found, named and judged. An error that is of no item is warned of.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import groupby
@@ -17,14 +16,13 @@ import numpy.typing as npt
 
 from penstock.server.core.refs import BatchPlan, Row
 from penstock.server.pipeline.raws import RawItems
+from penstock.server.pipeline.retry import Call
 from penstock.server.role_set import RoleSet
 from penstock.server.roles.base import Source
 from penstock.server.roles.columns import ColumnCollator, ColumnRows, Indices, SequenceColumns
 from penstock.server.roles.context import CollateContext
 from penstock.server.usercode.contained import contained
-from penstock.server.usercode.frames import error_line
-
-logger = logging.getLogger("penstock")
+from penstock.wire.errors import PenstockError
 
 
 def collate_columns(
@@ -36,8 +34,8 @@ def collate_columns(
         items: Reads sources.
         plan: What it is made of; no verdict is about one of its items.
     """
-    collator = items.job.role_sets[plan.role_set].collator
-    if not isinstance(collator, ColumnCollator):
+    role = collator = items.job.role_sets[plan.role_set].collator
+    if not isinstance(collator, ColumnCollator) or items.careful:
         return None
     items.progress("fetch", next((ref.item for row in plan.rows for ref in row), None))
     context = CollateContext(items.job.seed, plan.lane, plan.offset)
@@ -46,8 +44,13 @@ def collate_columns(
         if not rows.as_planned:
             return None
         values = contained(lambda: collator.collate_columns(rows, context))
-    except Exception as error:  # of a source or a collator
-        logger.debug("lane %d makes %d of items: %s", plan.lane, plan.offset, error_line(error))
+    except PenstockError:  # of an item or a file: met again there, and named or tried again
+        return None
+    except Exception as error:  # a batch of a log must be made wherever it can be
+        said = (
+            f"{role.code_of()} got no batch of columns, and makes it of items, which takes longer"
+        )
+        items.tell_once(Call(role, "collate_columns"), error, said)
         return None
     return values, {"samples": sum(map(len, plan.rows)), **context.counts}
 
