@@ -224,6 +224,18 @@ def test_init_refuses_what_does_not_go_with_the_data(
     assert not (home / "penstock.yaml").exists()
 
 
+def test_init_does_not_take_token_ids_for_text(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Small ids are UTF-8 byte for byte, as is a file of them without an index."""
+    (home / "train.bin").write_bytes(np.arange(90, dtype="<u2").tobytes())
+
+    assert run(["init", "train.bin"]) == 2
+
+    assert "source: {type: tokens, files: ..., dtype: uint16, eos: ID}" in capsys.readouterr().err
+    assert not (home / "penstock.yaml").exists()
+
+
 def test_job_files_of_one_folder_have_stores_of_their_own(home: Path) -> None:
     """A store has one holder, so two nodes with one store could not run side by side."""
     write_jsonl(home)
@@ -264,7 +276,7 @@ def test_init_names_files_by_their_glob(home: Path) -> None:
         (["init", "none.parquet"], "there is no file or folder 'none.parquet'"),
         (["init", "data"], "holds no files"),
         (["init", "a.jsonl", "b.csv"], "of several kinds (1 jsonl, 1 csv)"),
-        (["init", "bytes.bin"], "neither text nor a known kind"),
+        (["init", "bytes"], "neither text nor a known kind"),
         (["init", "a.jsonl", "--tokenizer", "none.json"], "there is no tokenizer 'none.json'"),
         (["init", "a.jsonl", "--tokenizer", "b.csv"], "is not a tokenizer"),
         (["init", "a.jsonl", "--output", "there.yaml"], "replace it with --force"),
@@ -295,7 +307,7 @@ def test_a_users_mistake_is_one_sentence_and_status_2(
     (home / "data").mkdir()
     (home / "a.jsonl").write_text('{"x": "y"}\n')
     (home / "b.csv").write_text("x\n1\n")
-    (home / "bytes.bin").write_bytes(b"\xff\xfe\x00\x01" * 10)
+    (home / "bytes").write_bytes(b"\xff\xfe\x00\x01" * 10)
     (home / "there.yaml").write_text("")
     (home / "good.yaml").write_text(
         "jobs: {job: {source: {type: items, items: [1, 2]}, batch_size: 1, epochs: 1}}\n"
