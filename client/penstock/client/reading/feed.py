@@ -206,7 +206,7 @@ class Feed:
     # --- how far nodes may go ---
 
     def _extend(self, at_least: int) -> None:
-        """Tell the nodes how far we accept, if that has moved by `at_least` own positions.
+        """Tell the nodes how far we accept, if that has moved by `at_least` own positions; 0 = now.
 
         Or if half of the room for bytes is free again, or large batches have made it wider.
         """
@@ -223,7 +223,8 @@ class Feed:
             is_far = has_moved and (
                 horizon == slots.end or self._share.nth_after(stream.sent, at_least) <= horizon
             )
-            if is_far or has_room:
+            # Asked for 0, the node hears of the room for bytes though the horizon has not moved.
+            if is_far or has_room or not at_least:
                 self._untold_bytes, self._told_room_bytes = 0, room_bytes
                 position, limit = self.room(route.number, stream.received_bytes)
                 stream.send(horizon, self.finished_step, position, limit)
