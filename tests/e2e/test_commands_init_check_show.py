@@ -761,6 +761,22 @@ def test_check_warns_of_few_items_per_lane(home: Path, capsys: pytest.CaptureFix
     assert job["efficiency"] == pytest.approx(6 / 8)
 
 
+def test_check_says_how_long_a_packed_job_is(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In epochs: how many batches they make is counted when the job is served."""
+    (home / "ids.yaml").write_text(
+        "jobs:\n  job:\n    lanes: 1\n    epochs: 2\n"
+        f"    source: {{type: items, items: {[{'input_ids': [1, 2, 3]}] * 40}}}\n"
+        "    batcher: {type: best_fit, max_tokens: 8, pool_size: 8}\n"
+        "    collator: {type: packed, pad_to: 8}\n"
+    )
+
+    assert run(["check", "ids.yaml"]) == 0
+
+    assert "40 items in 1 lane, 2 epochs, whose batches are counted" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("pool_size", [1, 200])
 def test_check_measures_packing_past_the_first_fill_of_the_pool(
     pool_size: int, home: Path, capsys: pytest.CaptureFixture[str]
