@@ -761,6 +761,19 @@ def test_check_warns_of_few_items_per_lane(home: Path, capsys: pytest.CaptureFix
     assert job["efficiency"] == pytest.approx(6 / 8)
 
 
+def test_show_refuses_steps_of_several_sets(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a Loader does: nobody could read such a step."""
+    part = "{source: {type: items, items: [1, 2]}, batch_size: 1}"
+    (home / "joint.yaml").write_text(
+        "jobs:\n  job:\n    lanes: 1\n    batches_per_step: 4\n"
+        f"    joint: {{a: {part}, b: {part}}}\n"
+    )
+
+    assert run(["show", "joint.yaml", "job", "--step", "3", "--batches-per-step", "3"]) == 2
+
+    assert "a step would hold several sets; use 1, 2, 4" in capsys.readouterr().err
+
+
 def test_check_says_how_long_a_packed_job_is(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
