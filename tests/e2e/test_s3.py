@@ -1,4 +1,4 @@
-"""Sources behind URLs: a real S3 server (moto), over real connections that break now and then."""
+"""Sources at URLs: a real S3 server (moto), over real connections that break now and then."""
 
 from __future__ import annotations
 

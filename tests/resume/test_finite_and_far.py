@@ -52,7 +52,7 @@ def test_finite_lanes_restore_and_seek_at_every_offset(
         assert draws is not None
         assert len(plans) == job.role_sets[0].batcher.batches(draws)
 
-        for offset, snapshot in enumerate(snapshots[:-1]):
+        for offset, snapshot in enumerate(snapshots):
             restored = SamplePlanner(job, lane, Items(job))
             sought = SamplePlanner(job, lane, Items(job))
             restored.restore(snapshot)
@@ -61,9 +61,6 @@ def test_finite_lanes_restore_and_seek_at_every_offset(
             for planner in (restored, sought):
                 assert [planner.next() for _ in plans[offset:]] == plans[offset:], (lane, offset)
                 assert planner.next() is None
-        at_end = SamplePlanner(job, lane, Items(job))
-        at_end.restore(snapshots[-1])
-        assert at_end.next() is None
 
 
 @pytest.mark.parametrize("lanes", [1, 3])

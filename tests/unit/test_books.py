@@ -265,7 +265,7 @@ def test_a_batch_is_made_once_for_all_readers_in_its_window() -> None:
 
 
 def test_a_late_reader_takes_what_is_kept() -> None:
-    """A batch that everybody has taken is there for who comes soon after, without being made."""
+    """A batch that everybody has taken is kept for those who come soon after: it is made once."""
     log = Log(make_job(), bound_bytes=10**9)
     early = whole(log, 1)
     finish(log, early.pending[0])

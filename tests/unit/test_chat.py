@@ -395,6 +395,10 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
         folder = write_chat_folder(tmp_path / name, template, **config)
         with pytest.raises(InvalidJob, match=words):
             ChatProcessor(folder).content()
+    latin = write_chat_folder(tmp_path / "latin", None)
+    (latin / "chat_template.jinja").write_bytes(b"{{ messages }} \xe9")
+    with pytest.raises(InvalidJob, match=r"chat_template.jinja' cannot be read: it is not UTF-8"):
+        ChatProcessor(latin).content()
     with pytest.raises(InvalidJob, match="there is no tokenizer file"):
         ChatProcessor(tmp_path / "missing").content()
     columns = {"id": "int64", "mesages": "list<struct>"}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,12 +16,12 @@ from penstock.server.job import Job
 from penstock.server.pipeline import maker as maker_module
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
-from penstock.server.roles import MapDistributor
+from penstock.server.roles import IdentityProcessor, MapDistributor, Sample
 from penstock.server.roles.base import SampleBatcher, Source
 from penstock.server.roles.batchers import BestFitPackingBatcher, SimpleBatcher
 from penstock.server.roles.collators import PackedCollator
 from penstock.server.sources import ArrowSource, MegatronSource, ParquetSource, TokensSource
-from penstock.wire.errors import BadItem
+from penstock.wire.errors import BadItem, PenstockError
 from penstock.wire.v1.feed_pb2 import BatchHeader
 
 
@@ -147,6 +149,46 @@ def test_labels_of_another_length_stop_the_batch(tmp_path: Path) -> None:
         made(line, 1)
 
 
+class Broken(PackedCollator):
+    """Fails wherever samples are columns."""
+
+    def collate_columns(self, rows: Any, context: Any) -> dict[str, Any]:
+        """Fail."""
+        raise ZeroDivisionError("a bug")
+
+
+def test_what_fails_of_columns_alone_is_warned_of_once(
+    tmp_path: Path, of_columns: list[bool], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The batches are those of items, and people learn why they take longer."""
+    write(tmp_path / "a.parquet", documents(30, 6))
+    jobs = [
+        job(ParquetSource, tmp_path, SimpleBatcher(2), kind()) for kind in (Broken, PackedCollator)
+    ]
+
+    found, expected = (made(Line(each, 0), 5) for each in jobs)
+
+    assert found == expected
+    assert of_columns == [False] * 5 + [True] * 5
+    [said] = [record.message for record in caplog.records if "columns" in record.message]
+    assert "Broken" in said
+    assert "ZeroDivisionError: a bug" in said
+
+
+def test_where_a_worker_has_ended_items_are_made_one_by_one(
+    tmp_path: Path, of_columns: list[bool]
+) -> None:
+    """So that the one that ends it is named, and no other is blamed."""
+    write(tmp_path / "a.parquet", documents(30, 7))
+    packed = job(ParquetSource, tmp_path, SimpleBatcher(2), PackedCollator())
+    items = Items(packed)
+    items.careful = True
+
+    made(Line(packed, 0, items), 3)
+
+    assert of_columns == [False] * 3
+
+
 def plain(kind: type[Source]) -> type[Source]:
     """Return a kind of source that knows no column of numbers."""
     return type(f"Plain{kind.__name__}", (kind,), {"sequence_dtype": lambda self, column: None})
@@ -195,3 +237,82 @@ def test_every_source_of_columns_gives_what_its_items_give(
     )
     assert of_columns == [True] * 30
     assert found == expected
+
+
+def both_ways(one: Job, monkeypatch: pytest.MonkeyPatch, count: int = 6) -> None:
+    """Expect of a lane that columns and items give the same bytes, or the same error."""
+    found = []
+    for collate in (maker_module.collate_columns, lambda items, plan: None):
+        monkeypatch.setattr(maker_module, "collate_columns", collate)
+        line = Line(one, 0)
+        batches: list[Any] = []
+        try:
+            for _ in range(count):
+                batches += made(line, 1)
+        except PenstockError as error:
+            batches.append(str(error))
+        found.append(batches)
+    assert found[0] == found[1]
+
+
+def test_missing_numbers_are_found_where_no_size_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in range(4):
+        lists: list[Any] = [[1, 2, 3], [4], [5, 6, 7, 8], [9, 9]]
+        lists[place] = [1, None]
+        write(tmp_path / "a.parquet", lists)
+        for size in (1, 2, 4):
+            both_ways(
+                job(ParquetSource, tmp_path, SimpleBatcher(size), PackedCollator()),
+                monkeypatch,
+            )
+
+
+@pytest.mark.parametrize("most", [3, 8])
+def test_sizes_may_be_lengths_of_another_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Then neither a sample's end nor a piece's follows from its size."""
+    other = pa.array([[1], [4, 4], [5, 6, 7, 8, 9], [9]], pa.list_(pa.int32()))
+    write(tmp_path / "a.parquet", [[1, 2, 3], [4], [5, 6, 7, 8], [9, 9]], other=other)
+    batcher = BestFitPackingBatcher(most, pool_size=2, length_key="other")
+    both_ways(job(ParquetSource, tmp_path, batcher, PackedCollator()), monkeypatch)
+
+
+class Doubled(IdentityProcessor):
+    """Cuts other pieces than columns have."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def cut(self, sample: Sample, start: int, stop: int, size: int) -> Sample:
+        """Return a piece whose tokens are twice as large."""
+        return {"input_ids": [2 * token for token in sample["input_ids"][start:stop]]}
+
+
+class Untrue(TokensSource):
+    """Tells sizes that are not the lengths of its sequences."""
+
+    version: ClassVar[int | str | None] = 1
+
+    def sizes(self, indices: Sequence[int]) -> Any:
+        """Return one less."""
+        sizes = super().sizes(indices)
+        return None if sizes is None else sizes - 1
+
+    def lengths(self, column: str, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the lengths."""
+        return self.sizes(indices.tolist()) + np.int64(1)
+
+
+def test_what_decides_pieces_beside_the_columns_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A processor's own `cut`, and sizes that do not hold."""
+    batcher = BestFitPackingBatcher(10, pool_size=6, overlong="split")
+    write(tmp_path / "a.parquet", documents(30, 7))
+    cut = job(ParquetSource, tmp_path, batcher, PackedCollator(), processor=Doubled())
+    both_ways(cut, monkeypatch)
+    np.save(tmp_path / "ids.npy", np.arange(1, 400, dtype=np.uint16))
+    source = Untrue(str(tmp_path / "ids.npy"), sequence_length=24)
+    both_ways(Job(source, batcher=batcher, collator=PackedCollator(), lanes=2), monkeypatch)

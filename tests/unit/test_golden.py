@@ -32,6 +32,10 @@ def other_batch_key(seed: int, lane: int, offset: int) -> int:
     return context.item_key(seed, ItemRef("batch", lane, offset))
 
 
+def other_mix(z: int) -> int:
+    return z >> 1
+
+
 def other_draw(self: Any, lane: int, lanes: int, k: int) -> ItemRef:
     return ItemRef("main", (k * lanes + lane) % self.items, 0)
 
@@ -49,7 +53,7 @@ def other_values(self: Any, rows: Any, context: Any) -> dict[str, Any]:
     [
         (context, "item_key", other_item_key, {"keys"}),
         (context, "batch_key", other_batch_key, {"keys"}),
-        (permutation, "_MIX_1", 3, {"permutations", "draws", "batches", "snapshots"}),
+        (permutation, "mix", other_mix, {"permutations", "draws", "batches", "snapshots"}),
         (MapDistributor, "draw", other_draw, {"draws", "batches", "snapshots"}),
         (BestFitPackingBatcher, "state", other_state, {"snapshots"}),
         (PackedCollator, "collate", other_values, {"batches"}),

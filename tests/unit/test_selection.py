@@ -107,6 +107,14 @@ def test_a_ratio_gives_exactly_so_many_draws(
     assert len(set(every)) == len(every), "an item is known by source, number and pass"
 
 
+def test_more_copies_of_blocks_than_memory_holds_are_refused() -> None:
+    """Before the first of them is made: the error says how many there would be."""
+    many = {"main": Blocked(rows(1000), [1] * 1000)}
+
+    with pytest.raises(InvalidJob, match=r"makes 2,000,000 copies of storage blocks"):
+        MapDistributor(sample_ratio=2000).bind(many, 7, None, LANES)
+
+
 @pytest.mark.parametrize("blocked", [False, True])
 def test_resample_draws_another_part_in_every_epoch(blocked: bool) -> None:
     """So that all items come in time; the count stays what it was."""

@@ -38,7 +38,7 @@ def test_every_part_is_within_one_of_its_share_at_every_prefix() -> None:
 
 
 def test_the_largest_deficit_alone_is_further_away() -> None:
-    """Small parts that are alike behind come one after another, and a large one waits for all."""
+    """Small parts that lack as much come one after another, and a large one waits for all."""
     weights = [1] * 13 + [57]
     given, furthest = [0] * 14, 0.0
     for count in range(70):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.server.sources import HfSource, ParquetSource
+from penstock.server.sources.hf import quietly
 from penstock.wire.errors import InvalidJob, SourceChanged
 
 
@@ -309,3 +310,22 @@ def test_a_file_that_changes_while_it_is_prepared_is_refused(
     write_jsonl(tmp_path / "rows.jsonl", range(5))
 
     assert numbers(HfSource("json", data_files=files)) == [*range(5)]
+
+
+def test_what_the_library_writes_is_as_it_was_after_several_were_opened_at_once() -> None:
+    """As a meta file opens them: one that ends while another goes on brings no bars back."""
+    import datasets
+
+    datasets.enable_progress_bars()
+    before = datasets.logging.get_verbosity()
+    one, other = (quietly(datasets, "json", name, "json") for name in ("a.jsonl", "b.jsonl"))
+
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    meanwhile = datasets.are_progress_bars_disabled()
+    other.__exit__(None, None, None)
+
+    assert meanwhile
+    assert not datasets.are_progress_bars_disabled()
+    assert datasets.logging.get_verbosity() == before

@@ -181,6 +181,7 @@ def test_an_item_without_what_the_file_promises_is_named(tmp_path: Path) -> None
         ({"a": {"columns": {}}}, "a has no file_name"),
         ({"a": {"file_name": "a.jsonl", "sample_ration": 2}}, "did you mean sample_ratio"),
         ({"a": {"file_name": "a.jsonl", "sample_ratio": 0}}, "sample_ratio is 0: .* above 0"),
+        ({"a": {"file_name": "a.jsonl", "sample_ratio": 1e9}}, "give a number .* up to 10,000"),
         ({"a": {"file_name": "a.jsonl", "columns": {"text": "x"}}}, "has a key 'text'"),
         ({"a": {"file_name": "a.jsonl", "tags": {"user": "x"}}}, "did you mean user_tag"),
         ({"a": {"file_name": "a.jsonl", "media_dir": "m"}}, "names media files"),

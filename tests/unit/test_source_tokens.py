@@ -58,15 +58,17 @@ def test_a_sequence_is_read_alone_where_blocks_are_not_kept(tmp_path: Path) -> N
     assert source.read_bytes() == 4000
 
 
-def test_the_sequences_of_a_block_are_columns(tmp_path: Path) -> None:
-    """Values and starts, without an object for any sequence: what gathers many at once uses."""
+def test_spans_of_sequences_are_gathered_into_one_array(tmp_path: Path) -> None:
+    """Without an object for any sequence; lengths come from where the ids `eos` are."""
     (tmp_path / "a.bin").write_bytes(np.array([5, 6, 0, 0, 7, 8, 9, 0, 1], np.uint8).tobytes())
     source = TokensSource(str(tmp_path), "uint8", eos=0)
 
-    found = source.sequences(0)
+    rows, starts, stops = np.array([[2, 0, 3], [1, 0, 0], [4, 2, 1]])
+    out = np.zeros(6, np.uint8)
+    source.gather("input_ids", rows, starts, stops, out)
 
-    assert found.values.tolist() == [5, 6, 0, 0, 7, 8, 9, 0, 1]
-    assert found.starts.tolist() == [0, 3, 4, 8, 9]
+    assert source.lengths("input_ids", np.arange(4)).tolist() == [3, 1, 4, 1]
+    assert out.tolist() == [8, 9, 0, 5, 6, 1]
     assert ids(source) == [[5, 6, 0], [0], [7, 8, 9, 0], [1]]
     assert not source.knows_sizes()
 

@@ -29,7 +29,9 @@ def complete(batch: Mapping[str, Any], *, shifted: bool = False) -> dict[str, An
     No value is read back from the device, so nothing waits for it.
 
     Args:
-        batch: With `input_ids` (B, T), `cu_seq_lens_q` and `row_tokens`.
+        batch: With `input_ids`, int64 or int32 (B, T); `cu_seq_lens_q`, int32 (n + 1,), where each
+            of the n segments starts in the flattened rows, then their end; and `row_tokens`, int32
+            (B,), the tokens of each row that are not padding.
         shifted: The label of a token is the token that follows it; else labels are for models that
             shift them themselves.
 

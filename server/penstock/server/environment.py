@@ -25,7 +25,7 @@ FIXED: Mapping[str, str] = {
     "TZ": "UTC",
     "LC_ALL": "C.UTF-8",
     "LANG": "C.UTF-8",
-    "TOKENIZERS_PARALLELISM": "false",
+    "TOKENIZERS_PARALLELISM": "false",  # its threads would compete with the other workers
     **dict.fromkeys(THREAD_VARIABLES, "1"),
 }
 """Variables that have these values wherever a batch is computed."""

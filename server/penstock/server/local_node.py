@@ -65,8 +65,8 @@ from penstock.wire.order import Tail
 T = TypeVar("T")
 
 COUNT_S = 2.0
-"""How long whoever asks what a job is waits for its length to be counted: that of a small job is
-known from the start, that of a large one after it was asked for some times, or read."""
+"""How long an answer that describes a job waits for its length to be counted: the first answer has
+that of a small job, a later one that of a large job."""
 
 END_S = 5.0
 """A child whose parent has hung up ends within this time, whatever a role does meanwhile."""

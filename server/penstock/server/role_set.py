@@ -247,6 +247,18 @@ class RoleSet:
             and source.sequence_dtype(column) is not None
         )
 
+    @cached_property
+    def planned_column(self) -> str | None:
+        """Return the column whose lengths, as its sources tell them, are the planned sizes.
+
+        None = sizes are something else, and a sample's length may differ from the planned one: so
+        it may be where a user's source has `sizes` beside its columns.
+        """
+        told = self.sized_sources.values()
+        if not told or any(source.knows_sizes() and source.is_of_user() for source in told):
+            return None
+        return self.batcher.length_column()
+
     def told_sizes(
         self, source: IndexedSource, indices: Sequence[int]
     ) -> Indices | Sequence[int] | None:
@@ -274,6 +286,8 @@ class RoleSet:
             if taken is None or (number and taken != found):
                 return ()
             found = taken
+        if self.batcher.needs_sizes and self.batcher.length_column() not in (found or ()):
+            return ()  # what a sample's size is, columns do not tell
         return found or ()
 
     # --- lanes, by their numbers within the set ---

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
-from math import gcd, lcm
+from math import gcd
 
 import numpy as np
 
 from penstock.server.core.permutation import Permutation
+from penstock.server.core.shares import largest_remainder, whole_weights
 
 MAX_BLOCK = 1000
 """Turns in a block at most: shares that need more are rounded to thousandths."""
@@ -35,40 +36,26 @@ def shares_in_block(ratios: Sequence[float]) -> list[int]:
         How many turns of a block each has. If their sum were above `MAX_BLOCK` they are rounded,
         by largest remainder, to a sum of `MAX_BLOCK`, or one for each.
     """
-    exact = [Fraction(repr(ratio)) for ratio in ratios]
-    whole = lcm(*(ratio.denominator for ratio in exact))
-    counts = [int(ratio * whole) for ratio in exact]
-    least = gcd(*counts)
-    counts = [count // least for count in counts]
+    counts = list(_whole(ratios))
     if sum(counts) <= MAX_BLOCK:
         return counts
     return by_largest_remainder(ratios, max(MAX_BLOCK, len(ratios)))
 
 
 def by_largest_remainder(ratios: Sequence[float], total: int) -> list[int]:
-    """Return whole numbers of a sum in the proportion of the ratios, each at least 1.
-
-    Each gets the whole part of its share, or 1; what is left goes to the largest remainders, the
-    first of equal ones, and what is too much is taken from those furthest above their share.
+    """Return whole numbers of a sum in the proportion of the ratios, as `largest_remainder`.
 
     Raises:
         ValueError: There are more ratios than the total.
     """
     if len(ratios) > total:
         raise ValueError(f"{total} cannot be dealt to {len(ratios)}")
-    exact = [Fraction(repr(ratio)) for ratio in ratios]
-    ideal = [ratio * total / sum(exact) for ratio in exact]
-    found = [max(1, int(share)) for share in ideal]
-    while (short := total - sum(found)) != 0:
-        over = [count - share for count, share in zip(found, ideal, strict=True)]
-        if short > 0:
-            found[over.index(min(over))] += 1
-        else:
-            at = max(
-                (n for n, count in enumerate(found) if count > 1), key=lambda n: (over[n], found[n])
-            )
-            found[at] -= 1
-    return found
+    return largest_remainder(_whole(ratios), total)
+
+
+def _whole(ratios: Sequence[float]) -> tuple[int, ...]:
+    """Return the least whole numbers in the proportion of positive ratios, as they are written."""
+    return whole_weights([Fraction(str(ratio)) for ratio in ratios], Fraction(1))
 
 
 class Choices:

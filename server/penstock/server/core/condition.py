@@ -43,7 +43,7 @@ class Condition:
     Args:
         where: By column, what its value must be: a value, a list of values, or tests: `min`, `max`,
             `above`, `below` with a limit, `not` with a value or a list.
-        key: Where it stands in a job file, for messages.
+        key: Its place in a job file, for messages.
 
     Attributes:
         columns: The columns that it looks at, sorted.
@@ -215,6 +215,10 @@ class Kept:
         bits = self.bits[first // 8 : (first + self.STEP) // 8]
         places = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
         return first + int(places[number - int(self._before[part])])
+
+    def mask(self) -> NDArray[np.bool_]:
+        """Return one bool per item: bool (length,)."""
+        return np.unpackbits(self.bits, bitorder="little")[: self.length].astype(bool)
 
     def before(self, item: int) -> int:
         """Return how many items before `item` are kept."""

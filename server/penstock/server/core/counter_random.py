@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import hashlib
 
+from penstock.server.core.splitmix import GAMMA, MASK, mix
+
 RANDOM_VERSION = 1
 """The version of every number made here: roles that use them name it in their identity."""
-
-_MASK = (1 << 64) - 1
-_GAMMA = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
 
 
 class CounterRandom:
@@ -34,10 +31,7 @@ class CounterRandom:
 
     def __getitem__(self, number: int) -> int:
         """Return a number of the sequence, in `[0, 2**64)`."""
-        z = (self._start + (number + 1) * _GAMMA) & _MASK
-        z = ((z ^ (z >> 30)) * _MIX_1) & _MASK
-        z = ((z ^ (z >> 27)) * _MIX_2) & _MASK
-        return z ^ (z >> 31)
+        return mix((self._start + (number + 1) * GAMMA) & MASK)
 
 
 __all__ = ["RANDOM_VERSION", "CounterRandom"]

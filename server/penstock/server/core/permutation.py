@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.server.core.splitmix import GAMMA, MASK, MIX_1, MIX_2, mix
+
 ORDER_VERSION = 1
 """The version of every order made here, part of the log id: a change of arithmetic raises it."""
 
@@ -30,11 +32,6 @@ some of the 120 orders of five elements; a table gives every order alike."""
 
 ROUNDS = 8
 """Even: as many for either half. FF1 of NIST SP 800-38G has ten, and that is against attackers."""
-
-_MASK = (1 << 64) - 1
-_GAMMA = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
 
 
 class Permutation:
@@ -88,13 +85,13 @@ class Permutation:
                 # The mix is written out: a call per round would double the cost of a draw.
                 if index & 1:
                     z = low ^ key
-                    z = ((z ^ (z >> 30)) * _MIX_1) & _MASK
-                    z = ((z ^ (z >> 27)) * _MIX_2) & _MASK
+                    z = ((z ^ (z >> 30)) * MIX_1) & MASK
+                    z = ((z ^ (z >> 27)) * MIX_2) & MASK
                     high = (high + (z ^ (z >> 31))) % rows
                 else:
                     z = high ^ key
-                    z = ((z ^ (z >> 30)) * _MIX_1) & _MASK
-                    z = ((z ^ (z >> 27)) * _MIX_2) & _MASK
+                    z = ((z ^ (z >> 30)) * MIX_1) & MASK
+                    z = ((z ^ (z >> 27)) * MIX_2) & MASK
                     low = (low + (z ^ (z >> 31))) % columns
             value = high * columns + low
             if value < n:
@@ -141,18 +138,16 @@ def _shuffled(n: int, key: int) -> list[int]:
     table = list(range(n))
     state = key
     for last in range(n - 1, 0, -1):
-        state = (state + _GAMMA) & _MASK
-        z = ((state ^ (state >> 30)) * _MIX_1) & _MASK
-        z = ((z ^ (z >> 27)) * _MIX_2) & _MASK
-        other = (z ^ (z >> 31)) % (last + 1)
+        state = (state + GAMMA) & MASK
+        other = mix(state) % (last + 1)
         table[last], table[other] = table[other], table[last]
     return table
 
 
 def _mix(z: Any) -> Any:
     """SplitMix64's finalizer on uint64 arrays of any shape."""
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX_1)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX_2)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(MIX_1)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX_2)
     return z ^ (z >> np.uint64(31))
 
 

@@ -5,7 +5,7 @@ should have had `T * w_i / W`. Of the parts that have had no more than that, the
 debt would first grow to a whole thing, the largest that was given so far: the earliest deadline, as
 in Liu and Layland's scheduling (1973) and in WF2Q (Bennett and Zhang, "WF2Q: Worst-case Fair
 Weighted Fair Queueing", 1996). With two parts that is the part with the largest deficit. With many,
-taking the largest deficit lets a large part wait for small ones that are as far behind: with 57
+taking the largest deficit lets a large part wait for small ones that lack as much: with 57
 beside thirteen parts of 1 it is 1.67 things away from its share, and this never one.
 
 All arithmetic is on whole numbers, so every process chooses alike.
@@ -17,6 +17,9 @@ from collections.abc import Collection, Sequence
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from math import gcd, lcm
+
+MAX_RATIO = 10_000
+"""The most draws of an item in an epoch: each copy of a storage block takes memory."""
 
 TEMPERED = 10**9
 """What the largest weight becomes where a temperature makes irrational ones."""
@@ -30,6 +33,12 @@ def exact(number: object) -> Fraction | None:
         return Fraction(str(number))
     except ValueError:  # infinity and not a number
         return None
+
+
+def sample_ratio(number: object) -> Fraction | None:
+    """Return how often an item is drawn in an epoch; None if that is not above 0 and possible."""
+    found = exact(number)
+    return found if found is not None and 0 < found <= MAX_RATIO else None
 
 
 def whole_weights(weights: Sequence[Fraction], temperature: Fraction) -> tuple[int, ...]:
@@ -156,4 +165,12 @@ def largest_remainder(weights: Sequence[int], total: int) -> list[int]:
     return found
 
 
-__all__ = ["Rotation", "exact", "largest_remainder", "next_part", "whole_weights"]
+__all__ = [
+    "MAX_RATIO",
+    "Rotation",
+    "exact",
+    "largest_remainder",
+    "next_part",
+    "sample_ratio",
+    "whole_weights",
+]

@@ -222,7 +222,7 @@ def _source(
 
 
 def _of_urls(paths: Sequence[str]) -> dict[str, Any]:
-    """Return the source of files behind URLs, by their names: nothing is listed for that.
+    """Return the source of files at URLs, by their names: nothing is listed for that.
 
     Raises:
         InvalidRequest: The names do not tell what the files hold.

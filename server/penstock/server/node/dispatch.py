@@ -59,8 +59,9 @@ draw long documents, 100 ms. With 4 positions a text job with two workers and it
 two cores busy, with 8 and with 16 1.9."""
 
 PLANS_AT_ONCE = 64
-"""Batches of a lane that one ticket plans on the way to a far offset: as long as it runs, whoever
-reads near waits for the worker, and nobody is given a plan of that lane. Each costs a message."""
+"""Batches of a lane that one ticket plans on the way to a far offset. Readers of other lanes then
+wait for the worker, and no plan of that lane is given out: with more of them these wait longer, and
+with fewer there are more messages."""
 
 _RANK, _max_replay = operator.attrgetter("rank"), operator.attrgetter("max_replay")
 

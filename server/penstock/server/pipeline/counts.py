@@ -52,7 +52,7 @@ class Accounts:
         self._ready: deque[Accounting] = deque()
 
     def begin(self, counts: Mapping[str, int]) -> None:
-        """Go on where so much was counted, and no batch is ready."""
+        """Go on from these counts, with no batch ready."""
         self._before = dict(counts)
         self._ready.clear()
 

@@ -90,7 +90,7 @@ class Fitting:
             reason=f"SIZE_MISMATCH: {reason}",
         )
         # The verdict tells people. It is never looked up: another piece of the same item may fit,
-        # and whether this one does is found alike by whoever makes this batch.
+        # and every worker that makes this batch finds the same of this one.
         self._items.refuse("size", ref.item, error, plan.lane, plan.offset)
         exits.count("quarantined:size")
         exits.refused.add(ref)

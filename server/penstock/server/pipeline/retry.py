@@ -155,14 +155,15 @@ class Calls:
 
         Once for each kind of error: a role that always does so must not fill the log.
         """
+        where = "" if item is None else f", the first of two tries of item {item},"
+        self.tell_once(what, error, f"{what.role}{where} failed, and what came after it did not")
+
+    def tell_once(self, what: Call, error: Exception, said: str) -> None:
+        """Warn of an error that ends nothing, once for each kind of it; not of a temporary one."""
         kind = what.role, type(error)
         if kind not in self._told and not is_transient(error, reading=what.reading):
             self._told.add(kind)
-            where = "" if item is None else f", the first of two tries of item {item},"
-            self.warn(
-                f"job {self.job.name!r}: {what.role}{where} failed, and what came after it did "
-                f"not: {error_line(error)}"
-            )
+            self.warn(f"job {self.job.name!r}: {said}: {error_line(error)}")
 
     def failure(self, error: Exception, what: str, lane: int, offset: int) -> PenstockError:
         """Return what an error means that a role raised where no item is judged.

@@ -127,6 +127,7 @@ class SamplePlanner:
             if item is None:
                 self._finish(self.batching.flush(self.place))
                 self.ended = True
+                self._starvation.begin()  # as a line has it that was sought behind the end
             else:
                 taken = False
                 try:
@@ -290,7 +291,8 @@ class SamplePlanner:
         self.counters = Counter({"drawn": drawn} if drawn else {})
         self._accounts.begin(self.counts())
         self.offset = offset
-        self._starvation.without_sample = self._starvation.without_batch = self.last_verdict = 0
+        self._starvation.begin()
+        self.last_verdict = 0
 
     def snapshot(self) -> bytes:
         """Return the canonical bytes from which a line restarts at `offset`."""

@@ -32,6 +32,10 @@ class Starvation:
 
     def __init__(self, job: Job, lane: int, part: LaneRoles) -> None:
         self._job, self._lane, self._roles = job, lane, part.roles
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from here: nothing was drawn in vain."""
         self.without_sample = self.without_batch = 0
 
     def drew(self, *, accepted: bool, finished: bool, counts: Callable[[], dict[str, int]]) -> None:

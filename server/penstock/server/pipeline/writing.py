@@ -13,9 +13,9 @@ class Made:
 
     Attributes:
         counts: Integers that travel with it, of what it holds.
-        accounting: What was left out and cut on the way to it; of a blank batch nothing, for it is
-            there of the one that it was made from.
-        exits: What of this its making has found.
+        accounting: What was left out and cut on the way to it. A blank batch has none: the batch
+            that it was made from has it.
+        exits: The part of it that was found while the batch was made.
         nbytes: Bytes of the body.
         emptied: Every item of it was left out.
     """

@@ -496,13 +496,7 @@ def indexed(sources: Mapping[str, Source], names: Iterable[str], user: Role) -> 
     """
     found: list[IndexedSource] = []
     for name in names:
-        if name not in sources:
-            raise InvalidJob(
-                f"the distributor draws from a source {name!r}, and the job has "
-                f"{', '.join(map(repr, sources))}: name one of them with source",
-                key="distributor.source",
-            )
-        source = sources[name]
+        source = _named(sources, name)
         if not isinstance(source, IndexedSource):
             raise InvalidJob(
                 f"{_called(user)} draws items by number, and source {name!r} ({_called(source)}) "
@@ -518,9 +512,9 @@ def streaming(sources: Mapping[str, Source], name: str, user: Role) -> StreamSou
     """Return a source of a job that is read row after row.
 
     Raises:
-        InvalidJob: It is not; names both roles.
+        InvalidJob: There is no such source, or it is not; names both roles.
     """
-    source = sources[name]
+    source = _named(sources, name)
     if not isinstance(source, StreamSource):
         raise InvalidJob(
             f"{_called(user)} deals the shards of a stream, and source {name!r} "
@@ -535,6 +529,16 @@ def streaming(sources: Mapping[str, Source], name: str, user: Role) -> StreamSou
             key="source",
         )
     return source
+
+
+def _named(sources: Mapping[str, Source], name: str) -> Source:
+    if name not in sources:
+        raise InvalidJob(
+            f"the distributor draws from a source {name!r}, and the job has "
+            f"{', '.join(map(repr, sources))}: name one of them with source",
+            key="distributor.source",
+        )
+    return sources[name]
 
 
 def _called(role: Role) -> str:

@@ -16,8 +16,8 @@ from penstock.server.sources.arrow import ArrowRows, dtype_of_lists
 from penstock.server.sources.blocked import (
     BLOCK_BYTES,
     Block,
-    BlockedFiles,
     FileIndex,
+    RowFiles,
     check_block_bytes,
 )
 from penstock.server.sources.cache import Rows
@@ -123,7 +123,7 @@ class _Table:
         return self._at + int(offset) if offset else 0
 
 
-class ArrowSource(BlockedFiles, BlockColumns):
+class ArrowSource(RowFiles, BlockColumns):
     """The rows of Arrow IPC files and streams, also compressed ones.
 
     A block is a record batch, or several small ones that follow one another. Items are dicts as
@@ -221,23 +221,6 @@ class ArrowSource(BlockedFiles, BlockColumns):
         """Return the columns of a block's rows."""
         assert isinstance(rows, ArrowRows)
         return rows
-
-    def has_heads(self, columns: Sequence[str] | None) -> bool:
-        """Tell whether these are some of the columns that are read, and not all."""
-        return columns is not None and set(columns) < set(self.columns)
-
-    def heads(
-        self, indices: Sequence[int], columns: Sequence[str] | None = None
-    ) -> list[dict[str, Any]]:
-        """Return only some columns of the rows at `indices`.
-
-        Raises:
-            IndexError, SourceUnavailable, SourceChanged, BadItem: As `fetch`.
-        """
-        items = self.fetch(indices)
-        if columns is None or not self.has_heads(columns):
-            return items
-        return [{name: item[name] for name in item if name in columns} for item in items]
 
     def index_of(self, file: DataFile) -> FileIndex:
         """Return the record batches, small ones together, and the columns with their types.

@@ -464,6 +464,33 @@ class BlockedFiles(IndexedSource):
         return [FileIndex(*self.files.known(file, self._fact)) for file in self.shards]
 
 
+class RowFiles(BlockedFiles):
+    """Files of rows that are dicts, all with the same columns.
+
+    Attributes:
+        columns: The columns that are read.
+    """
+
+    columns: list[str]
+
+    def has_heads(self, columns: Sequence[str] | None) -> bool:
+        """Tell whether these are some of the columns that are read, and not all."""
+        return columns is not None and set(columns) < set(self.columns)
+
+    def heads(
+        self, indices: Sequence[int], columns: Sequence[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return only some columns of the rows at `indices`.
+
+        Raises:
+            IndexError, SourceUnavailable, SourceChanged, BadItem: As `fetch`.
+        """
+        items = self.fetch(indices)
+        if columns is None or not self.has_heads(columns):
+            return items
+        return [{name: item[name] for name in item if name in columns} for item in items]
+
+
 def cut(
     read_at: ReadAt,
     start: int,
@@ -509,6 +536,7 @@ __all__ = [
     "Block",
     "BlockedFiles",
     "FileIndex",
+    "RowFiles",
     "check_block_bytes",
     "cut",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -14,8 +15,8 @@ from penstock.server.sources.arrow import ArrowRows
 from penstock.server.sources.blocked import (
     BLOCK_BYTES,
     Block,
-    BlockedFiles,
     FileIndex,
+    RowFiles,
     check_block_bytes,
     cut,
 )
@@ -25,14 +26,13 @@ from penstock.server.sources.lines import refuse_other_encodings
 from penstock.wire.checks import check_choice
 from penstock.wire.errors import InvalidJob
 
-_BOM = b"\xef\xbb\xbf"
 _HEAD_BYTES = 1 << 20
 
 TYPES = {"text": "string", "int": "int64", "float": "double", "bool": "bool"}
 """The types of columns, with Arrow's names."""
 
 
-class CsvSource(BlockedFiles):
+class CsvSource(RowFiles):
     """The rows of CSV files as dicts, read by Arrow.
 
     The first row of each file names its columns. A column's type is that of all its values in all
@@ -114,23 +114,6 @@ class CsvSource(BlockedFiles):
         """Return the columns with their types."""
         return {name: TYPES[self.types[name]] for name in self.columns}
 
-    def has_heads(self, columns: Sequence[str] | None) -> bool:
-        """Tell whether these are some of the columns, and not all."""
-        return columns is not None and set(columns) < set(self.columns)
-
-    def heads(
-        self, indices: Sequence[int], columns: Sequence[str] | None = None
-    ) -> list[dict[str, Any]]:
-        """Return only some columns of the rows at `indices`.
-
-        Raises:
-            IndexError, SourceUnavailable, SourceChanged, BadItem: As `fetch`.
-        """
-        items = self.fetch(indices)
-        if columns is None or not self.has_heads(columns):
-            return items
-        return [{name: item[name] for name in item if name in columns} for item in items]
-
     def index_of(self, file: DataFile) -> FileIndex:
         """Return blocks of whole rows, with the columns and the types of what is in them.
 
@@ -161,7 +144,7 @@ class CsvSource(BlockedFiles):
     def _header(self, file: DataFile, head: bytes) -> tuple[list[str], int]:
         """Return the names of the columns, and where the first row starts."""
         refuse_other_encodings(file, head)
-        mark = len(_BOM) if head.startswith(_BOM) else 0
+        mark = len(BOM_UTF8) if head.startswith(BOM_UTF8) else 0
         end = row_ends(head[mark:])
         stop = mark + int(end[0]) + 1 if len(end) else len(head)
         try:
@@ -237,7 +220,7 @@ class CsvSource(BlockedFiles):
             )
         return InvalidJob(
             f"{file.path}: line {line} {what}: correct the line (a value with {self._delimiter!r}, "
-            'a quote or a line end in it stands in "quotes", quotes in it doubled), or name '
+            'a quote or a line end in it is put in "quotes", with its own quotes doubled), or name '
             "another delimiter",
             key="source.files",
         )

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -392,12 +393,9 @@ def quietly(
     datasets: Any, path: str, data_files: DataFiles | None, builder: str | None
 ) -> Iterator[None]:
     """Open without progress bars, and turn what `datasets` raises into one sentence."""
-    bars = not datasets.are_progress_bars_disabled()
-    verbosity = datasets.logging.get_verbosity()
-    datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs what it raises as well
     try:
-        yield
+        with _silence.kept(datasets):
+            yield
     except PenstockError:
         raise
     except Exception as error:
@@ -414,10 +412,44 @@ def quietly(
             "files of one kind, with at least one item in them",
             key="source.path" if data_files is None else "source.data_files",
         ) from error
-    finally:
-        datasets.logging.set_verbosity(verbosity)
-        if bars:
-            datasets.enable_progress_bars()
+
+
+class _Silence:
+    """Switches off what `datasets` writes, for the whole process, while any thread wants that.
+
+    A meta file opens several data sets at once: the first to begin notes how it was, and the last
+    to end restores that. If each did so, one would restore what another had switched off.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted = 0
+        self._before = (True, 0)
+
+    @contextlib.contextmanager
+    def kept(self, datasets: Any) -> Iterator[None]:
+        """Switch it off within the block."""
+        with self._lock:
+            if not self._wanted:
+                bars = not datasets.are_progress_bars_disabled()
+                self._before = bars, datasets.logging.get_verbosity()
+                datasets.disable_progress_bars()
+                # It logs what it raises as well.
+                datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+            self._wanted += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._wanted -= 1
+                if not self._wanted:
+                    bars, verbosity = self._before
+                    datasets.logging.set_verbosity(verbosity)
+                    if bars:
+                        datasets.enable_progress_bars()
+
+
+_silence = _Silence()
 
 
 __all__ = ["DataFiles", "HfSource", "builder_name", "choose_splits", "plain_files", "quietly"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,8 +22,6 @@ from penstock.server.sources.cache import Rows
 from penstock.server.sources.files import DataFile
 from penstock.server.sources.lines import json_value, refuse_other_encodings
 from penstock.wire.errors import InvalidJob
-
-_BOM = b"\xef\xbb\xbf"
 
 _OPEN, _CLOSE, _COMMA, _QUOTE, _BACKSLASH = 1, 2, 3, 4, ord("\\")
 _KIND_OF = {"[": _OPEN, "{": _OPEN, "]": _CLOSE, "}": _CLOSE, ",": _COMMA, '"': _QUOTE}
@@ -185,7 +184,7 @@ def _count(data: bytes, seen: TopLevel) -> int:
 def _first_element(file: DataFile, head: bytes) -> int:
     """Return where the first element of an array starts."""
     refuse_other_encodings(file, head)
-    text = head.removeprefix(_BOM)
+    text = head.removeprefix(BOM_UTF8)
     inner = text.lstrip()
     if not inner.startswith(b"["):
         what = "holds an object" if inner.startswith(b"{") else "does not begin with ["

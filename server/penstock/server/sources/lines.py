@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,7 +25,6 @@ from penstock.server.sources.files import DataFile
 from penstock.wire.checks import check_choice
 from penstock.wire.errors import InvalidJob
 
-_BOM = b"\xef\xbb\xbf"
 _BLANK = frozenset(b" \t\r\v\f")
 
 COMPRESSED = {
@@ -120,7 +120,7 @@ class LineFiles(BlockedFiles):
 
 def without_mark(block: Block, data: bytes) -> bytes:
     """Return a block without the mark of UTF-8 that some programs write at the start of a file."""
-    return data[len(_BOM) :] if block.start == 0 and data.startswith(_BOM) else data
+    return data[len(BOM_UTF8) :] if block.start == 0 and data.startswith(BOM_UTF8) else data
 
 
 class JsonlSource(LineFiles):
@@ -204,7 +204,7 @@ class JsonlSource(LineFiles):
 
 def _is_array(head: bytes, size: int) -> bool:
     """Tell whether a file is one JSON array: its first line opens one, and is not a value alone."""
-    text = head.removeprefix(_BOM).lstrip()
+    text = head.removeprefix(BOM_UTF8).lstrip()
     if not text.startswith(b"["):
         return False
     line, _, rest = text.partition(b"\n")

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import logging
-import math
 import posixpath
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.server.core.condition import Condition, Kept
 from penstock.server.core.permutation import Permutation
+from penstock.server.core.shares import MAX_RATIO, sample_ratio
 from penstock.server.jobs.location import Location
 from penstock.server.jobs.yaml_file import parse
 from penstock.server.resources import usable_cpus
@@ -36,6 +36,9 @@ logger = logging.getLogger("penstock")
 
 MAX_THREADS = 32
 """Data sets that are opened at once, at most."""
+
+_CHOICES = 1024
+"""Blocks of which a part is read, kept for draws to come: as many as groups draw from at once."""
 
 KEYS = {
     "file_name": "path",
@@ -81,7 +84,7 @@ class Entry:
         tags: How turns of conversations are written; empty = as they are.
         ratio: How many of its items an epoch has, as a part of all.
         options: More parameters of its source.
-        at: Where it stands, for messages.
+        at: Where it is in the meta file, for messages.
     """
 
     name: str
@@ -89,7 +92,7 @@ class Entry:
     type: str
     columns: Mapping[str, str]
     tags: Mapping[str, str]
-    ratio: float
+    ratio: Fraction
     options: Mapping[str, Any]
     at: Location
 
@@ -178,7 +181,7 @@ class MetaSource(IndexedSource):
         )
         self._runs = [run for number in range(len(self.parts)) for run in self._runs_of(number)]
         self._starts = [0, *accumulate(run.chosen for run in self._runs)]
-        self._choice = lru_cache(64)(self._chosen_of)
+        self._choice = lru_cache(_CHOICES)(self._chosen_of)
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -265,13 +268,11 @@ class MetaSource(IndexedSource):
                 them.
         """
         told = [part.source.matching(where) for part in self.parts]
-        of_parts = [
-            np.unpackbits(kept.bits, bitorder="little")[: kept.length].astype(bool) for kept in told
-        ]
+        of_parts = [kept.mask() for kept in told]
         found = []
         for run in self._runs:
             kept = of_parts[run.part][run.first : run.first + run.length]
-            found.append(kept if run.chosen == run.length else kept[self._choice(run)])
+            found.append(kept if run.chosen == run.length else kept[self._choice(run).mask()])
         return Kept.of(np.concatenate(found))
 
     def fingerprint(self) -> list[Any]:
@@ -280,7 +281,7 @@ class MetaSource(IndexedSource):
             {
                 "name": part.entry.name,
                 "source": part.source.identity(),
-                "ratio": part.entry.ratio,
+                "ratio": float(part.entry.ratio),
                 "columns": dict(part.entry.columns),
                 "tags": dict(part.entry.tags),
             }
@@ -332,14 +333,13 @@ class MetaSource(IndexedSource):
             for start, length in zip(starts, lengths, strict=False)
         ]
         some = []
-        # Rounded first: 0.3 of 10, from a ratio of 2.3, is 2.9999999999999982.
-        wanted = math.floor(round(len(source) * part, 6)) or (1 if part and not copies else 0)
+        wanted = int(len(source) * part) or (1 if part and not copies else 0)
         for start, length in zip(starts, lengths, strict=False):
             # As many of each block as its share says, so that all blocks together have `wanted`.
             stop = start + length
             chosen = stop * wanted // len(source) - start * wanted // len(source)
             some.append(_Run(number, start, length, chosen))
-        return [*(whole * int(copies)), *(some if wanted else [])]
+        return [*(whole * copies), *(some if wanted else [])]
 
     def _of_blocks(self, stored: Sequence[Blocks | None], what: str) -> list[int] | None:
         """Return a number of each run's block; None = a data set does not know it."""
@@ -363,17 +363,19 @@ class MetaSource(IndexedSource):
             run = self._runs[number]
             within = index - self._starts[number]
             if run.chosen < run.length:
-                within = int(self._choice(run)[within])
+                within = self._choice(run)[within]
             places, wanted = found.setdefault(run.part, ([], []))
             places.append(place)
             wanted.append(run.first + within)
         return [(part, places, wanted) for part, (places, wanted) in found.items()]
 
-    def _chosen_of(self, run: _Run) -> NDArray[np.int64]:
-        """Return which items of its block a run has, in their order: int64 (chosen,)."""
+    def _chosen_of(self, run: _Run) -> Kept:
+        """Return which items of its block a run has: a bit for each, as a block may be large."""
         name = self.parts[run.part].entry.name
         order = Permutation(run.length, self._seed, run.first, f"ratio of {name}")
-        return np.sort(np.fromiter((order[n] for n in range(run.chosen)), np.int64, run.chosen))
+        chosen = np.zeros(run.length, dtype=bool)
+        chosen[order.take(np.arange(run.chosen))] = True
+        return Kept.of(chosen)
 
 
 # --- the file ---
@@ -419,9 +421,11 @@ def _read(file: str, options: dict[str, Any]) -> list[Entry]:
             "it has none"
         )
     entries = [_entry(name, entry, where) for name, entry, where in named]
-    for number, entry in enumerate(entries):
-        if any(entry.name == other.name for other in entries[:number]):
+    taken: set[str] = set()
+    for entry in entries:
+        if entry.name in taken:
             raise entry.at.error(f"two data sets have the name {entry.name!r}: give each its own")
+        taken.add(entry.name)
     return entries
 
 
@@ -469,13 +473,14 @@ def _names(said: Any, known: Sequence[str] | Mapping[str, str], at: Location) ->
     return dict(said)
 
 
-def _ratio(said: Any, at: Location) -> float:
-    if isinstance(said, bool) or not isinstance(said, int | float) or not 0 < said < math.inf:
+def _ratio(said: Any, at: Location) -> Fraction:
+    found = sample_ratio(said)
+    if found is None:
         raise at.error(
-            f"{at.key}: sample_ratio is {said!r}: give a number above 0, and leave a data set out "
-            "with dataset_names"
+            f"{at.key}: sample_ratio is {said!r}: give a number above 0 and up to {MAX_RATIO:,}, "
+            "and leave a data set out with dataset_names"
         )
-    return float(said)
+    return found
 
 
 def _resolved(path: str, file: str) -> str:
@@ -552,7 +557,7 @@ def _source(entry: Entry, options: dict[str, Any] | None) -> IndexedSource:
 def _say(parts: Sequence[Opened], wall_s: float) -> None:
     """Log how many items each data set has, and how long opening it took."""
     table = "; ".join(
-        f"{part.entry.name}: {len(part.source):,} items, ratio {part.entry.ratio:g}, "
+        f"{part.entry.name}: {len(part.source):,} items, ratio {float(part.entry.ratio):g}, "
         f"{part.seconds:.2f} s"
         for part in parts
     )

@@ -203,7 +203,11 @@ class ParquetSource(IndexedSource, BlockColumns):
         """
         first = bisect_right(self._starts, start) - 1
         last = bisect_right(self._starts, max(start, stop - 1)) - 1
-        tables = [self._alone([block], [name])[0] for block in range(first, last + 1)]
+        tables = [
+            table
+            for block in range(first, last + 1)
+            for table in self._alone([block], [name], lambda table: table)
+        ]
         found = require("pyarrow").concat_tables(tables).column(name)
         return found.slice(start - self._starts[first], stop - start)
 
@@ -222,15 +226,12 @@ class ParquetSource(IndexedSource, BlockColumns):
         for block, (number, _) in enumerate(self._groups):
             blocks[number].append(block)
 
+        def holds(table: Any) -> Any:
+            return np.logical_and.reduce([where.holds(c, table.column(c)) for c in where.columns])
+
         def look(number: int) -> None:
-            tables = self._alone(blocks[number], where.columns)
-            kept = np.concatenate(
-                [
-                    np.logical_and.reduce([where.holds(c, table.column(c)) for c in where.columns])
-                    for table in tables
-                ]
-            )
-            self._set.note(files[number], fact, as_text(kept))
+            kept = self._alone(blocks[number], where.columns, holds)
+            self._set.note(files[number], fact, as_text(np.concatenate(kept)))
 
         unread = [
             n for n, own in enumerate(blocks) if own and self._set.known(files[n], fact) is None
@@ -245,8 +246,13 @@ class ParquetSource(IndexedSource, BlockColumns):
                 found.append(from_text(self._set.known(files[number], fact), rows))
         return Kept.of(np.concatenate(found))
 
-    def _alone(self, blocks: Sequence[int], columns: Sequence[str]) -> list[Any]:
-        """Return tables of some columns of row groups of one file; for several threads at once."""
+    def _alone(
+        self, blocks: Sequence[int], columns: Sequence[str], use: Callable[[Any], Any]
+    ) -> list[Any]:
+        """Return what `use` makes of some columns of row groups of one file, each as a table.
+
+        One table is in memory at a time. For several threads at once.
+        """
         number = self._groups[blocks[0]][0]
         file = self._set.files[number]
         try:
@@ -259,12 +265,14 @@ class ParquetSource(IndexedSource, BlockColumns):
                     self._pq.ParquetFile(stream, page_checksum_verification=True)
                 )
                 return [
-                    reader.read_row_group(
-                        self._groups[block][1], columns=list(columns), use_threads=False
+                    use(
+                        reader.read_row_group(
+                            self._groups[block][1], columns=list(columns), use_threads=False
+                        )
                     )
                     for block in blocks
                 ]
-        except (SourceChanged, MemoryError):
+        except (InvalidJob, SourceChanged, MemoryError):
             raise
         except Exception as error:
             if is_transient(error):

@@ -186,17 +186,6 @@ class TokenFiles(BlockedFiles, BlockColumns):
         self.count_read(len(data))
         return np.frombuffer(data, np.dtype(block.layout.more["dtype"]))
 
-    def sequences(self, number: int) -> Sequences:
-        """Return the sequences of a block as columns, by its number in index order.
-
-        Raises:
-            SourceUnavailable, SourceChanged, BadItem: As `fetch`.
-        """
-        with self._lock:
-            found = self.rows(number, self.starts[number])
-        assert isinstance(found, Sequences)
-        return found
-
     def fetch(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return the sequences at `indices`, in that order.
 

@@ -55,7 +55,7 @@ class BestFitPackingBatcher(RowPackingBatcher):
         length_key: The value of a sample whose length is its size.
 
     Raises:
-        InvalidJob: A number is too small, or `overlong` is none of the five words.
+        InvalidJob: A number is too small, or `overlong` is not one of the five words.
     """
 
     type_name: ClassVar[str] = "best_fit"

@@ -124,7 +124,7 @@ class FirstFitPackingBatcher(OpenRowsBatcher):
         length_key: The value of a sample whose length is its size.
 
     Raises:
-        InvalidJob: A number is too small, or `overlong` is none of the five words.
+        InvalidJob: A number is too small, or `overlong` is not one of the five words.
     """
 
     type_name: ClassVar[str] = "first_fit"
@@ -164,7 +164,7 @@ class NextFitPackingBatcher(FirstFitPackingBatcher):
         length_key: The value of a sample whose length is its size.
 
     Raises:
-        InvalidJob: A number is too small, or `overlong` is none of the five words.
+        InvalidJob: A number is too small, or `overlong` is not one of the five words.
     """
 
     type_name: ClassVar[str] = "next_fit"
@@ -209,7 +209,7 @@ class OpenBestFitPackingBatcher(OpenRowsBatcher):
         length_key: The value of a sample whose length is its size.
 
     Raises:
-        InvalidJob: A number is too small, or `overlong` is none of the five words.
+        InvalidJob: A number is too small, or `overlong` is not one of the five words.
     """
 
     type_name: ClassVar[str] = "open_best_fit"
@@ -256,7 +256,7 @@ class BalancedPackingBatcher(OpenRowsBatcher):
         length_key: The value of a sample whose length is its size.
 
     Raises:
-        InvalidJob: A number is too small, or `overlong` is none of the five words.
+        InvalidJob: A number is too small, or `overlong` is not one of the five words.
     """
 
     type_name: ClassVar[str] = "balanced"

@@ -148,8 +148,8 @@ class KnapsackPackingBatcher(WindowsBatcher):
         length_key: The value of a sample whose length is its size.
 
     Raises:
-        InvalidJob: A number is too small or too large, `overlong` is none of the five words, or it
-            contradicts `drop_long_samples`.
+        InvalidJob: A number is too small or too large, `overlong` is not one of the five words, or
+            it contradicts `drop_long_samples`.
     """
 
     type_name: ClassVar[str] = "knapsack"
@@ -182,8 +182,8 @@ class KnapsackPackingBatcher(WindowsBatcher):
         self._capacity = int(max_tokens * self.packing_ratio)
         if self._capacity < 1:
             raise InvalidJob(
-                f"packing_ratio is {packing_ratio}, so rows of {max_tokens} tokens would be filled "
-                "to none: raise it",
+                f"packing_ratio is {packing_ratio}, so rows of {max_tokens} tokens would not hold "
+                "one of them: raise it",
                 key="packing_ratio",
             )
 
@@ -235,7 +235,7 @@ class BestFitDecreasingPackingBatcher(WindowsBatcher):
         length_key: The value of a sample whose length is its size.
 
     Raises:
-        InvalidJob: A number is too small, or `overlong` is none of the five words.
+        InvalidJob: A number is too small, or `overlong` is not one of the five words.
     """
 
     type_name: ClassVar[str] = "best_fit_decreasing"
@@ -268,7 +268,7 @@ class WindowPackingBatcher(WindowsBatcher):
     With `sort: true`, as its guide describes it, samples are ordered longest first and cut into
     windows of N, each used up by scans before the next is looked at. Since a stream has no end,
     `sort_over` samples are sorted at a time, less at a lane's beginning as for `knapsack`. That
-    puts the longest together and leaves more padding; it is here for who trained with it.
+    puts the longest together and leaves more padding; it is here for those who trained with it.
 
     A row never holds two samples of one item. Counts and drops as `best_fit` does. At the lane's
     end rows are made of what is left, in the same way.
@@ -286,7 +286,7 @@ class WindowPackingBatcher(WindowsBatcher):
         length_key: The value of a sample whose length is its size.
 
     Raises:
-        InvalidJob: A number is too small, or `overlong` is none of the five words.
+        InvalidJob: A number is too small, or `overlong` is not one of the five words.
     """
 
     type_name: ClassVar[str] = "window"

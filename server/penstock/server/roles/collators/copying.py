@@ -31,7 +31,7 @@ def copy_columns(rows: ColumnRows, laid: Laid, shifted: bool | None) -> None:
         else:
             laid.labels[number, :end] = own
     if shifted is not None:
-        # A document's first token is nobody's to predict, and its last has none to predict.
+        # No token predicts the first one of a document, and the last one predicts none.
         real = laid.segments.lengths > 0
         starts, sizes = laid.segments.starts[real], laid.segments.lengths[real]
         laid.labels.reshape(-1)[starts + sizes - 1 if shifted else starts] = IGNORE_INDEX

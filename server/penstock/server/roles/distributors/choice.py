@@ -8,16 +8,13 @@ from typing import Any
 
 from penstock.server.core.condition import Condition, Kept
 from penstock.server.core.refs import ItemRef
-from penstock.server.core.shares import exact
+from penstock.server.core.shares import MAX_RATIO, sample_ratio
 from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.distributors.selection import Selection
 from penstock.server.roles.distributors.together import Drawn, Together
 from penstock.wire.checks import check_flag
 from penstock.wire.errors import InvalidJob
 from penstock.wire.nearest import hint
-
-MAX_RATIO = 10_000
-"""The largest `sample_ratio`: each copy of a block has an entry in the line of an epoch."""
 
 SELECTION_VERSION = 1
 """Version of what `where` and `sample_ratio` draw, part of the log id of jobs that have them."""
@@ -115,8 +112,8 @@ def _ratios(asked: Any) -> Fraction | dict[str, Fraction]:
 
 
 def _ratio(asked: Any, name: str) -> Fraction:
-    found = exact(asked)
-    if found is None or not 0 < found <= MAX_RATIO:
+    found = sample_ratio(asked)
+    if found is None:
         raise InvalidJob(
             f"{name} is {asked!r}: give a number above 0 and up to {MAX_RATIO:,}, such as 0.5; a "
             "source that is not to be drawn from is left out of the job",
@@ -125,4 +122,4 @@ def _ratio(asked: Any, name: str) -> Fraction:
     return found
 
 
-__all__ = ["MAX_RATIO", "SELECTION_VERSION", "Choice"]
+__all__ = ["SELECTION_VERSION", "Choice"]

@@ -44,7 +44,7 @@ class IterableDistributor(DataDistributor):
 
     With fewer shards than lanes, a shard is dealt in `P = ceil(lanes / S)` pieces: piece p holds
     the rows r with `r mod P == p`. Each row is still drawn once per epoch, but a shard is read P
-    times, since whoever reads a piece passes over the rows of the others: `check` and the node's
+    times, since the lane of a piece passes over the rows of the others: `check` and the node's
     log say so. Have at least as many shards as lanes.
 
     With a `buffer_size` the rows of a lane are shuffled: each waits until a random number of
@@ -100,12 +100,6 @@ class IterableDistributor(DataDistributor):
                 key="distributor.source",
             )
         self.name = self.source or next(iter(sources))
-        if self.name not in sources:
-            raise InvalidJob(
-                f"the distributor draws from a source {self.name!r}, and the job has "
-                f"{', '.join(map(repr, sources))}: name one of them with source",
-                key="distributor.source",
-            )
         self.stream: StreamSource = streaming(sources, self.name, self)
         self.shards = len(self.stream.shards())
         if not 0 < self.shards <= MAX_SHARDS:

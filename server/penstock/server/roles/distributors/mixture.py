@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
@@ -10,12 +11,12 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.core.shares import Rotation, exact, next_part, whole_weights
 from penstock.server.roles.base import Source, Target
 from penstock.server.roles.distributors.parts import (
-    KEY,
     Part,
     PartsDistributor,
     bind_part,
     check_apart,
     check_ends,
+    check_parts,
     part_identity,
     part_targets,
     read_alike,
@@ -77,11 +78,6 @@ class MixtureDistributor(PartsDistributor):
         temperature: float = 1.0,
         exhausted: str = "repeat",
     ) -> None:
-        if parts is not None and (not isinstance(parts, Mapping) or not parts):
-            raise InvalidJob(
-                f"parts is {parts!r}: give weights by name, such as {{web: 0.7, code: 0.3}}",
-                key=KEY,
-            )
         check_choice("weights_by", weights_by, WEIGHTS_BY, key="distributor.weights_by")
         check_choice("exhausted", exhausted, EXHAUSTED, key="distributor.exhausted")
         degree = exact(temperature)
@@ -90,7 +86,7 @@ class MixtureDistributor(PartsDistributor):
                 f"temperature is {temperature!r}: give a number above 0; 1 keeps the weights",
                 key="distributor.temperature",
             )
-        self.parts, self.weights_by, self.exhausted = parts, weights_by, exhausted
+        self.parts, self.weights_by, self.exhausted = check_parts(parts), weights_by, exhausted
         self.temperature = degree
         self._taking: list[Part] = []
         self.limits: list[int | None] = []
@@ -305,7 +301,7 @@ class MixtureDraws(LaneDraws):
             order.append(part)
             drawn[part] += 1
             tokens[part] += max(1, sizes[part]) if self._by_tokens else 0
-        coming = {part: iter(self._inner[part].peek(order.count(part))) for part in set(order)}
+        coming = {part: iter(self._inner[part].peek(n)) for part, n in Counter(order).items()}
         found: list[ItemRef] = []
         for part in order:
             item = next(coming[part], None)

@@ -82,6 +82,19 @@ class PartsDistributor(DataDistributor):
         return any(each.needs_sizes for each in self.inner())
 
 
+def check_parts(parts: Any) -> Mapping[str, Any] | None:
+    """Return the parts that were asked for; None = every source is one.
+
+    Raises:
+        InvalidJob: They are not given by name, or there are none.
+    """
+    if parts is not None and (not isinstance(parts, Mapping) or not parts):
+        raise InvalidJob(
+            f"parts is {parts!r}: give weights by name, such as {{web: 0.7, code: 0.3}}", key=KEY
+        )
+    return parts
+
+
 def read_parts(
     parts: Mapping[str, Any] | None, sources: Mapping[str, Source], keys: Sequence[str]
 ) -> list[Part]:
@@ -204,10 +217,16 @@ def check_apart(parts: Sequence[Part]) -> None:
         InvalidJob: Two draw from one source, and no `where` keeps them apart.
     """
     drawing = [(part.name, leaf) for part in parts for leaf in leaves(part.distributor)]
-    for (name, one), (other_name, other) in combinations(drawing, 2):
-        shared = [source for source in one.drawn_from() if source in other.drawn_from()]
-        if not shared:
-            continue
+    drawn_from = [leaf.drawn_from() for _, leaf in drawing]
+    by_source: dict[str, list[int]] = {}
+    for number, sources in enumerate(drawn_from):
+        for source in sources:
+            by_source.setdefault(source, []).append(number)
+    # Only those that share a source: there may be a thousand parts, each with one of its own.
+    pairs = {pair for numbers in by_source.values() for pair in combinations(numbers, 2)}
+    for first, second in sorted(pairs):
+        (name, one), (other_name, other) = drawing[first], drawing[second]
+        shared = [source for source in drawn_from[first] if source in drawn_from[second]]
         what = f"source {shared[0]!r}"
         if isinstance(one, MapDistributor) and isinstance(other, MapDistributor):
             met = one.choice.meets(other.choice)

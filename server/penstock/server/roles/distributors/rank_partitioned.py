@@ -9,12 +9,12 @@ from typing import Any, ClassVar, NamedTuple
 from penstock.server.core.shares import Rotation, largest_remainder, whole_weights
 from penstock.server.roles.base import Source, Target
 from penstock.server.roles.distributors.parts import (
-    KEY,
     Part,
     PartsDistributor,
     bind_part,
     check_apart,
     check_ends,
+    check_parts,
     part_identity,
     part_targets,
     read_parts,
@@ -61,12 +61,7 @@ class RankPartitionedDistributor(PartsDistributor):
     ends_by_epochs: ClassVar[bool] = True
 
     def __init__(self, parts: dict[str, Any] | None = None) -> None:
-        if parts is not None and (not isinstance(parts, Mapping) or not parts):
-            raise InvalidJob(
-                f"parts is {parts!r}: give weights by name, such as {{web: 0.7, code: 0.3}}",
-                key=KEY,
-            )
-        self.parts = parts
+        self.parts = check_parts(parts)
         self._taking: list[Part] = []
         self.lanes_of: list[int] = []
         self._dealt: list[_Dealt] = []
@@ -125,11 +120,13 @@ class RankPartitionedDistributor(PartsDistributor):
     def readings(self) -> Sequence[Reading]:
         """Return how the storage blocks of every part are read, by its own lanes."""
         found: list[Reading] = []
-        for number, each in enumerate(self.inner()):
-            own = tuple(lane for lane, dealt in enumerate(self._dealt) if dealt.part == number)
+        lanes_of = [list[int]() for _ in self._taking]
+        for lane, dealt in enumerate(self._dealt):
+            lanes_of[dealt.part].append(lane)
+        for each, own in zip(self.inner(), lanes_of, strict=True):
             for reading in each.readings():
-                lanes = own if reading.lanes is None else tuple(own[n] for n in reading.lanes)
-                found.append(reading._replace(lanes=lanes))
+                lanes = own if reading.lanes is None else [own[n] for n in reading.lanes]
+                found.append(reading._replace(lanes=tuple(lanes)))
         return found
 
     def targets(self) -> Sequence[Target]:

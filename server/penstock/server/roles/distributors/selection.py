@@ -28,6 +28,13 @@ from penstock.server.roles.reading import Blocks
 from penstock.wire.errors import InvalidJob
 from penstock.wire.nearest import nearest
 
+MAX_COPIES = 1 << 20
+"""Copies of blocks that ratios of 2 and more may make; each has an entry in the line of an epoch,
+in the memory of every worker."""
+
+_LAYOUTS = 4
+"""Epochs whose line is kept where `resample` gives each its own: lanes may be in different ones."""
+
 _PERMUTATIONS = 1024
 """Blocks of which a part is drawn, kept for draws to come: as many as groups draw from at once."""
 
@@ -102,20 +109,15 @@ class Selection:
         every = each_in_blocks([stored[name] or lengths[name] for name in self._names])
         for number, (name, blocks) in enumerate(zip(self._names, every, strict=True)):
             self._blocks += _blocks_of_source(number, blocks, self.kept[name])
-        self._items_of = [
-            sum(block.items for block in self._blocks if block.source == number)
-            for number in range(len(self._names))
-        ]
-        self._layout = lru_cache(4)(self._make_layout)
+        self._of_source = [list[int]() for _ in self._names]
+        for place, block in enumerate(self._blocks):
+            self._of_source[block.source].append(place)
+        self._items_of = [sum(self._blocks[n].items for n in own) for own in self._of_source]
+        self._check_size()
+        self._layout = lru_cache(_LAYOUTS if resample else 1)(self._make_layout)
         self._rows = lru_cache(_PERMUTATIONS)(self._make_rows)
         first = self._layout(0)
         self.items = first.ends[-1]
-        if self.items > MAX_ITEMS:
-            raise InvalidJob(
-                f"the sample_ratio makes {self.items} draws of an epoch: at most {MAX_ITEMS} are "
-                "possible",
-                key="distributor.sample_ratio",
-            )
         of = [self._blocks[block] for block, _ in first.parts]
         self.blocks = Blocks(
             first.sizes,
@@ -149,18 +151,46 @@ class Selection:
         passes = -(-ratio.numerator // ratio.denominator)
         return ItemRef(name, row if kept is None else kept[row], epoch * passes + copy)
 
+    def _draws_of(self, source: int) -> int:
+        """Return how many draws an epoch has of a source: at least one."""
+        return max(1, int(self._items_of[source] * self._ratios[source]))
+
+    def _check_size(self) -> None:
+        """Refuse an epoch whose line cannot be numbered, or kept in memory.
+
+        Raises:
+            InvalidJob: Says how much it would have.
+        """
+        draws = sum(self._draws_of(source) for source in range(len(self._names)))
+        if draws > MAX_ITEMS:
+            raise InvalidJob(
+                f"the sample_ratio makes {draws} draws of an epoch: at most {MAX_ITEMS} are "
+                "possible",
+                key="distributor.sample_ratio",
+            )
+        copies = sum(
+            len(own) * int(ratio)
+            for own, ratio in zip(self._of_source, self._ratios, strict=True)
+            if ratio >= 2
+        )
+        if copies > MAX_COPIES:
+            raise InvalidJob(
+                f"the sample_ratio makes {copies:,} copies of storage blocks, and at most "
+                f"{MAX_COPIES:,} are possible: give a smaller ratio, or a source with larger "
+                "blocks",
+                key="distributor.sample_ratio",
+            )
+
     def _make_layout(self, epoch: int) -> _Layout:
         parts: list[tuple[int, int]] = []
         sizes: list[int] = []
         for source, ratio in enumerate(self._ratios):
-            own = [n for n, block in enumerate(self._blocks) if block.source == source]
-            copies, fraction = divmod(ratio, 1)
+            own = self._of_source[source]
+            copies = int(ratio)
             for copy in range(copies):
                 parts += [(number, copy) for number in own]
                 sizes += [self._blocks[number].items for number in own]
-            some = int(self._items_of[source] * fraction)
-            if not copies:
-                some = max(1, some)
+            some = self._draws_of(source) - copies * self._items_of[source]
             if some:
                 parts += [(number, copies) for number in own]
                 sizes += self._shares(source, own, some, epoch)
@@ -240,4 +270,4 @@ def _kept(name: str, source: IndexedSource, where: Condition) -> Kept:
     return kept
 
 
-__all__ = ["Selection"]
+__all__ = ["MAX_COPIES", "Selection"]

@@ -177,7 +177,8 @@ class RowDraws(LaneDraws):
         number = self._number
         delay = (self._delays[number] >> (64 - _BITS)) * self._buffer if self._buffer else 0
         key = ((number << _BITS) + delay, number)
-        # From where it was looked for, past pieces without a row: whoever has not looked is there.
+        # The place before the search and not after it, which passes over pieces without a row: a
+        # lane that was restored there has not searched yet, and must have the same state.
         row = _Row(key, item, self._at, found if key > self._drawn else None)
         self._read.append(row)
         if not row.is_drawn:

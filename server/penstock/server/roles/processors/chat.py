@@ -126,13 +126,10 @@ class ChatProcessor(RawItemProcessor):
     def setup(self) -> None:
         """Load the tokenizer and its template; otherwise the first `process` does so.
 
-        Sets TOKENIZERS_PARALLELISM=false unless the environment sets it: a worker has one core.
-
         Raises:
             InvalidJob: There is no tokenizer or no template, or it has no token to pad with.
             MissingExtra: The package `tokenizers` or `jinja2` is not installed.
         """
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._load()
 
     def check_columns(self, columns: Mapping[str, str]) -> None:

@@ -140,15 +140,9 @@ def _source(folder: Path, file: Path | None, config: Mapping[str, Any]) -> str:
     """Return the template's text."""
     beside = folder / "chat_template.jinja"
     if file is not None:
-        try:
-            return file.read_text(encoding="utf-8")
-        except OSError as error:
-            raise InvalidJob(
-                f"the chat template {str(file)!r} cannot be read: {error.strerror}",
-                key="chat_template",
-            ) from None
+        return _text(file, "chat_template")
     if beside.is_file():
-        return beside.read_text(encoding="utf-8")
+        return _text(beside, "tokenizer")
     found = config.get("chat_template")
     if isinstance(found, list):  # several by name
         named = {each.get("name"): each.get("template") for each in found}
@@ -160,6 +154,16 @@ def _source(folder: Path, file: Path | None, config: Mapping[str, Any]) -> str:
         "as save_pretrained of transformers writes it, or a file by chat_template",
         key="tokenizer",
     )
+
+
+def _text(path: Path, key: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        said = error.strerror if isinstance(error, OSError) else "it is not UTF-8; convert it"
+        raise InvalidJob(
+            f"the chat template {str(path)!r} cannot be read: {said}", key=key
+        ) from None
 
 
 def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:

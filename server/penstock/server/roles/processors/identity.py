@@ -31,8 +31,8 @@ class IdentityProcessor(RawItemProcessor):
         return list(columns)
 
     def passes_items(self) -> bool:
-        """Return True."""
-        return self.keeps(IdentityProcessor, "process")
+        """Return True, unless a subclass has a say in what samples or their pieces are."""
+        return self.keeps(IdentityProcessor, "process", "process_batch", "cut", "size")
 
     def keeps_sizes(self) -> bool:
         """Return True: a sample is its item."""

@@ -120,15 +120,11 @@ class TokenizeProcessor(RawItemProcessor):
     def setup(self) -> None:
         """Load the tokenizer; otherwise the first `process` does so.
 
-        Sets TOKENIZERS_PARALLELISM=false unless the environment sets it: a worker has
-        one core, and the library's thread pool would compete with the other workers.
-
         Raises:
             InvalidJob: The file is missing or not a tokenizer, or `append` or `prepend` is not in
                 its vocabulary, or `max_length` leaves no room.
             MissingExtra: The package `tokenizers` is not installed.
         """
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._load()
 
     def check_columns(self, columns: Mapping[str, str]) -> None:
