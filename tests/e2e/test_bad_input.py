@@ -311,7 +311,7 @@ CALLS: list[tuple[list[str], str, str]] = [
     ),
     (
         ["cat", "@", "main", "--rank", "0", "--world-size", "3"],
-        "4 batches per step cannot be shared evenly by 3 ranks: use batches_per_step 3 or 6",
+        "cannot be shared evenly by 3 ranks: use batches_per_step 3 or 6, or 2 ranks;",
         "uneven_step",
     ),
     (["cat", "@", "finite", "--from-step", "99"], "step 99 lies past the end", "past_end"),

@@ -224,6 +224,18 @@ def test_init_refuses_what_does_not_go_with_the_data(
     assert not (home / "penstock.yaml").exists()
 
 
+def test_init_does_not_take_token_ids_for_text(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Small ids are UTF-8 byte for byte, as is a file of them without an index."""
+    (home / "train.bin").write_bytes(np.arange(90, dtype="<u2").tobytes())
+
+    assert run(["init", "train.bin"]) == 2
+
+    assert "source: {type: tokens, files: ..., dtype: uint16, eos: ID}" in capsys.readouterr().err
+    assert not (home / "penstock.yaml").exists()
+
+
 def test_job_files_of_one_folder_have_stores_of_their_own(home: Path) -> None:
     """A store has one holder, so two nodes with one store could not run side by side."""
     write_jsonl(home)
@@ -264,7 +276,7 @@ def test_init_names_files_by_their_glob(home: Path) -> None:
         (["init", "none.parquet"], "there is no file or folder 'none.parquet'"),
         (["init", "data"], "holds no files"),
         (["init", "a.jsonl", "b.csv"], "of several kinds (1 jsonl, 1 csv)"),
-        (["init", "bytes.bin"], "neither text nor a known kind"),
+        (["init", "bytes"], "neither text nor a known kind"),
         (["init", "a.jsonl", "--tokenizer", "none.json"], "there is no tokenizer 'none.json'"),
         (["init", "a.jsonl", "--tokenizer", "b.csv"], "is not a tokenizer"),
         (["init", "a.jsonl", "--output", "there.yaml"], "replace it with --force"),
@@ -295,7 +307,7 @@ def test_a_users_mistake_is_one_sentence_and_status_2(
     (home / "data").mkdir()
     (home / "a.jsonl").write_text('{"x": "y"}\n')
     (home / "b.csv").write_text("x\n1\n")
-    (home / "bytes.bin").write_bytes(b"\xff\xfe\x00\x01" * 10)
+    (home / "bytes").write_bytes(b"\xff\xfe\x00\x01" * 10)
     (home / "there.yaml").write_text("")
     (home / "good.yaml").write_text(
         "jobs: {job: {source: {type: items, items: [1, 2]}, batch_size: 1, epochs: 1}}\n"
@@ -747,6 +759,35 @@ def test_check_warns_of_few_items_per_lane(home: Path, capsys: pytest.CaptureFix
     [job] = json.loads(capsys.readouterr().out)["jobs"]
     assert any("lanes: 2 or a smaller pool_size" in warning for warning in job["warnings"])
     assert job["efficiency"] == pytest.approx(6 / 8)
+
+
+def test_show_refuses_steps_of_several_sets(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a Loader does: nobody could read such a step."""
+    part = "{source: {type: items, items: [1, 2]}, batch_size: 1}"
+    (home / "joint.yaml").write_text(
+        "jobs:\n  job:\n    lanes: 1\n    batches_per_step: 4\n"
+        f"    joint: {{a: {part}, b: {part}}}\n"
+    )
+
+    assert run(["show", "joint.yaml", "job", "--step", "3", "--batches-per-step", "3"]) == 2
+
+    assert "a step would hold several sets; use 1, 2, 4" in capsys.readouterr().err
+
+
+def test_check_says_how_long_a_packed_job_is(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In epochs: how many batches they make is counted when the job is served."""
+    (home / "ids.yaml").write_text(
+        "jobs:\n  job:\n    lanes: 1\n    epochs: 2\n"
+        f"    source: {{type: items, items: {[{'input_ids': [1, 2, 3]}] * 40}}}\n"
+        "    batcher: {type: best_fit, max_tokens: 8, pool_size: 8}\n"
+        "    collator: {type: packed, pad_to: 8}\n"
+    )
+
+    assert run(["check", "ids.yaml"]) == 0
+
+    assert "40 items in 1 lane, 2 epochs, whose batches are counted" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("pool_size", [1, 200])

@@ -194,7 +194,7 @@ def other(**changed: Any) -> dict[str, Any]:
         (other(type="mapp"), r"jobs.a.distributor.parts.x.distributor.type: there is no distribut"),
         (other(wher=1), r"jobs.a.distributor.parts.x.distributor.wher is not a parameter of map"),
         (other(shuffle="ful"), r"jobs.a.distributor.parts.x.distributor.shuffle is 'ful'"),
-        (other(where={"language": "en"}), r"part 'x': where needs column 'language' of every item"),
+        (other(where={"language": "en"}), r"part 'x': where asks for column 'language'"),
         (other(where={"lang": {"min": 3}}), r"part 'x': where.lang cannot be compared with the v"),
         (other(source="cod"), r"part 'x': the distributor draws from a source 'cod'"),
         (other(source="code"), r"parts 'code' and 'x' both draw item 0 of source 'code'"),

@@ -223,7 +223,7 @@ def test_fewer_shards_than_lanes_is_said_with_its_cost(tmp_path: Path) -> None:
     assert few.cautions() == few.remarks()
     assert few.remarks() == [
         "source 'main' has 2 shards for 7 lanes, so a shard is read 4 times in every epoch, each "
-        "time for every 4th row: split the data into at least 7 files, or give the job at most 2 "
+        "time for one row of 4: split the data into at least 7 files, or give the job at most 2 "
         "lanes"
     ]
     assert enough.cautions() == []

@@ -102,12 +102,20 @@ def test_a_saved_folder_is_its_own_files_and_no_others(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "one" / "data-00000-of-00002.arrow", tmp_path / "one" / "cache-1.arrow")
     datasets.DatasetDict({"train": made, "test": made.select([2])}).save_to_disk(tmp_path / "both")
 
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "rows.jsonl").write_text("{}")
+
     assert all_items(SavedSource(str(tmp_path / "one"))) == [{"n": n} for n in range(4)]
     assert all_items(SavedSource(str(tmp_path / "both"), "test")) == [{"n": 2}]
     for path, split, sentence in (
         ("one", "train", "holds one dataset without splits"),
         ("both", None, "has the splits test, train; choose one"),
         ("both", "dev", "no split 'dev': it has test, train"),
+        (
+            "other",
+            None,
+            r"the folder '.*other' holds no file that ends in state\.json or dataset_d",
+        ),
     ):
         with pytest.raises(InvalidJob, match=sentence):
             SavedSource(str(tmp_path / path), split)

@@ -199,6 +199,14 @@ def test_mistakes_are_one_sentence(
         make(str(tmp_path / name), **more)
 
 
+def test_a_value_that_is_not_of_its_type_names_the_type(tmp_path: Path) -> None:
+    """The types were given: the delimiter and the quotes are not what is wrong."""
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n3,b\n")
+
+    with pytest.raises(InvalidJob, match=r"line 3 .*another type than in types: \{y: int\}"):
+        CsvSource(str(tmp_path / "a.csv"), types={"y": "int"}).fetch([0])
+
+
 def test_files_of_other_columns_are_refused(tmp_path: Path) -> None:
     """Both files and their columns are named; another order of columns is none."""
     (tmp_path / "a.csv").write_text("x,y\n1,2\n")

@@ -143,6 +143,7 @@ def test_an_index_that_does_not_fit_is_refused(
         ("a.bin", {"dtype": "uint16"}, "9 bytes of ids .* not a multiple of 2"),
         ("a.bin", {"dtype": "uint8"}, "with eos: ID, or cut it with sequence_length: N"),
         ("a.bin", {"dtype": "uint8", "eos": 1, "sequence_length": 2}, "are both given"),
+        ("a.bin", {"dtype": "uint8", "eos": 0}, "do not hold the id 0 that is to end a document"),
         ("b.npy", {"eos": 1}, r"holds float64 of shape \(3,\)"),
         ("c.npy", {"eos": 1}, r"not a \.npy file"),
         ("d.npy", {"eos": 1}, "was not written whole"),

@@ -301,7 +301,7 @@ def check_divides(batches_per_step: int, world_size: int, *, uneven: bool = Fals
     raise UnevenStep(
         f"{batches_per_step} batches per step cannot be shared evenly by {world_size} ranks: "
         f"use batches_per_step {' or '.join(map(str, steps))}"
-        + (f", or {below[-1]} ranks" if below else "")
+        + (f", or {below[-1]} rank{'s' * (below[-1] > 1)}" if below else "")
         + ('; uneven="fill" gives ranks that have fewer a blanked one' if below else ""),
         batches_per_step=batches_per_step,
         world_size=world_size,

@@ -173,7 +173,7 @@ def _measured_on(measured: Measured) -> str:
 
 def _counted(number: int, noun: str) -> str:
     """Return `1 lane`, `4 batches`."""
-    plural = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    plural = "" if number == 1 else "es" if noun == "batch" else "s"
     return f"{number:,} {noun}{plural}"
 
 

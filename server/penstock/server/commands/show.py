@@ -93,6 +93,8 @@ def show(
     config = load(file, overrides={"store": store})
     built = config.job(job)
     size = batches_per_step or built.batches_per_step or world_size
+    if step is not None:
+        built.check_steps(size)
     share = Share(size, rank, world_size, uneven=uneven)
     positions = [position] if position is not None else share.positions(step or 0)
     recorded = Recorded(config.server.store, config.base)

@@ -90,10 +90,19 @@ class Condition:
             return np.array([all(_is(v, *test) for test in tests) for v in values], dtype=bool)
         except (TypeError, ValueError, NotImplementedError) as error:
             # Arrow's own errors are subclasses of these.
+            asked = ", ".join(repr(value) for _, value in tests)
             raise InvalidJob(
-                f"where.{column} cannot be compared with the values of this column: {error}",
+                f"where.{column} cannot be compared with the values of this column, which are "
+                f"{_kind(values)}: ask for such a value in place of {asked}",
                 key="distributor.where",
             ) from error
+
+
+def _kind(values: Any) -> str:
+    """Return what the values of a column are, for a message."""
+    if hasattr(values, "null_count"):
+        return str(values.type)
+    return " or ".join(sorted({type(value).__name__ for value in values if value is not None}))
 
 
 def _tests(asked: Any, where: str, key: str) -> list[tuple[str, Any]]:

@@ -302,14 +302,25 @@ def _refuse_binary(file: Path) -> None:
         return
     try:
         with file.open(encoding="utf-8") as stream:
-            stream.read(4096)
+            # Small ids of two or four bytes are UTF-8 too, and full of zeros, which no text has.
+            if "\0" not in stream.read(4096):
+                return
     except UnicodeDecodeError:
+        pass
+    if file.suffix == ".bin":
         raise InvalidRequest(
-            f"{file} is neither text nor a known kind ({', '.join(SOURCES)}): "
-            "write a source of your own, docs/roles.md shows how",
+            f"{file} is not text, and has no .idx beside it, as Megatron's files have: if it holds "
+            "token ids, write the job file by hand, with source: {type: tokens, files: ..., dtype: "
+            "uint16, eos: ID}; docs/sources.md shows it",
             field="path",
             value=str(file),
-        ) from None
+        )
+    raise InvalidRequest(
+        f"{file} is neither text nor a known kind ({', '.join(SOURCES)}): "
+        "write a source of your own, docs/roles.md shows how",
+        field="path",
+        value=str(file),
+    )
 
 
 def _named(path: Path, base: Path) -> str:

@@ -83,6 +83,7 @@ class CsvSource(RowFiles):
             )
         for name, kind in (types or {}).items():
             check_choice(f"types.{name}", kind, tuple(TYPES), key="source.types")
+        self._asked = dict(types or {})
         self._delimiter, self._block_bytes = delimiter, block_bytes
         self._arrow = require("pyarrow")
         self._csv = require("pyarrow.csv")
@@ -210,6 +211,13 @@ class CsvSource(RowFiles):
             line += data.count(b"\n", 0, starts[at])
         counts = re.search(r"Expected (\d+) columns, got (\d+)", said)
         what = f"has {counts[2]} values and the header names {counts[1]}" if counts else f"({said})"
+        if self._asked and "conversion error" in said:
+            asked = ", ".join(f"{name}: {kind}" for name, kind in self._asked.items())
+            return InvalidJob(
+                f"{file.path}: line {line} {what}: correct the value, or give its column another "
+                f"type than in types: {{{asked}}}",
+                key="source.types",
+            )
         return InvalidJob(
             f"{file.path}: line {line} {what}: correct the line (a value with {self._delimiter!r}, "
             'a quote or a line end in it is put in "quotes", with its own quotes doubled), or name '

@@ -130,6 +130,14 @@ class FileSet:
                 raise SourceUnavailable(
                     f"{pattern!r} cannot be listed: {error}", item=pattern
                 ) from error
+            if not matches and root == path.rstrip("/"):
+                endings = (self._suffix,) if isinstance(self._suffix, str) else self._suffix
+                raise InvalidJob(
+                    f"the folder {pattern!r} holds no file that ends in {' or '.join(endings)}: "
+                    "name another folder, or the files by a glob, such as folder/*",
+                    key=self._key,
+                    pattern=pattern,
+                )
             if not matches:
                 raise InvalidJob(
                     f"no file matches {pattern!r}: check the path; in a job file it is relative to "

@@ -251,7 +251,7 @@ class TokensSource(TokenFiles):
 
     Raises:
         InvalidJob: No file matches, a raw file without a dtype, neither or both of `eos` and
-            `sequence_length` where one is needed, no ids.
+            `sequence_length` where one is needed, no ids, or no document that `eos` ends.
         MissingExtra: fsspec or the filesystem's package is not installed.
         SourceUnavailable: A file cannot be read at the moment.
     """
@@ -259,6 +259,7 @@ class TokensSource(TokenFiles):
     type_name: ClassVar[str] = "tokens"
     version: ClassVar[int | str | None] = 1
     suffixes: ClassVar[tuple[str, ...]] = (".npy", ".bin")
+    index_version: ClassVar[int] = 2
 
     def __init__(
         self,
@@ -295,6 +296,13 @@ class TokensSource(TokenFiles):
             decides=[dtype, eos, sequence_length, drop_last, header_bytes, block_bytes],
             what="tokens",
         )
+        if not any(index.more["length"] or index.more["ended"] for index in self.indexes):
+            raise InvalidJob(
+                f"the files that match {files!r} do not hold the id {eos} that is to end a "
+                "document: give the id that ends documents there, or cut them with "
+                "sequence_length: N",
+                key="source.eos",
+            )
 
     def knows_sizes(self) -> bool:
         """Tell whether all sequences of a file have one length."""
@@ -325,7 +333,7 @@ class TokensSource(TokenFiles):
                 "that it was written in, and header_bytes if it has a header",
                 key="source.dtype",
             )
-        index = FileIndex.empty({"dtype": dtype.str, "length": length})
+        index = FileIndex.empty({"dtype": dtype.str, "length": length, "ended": False})
         if length:
             self._cut_alike(index, start, stop, length * dtype.itemsize)
             return index
@@ -347,7 +355,9 @@ class TokensSource(TokenFiles):
         for place, data in cut(
             self.files.from_start_to_end(file), start, stop, self._block_bytes, end_of
         ):
-            items = len(self.starts_in(np.frombuffer(data, dtype))) - 1
+            values = np.frombuffer(data, dtype)
+            items = len(self.starts_in(values)) - 1
+            index.more["ended"] |= items > 1 or bool(values[-1] == self._eos)
             index.add(place, place + len(data), items, first=sequence)
             sequence += items
         return index

@@ -63,7 +63,8 @@ class PackingBatcher(SampleBatcher):
     def _no_length(self, keys: Iterable[str]) -> InvalidJob:
         return InvalidJob(
             f"length_key is {self.length_key!r}, but the processor's samples have "
-            f"{', '.join(map(repr, keys)) or 'no values'}: name one of these",
+            f"{', '.join(map(repr, keys)) or 'no values'}: name one of these, or add a processor "
+            "that makes token ids, such as tokenize",
             key="batcher.length_key",
         )
 

@@ -142,7 +142,7 @@ class IterableDistributor(DataDistributor):
         return [
             f"source {self.name!r} has {self.shards} shard{'s' * (self.shards > 1)} for "
             f"{self._lanes} lanes, so a shard is read {apart} times in every epoch, each time for "
-            f"every {apart}th row: split the data into at least {self._lanes} files, or give the "
+            f"one row of {apart}: split the data into at least {self._lanes} files, or give the "
             f"job at most {self.shards} lane{'s' * (self.shards > 1)}"
         ]
 

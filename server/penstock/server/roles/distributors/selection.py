@@ -26,6 +26,7 @@ from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.distributors.together import blocks_of, each_in_blocks, lengths_of
 from penstock.server.roles.reading import Blocks
 from penstock.wire.errors import InvalidJob
+from penstock.wire.nearest import nearest
 
 MAX_COPIES = 1 << 20
 """Copies of blocks that ratios of 2 and more may make; each has an entry in the line of an epoch,
@@ -232,6 +233,24 @@ def _blocks_of_source(number: int, blocks: Blocks, kept: Kept | None) -> list[_B
     ]
 
 
+def _without(name: str, source: IndexedSource, column: str) -> str:
+    """Return the sentence about a source that does not tell a column of its items."""
+    known = source.columns_of_items() or {}
+    if known and column not in known:
+        near = nearest(column, known)
+        meant = f"did you mean {' or '.join(map(repr, near))}? It" if near else "it"
+        return (
+            f"where asks for column {column!r}, which source {name!r} ({source.type_name}) does "
+            f"not give: {meant} has {', '.join(known)}; one that the source's `columns` leave out "
+            "has to be among them"
+        )
+    return (
+        f"where needs column {column!r} of every item before anything is drawn, and source "
+        f"{name!r} ({source.type_name}) has none of this name, or cannot read it alone: correct "
+        "the name, or let the processor return None for such items"
+    )
+
+
 def _kept(name: str, source: IndexedSource, where: Condition) -> Kept:
     """Return which items of a source a condition keeps.
 
@@ -240,14 +259,7 @@ def _kept(name: str, source: IndexedSource, where: Condition) -> Kept:
     """
     missing = [column for column in where.columns if not source.has_column(column)]
     if missing:
-        known = source.columns_of_items() or {}
-        has = f"; it has {', '.join(known)}" if known and missing[0] not in known else ""
-        raise InvalidJob(
-            f"where needs column {missing[0]!r} of every item before anything is drawn, and source "
-            f"{name!r} ({type(source).__name__}) cannot read that column alone{has}: use a source "
-            "that can, such as parquet, or let the processor return None for such items",
-            key="distributor.where",
-        )
+        raise InvalidJob(_without(name, source, missing[0]), key="distributor.where")
     kept = source.matching(where)
     if not len(kept):
         raise InvalidJob(
