@@ -60,7 +60,7 @@ class Garbage(RawItemProcessor):
 class AnswersForOthers(RawItemProcessor):
     def process(self, raw, context):
         if raw["n"] == 2:
-            speak(message('[["Done",123456,null,0,null,{},false,[]]]'))
+            speak(message('[["Done",123456,null,0,null,{},false,[],{}]]'))
         return {"n": raw["n"]}
 
 

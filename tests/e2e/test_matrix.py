@@ -7,12 +7,16 @@ seed, folder and number of threads} x every shipped role and roles such as users
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
+import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -112,6 +116,7 @@ class Texts:
 
 LINES = (Path(__file__).parent.parent / "resume" / "lines.py").read_text()
 
+FORMATS = Path(__file__).parent.parent / "data" / "formats"
 PACKED = {"type": "packed", "pad_to": 64}
 IDS = {"type": "items", "items": [{"input_ids": list(range(1, 2 + n % 30))} for n in range(50)]}
 TEXTS = {"type": "parquet", "files": "texts.parquet"}
@@ -196,8 +201,80 @@ JOBS["hf_stream"] = {
     "source": {"type": "hf_stream", "path": "json", "data_files": "shards/*.jsonl"},
 }
 
+
+def packs(source: dict[str, Any], batcher: str, **more: Any) -> dict[str, Any]:
+    """Return a job that packs the texts of a source into rows of 64 tokens."""
+    return {
+        "source": source,
+        "processor": TOKENIZE,
+        "batcher": {"type": batcher, "max_tokens": 64, "overlong": "split", **more},
+        "collator": PACKED,
+    }
+
+
+JOBS |= {
+    "jsonl": packs({"type": "jsonl", "files": "texts.jsonl"}, "first_fit"),
+    "array": packs({"type": "json", "files": "texts.json"}, "next_fit"),
+    "table": packs({"type": "csv", "files": "texts.csv"}, "open_best_fit"),
+    "text": packs({"type": "text", "files": "texts.txt"}, "balanced"),
+    "arrow": packs({"type": "arrow", "files": "texts.arrow"}, "best_fit_decreasing", window=16),
+    "saved": {
+        **packs({"type": "saved", "path": "saved"}, "knapsack", window=16),
+        "batcher": {"type": "knapsack", "max_tokens": 64, "window": 16, "drop_long_samples": True},
+    },
+    "meta": packs({"type": "meta", "file": "meta.yaml"}, "window", window=5),
+    "tars": {
+        **packs({"type": "webdataset", "files": "texts.tar"}, "concat"),
+        "processor": {**TOKENIZE, "column": "txt"},
+        "batcher": {"type": "concat", "max_tokens": 64},
+    },
+    "mosaic": packs({"type": "mds", "files": str(FORMATS / "mds" / "plain")}, "best_fit"),
+    "megatron": {
+        "source": {"type": "megatron", "files": str(FORMATS / "megatron" / "int32.bin")},
+        "batcher": {"type": "best_fit", "max_tokens": 16, "overlong": "split"},
+        "collator": {"type": "packed", "pad_to": 16, "layout": "seams"},
+    },
+    "flat": {
+        "sources": {
+            "ids": {"type": "tokens", "files": "ids.npy", "sequence_length": 17},
+            "texts": {"type": "tokens", "files": "ids.npy", "eos": 7},
+        },
+        "distributor": {"type": "mixture", "weights_by": "tokens", "parts": {"ids": 2, "texts": 1}},
+        "batcher": {"type": "best_fit", "max_tokens": 64, "overlong": "split"},
+        "collator": PACKED,
+    },
+    "parts": {
+        "sources": {"texts": TEXTS, "lines": {"type": "jsonl", "files": "texts.jsonl"}},
+        "distributor": {"type": "rank_partitioned", "parts": {"texts": 3, "lines": 1}},
+        "processor": TOKENIZE,
+        "batch_size": 2,
+        "collator": "padded",
+    },
+}
+
 Records = dict[str, list[Any]]
 """By job: the record of every batch of a step, its digest in it."""
+
+
+def write_formats(folder: Path, texts: list[str]) -> None:
+    """Write the texts in formats that sources read."""
+    (folder / "texts.json").write_text(json.dumps([{"text": text} for text in texts]))
+    (folder / "texts.csv").write_text("text\n" + "\n".join(texts) + "\n")
+    (folder / "texts.txt").write_text("\n".join(texts))
+    (folder / "meta.yaml").write_text(
+        "one: {file_name: texts.csv}\ntwo: {file_name: texts.jsonl}\n"
+    )
+    table = pa.table({"text": texts})
+    path = str(folder / "texts.arrow")
+    with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=15)
+    datasets.Dataset.from_dict({"text": texts}).save_to_disk(str(folder / "saved"))
+    with tarfile.open(folder / "texts.tar", "w") as archive:
+        for number, text in enumerate(texts):
+            member = tarfile.TarInfo(f"{number:03}.txt")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    np.save(folder / "ids.npy", np.random.default_rng(4).integers(1, 50, 2000).astype(np.uint16))
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +286,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [f"number {number} of " + "so many " * (number % 7) for number in range(60)]
     pq.write_table(pa.table({"text": texts}), folder / "texts.parquet", row_group_size=15)
     (folder / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    write_formats(folder, texts)
     chats = [
         [{"from": "human", "value": text[:9]}, {"from": "gpt", "value": text[9:20]}]
         for text in texts
