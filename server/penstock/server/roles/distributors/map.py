@@ -107,7 +107,8 @@ class MapDistributor(DataDistributor):
 
     def draw_many(self, lane: int, lanes: int, k: int, count: int) -> list[ItemRef]:
         """Return draws k, k + 1, ... of a lane: `count`, or fewer where it ends."""
-        if (k + count + 1) * lanes >= 1 << 62:
+        # A call in array code costs as much as twenty draws one by one.
+        if count < 20 or (k + count + 1) * lanes >= 1 << 62:
             return super().draw_many(lane, lanes, k, count)
         epochs, positions = np.divmod(np.arange(k, k + count) * lanes + lane, self.items)
         found: list[ItemRef] = []
