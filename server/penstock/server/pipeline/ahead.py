@@ -72,10 +72,13 @@ class LookAhead:
             room = AHEAD_BYTES / max(1.0, self._outcome_bytes)
             useful = max(useful, made // BATCHES_PER_ITEM_AHEAD)
             count = max(1, min(useful, LOOK_AHEAD, int(room)))
+            is_alone = not (made or self._gains_together)
+            if is_alone and item in self._read:  # those that come were looked at with it
+                count = 1
             items = [item, *self._coming(item, offset, count)]
             # What follows these is read while they are processed; this draw is one of them.
             later = self.peek(count - 1, LOOK_AHEAD) if self._items.reads_ahead else []
-            if not (made or self._gains_together):
+            if is_alone:
                 items = self._alone(items)
             outcomes = self._items.outcomes(items, "draw", later)
             # One of them will do: they are many, and alike.
