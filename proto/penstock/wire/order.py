@@ -216,7 +216,7 @@ class Share:
 
     @property
     def is_even(self) -> bool:
-        """Whether W divides G: then there are no fillers."""
+        """Whether W divides G, so that no rank needs a filler."""
         return self._is_even  # type: ignore[attr-defined, no-any-return]
 
     @property

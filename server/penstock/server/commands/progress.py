@@ -22,7 +22,7 @@ REDRAWN_PER_S = 4
 
 
 def silent(doing: str) -> None:
-    """Print nothing: what code that takes a `Say` is given when there is no terminal."""
+    """Print nothing: the `Say` for output that is not a terminal."""
 
 
 class Progress:

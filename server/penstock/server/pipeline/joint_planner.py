@@ -43,7 +43,7 @@ class JointPlanner:
 
     @property
     def end(self) -> int | None:
-        """Return how many batches the lane holds; None before it was found that there is no more.
+        """Return how many batches the lane holds; None until its end is found.
 
         It is over where the set that is chosen is: what the others hold then is in no batch.
         """

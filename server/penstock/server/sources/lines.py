@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from codecs import BOM_UTF8
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -113,9 +114,9 @@ class LineFiles(BlockedFiles):
         """Return where the last whole record ends."""
         return last_line_end(data, is_last)
 
+    @abstractmethod
     def count(self, data: bytes) -> int:
         """Return how many items a block holds."""
-        raise NotImplementedError
 
 
 def without_mark(block: Block, data: bytes) -> bytes:

@@ -241,7 +241,7 @@ class TokensSource(TokenFiles):
         sequence_length: Tokens of every sequence, where documents are not told apart.
         drop_last: Leave out the ids at the end of a file that do not fill a sequence of
             `sequence_length`. False makes a shorter last sequence of them.
-        header_bytes: Bytes at the start of raw files that are no ids.
+        header_bytes: The length of the header of raw files, in bytes.
         block_bytes: About how many bytes are read at once. Smaller blocks mix batches better with
             fewer in memory, larger ones need fewer requests to a store. Part of the order of items.
         cache_bytes: The most bytes of blocks that one worker keeps. None = as many as its reading

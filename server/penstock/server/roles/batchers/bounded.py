@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -58,9 +59,9 @@ class OpenRowsBatcher(RowPackingBatcher):
             for number, row in self._open.items()
         }
 
+    @abstractmethod
     def _choose(self, ref: SampleRef) -> int | None:
         """Return the number of the row that a sample joins; None = it fits into none."""
-        raise NotImplementedError
 
     def _takes(self, number: int, ref: SampleRef) -> bool:
         """Tell whether a sample fits into a row, and no sample of its item is there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -69,8 +70,9 @@ class PartsDistributor(DataDistributor):
         return [part.distributor for part in self._parts]
 
     @property
+    @abstractmethod
     def _parts(self) -> Sequence[Part]:
-        raise NotImplementedError
+        """Return the parts that take part; after `bind`."""
 
     def drawn_from(self) -> Sequence[str]:
         """Return the names of the sources of all parts."""
