@@ -72,7 +72,8 @@ class LookAhead:
             room = AHEAD_BYTES / max(1.0, self._outcome_bytes)
             useful = max(useful, made // BATCHES_PER_ITEM_AHEAD)
             count = max(1, min(useful, LOOK_AHEAD, int(room)))
-            is_alone = not (made or self._gains_together)
+            # After so many draws, some too many are few beside them.
+            is_alone = not (made or self._gains_together) and useful < 4 * LOOK_AHEAD
             if is_alone and item in self._read:  # those that come were looked at with it
                 count = 1
             items = [item, *self._coming(item, offset, count)]
