@@ -27,12 +27,11 @@ from numpy.typing import NDArray
 from penstock.server.core.condition import Condition, Kept, as_text, from_text
 from penstock.server.core.transient import is_transient
 from penstock.server.resources import usable_cpus
-from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources.access import check_indices
 from penstock.server.sources.cache import BlockCache, Rows, gathered
-from penstock.server.sources.catalog import Catalog
 from penstock.server.sources.content import ReadAt
+from penstock.server.sources.file_source import FileSource
 from penstock.server.sources.files import LOOKERS, DataFile, FileSet, reading, refusing
 from penstock.server.usercode.frames import error_line
 from penstock.wire.checks import check_whole
@@ -138,16 +137,13 @@ class Block(NamedTuple):
         )
 
 
-class BlockedFiles(IndexedSource):
+class BlockedFiles(FileSource):
     """Items of files that are read a block at a time; each format derives its source from it.
 
     A format says where the blocks of a file lie (`index_of`) and what items a block has
     (`rows_of`). Its constructor calls `open_files`.
     """
 
-    gives_fresh_items: ClassVar[bool] = True
-    may_read_ahead: ClassVar[bool] = True
-    path_params: ClassVar[tuple[str, ...]] = ("files",)
     suffixes: ClassVar[tuple[str, ...]]
     index_version: ClassVar[int] = 1
     """Raised when `index_of` finds other blocks in the same file, or notes other things."""
@@ -174,16 +170,14 @@ class BlockedFiles(IndexedSource):
             InvalidJob: No file matches, or one of them is not of the format, or all are empty.
             SourceUnavailable: A file cannot be read at the moment.
         """
-        self.files = FileSet(files, suffix=self.suffixes, storage_options=storage_options)
+        found = FileSet(files, suffix=self.suffixes, storage_options=storage_options)
+        self.take_files(found, cache_bytes)
         self._fact = f"{self.type_name} {self.index_version} {json.dumps(decides)}"
         self._lock = threading.Lock()
-        self.cache_bytes = cache_bytes
         self._cache: BlockCache[Rows] = BlockCache(
             KEPT_BYTES if cache_bytes is None else cache_bytes
         )
         self.keeps_read_blocks = False
-        self._read_bytes = 0
-        self._counting = threading.Lock()
         self._looked: list[DataFile] = []
         self.files.map(self._watch, self.files.files)
         self.shards = self.data_files()
@@ -244,10 +238,6 @@ class BlockedFiles(IndexedSource):
                 for shard, number in pairs
             ],
         )
-
-    def most_kept_bytes(self) -> int | None:
-        """Return `cache_bytes`."""
-        return self.cache_bytes
 
     def keep_blocks(self, count: int) -> None:
         """Keep so many blocks in memory, and no more bytes of them than `cache_bytes`."""
@@ -369,19 +359,6 @@ class BlockedFiles(IndexedSource):
         number = bisect_right(self.starts, index) - 1
         return number, index - self.starts[number]
 
-    def count_read(self, nbytes: int) -> None:
-        """Count bytes that were read from storage."""
-        with self._counting:
-            self._read_bytes += nbytes
-
-    def parameters(self) -> dict[str, Any]:
-        """Return the parameters that decide bytes."""
-        return {
-            name: value
-            for name, value in super().parameters().items()
-            if name not in ("cache_bytes", "storage_options")
-        }
-
     def fingerprint(self) -> dict[str, Any]:
         """Return names, sizes, and a hash of each file's content and of where its items lie.
 
@@ -398,24 +375,6 @@ class BlockedFiles(IndexedSource):
         fingerprint = self.files.fingerprint(lambda file: known.get(file.path, ""), self._looked)
         self._looked.clear()
         return fingerprint
-
-    def check_present(self) -> None:
-        """Refuse files that are gone or changed, where they lie on this machine's disks.
-
-        Raises:
-            SourceChanged: Names the file.
-        """
-        self.files.check_all()
-
-    def hand_over(self) -> list[Catalog]:
-        """Return the files with their indexes and hashes, for the workers of this node."""
-        return [self.files.hand_over()]
-
-    def read_bytes(self) -> int:
-        """Return the bytes that were read from storage since the last call."""
-        with self._counting:
-            count, self._read_bytes = self._read_bytes, 0
-        return count
 
     def close(self) -> None:
         """Release the blocks in memory."""

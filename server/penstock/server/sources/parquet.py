@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 
 from penstock.server.core.condition import Condition, Kept, as_text, from_text
 from penstock.server.core.transient import is_transient
-from penstock.server.roles.base import IndexedSource
 from penstock.server.roles.reading import Blocks
 from penstock.server.sources.access import check_columns, check_indices, require
 from penstock.server.sources.arrow import ArrowRows, dtype_of_lists
 from penstock.server.sources.cache import BlockCache, gathered
-from penstock.server.sources.catalog import Catalog
 from penstock.server.sources.columns import BlockColumns
+from penstock.server.sources.file_source import FileSource
 from penstock.server.sources.files import LOOKERS, DataFile, FileSet, refusing, unavailable
 from penstock.server.sources.pieces import Pieces
 from penstock.server.usercode.frames import error_line
@@ -61,7 +60,7 @@ class _Footer(NamedTuple):
     sha256: str
 
 
-class ParquetSource(IndexedSource, BlockColumns):
+class ParquetSource(FileSource, BlockColumns):
     """The rows of Parquet files, in the order of the files' logical names.
 
     A row group is a block: it is read and decoded once for all rows that a fetch wants of it, and
@@ -86,9 +85,6 @@ class ParquetSource(IndexedSource, BlockColumns):
 
     type_name: ClassVar[str] = "parquet"
     version: ClassVar[int | str | None] = 1
-    path_params: ClassVar[tuple[str, ...]] = ("files",)
-    gives_fresh_items: ClassVar[bool] = True
-    may_read_ahead: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -99,7 +95,8 @@ class ParquetSource(IndexedSource, BlockColumns):
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         self._pq = require("pyarrow.parquet")
-        self._set = FileSet(files, suffix=".parquet", storage_options=storage_options)
+        found = FileSet(files, suffix=".parquet", storage_options=storage_options)
+        self.take_files(found, cache_bytes)
         self._wanted = columns
         self._read: list[DataFile] = []  # files that were opened here, with what was found noted
         arrow = require("pyarrow").__version__  # it names the columns' types
@@ -116,12 +113,11 @@ class ParquetSource(IndexedSource, BlockColumns):
         self._starts = [0, *accumulate(self._sizes)]
         if not self._groups:
             raise InvalidJob(
-                f"the {len(self._set.files)} files that match {files!r} hold zero rows",
+                f"the {len(self.files.files)} files that match {files!r} hold zero rows",
                 key="source.files",
             )
         self._stored = self._stored_bytes()
         self._lock = threading.Lock()
-        self.cache_bytes = cache_bytes
         self._cache: BlockCache[ArrowRows] = BlockCache(
             CACHE_BYTES if cache_bytes is None else cache_bytes
         )
@@ -129,9 +125,6 @@ class ParquetSource(IndexedSource, BlockColumns):
         self._damaged: dict[int, BadItem] = {}  # by block: it is read once, and not for each item
         self._heads: BlockCache[ArrowRows] = BlockCache(HEAD_BYTES)
         self._head_columns: list[str] = []
-        self._read_bytes = 0
-        # A lock of its own: asking what was read must not wait for what is being read.
-        self._counting = threading.Lock()
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -143,10 +136,6 @@ class ParquetSource(IndexedSource, BlockColumns):
         compression. Columns with a dictionary may take more.
         """
         return Blocks(self._sizes, self._decoded_bytes(), self._stored.sum(axis=1).tolist())
-
-    def most_kept_bytes(self) -> int | None:
-        """Return `cache_bytes`."""
-        return self.cache_bytes
 
     def keep_blocks(self, count: int) -> None:
         """Keep so many decoded row groups, and no more bytes of them than `cache_bytes`."""
@@ -221,7 +210,7 @@ class ParquetSource(IndexedSource, BlockColumns):
             InvalidJob, SourceUnavailable, SourceChanged: As `column`.
         """
         fact = f"where {json.dumps(where.to_json(), sort_keys=True)}"
-        files = self._set.files
+        files = self.files.files
         blocks: list[list[int]] = [[] for _ in files]
         for block, (number, _) in enumerate(self._groups):
             blocks[number].append(block)
@@ -231,10 +220,10 @@ class ParquetSource(IndexedSource, BlockColumns):
 
         def look(number: int) -> None:
             kept = self._alone(blocks[number], where.columns, holds)
-            self._set.note(files[number], fact, as_text(np.concatenate(kept)))
+            self.files.note(files[number], fact, as_text(np.concatenate(kept)))
 
         unread = [
-            n for n, own in enumerate(blocks) if own and self._set.known(files[n], fact) is None
+            n for n, own in enumerate(blocks) if own and self.files.known(files[n], fact) is None
         ]
         with ThreadPoolExecutor(LOOKERS) as pool:
             list(pool.map(look, unread))
@@ -243,7 +232,7 @@ class ParquetSource(IndexedSource, BlockColumns):
         for number, own in enumerate(blocks):
             rows = sum(self._sizes[block] for block in own)
             if rows:
-                found.append(from_text(self._set.known(files[number], fact), rows))
+                found.append(from_text(self.files.known(files[number], fact), rows))
         return Kept.of(np.concatenate(found))
 
     def _alone(
@@ -254,13 +243,13 @@ class ParquetSource(IndexedSource, BlockColumns):
         One table is in memory at a time. For several threads at once.
         """
         number = self._groups[blocks[0]][0]
-        file = self._set.files[number]
+        file = self.files.files[number]
         try:
-            self._set.check(file)
+            self.files.check(file)
             with contextlib.ExitStack() as opened:
                 stream: Any = file.path
-                if not self._set.is_local:
-                    stream = opened.enter_context(self._set.open(file))
+                if not self.files.is_local:
+                    stream = opened.enter_context(self.files.open(file))
                 reader = opened.enter_context(
                     self._pq.ParquetFile(stream, page_checksum_verification=True)
                 )
@@ -296,7 +285,7 @@ class ParquetSource(IndexedSource, BlockColumns):
 
     def waits(self) -> bool:
         """Tell whether files lie at URLs."""
-        return not self._set.is_local
+        return not self.files.is_local
 
     def list_rows(self, indices: Sequence[int]) -> Iterator[tuple[ArrowRows, int]]:
         """Yield the decoded row group of each item, and the item's row in it."""
@@ -313,14 +302,6 @@ class ParquetSource(IndexedSource, BlockColumns):
         types = self._footers[0].schema.types
         return {name: types[name] for name in self.columns}
 
-    def parameters(self) -> dict[str, Any]:
-        """Return the parameters that decide bytes: the columns."""
-        return {
-            name: value
-            for name, value in super().parameters().items()
-            if name not in ("cache_bytes", "storage_options")
-        }
-
     def fingerprint(self) -> dict[str, Any]:
         """Return names, sizes, and a hash of each file's footer and of blocks of its content.
 
@@ -332,29 +313,11 @@ class ParquetSource(IndexedSource, BlockColumns):
         """
         footers = {
             file.path: footer.sha256
-            for file, footer in zip(self._set.files, self._footers, strict=True)
+            for file, footer in zip(self.files.files, self._footers, strict=True)
         }
-        fingerprint = self._set.fingerprint(lambda file: footers[file.path], self._read)
+        fingerprint = self.files.fingerprint(lambda file: footers[file.path], self._read)
         self._read.clear()
         return fingerprint
-
-    def check_present(self) -> None:
-        """Refuse files that are gone or changed, where they lie on this machine's disks.
-
-        Raises:
-            SourceChanged: Names the file.
-        """
-        self._set.check_all()
-
-    def hand_over(self) -> list[Catalog]:
-        """Return the files with their footers and hashes, for the workers of this node."""
-        return [self._set.hand_over()]
-
-    def read_bytes(self) -> int:
-        """Return the compressed bytes of the column chunks that were read since the last call."""
-        with self._counting:
-            count, self._read_bytes = self._read_bytes, 0
-        return count
 
     def close(self) -> None:
         """Close all files and release decoded row groups."""
@@ -368,12 +331,12 @@ class ParquetSource(IndexedSource, BlockColumns):
         if (kept := self._cache.get(block)) is not None:
             return kept
         number, group = self._groups[block]
-        file, footer = self._set.files[number], self._footers[number]
+        file, footer = self.files.files[number], self._footers[number]
         table = None
         # Before reading and not after: else a worker would hold one block more than it may.
         self._cache.make_room()
         try:
-            self._set.check(file)
+            self.files.check(file)
             if block in self._damaged:
                 raise self._damaged[block]
             table = self._reader(number).read_row_group(
@@ -404,9 +367,9 @@ class ParquetSource(IndexedSource, BlockColumns):
         if (kept := self._heads.get(block)) is not None:
             return kept
         number, group = self._groups[block]
-        file, rows = self._set.files[number], self._sizes[block]
+        file, rows = self.files.files[number], self._sizes[block]
         try:
-            self._set.check(file)
+            self.files.check(file)
             table = self._reader(number).read_row_group(
                 group, columns=self._head_columns, use_threads=False
             )
@@ -423,8 +386,7 @@ class ParquetSource(IndexedSource, BlockColumns):
 
     def _count_read(self, block: int, columns: Sequence[str]) -> None:
         stored = zip(self.columns, self._stored[block].tolist(), strict=True)
-        with self._counting:
-            self._read_bytes += sum(nbytes for name, nbytes in stored if name in columns)
+        self.count_read(sum(nbytes for name, nbytes in stored if name in columns))
 
     def _read_pieces(self, number: int, group: int, index: int) -> Pieces:
         """Return a row group's columns, read whole into memory and not decoded.
@@ -433,9 +395,9 @@ class ParquetSource(IndexedSource, BlockColumns):
             SourceUnavailable: They cannot be read at the moment.
             SourceChanged: The footer is not the one that was opened.
         """
-        file, footer = self._set.files[number], self._footers[number]
+        file, footer = self.files.files[number], self._footers[number]
         try:
-            with self._set.open(file) as stream:
+            with self.files.open(file) as stream:
                 read_at = _read_at(stream)
                 tail = _read_tail(read_at, file.size)
                 if hashlib.sha256(tail).hexdigest() != footer.sha256:
@@ -472,7 +434,7 @@ class ParquetSource(IndexedSource, BlockColumns):
             BadItem: They cannot be decoded: the file is damaged.
         """
         number, group = self._groups[block]
-        file, rows = self._set.files[number], self._sizes[block]
+        file, rows = self.files.files[number], self._sizes[block]
 
         def decode(columns: list[str]) -> Any:
             reader = self._pq.ParquetFile(
@@ -510,8 +472,8 @@ class ParquetSource(IndexedSource, BlockColumns):
             return self._open[number][0]
         while len(self._open) >= _OPEN_FILES:
             self._close_one()
-        file = self._set.files[number]
-        if self._set.is_local:
+        file = self.files.files[number]
+        if self.files.is_local:
             stream = None
             # Where pages carry checksums they are compared: damage may decode to other values.
             # A reader that buffers ahead keeps the row group's bytes for as long as it is open.
@@ -519,7 +481,7 @@ class ParquetSource(IndexedSource, BlockColumns):
                 file.path, page_checksum_verification=True, pre_buffer=False
             )
         else:
-            stream = self._set.open(file)
+            stream = self.files.open(file)
             # pre_buffer joins the reads of a row group's column chunks into few requests.
             reader = self._pq.ParquetFile(stream, pre_buffer=True, page_checksum_verification=True)
         self._open[number] = (reader, stream)
@@ -533,10 +495,10 @@ class ParquetSource(IndexedSource, BlockColumns):
 
     def _check_schemas(self) -> list[str]:
         """Return the columns to read, which all files must have."""
-        first, known = self._set.files[0], self._footers[0].schema.columns
+        first, known = self.files.files[0], self._footers[0].schema.columns
         chosen = check_columns(self._wanted, known, first.name)
         passed: set[int] = set()  # schemas: thousands of files have few
-        for file, footer in zip(self._set.files, self._footers, strict=True):
+        for file, footer in zip(self.files.files, self._footers, strict=True):
             if id(footer.schema) in passed:
                 continue
             passed.add(id(footer.schema))
@@ -552,17 +514,17 @@ class ParquetSource(IndexedSource, BlockColumns):
 
     def _open_footers(self) -> list[_Footer]:
         """Return every file's footer: as it was noted, else by opening the file."""
-        files = self._set.files
-        self._set.map(self._watch, files)
-        self._read = [file for file in files if self._set.known(file, self._fact) is None]
+        files = self.files.files
+        self.files.map(self._watch, files)
+        self._read = [file for file in files if self.files.known(file, self._fact) is None]
         with ThreadPoolExecutor(LOOKERS) as pool:
             list(pool.map(self._read_footer, self._read))
         schemas: dict[str, _Schema] = {}
         footers: list[_Footer] = []
         for file in files:
-            schema, rows, _, _, digest = self._set.known(file, self._fact)
+            schema, rows, _, _, digest = self.files.known(file, self._fact)
             if schema not in schemas:
-                pairs = self._set.catalog.shared(schema)
+                pairs = self.files.catalog.shared(schema)
                 schemas[schema] = _Schema(tuple(name for name, _ in pairs), dict(pairs))
             footers.append(_Footer(schemas[schema], tuple(rows), digest))
         return footers
@@ -580,7 +542,7 @@ class ParquetSource(IndexedSource, BlockColumns):
         for block, (number, group) in enumerate(self._groups):
             schema = self._footers[number].schema
             if number != at:
-                at, numbers = number, self._set.known(self._set.files[number], self._fact)[2]
+                at, numbers = number, self.files.known(self.files.files[number], self._fact)[2]
             if id(schema) not in columns:
                 names = self._read_columns(schema.columns)
                 columns[id(schema)] = [names.index(name) for name in self.columns]
@@ -589,12 +551,12 @@ class ParquetSource(IndexedSource, BlockColumns):
 
     def _decoded_bytes(self) -> list[int]:
         """Return the bytes of each block before compression, of the columns that are read."""
-        known = [self._set.known(file, self._fact)[3] for file in self._set.files]
+        known = [self.files.known(file, self._fact)[3] for file in self.files.files]
         return [known[number][group] for number, group in self._groups]
 
     def _watch(self, file: DataFile) -> None:
         with refusing(file):
-            self._set.watch(file)
+            self.files.watch(file)
 
     def _read_footer(self, file: DataFile) -> None:
         """Note what a file's footer says.
@@ -604,7 +566,7 @@ class ParquetSource(IndexedSource, BlockColumns):
             SourceUnavailable: It cannot be read at the moment.
         """
         pa = require("pyarrow")
-        with refusing(file), self._set.open(file) as stream:
+        with refusing(file), self.files.open(file) as stream:
             tail = _read_tail(_read_at(stream), file.size)
         if len(tail) < 12 or tail[-4:] != b"PAR1":
             kind = "encrypted" if tail[-4:] == b"PARE" else "not a Parquet file"
@@ -630,13 +592,13 @@ class ParquetSource(IndexedSource, BlockColumns):
             return sum(group.column(leaf).total_uncompressed_size for leaf, _ in leaves)
 
         said = [
-            self._set.catalog.share(schema),
+            self.files.catalog.share(schema),
             [group.num_rows for group in groups],
             [stored(group) for group in groups],
             [decoded(group) for group in groups],
             hashlib.sha256(tail).hexdigest(),
         ]
-        self._set.note(file, self._fact, said)
+        self.files.note(file, self._fact, said)
 
 
 def _leaves(metadata: Any) -> list[str]:
