@@ -20,7 +20,7 @@ from penstock.server.core.permutation import Permutation
 from penstock.server.core.refs import BatchPlan, ItemRef, Row, SampleRef, Span
 from penstock.server.planned.index_file import SizeIndex, index_inputs
 from penstock.server.planned.order import BalancedOrder, Costs, Place, WindowOrder
-from penstock.server.planned.packed import PackedWindow, batches_of, pack, with_cost
+from penstock.server.planned.packed import PackedWindow, outline, pack, with_cost
 from penstock.server.planned.plan import Plan
 from penstock.server.planned.windows import Integers, Samples, Windows, pieces_of
 from penstock.server.roles.batchers import SimpleBatcher
@@ -77,7 +77,8 @@ class Stream:
         self._step, self._purpose = step, purpose
         self.windows = len(windows)
         self._made: WindowOrder | BalancedOrder | None = None
-        self._counted: dict[int, tuple[int, Counter[str]]] = {}
+        self._batches: dict[int, int] = {}
+        self._counted: dict[int, Counter[str]] = {}
 
     @property
     def order(self) -> WindowOrder | BalancedOrder:
@@ -119,30 +120,38 @@ class Stream:
         except BadItem as error:
             raise self._named(error, samples) from error
         found.counts.update(samples.counts)
-        self._counted[number] = len(found), +found.counts
+        self._batches[number], self._counted[number] = len(found), Counter(found.counts)
         return found if self._plan.balance is None else with_cost(found, self._plan.balance)
 
     def count(self, number: int) -> int:
         """Return how many batches a window has."""
-        if number not in self._counted:
-            known = batches_of(self._roles.batcher, self._windows.sizes(number))
-            if known is not None:
-                return known
-            self.window(number)
-        return self._counted[number][0]
+        if number not in self._batches:
+            found = outline(self._roles.batcher, self._windows.sizes(number))
+            if found is not None and found.batches is not None:
+                self._batches[number] = found.batches
+            else:
+                self.window(number)
+        return self._batches[number]
 
     def counts(self, number: int) -> Counter[str]:
         """Return what a window counts, and those after it without a batch, which cannot bear it."""
-        if number not in self._counted:
-            self.window(number)
-        found = Counter(self._counted[number][1])
+        found = Counter(self._counts_of(number))
         for following in range(number + 1, number + self.windows):
             other = following % self.windows
             if self.count(other):
                 break
-            self.window(other)
-            found.update(self._counted[other][1])
+            found.update(self._counts_of(other))
         return found
+
+    def _counts_of(self, number: int) -> Counter[str]:
+        if number not in self._counted:
+            samples = self.samples(number)
+            found = outline(self._roles.batcher, samples.sizes)
+            if found is None:
+                self.window(number, samples)
+            else:
+                self._counted[number] = found.counts + samples.counts
+        return self._counted[number]
 
     def _cost(self, number: int) -> Costs:
         found = self.window(number).cost
@@ -257,6 +266,22 @@ class PlannedLog:
         bears = tuple(sorted(counts.items()))
         return BatchPlan(lane, offset, rows, self._roles.number, bears)
 
+    def counts(self, lane: int, offset: int) -> Counter[str]:
+        """Return what the batches of a lane before an offset bear, added up: see `plan`."""
+        stream = self.streams[self.stream_of(lane)]
+        number, lanes = self._turn(lane)
+        found: Counter[str] = Counter()
+        # Epochs before one that is not begun by then, of any window.
+        last, epoch = (offset - 1) * lanes + number, 0
+        while last >= 0:
+            windows, firsts = stream.order.numbers_of_first(epoch)
+            for window in windows[(firsts % lanes == number) & (firsts <= last)].tolist():
+                found.update(stream.counts(window))
+            epoch += 1
+            if epoch == self._roles.epochs or epoch * stream.batches > last + stream.batches:
+                break
+        return found
+
     def _turn(self, lane: int) -> tuple[int, int]:
         """Return a lane's number among those of its reading group, and how many they are."""
         groups = len(self.streams)
@@ -350,7 +375,7 @@ def check_plannable(roles: RoleSet, plan: Plan, batches_per_step: int | None) ->
             f"{drawer.code_of()} decides them one by one: use {{type: map}}, or leave plan out",
             key="distributor",
         )
-    if drawer.resamples:
+    if drawer.choice.resamples:
         raise InvalidJob(
             "resample draws other items in every epoch, and a plan holds for all epochs: leave "
             "resample out, or plan",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,16 @@ from penstock.server.core.permutation import Permutation
 from penstock.server.core.refs import ItemRef, Rows, SampleRef
 from penstock.server.planned.windows import Integers
 from penstock.server.roles.base import SampleBatcher
-from penstock.server.roles.batchers import SimpleBatcher, WindowsBatcher
-from penstock.wire.errors import BadItem, InvalidJob
+from penstock.server.roles.batchers import (
+    BestFitDecreasingPackingBatcher,
+    KnapsackPackingBatcher,
+    SimpleBatcher,
+)
+from penstock.wire.errors import BadItem
+
+
+WindowPacker = BestFitDecreasingPackingBatcher | KnapsackPackingBatcher
+"""Batchers that pack a whole window by array code."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +86,41 @@ def pack(
         return replace(found, slots=order[found.slots])
     if isinstance(batcher, SimpleBatcher) and not batcher.is_of_user():
         return _in_order(batcher, sizes)
-    if isinstance(batcher, WindowsBatcher) and not batcher.is_of_user() and batcher.packs_windows:
+    if isinstance(batcher, WindowPacker) and not batcher.is_of_user():
         return _by_window(batcher, sizes, seed, purpose)
     return _one_by_one(batcher, sizes)
 
 
-def batches_of(batcher: SampleBatcher, sizes: Integers) -> int | None:
-    """Return how many batches `pack` makes, where that is known without packing; else None."""
+class Outline(NamedTuple):
+    """What is known of a packed window from its sizes, without packing it.
+
+    Attributes:
+        batches: How many it has; None = only packing says it.
+        counts: What the batcher counts.
+    """
+
+    batches: int | None
+    counts: Counter[str]
+
+
+def outline(batcher: SampleBatcher, sizes: Integers) -> Outline | None:
+    """Return what `pack` makes of a window as far as it takes no packing; None = nothing.
+
+    Args:
+        batcher: The job's batcher.
+        sizes: int64 (n,): the size of each sample, in any order.
+
+    Raises:
+        BadItem: As `pack`.
+    """
     if isinstance(batcher, SimpleBatcher) and not batcher.is_of_user():
-        return batcher.batches(len(sizes))
+        packed = _in_order(batcher, sizes)
+        return Outline(len(packed), packed.counts)
+    if isinstance(batcher, BestFitDecreasingPackingBatcher) and not batcher.is_of_user():
+        return Outline(None, +_pieces(batcher, sizes).counts)
+    if isinstance(batcher, KnapsackPackingBatcher) and not batcher.is_of_user():
+        if batcher.max_packs is None:
+            return Outline(None, +_pieces(batcher, sizes).counts)
     return None
 
 
@@ -146,9 +181,26 @@ def _in_order(batcher: SimpleBatcher, sizes: Integers) -> PackedWindow:
     )
 
 
-def _by_window(
-    batcher: WindowsBatcher, sizes: Integers, seed: int | None, purpose: str
-) -> PackedWindow:
+class _Pieces(NamedTuple):
+    """What of a window's samples is packed: those that fit, and pieces of those that do not.
+
+    Attributes:
+        slots: int64 (n,): the sample of each.
+        starts, stops: int64 (n,): the part of it; -1 = all.
+        sizes: int64 (n,): the size of each.
+        alone: bool (n,): it is a row of its own.
+        counts: What the batcher counts.
+    """
+
+    slots: Integers
+    starts: Integers
+    stops: Integers
+    sizes: Integers
+    alone: npt.NDArray[np.bool_]
+    counts: Counter[str]
+
+
+def _pieces(batcher: WindowPacker, sizes: Integers) -> _Pieces:
     most = batcher.max_tokens
     counts: Counter[str] = Counter()
     empty, over = sizes == 0, sizes > most
@@ -156,21 +208,27 @@ def _by_window(
     slots = np.flatnonzero(~empty & ~over)
     starts = stops = np.full(len(slots), -1, np.int64)
     long = np.flatnonzero(over)
-    is_split = False
     if len(long):
         more = _overlong(batcher, sizes, long, counts)
-        is_split = batcher.overlong in ("split", "truncate")
         slots, starts, stops = (
             np.concatenate(pair) for pair in zip((slots, starts, stops), more, strict=True)
         )
     of_piece = np.where(starts < 0, sizes[slots], stops - starts)
     alone = of_piece > min(most - 1, batcher.row_tokens)
+    return _Pieces(slots, starts, stops, of_piece, alone, counts)
+
+
+def _by_window(
+    batcher: WindowPacker, sizes: Integers, seed: int | None, purpose: str
+) -> PackedWindow:
+    slots, starts, stops, of_piece, alone, counts = _pieces(batcher, sizes)
     placed = np.flatnonzero(~alone)
-    before = batcher.clone()
-    packs = before.pack(of_piece[placed])
-    counts.update({f"dropped:{name}": n for name, n in before.dropped().items() if n})
-    pieces = np.concatenate([placed[packs.indices], np.flatnonzero(alone)])
-    bounds = np.concatenate([packs.bounds, packs.bounds[-1] + 1 + np.arange(int(alone.sum()))])
+    working = batcher.clone()
+    packs = working.pack(of_piece[placed])
+    counts.update({f"dropped:{name}": n for name, n in working.dropped().items()})
+    singles = np.flatnonzero(alone)
+    pieces = np.concatenate([placed[packs.indices], singles])
+    bounds = np.concatenate([packs.bounds, packs.bounds[-1] + 1 + np.arange(len(singles))])
     rows = len(bounds) - 1
     if seed is None:
         firsts = np.minimum.reduceat(slots[pieces], bounds[:-1]) if rows else bounds[:0]
@@ -178,20 +236,20 @@ def _by_window(
     else:
         order = Permutation(rows, seed, 0, f"rows of {purpose}").take(np.arange(rows))
     pieces, bounds = _reordered(pieces, bounds, order)
-    batches = np.append(np.arange(0, rows, batcher.rows), rows) if rows else np.zeros(1, np.int64)
+    is_cut = bool((starts >= 0).any())
     return PackedWindow(
         slots[pieces],
-        starts[pieces] if is_split else None,
-        stops[pieces] if is_split else None,
+        starts[pieces] if is_cut else None,
+        stops[pieces] if is_cut else None,
         of_piece[pieces],
         bounds,
-        batches,
+        np.append(np.arange(0, rows, batcher.rows), rows) if rows else np.zeros(1, np.int64),
         +counts,
     )
 
 
 def _overlong(
-    batcher: WindowsBatcher, sizes: Integers, long: Integers, counts: Counter[str]
+    batcher: WindowPacker, sizes: Integers, long: Integers, counts: Counter[str]
 ) -> tuple[Integers, Integers, Integers]:
     """Return the pieces of samples that are longer than a row: slots, starts and stops."""
     most, policy, none = batcher.max_tokens, batcher.overlong, np.empty(0, np.int64)
@@ -261,4 +319,4 @@ def _array(values: Sequence[int]) -> Integers:
     return np.array(values, np.int64)
 
 
-__all__ = ["PackedWindow", "batches_of", "measures", "pack", "too_long", "with_cost"]
+__all__ = ["Outline", "PackedWindow", "measures", "outline", "pack", "too_long", "with_cost"]

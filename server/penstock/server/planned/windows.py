@@ -190,7 +190,7 @@ def pieces_of(drawn: Drawn, seed: int | None, *, by_block: bool) -> list[Piece]:
     """
     found = [
         Piece(block, start, min(start + step, items))
-        for block, items in enumerate(drawn.blocks.items)
+        for block, items in enumerate(drawn.parts(0))
         for step in (items if by_block else RUN,)
         for start in range(0, items, step or 1)
     ]

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 from penstock.server import packing
 from penstock.server.core.refs import Row, SampleRef
+from penstock.server.packing.lengths import Lengths
+from penstock.server.packing.packs import Packs
 from penstock.server.roles.batchers.packer import RowPackingBatcher, sample_key
 from penstock.wire.checks import check_flag, check_whole
 from penstock.wire.errors import InvalidJob
@@ -77,7 +79,7 @@ class WindowsBatcher(RowPackingBatcher):
         self._tokens = sum(ref.size for ref in self._collected)
 
     @abstractmethod
-    def pack(self, sizes: Lengths) -> Packs:
+    def pack(self, sizes: Lengths) -> Sequence[Sequence[int]]:
         """Return packs of indices: each index once, or not at all where it is counted."""
 
     def _place(self, ref: SampleRef) -> None:
@@ -326,7 +328,7 @@ class WindowPackingBatcher(WindowsBatcher):
         """Return the samples of a window, sorted of two."""
         return super().most_held() if self.sort else self.window
 
-    def pack(self, sizes: Lengths) -> Packs:
+    def pack(self, sizes: Lengths) -> Sequence[Sequence[int]]:
         """Return the packs of a window."""
         return packing.window(sizes, self.max_tokens, self.window, sort=True)
 
