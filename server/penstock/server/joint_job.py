@@ -93,8 +93,8 @@ class JointJob(Job):
         ]
         if balanced:
             raise InvalidJob(
-                f"the plan of {balanced[0]!r} balances steps, and steps of a joint job have batches "
-                "of several sets: leave balance out",
+                f"the plan of {balanced[0]!r} balances steps, and steps of a joint job have "
+                "batches of several sets: leave balance out",
                 key=f"joint.{balanced[0]}.plan.balance",
             )
         self._take_roles(role_sets)

@@ -328,7 +328,9 @@ class RoleSet:
     @property
     def ends(self) -> bool:
         """Tell whether every lane of the set is over after the job's epochs."""
-        return self.distributor.ends_by_epochs or self.draws(0) is not None
+        return (
+            self.planned is not None or self.distributor.ends_by_epochs or self.draws(0) is not None
+        )
 
 
 def deal_lanes(counts: Sequence[int]) -> list[int]:

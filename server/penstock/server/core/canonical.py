@@ -1,4 +1,4 @@
-"""The one JSON text of a value: what is hashed where two machines must get the same hash."""
+"""The one JSON text of a value: what is hashed, and compared to the byte."""
 
 from __future__ import annotations
 

@@ -264,9 +264,7 @@ class RolesSettings(_Section):
         _ROLE_EXPECTS,
     )
     batch_size: Count | None = _job_key("batch_size", None, _COUNT)
-    plan: PlanSettings | None = _job_key(
-        "plan", None, "a plan: {index: PATH, window: ..., ...}"
-    )
+    plan: PlanSettings | None = _job_key("plan", None, "a plan: {index: PATH, window: ..., ...}")
 
 
 class SetSettings(RolesSettings):

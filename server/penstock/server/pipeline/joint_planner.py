@@ -39,7 +39,12 @@ class JointPlanner:
         self.offset = 0
         self._is_over = False
         self.samples: Mapping[tuple[ItemRef, int], Sample] = ChainMap(
-            *(dict(planner.samples) if isinstance(planner, PlannedPlanner) else planner.batching.samples for planner in self.inner)
+            *(
+                dict(planner.samples)
+                if isinstance(planner, PlannedPlanner)
+                else planner.batching.samples
+                for planner in self.inner
+            )
         )
 
     @property

@@ -1,1 +1,1 @@
-"""Planned jobs: batches packed from an index of sizes, in windows, at any position by arithmetic."""
+"""Planned jobs: batches are packed from an index of sizes, and found by arithmetic."""

@@ -11,18 +11,19 @@ planned before.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from penstock.server.core.permutation import Permutation
 from penstock.server.core.refs import BatchPlan, ItemRef, Row, SampleRef, Span
-from penstock.server.planned.index_file import SizeIndex, index_inputs
+from penstock.server.planned.index_file import SizeIndex
+from penstock.server.planned.index_inputs import check_inputs
 from penstock.server.planned.order import BalancedOrder, Costs, Place, WindowOrder
 from penstock.server.planned.packed import PackedWindow, outline, pack, with_cost
 from penstock.server.planned.plan import Plan
-from penstock.server.planned.windows import Integers, Samples, Windows, pieces_of
+from penstock.server.planned.windows import Integers, Samples, Windows, pieces_of, run_of
 from penstock.server.roles.batchers import SimpleBatcher
 from penstock.server.roles.distributors import MapDistributor
 from penstock.wire.errors import BadItem, InvalidJob
@@ -183,14 +184,12 @@ class PlannedLog:
         SourceUnavailable: The index cannot be read.
     """
 
-    def __init__(
-        self, roles: RoleSet, plan: Plan, seed: int, batches_per_step: int | None
-    ) -> None:
+    def __init__(self, roles: RoleSet, plan: Plan, seed: int, batches_per_step: int | None) -> None:
         self._roles, self._plan, self._seed = roles, plan, seed
         self._names = list(roles.distributor.drawn_from())
         drawer = check_plannable(roles, plan, batches_per_step)
         self.index = SizeIndex.open(plan.index, plan.storage_options)
-        check_fits(self.index, index_inputs(roles, seed), plan.index)
+        check_inputs(plan.index, self.index.inputs, roles, seed)
         self._passes = [drawer.drawn.passes(number) for number in range(len(self._names))]
         shuffle = drawer.shuffle
         is_shuffled = shuffle.kind != "none"
@@ -202,7 +201,10 @@ class PlannedLog:
             mean = drawer.drawn.items / shuffle.groups.held
             self._window = max(1, round(shuffle.groups.window * mean))
         self._order_seed = seed if is_shuffled else None
-        pieces = pieces_of(drawer.drawn, self._order_seed, by_block=by_block)
+        run = None if by_block else run_of(self._window)
+        pieces = pieces_of(drawer.drawn, self._order_seed, run)
+        # So that only the last batch of an epoch is shorter, unless items are filtered.
+        align = roles.batcher.batch_size if isinstance(roles.batcher, SimpleBatcher) else 1
         self.streams = [
             Stream(
                 Windows(
@@ -211,6 +213,7 @@ class PlannedLog:
                     self._names,
                     pieces[group::groups],
                     self._window,
+                    align,
                     self._order_seed,
                     f"of group {group}",
                 ),
@@ -304,20 +307,16 @@ class PlannedLog:
         names, passes = self._names, self._passes
         refs = [
             SampleRef(
-                ItemRef(
-                    names[source], items[at], place.epoch * passes[source] + copies[at]
-                ),
+                ItemRef(names[source], items[at], place.epoch * passes[source] + copies[at]),
                 0 if parts is None else parts[at],
                 sizes[at],
-                None if starts is None or stops is None or starts[at] < 0
+                None
+                if starts is None or stops is None or starts[at] < 0
                 else Span(starts[at], stops[at]),
             )
             for at, source in enumerate(sources)
         ]
-        return [
-            refs[start - begin : stop - begin]
-            for start, stop in zip(bounds[:-1], bounds[1:], strict=True)
-        ]
+        return [refs[start - begin : stop - begin] for start, stop in pairwise(bounds)]
 
     def _window_of(self, stream: int, place: Place) -> _Window:
         key = (stream, place.window, place.epoch)
@@ -411,19 +410,4 @@ def check_plannable(roles: RoleSet, plan: Plan, batches_per_step: int | None) ->
     return drawer
 
 
-def check_fits(index: SizeIndex, wanted: Mapping[str, Any], url: str) -> None:
-    """Refuse an index of other items, or of other sizes, than those of a job.
-
-    Raises:
-        InvalidJob: Names what differs.
-    """
-    differ = [key for key in sorted({*wanted, *index.inputs}) if wanted.get(key) != index.inputs.get(key)]
-    if differ:
-        raise InvalidJob(
-            f"the index {url} was made of another {' and '.join(differ)} than this job has: run "
-            "`penstockd index` again, or name another file",
-            key="plan.index",
-        )
-
-
-__all__ = ["KEPT_SAMPLES", "PlannedLog", "Stream", "check_fits", "check_plannable"]
+__all__ = ["KEPT_SAMPLES", "PlannedLog", "Stream", "check_plannable"]

@@ -208,7 +208,7 @@ class BalancedOrder:
         return Place(of, window, int(self._kept[at]), self._first_kept.get(window) == at)
 
     def _kept_step(self, number: int) -> tuple[int, Integers]:
-        """Return the first kept batch of a step, through all epochs, and the step sorted by cost."""
+        """Return the first kept batch of a step, through all epochs, and its order by cost."""
         first, size = number * self._step, self._step
         if self._epochs is not None:
             size = min(size, self._epochs * len(self._kept) - first)

@@ -26,7 +26,6 @@ from penstock.server.roles.batchers import (
 )
 from penstock.wire.errors import BadItem
 
-
 WindowPacker = BestFitDecreasingPackingBatcher | KnapsackPackingBatcher
 """Batchers that pack a whole window by array code."""
 
@@ -116,12 +115,11 @@ def outline(batcher: SampleBatcher, sizes: Integers) -> Outline | None:
     if isinstance(batcher, SimpleBatcher) and not batcher.is_of_user():
         packed = _in_order(batcher, sizes)
         return Outline(len(packed), packed.counts)
-    if isinstance(batcher, BestFitDecreasingPackingBatcher) and not batcher.is_of_user():
-        return Outline(None, +_pieces(batcher, sizes).counts)
-    if isinstance(batcher, KnapsackPackingBatcher) and not batcher.is_of_user():
-        if batcher.max_packs is None:
-            return Outline(None, +_pieces(batcher, sizes).counts)
-    return None
+    if not isinstance(batcher, WindowPacker) or batcher.is_of_user():
+        return None
+    if isinstance(batcher, KnapsackPackingBatcher) and batcher.max_packs is not None:
+        return None
+    return Outline(None, +_pieces(batcher, sizes).counts)
 
 
 def with_cost(packed: PackedWindow, cost: Expression) -> PackedWindow:
@@ -229,6 +227,7 @@ def _by_window(
     singles = np.flatnonzero(alone)
     pieces = np.concatenate([placed[packs.indices], singles])
     bounds = np.concatenate([packs.bounds, packs.bounds[-1] + 1 + np.arange(len(singles))])
+    bounds = _whole_batches(bounds, batcher.rows)
     rows = len(bounds) - 1
     if seed is None:
         firsts = np.minimum.reduceat(slots[pieces], bounds[:-1]) if rows else bounds[:0]
@@ -246,6 +245,23 @@ def _by_window(
         np.append(np.arange(0, rows, batcher.rows), rows) if rows else np.zeros(1, np.int64),
         +counts,
     )
+
+
+def _whole_batches(bounds: Integers, rows: int) -> Integers:
+    """Return bounds of so many rows that they fill batches, where there are samples enough.
+
+    The last rows with several samples give their last ones to rows of their own: a batch with fewer
+    rows in the middle of an epoch would have another shape than all others.
+    """
+    missing = -(len(bounds) - 1) % rows
+    several = np.flatnonzero(np.diff(bounds) > 1)[::-1]
+    cuts: list[int] = []
+    for row in several.tolist():
+        first, last = int(bounds[row]), int(bounds[row + 1])
+        cuts += range(last - 1, max(first, last - 1 - (missing - len(cuts))), -1)
+        if len(cuts) >= missing:
+            break
+    return np.sort(np.concatenate([bounds, np.array(cuts, np.int64)]))
 
 
 def _overlong(

@@ -2,7 +2,7 @@
 
 The line holds the items of all sources as the distributor `map` draws them: those that `where`
 keeps, as many times as `sample_ratio` says. It is cut into pieces: storage blocks with `shuffle:
-blocks`, else runs of 1,024 items. A seeded permutation of the pieces is cut into windows of about
+blocks`, else runs of up to 1,024 items. A seeded permutation of the pieces is cut into windows of about
 equal length, the same for all epochs, so that the number of batches is the same, too. Copies of an
 item are pieces of other windows, so no window holds an item twice.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -22,15 +23,16 @@ from penstock.server.roles.distributors.together import Drawn
 
 Integers = npt.NDArray[np.int64]
 
-RUN = 1024
-"""Items of a piece where sources have no storage blocks: few enough that a window mixes all of a
-source, and enough that their sizes are read in a few microseconds."""
+RUN, RUNS = 1024, 64
+"""The most items of a piece where sources have no storage blocks, and how many pieces a window has
+at least: few items, so that a window mixes all of a source, and enough that their sizes are read in
+a few microseconds each."""
 
 
 class Piece(NamedTuple):
-    """A stretch of the line: rows `[start, stop)` of one of its blocks."""
+    """A stretch of the line: rows `[start, stop)` of one of its parts."""
 
-    block: int
+    part: int
     start: int
     stop: int
 
@@ -64,6 +66,7 @@ class Windows:
         names: The names of the sources, in the line's order.
         pieces: What of the line belongs to these windows, in the order that windows are cut from.
         length: How many items a window has, about.
+        align: All windows but the last have a multiple of so many items.
         seed: The job's seed; None = samples keep the order of the line.
         purpose: Keeps the orders of several groups apart.
     """
@@ -74,13 +77,14 @@ class Windows:
         index: SizeIndex,
         names: Sequence[str],
         pieces: Sequence[Piece],
-        length: float,
+        length: int,
+        align: int,
         seed: int | None,
         purpose: str,
     ) -> None:
         self._drawn, self._seed, self._purpose = drawn, seed, purpose
         self._sources = [index.sources[name] for name in names]
-        self._windows = list(cut(pieces, length))
+        self._windows = cut(pieces, length, align)
 
     def __len__(self) -> int:
         """Return how many windows there are."""
@@ -99,8 +103,10 @@ class Windows:
         parts = None
         if any(one.parts is not None for one in found):
             parts = np.concatenate(
-                [np.zeros(len(one.items), np.int32) if one.parts is None else one.parts
-                 for one in found]
+                [
+                    np.zeros(len(one.items), np.int32) if one.parts is None else one.parts
+                    for one in found
+                ]
             )
         joined = Samples(
             np.concatenate([one.sizes for one in found]),
@@ -121,12 +127,12 @@ class Windows:
         """Return the sizes of a window's samples, in no order: int64 (n,)."""
         found = []
         for piece in self._windows[number]:
-            source, positions, _ = self._drawn.places(piece.block, 0, piece.start, piece.stop)
+            source, positions, _ = self._drawn.places(piece.part, 0, piece.start, piece.stop)
             found.append(self._read(source, positions)[1])
         return np.concatenate(found)
 
     def _of_piece(self, piece: Piece) -> Samples:
-        source, positions, copy = self._drawn.places(piece.block, 0, piece.start, piece.stop)
+        source, positions, copy = self._drawn.places(piece.part, 0, piece.start, piece.stop)
         per_item, sizes, left_out = self._read(source, positions)
         items = self._drawn.indices(source, positions)
         counts: Counter[str] = Counter({"drawn": len(positions)})
@@ -147,7 +153,9 @@ class Windows:
             counts,
         )
 
-    def _read(self, source: int, positions: Integers) -> tuple[Integers | None, Integers, list[str]]:
+    def _read(
+        self, source: int, positions: Integers
+    ) -> tuple[Integers | None, Integers, list[str]]:
         """Return samples of each item (None = one), their sizes, and why items have none."""
         if not len(positions):
             return None, np.empty(0, np.int64), []
@@ -180,19 +188,19 @@ def _taken(samples: Samples, order: Integers) -> Samples:
     )
 
 
-def pieces_of(drawn: Drawn, seed: int | None, *, by_block: bool) -> list[Piece]:
+def pieces_of(drawn: Drawn, seed: int | None, run: int | None) -> list[Piece]:
     """Return the pieces of the line, in the order that windows are cut from.
 
     Args:
         drawn: The line.
         seed: The job's seed; None = in the line's order.
-        by_block: A piece is a storage block; else a run of items.
+        run: How many items a piece has; None = a piece is a storage block.
     """
     found = [
-        Piece(block, start, min(start + step, items))
-        for block, items in enumerate(drawn.parts(0))
-        for step in (items if by_block else RUN,)
-        for start in range(0, items, step or 1)
+        Piece(part, start, min(start + step, items))
+        for part, items in enumerate(drawn.parts(0))
+        for step in (run or max(1, items),)
+        for start in range(0, items, step)
     ]
     if seed is None:
         return found
@@ -200,25 +208,36 @@ def pieces_of(drawn: Drawn, seed: int | None, *, by_block: bool) -> list[Piece]:
     return [found[place] for place in order.take(np.arange(len(found))).tolist()]
 
 
-def cut(pieces: Sequence[Piece], length: float) -> list[list[Piece]]:
-    """Return pieces as windows of about `length` items, as even as whole pieces allow.
+def run_of(window: int) -> int:
+    """Return how many items a piece has, where windows are of so many samples."""
+    return max(1, min(RUN, window // RUNS))
 
-    No window is empty; the last is no shorter than the others, so that it is packed as well.
+
+def cut(pieces: Sequence[Piece], length: int, align: int = 1) -> list[list[Piece]]:
+    """Return pieces as windows of about `length` items, of equal length to within `align`.
+
+    Args:
+        pieces: The pieces, in order; one may be cut in two.
+        length: How many items a window shall have.
+        align: All windows but the last have a multiple of so many items.
     """
     ends = np.cumsum([piece.stop - piece.start for piece in pieces], dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
-    number = max(1, round(total / length)) if total else 0
+    number = max(1, (total + length // 2) // length)
+    steps = -(-total // align)
+    bounds = [min(total, steps * window // number * align) for window in range(number + 1)]
     found: list[list[Piece]] = []
-    begin = 0
-    for window in range(1, number + 1):
-        # As exact integers: the same on every machine.
-        end = int(np.searchsorted(ends, total * window // number, "left")) + 1
-        if window == number:
-            end = len(pieces)
-        if end > begin and ends[end - 1] > (ends[begin - 1] if begin else 0):
-            found.append(list(pieces[begin:end]))
-            begin = end
+    for begin, end in pairwise(sorted({*bounds})):
+        window = []
+        first = int(np.searchsorted(ends, begin, "right"))
+        for place in range(first, int(np.searchsorted(ends, end, "left")) + 1):
+            part, start, stop = pieces[place]
+            before = int(ends[place]) - (stop - start)
+            window.append(
+                Piece(part, start + max(0, begin - before), start + min(stop - start, end - before))
+            )
+        found.append(window)
     return found
 
 
-__all__ = ["RUN", "Integers", "Piece", "Samples", "Windows", "cut", "pieces_of"]
+__all__ = ["RUN", "Integers", "Piece", "Samples", "Windows", "cut", "pieces_of", "run_of"]
