@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
+from penstock.server.core.canonical import canonical
 from penstock.server.role_set import DEFAULT_LANES, RoleSet, joint_layout
 from penstock.server.roles.base import (
     BatchCollator,
@@ -479,36 +479,6 @@ class Job:
         """Let go of the sources' files."""
         for source in self.sources.values():
             source.close()
-
-
-def canonical(plan: Any) -> bytes:
-    """Return the one JSON text of a plan: sorted keys, no spaces, exact numbers, UTF-8.
-
-    Raises:
-        InvalidJob: A value has no JSON form; names where it stands.
-    """
-    _refuse_foreign(plan, "")
-    return json.dumps(
-        plan, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    ).encode()
-
-
-def _refuse_foreign(value: Any, where: str) -> None:
-    if value is None or isinstance(value, str | int | float | bool):
-        return
-    if isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
-            _refuse_foreign(inner, f"{where}[{index}]")
-        return
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        for key, inner in value.items():
-            _refuse_foreign(inner, f"{where}.{key}" if where else key)
-        return
-    raise InvalidJob(
-        f"{where} is of type {type(value).__name__}, which has no canonical JSON form: give "
-        "numbers, strings, lists or dicts, or give the role a `version` and override parameters()",
-        key=where,
-    )
 
 
 __all__ = [

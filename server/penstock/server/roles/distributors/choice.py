@@ -72,7 +72,7 @@ class Choice:
         for name in self._names:
             if name not in other._names:
                 continue
-            mine, theirs = self._kept(name), other._kept(name)
+            mine, theirs = self.kept(name), other.kept(name)
             if mine is None or theirs is None:
                 kept = mine or theirs
                 return ItemRef(name, 0 if kept is None else kept[0], 0)
@@ -80,7 +80,8 @@ class Choice:
                 return ItemRef(name, index, 0)
         return None
 
-    def _kept(self, name: str) -> Kept | None:
+    def kept(self, name: str) -> Kept | None:
+        """Return which items of a source the condition keeps; None = all of them."""
         return None if self._selection is None else self._selection.kept[name]
 
     def parameters(self) -> dict[str, Any]:
