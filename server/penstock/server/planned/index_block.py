@@ -33,7 +33,12 @@ from penstock.wire.errors import clean_text
 
 _HEADER = struct.Struct("<IQIBBxxI")
 _SIZE_WIDTHS, _COUNT_WIDTHS = (2, 4, 8), (1, 2, 4)
-_DTYPES = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+_DTYPES: dict[int, np.dtype[Any]] = {
+    1: np.dtype("<u1"),
+    2: np.dtype("<u2"),
+    4: np.dtype("<u4"),
+    8: np.dtype("<u8"),
+}
 _ALIGNED = 8
 
 OTHER_REASONS = "filtered:other reasons"
@@ -75,7 +80,7 @@ class LeftOut(Mapping[int, str]):
         place = int(np.searchsorted(self.positions, position))
         if place == len(self.positions) or self.positions[place] != position:
             raise KeyError(position)
-        return self.reasons[self.codes[place]]
+        return self.reasons[int(self.codes[place])]
 
     def __iter__(self) -> Iterator[int]:
         """Yield the positions, ascending."""
@@ -228,7 +233,8 @@ class Block:
         """Return what positions `[start, stop)` of the block hold.
 
         Args:
-            start, stop: Counted from the block's first position.
+            start: The first position, counted from the block's first.
+            stop: The one after the last.
             first: The number of that position in its source.
         """
         is_whole = start == 0 and stop == self.positions

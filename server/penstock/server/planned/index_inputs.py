@@ -7,16 +7,18 @@ nothing drew any.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from penstock.server.core.canonical import canonical
 from penstock.server.core.condition import Kept
-
-if TYPE_CHECKING:
-    from penstock.server.role_set import RoleSet
 from penstock.server.roles.base import IndexedSource, indexed
 from penstock.server.roles.distributors import MapDistributor
 from penstock.wire.errors import InvalidJob
+
+if TYPE_CHECKING:
+    from penstock.server.role_set import RoleSet
 
 SEED = "seed"
 
@@ -54,7 +56,9 @@ def index_inputs(roles: RoleSet, seed: int) -> dict[str, Any]:
         found["where"] = {"version": chosen["selection"], "condition": chosen["where"]}
     if may_draw(roles):
         found[SEED] = seed
-    return found
+    # As it comes back out of a file: roles may hold tuples.
+    plain: dict[str, Any] = json.loads(canonical(found))
+    return plain
 
 
 def indexed_sources(roles: RoleSet) -> dict[str, IndexedSource]:

@@ -211,7 +211,7 @@ class PlannedLog:
                     drawer.drawn,
                     self.index,
                     self._names,
-                    pieces[group::groups],
+                    [own[group::groups] for own in pieces],
                     self._window,
                     align,
                     self._order_seed,

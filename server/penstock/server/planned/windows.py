@@ -2,9 +2,9 @@
 
 The line holds the items of all sources as the distributor `map` draws them: those that `where`
 keeps, as many times as `sample_ratio` says. It is cut into pieces: storage blocks with `shuffle:
-blocks`, else runs of up to 1,024 items. A seeded permutation of the pieces is cut into windows of about
-equal length, the same for all epochs, so that the number of batches is the same, too. Copies of an
-item are pieces of other windows, so no window holds an item twice.
+blocks`, else runs of up to 1,024 items. A seeded permutation of the pieces is cut into windows of
+about equal length, the same for all epochs, so that the number of batches is the same, too. Copies
+of an item are in windows of their own, so no window holds an item twice.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Windows:
         drawn: The line of an epoch.
         index: The sizes.
         names: The names of the sources, in the line's order.
-        pieces: What of the line belongs to these windows, in the order that windows are cut from.
+        pieces: What of the line belongs to these windows, in the order that windows are cut from:
+            pieces of different lists are in different windows.
         length: How many items a window has, about.
         align: All windows but the last have a multiple of so many items.
         seed: The job's seed; None = samples keep the order of the line.
@@ -76,7 +77,7 @@ class Windows:
         drawn: Drawn,
         index: SizeIndex,
         names: Sequence[str],
-        pieces: Sequence[Piece],
+        pieces: Sequence[Sequence[Piece]],
         length: int,
         align: int,
         seed: int | None,
@@ -84,7 +85,7 @@ class Windows:
     ) -> None:
         self._drawn, self._seed, self._purpose = drawn, seed, purpose
         self._sources = [index.sources[name] for name in names]
-        self._windows = cut(pieces, length, align)
+        self._windows = [window for own in pieces for window in cut(own, length, align)]
 
     def __len__(self) -> int:
         """Return how many windows there are."""
@@ -188,24 +189,26 @@ def _taken(samples: Samples, order: Integers) -> Samples:
     )
 
 
-def pieces_of(drawn: Drawn, seed: int | None, run: int | None) -> list[Piece]:
-    """Return the pieces of the line, in the order that windows are cut from.
+def pieces_of(drawn: Drawn, seed: int | None, run: int | None) -> list[list[Piece]]:
+    """Return the pieces of the line in the order that windows are cut from, by their copy.
 
     Args:
         drawn: The line.
         seed: The job's seed; None = in the line's order.
         run: How many items a piece has; None = a piece is a storage block.
+
+    Returns:
+        Those of the first copies of items, then those of the second, and so on.
     """
-    found = [
-        Piece(part, start, min(start + step, items))
-        for part, items in enumerate(drawn.parts(0))
-        for step in (run or max(1, items),)
-        for start in range(0, items, step)
-    ]
-    if seed is None:
-        return found
-    order = Permutation(len(found), seed, 0, "pieces of the plan")
-    return [found[place] for place in order.take(np.arange(len(found))).tolist()]
+    found: dict[int, list[Piece]] = {}
+    for part, items in enumerate(drawn.parts(0)):
+        own = found.setdefault(drawn.places(part, 0, 0, 0).copy, [])
+        step = run or max(1, items)
+        own += (Piece(part, at, min(at + step, items)) for at in range(0, items, step))
+    for copy, own in found.items() if seed is not None else ():
+        order = Permutation(len(own), seed or 0, 0, f"pieces of the plan, copy {copy}")
+        found[copy] = [own[place] for place in order.take(np.arange(len(own))).tolist()]
+    return [found[copy] for copy in sorted(found)]
 
 
 def run_of(window: int) -> int:
