@@ -495,6 +495,7 @@ __all__ = [
     "SOURCE_NAME",
     "Job",
     "LaneRoles",
+    "Plan",
     "RoleSet",
     "canonical",
 ]

@@ -138,13 +138,13 @@ class RoleSet:
             self._check_columns(source)
         self.epochs = None if self.exhausted == "repeat" else epochs
         self.distributor.bind(self.sources, seed, self.epochs, self.lanes)
+        if self.plan is not None:
+            self.planned = PlannedLog(self, self.plan, seed, batches_per_step)
         self._kept = [0] * len(self.readings)
         for reading in self.readings:
             if reading.blocks is not None:
                 # A process that reads for a few groups alone says so: a worker does.
                 self.keep_blocks(reading, reading.held)
-        if self.plan is not None:
-            self.planned = PlannedLog(self, self.plan, seed, batches_per_step)
 
     def _check_columns(self, source: Source) -> None:
         """Refuse what the data's schema tells: that every item would fail."""
@@ -184,7 +184,8 @@ class RoleSet:
 
         Once it is open.
         """
-        return self.distributor.readings()
+        found = self.distributor.readings()
+        return found if self.planned is None else [*map(self.planned.reading, found)]
 
     def group(self, lane: int) -> tuple[int | None, ...] | None:
         """Return what lanes of one worker have in common: the reading groups of a lane of the set.
