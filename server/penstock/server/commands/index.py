@@ -65,7 +65,7 @@ def index(
       penstockd index penstock.yaml sft --output s3://bucket/sft.index --workers 32
     """  # noqa: D301 - \b is for click
     config = load(file)
-    built = config.job(job)
+    built = config.jobs.unplanned(job)
     try:
         url = _place(built, output)
         made = _make(config, built, url, workers or config.server.worker_count, force=force)
@@ -79,10 +79,13 @@ def index(
 
 
 def _place(job: Job, output: str | None) -> str:
+    plan = job.role_sets[0].plan
+    if output is None and plan is not None:
+        return plan.index
     if output is None:
         raise InvalidJob(
-            f"job {job.name!r} does not say where its index of sizes lies: give --output, a path "
-            "or a URL",
+            f"job {job.name!r} does not say where its index of sizes lies: give it plan: {{index: "
+            "PATH}}, or --output",
             key="plan.index",
         )
     return output
@@ -104,7 +107,9 @@ def _make(config: Config, job: Job, url: str, workers: int, *, force: bool) -> M
             files_fd,
         )
         with Watched() as watched:
-            making = Making(measuring, url, watch=watched.watch, warn=watched.warn)
+            plan = job.role_sets[0].plan
+            options = None if plan is None else plan.storage_options
+            making = Making(measuring, url, options, watch=watched.watch, warn=watched.warn)
             return making.run(crew.run, force=force)
     finally:
         os.close(files_fd)
