@@ -310,8 +310,9 @@ def _reordered(values: Integers, bounds: Integers, order: Integers) -> tuple[Int
 def _one_by_one(batcher: SampleBatcher, sizes: Integers) -> PackedWindow:
     working = batcher.clone()
     found: list[Rows] = []
+    looks = batcher.needs_sizes  # else they are 0 for it, as in a lane that is not planned
     for slot, size in enumerate(sizes.tolist()):
-        found += working.add(SampleRef(ItemRef("", slot, 0), 0, size))
+        found += working.add(SampleRef(ItemRef("", slot, 0), 0, size if looks else 0))
     found += working.flush()
     counts = Counter({f"dropped:{name}": n for name, n in working.dropped().items()})
     counts.update({f"batcher:{name}": n for name, n in working.counters().items()})
@@ -320,11 +321,12 @@ def _one_by_one(batcher: SampleBatcher, sizes: Integers) -> PackedWindow:
     is_split = any(span is not None for span in spans)
     starts = [-1 if span is None else span.start for span in spans]
     stops = [-1 if span is None else span.stop for span in spans]
+    slots = _array([ref.item.index for ref in refs])
     return PackedWindow(
-        _array([ref.item.index for ref in refs]),
+        slots,
         _array(starts) if is_split else None,
         _array(stops) if is_split else None,
-        _array([ref.size for ref in refs]),
+        _array([ref.size for ref in refs]) if looks or is_split else sizes[slots],
         np.cumsum(_array([0, *(len(row) for batch in found for row in batch)])),
         np.cumsum(_array([0, *map(len, found)])),
         +counts,
