@@ -1,4 +1,4 @@
-"""What a window is packed to: each piece once, in rows that fit, as batchers do it by themselves."""
+"""What a window is packed to: each piece once, in rows that fit, as batchers do by themselves."""
 
 from __future__ import annotations
 
