@@ -64,6 +64,7 @@ class Stream:
 
     Attributes:
         windows: How many windows it has.
+        most_parts: Of how many parts of the line, such as storage blocks, a window has items.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Stream:
     ) -> None:
         self._windows, self._roles, self._plan, self._seed = windows, roles, plan, seed
         self._step, self._purpose = step, purpose
-        self.windows = len(windows)
+        self.windows, self.most_parts = len(windows), windows.most_parts
         self._made: WindowOrder | BalancedOrder | None = None
         self._batches: dict[int, int] = {}
         self._counted: dict[int, Counter[str]] = {}
@@ -220,6 +221,7 @@ class PlannedLog:
                     [own[group::groups] for own in pieces],
                     self._window,
                     align,
+                    by_block and align == 1 and not plan.window_given,
                     self._order_seed,
                     f"of group {group}",
                 ),
