@@ -39,6 +39,7 @@ class PlannedPlanner:
         self.offset = self.before = 0
         self._log, self._part = part.roles.planned, part
         self._counted: Counter[str] | None = Counter()
+        self._coming: BatchPlan | None = None  # the next plan, where somebody has asked for it
         self._borne = self._drawn = 0  # batches that bear counts, and items, since the last seek
 
     @property
@@ -62,9 +63,10 @@ class PlannedPlanner:
         end = self.end
         if end is not None and self.offset >= end:
             return None
-        plan = self._log.plan(self._part.lane, self.offset)
+        plan = self._coming or self._log.plan(self._part.lane, self.offset)
         if plan is None:
             raise self._starved()
+        self._coming = None
         plan = plan._replace(lane=self.lane, offset=self.offset + self.before)
         if plan.accounting:
             borne = Counter(dict(plan.accounting))
@@ -80,11 +82,12 @@ class PlannedPlanner:
         end = self.end
         if not self.items.reads_ahead or (end is not None and self.offset >= end):
             return []
-        try:
-            following = self._log.plan(self._part.lane, self.offset)
-        except PenstockError:
-            return []  # it fails by name when it is asked for itself
-        rows = following.rows if following is not None else ()
+        if self._coming is None:
+            try:
+                self._coming = self._log.plan(self._part.lane, self.offset)
+            except PenstockError:
+                return []  # it fails by name when it is asked for itself
+        rows = () if self._coming is None else self._coming.rows
         return list(dict.fromkeys(ref.item for row in rows for ref in row))
 
     def _starved(self) -> LaneStarved:
@@ -125,7 +128,7 @@ class PlannedPlanner:
 
     def seek(self, offset: int) -> None:
         """Go to `offset`."""
-        self.offset, self._drawn = offset, 0
+        self.offset, self._drawn, self._coming = offset, 0, None
         self._counted = None if offset else Counter()
 
     def snapshot(self) -> bytes:

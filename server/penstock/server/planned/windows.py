@@ -93,11 +93,6 @@ class Windows:
         """Return how many windows there are."""
         return len(self._windows)
 
-    @property
-    def most_parts(self) -> int:
-        """Return of how many parts of the line, such as storage blocks, a window has items."""
-        return max((len({piece.part for piece in own}) for own in self._windows), default=0)
-
     def samples(self, number: int) -> Samples:
         """Return the samples of a window.
 
