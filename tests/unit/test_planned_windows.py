@@ -74,6 +74,25 @@ def test_windows_are_cut_evenly_and_hold_every_item_in_order() -> None:
             assert max(lengths) <= -(-total // max(1, round(total / length))) + 2 * align
 
 
+def test_whole_pieces_are_cut_where_the_nearest_ends() -> None:
+    """So each storage block is in one window, and windows are as even as blocks allow."""
+    for case in range(400):
+        chance = random.Random(case)
+        pieces = [Piece(part, 0, chance.randint(1, 9)) for part in range(chance.randint(1, 20))]
+        length = chance.randint(1, 60)
+
+        windows = cut(pieces, length, whole=True)
+
+        assert [piece for window in windows for piece in window] == pieces
+        ends = np.cumsum([piece.stop for piece in pieces])
+        number = max(1, (int(ends[-1]) + length // 2) // length)
+        ideal = {int(ends[-1]) * n // number for n in range(1, number)}
+        nearest = {min(abs(ends - at)) for at in ideal if at}
+        bounds = np.cumsum([sum(piece.stop for piece in window) for window in windows])[:-1]
+        assert len(windows) <= number
+        assert all(min(abs(at - bound) for at in ideal) in nearest for bound in bounds.tolist())
+
+
 def test_a_window_of_one_item_and_one_of_all() -> None:
     """The ends of the scale."""
     pieces = [Piece(0, 0, 3), Piece(1, 0, 2)]
@@ -145,13 +164,16 @@ def test_windows_hold_what_an_epoch_draws(tmp_path: Path) -> None:
         pieces = pieces_of(drawn, seed, run)
         names = list(sources)
         length, align = chance.randint(1, 60), chance.choice([1, 4])
+        whole = align == 1 and chance.random() < 0.5
         expected = Counter(drawn.ref(at, 0) for at in range(drawn.items))
         counts: Counter[str] = Counter()
         seen: Counter[Any] = Counter()
         found: Counter[Any] = Counter()
         for group in range(groups):
             own = [copies[group::groups] for copies in pieces]
-            windows = Windows(drawn, index, names, own, length, align, seed, f"of group {group}")
+            windows = Windows(
+                drawn, index, names, own, length, align, whole, seed, f"of group {group}"
+            )
             for number in range(len(windows)):
                 samples = windows.samples(number)
                 counts.update(samples.counts)
@@ -213,7 +235,7 @@ def test_samples_of_a_window_are_mixed_by_the_seed(tmp_path: Path) -> None:
     index = SizeIndex.open(str(tmp_path / "i"))
 
     def samples(seed: int | None, purpose: str = "") -> list[int]:
-        windows = Windows(drawn, index, ["a"], [[Piece(0, 0, 40)]], 100, 1, seed, purpose)
+        windows = Windows(drawn, index, ["a"], [[Piece(0, 0, 40)]], 100, 1, False, seed, purpose)
         return windows.samples(0).sizes.tolist()
 
     assert samples(None) == list(range(80))

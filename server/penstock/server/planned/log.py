@@ -10,7 +10,6 @@ from what was planned before.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from itertools import pairwise
@@ -66,6 +65,7 @@ class Stream:
 
     Attributes:
         windows: How many windows it has.
+        most_parts: Of how many parts of the line, such as storage blocks, a window has items.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Stream:
     ) -> None:
         self._windows, self._roles, self._plan, self._seed = windows, roles, plan, seed
         self._step, self._purpose = step, purpose
-        self.windows = len(windows)
+        self.windows, self.most_parts = len(windows), windows.most_parts
         self._made: WindowOrder | BalancedOrder | None = None
         self._batches: dict[int, int] = {}
         self._counted: dict[int, Counter[str]] = {}
@@ -196,7 +196,7 @@ class PlannedLog:
         check_inputs(plan.index, self.index.inputs, roles, seed)
         self._check_samples()
         self._passes = [drawer.drawn.passes(number) for number in range(len(self._names))]
-        shuffle, self._drawer = drawer.shuffle, drawer
+        shuffle = drawer.shuffle
         is_shuffled = shuffle.kind != "none"
         by_block = shuffle.groups is not None
         groups = 1 if shuffle.groups is None else shuffle.groups.number
@@ -261,9 +261,13 @@ class PlannedLog:
         return found
 
     def reading(self, found: Reading) -> Reading:
-        """Return how storage blocks are read: all of a window's at a time, and the next one's."""
-        items = self._drawer.drawn.items / found.all_blocks
-        of_window = math.ceil(self._window / items)
+        """Return how storage blocks are read: all of a window's at a time, and the next one's.
+
+        Where items are read without the rest of their blocks it is as it is without a plan.
+        """
+        if found.blocks is None:
+            return found
+        of_window = max(stream.most_parts for stream in self.streams)
         return found._replace(blocks=min(found.all_blocks, 2 * of_window + 1))
 
     # --- lanes ---

@@ -87,11 +87,18 @@ class Windows:
     ) -> None:
         self._drawn, self._seed, self._purpose = drawn, seed, purpose
         self._sources = [index.sources[name] for name in names]
-        self._windows = [window for own in pieces for window in cut(own, length, align, whole=whole)]
+        self._windows = [
+            window for own in pieces for window in cut(own, length, align, whole=whole)
+        ]
 
     def __len__(self) -> int:
         """Return how many windows there are."""
         return len(self._windows)
+
+    @property
+    def most_parts(self) -> int:
+        """Return of how many parts of the line, such as storage blocks, a window has items."""
+        return max((len({piece.part for piece in own}) for own in self._windows), default=0)
 
     def samples(self, number: int) -> Samples:
         """Return the samples of a window.
