@@ -10,7 +10,9 @@ from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.job import Job, LaneRoles
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Items
+from penstock.server.planned.log import in_words
 from penstock.server.roles.base import Sample
+from penstock.wire.errors import LaneStarved, PenstockError
 
 
 class PlannedPlanner:
@@ -54,12 +56,16 @@ class PlannedPlanner:
         """Return the plan of the batch at `offset` and step over it; None when the lane is over.
 
         Raises:
+            LaneStarved: It is endless, and none of its items comes to a batch.
             SourceUnavailable: The index cannot be read.
+            InvalidJob: The index is damaged.
         """
         end = self.end
         if end is not None and self.offset >= end:
             return None
         plan = self._coming or self._log.plan(self._part.lane, self.offset)
+        if plan is None:
+            raise self._starved()
         self._coming = None
         plan = plan._replace(lane=self.lane, offset=self.offset + self.before)
         if plan.accounting:
@@ -77,8 +83,26 @@ class PlannedPlanner:
         if not self.items.reads_ahead or (end is not None and self.offset >= end):
             return []
         if self._coming is None:
-            self._coming = self._log.plan(self._part.lane, self.offset)
-        return list(dict.fromkeys(ref.item for row in self._coming.rows for ref in row))
+            try:
+                self._coming = self._log.plan(self._part.lane, self.offset)
+            except PenstockError:
+                return []  # it fails by name when it is asked for itself
+        rows = () if self._coming is None else self._coming.rows
+        return list(dict.fromkeys(ref.item for row in rows for ref in row))
+
+    def _starved(self) -> LaneStarved:
+        counts = self._log.counts_of_epoch(self._part.lane)
+        fewer = ", or give the distributor fewer reading_groups"
+        return LaneStarved(
+            f"lane {self.lane} of job {self.job.name!r} has no batch: none of the "
+            f"{counts['drawn']} items that it draws from in an epoch comes to one "
+            f"({in_words(counts)}); loosen the filter, or look at the data"
+            f"{fewer if len(self._log.streams) > 1 else ''}",
+            lane=self.lane,
+            offset=self.offset,
+            drawn=counts["drawn"],
+            reasons=dict(counts),
+        )
 
     def forget(self) -> None:
         """Forget nothing: it holds no sample."""

@@ -2,16 +2,16 @@
 
 The items of an epoch are cut into windows, and each window is packed, once for all epochs
 (`windows`, `packed`). In an epoch each sample takes the place of one of the same size, so batches
-hold other samples in each, and as many tokens; where the batcher does not look at sizes, any sample
-takes any place. `order` says which batch of which window has which number; lanes of a reading group
-take these in turn. So everything follows from (job, lane, offset), and nothing from what was
-planned before.
+hold other samples in each, and as many tokens; where neither the batcher nor the plan looks at
+sizes, any sample takes any place. `order` says which batch of which window has which number; lanes
+of a reading group take these in turn. So everything follows from (job, lane, offset), and nothing
+from what was planned before.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -65,6 +65,7 @@ class Stream:
 
     Attributes:
         windows: How many windows it has.
+        most_parts: Of how many parts of the line, such as storage blocks, a window has items.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Stream:
     ) -> None:
         self._windows, self._roles, self._plan, self._seed = windows, roles, plan, seed
         self._step, self._purpose = step, purpose
-        self.windows = len(windows)
+        self.windows, self.most_parts = len(windows), windows.most_parts
         self._made: WindowOrder | BalancedOrder | None = None
         self._batches: dict[int, int] = {}
         self._counted: dict[int, Counter[str]] = {}
@@ -138,15 +139,16 @@ class Stream:
 
     def counts(self, number: int) -> Counter[str]:
         """Return what a window counts, and those after it without a batch, which cannot bear it."""
-        found = Counter(self._counts_of(number))
+        found = Counter(self.counts_of(number))
         for following in range(number + 1, number + self.windows):
             other = following % self.windows
             if self.count(other):
                 break
-            found.update(self._counts_of(other))
+            found.update(self.counts_of(other))
         return found
 
-    def _counts_of(self, number: int) -> Counter[str]:
+    def counts_of(self, number: int) -> Counter[str]:
+        """Return what a window counts."""
         if number not in self._counted:
             samples = self.samples(number)
             found = outline(self._roles.batcher, samples.sizes)
@@ -192,12 +194,16 @@ class PlannedLog:
         drawer = check_plannable(roles, plan, batches_per_step)
         self.index = SizeIndex.open(plan.index, plan.storage_options)
         check_inputs(plan.index, self.index.inputs, roles, seed)
+        self._check_samples()
         self._passes = [drawer.drawn.passes(number) for number in range(len(self._names))]
-        shuffle, self._drawer = drawer.shuffle, drawer
+        shuffle = drawer.shuffle
         is_shuffled = shuffle.kind != "none"
         by_block = shuffle.groups is not None
         groups = 1 if shuffle.groups is None else shuffle.groups.number
         self._step = batches_per_step if plan.balance is not None else None
+        self._looks_at_sizes = (
+            roles.batcher.needs_sizes or plan.group_by_length or plan.balance is not None
+        )
         self._window = plan.window
         if shuffle.groups is not None and not plan.window_given:
             mean = drawer.drawn.items / shuffle.groups.held
@@ -217,6 +223,7 @@ class PlannedLog:
                     [own[group::groups] for own in pieces],
                     self._window,
                     align,
+                    by_block and align == 1 and not plan.window_given,
                     self._order_seed,
                     f"of group {group}",
                 ),
@@ -230,6 +237,21 @@ class PlannedLog:
         ]
         self._kept: OrderedDict[tuple[int, int, int], _Window] = OrderedDict()
 
+    def _check_samples(self) -> None:
+        """Refuse data that gives no sample, as the index says without reading its blocks."""
+        drawn = [self.index.sources[name] for name in self._names]
+        if any(source.samples for source in drawn):
+            return
+        reasons: Counter[str] = Counter()
+        for source in drawn:
+            reasons.update(source.left_out)
+        raise InvalidJob(
+            f"none of the {sum(source.items for source in drawn)} items in the index "
+            f"{self._plan.index!r} gives a sample ({in_words(reasons)}): loosen the filter, or "
+            "look at the data",
+            key="plan.index",
+        )
+
     def identity(self) -> dict[str, Any]:
         """Return what of the plan decides bytes, JSON-able: with the hash of the index."""
         found = self._plan.parameters()
@@ -239,9 +261,13 @@ class PlannedLog:
         return found
 
     def reading(self, found: Reading) -> Reading:
-        """Return how storage blocks are read: all of a window's at a time, and the next one's."""
-        items = self._drawer.drawn.items / found.all_blocks
-        of_window = math.ceil(self._window / items)
+        """Return how storage blocks are read: all of a window's at a time, and the next one's.
+
+        Where items are read without the rest of their blocks it is as it is without a plan.
+        """
+        if found.blocks is None:
+            return found
+        of_window = max(stream.most_parts for stream in self.streams)
         return found._replace(blocks=min(found.all_blocks, 2 * of_window + 1))
 
     # --- lanes ---
@@ -259,12 +285,12 @@ class PlannedLog:
         total = epochs * self.streams[self.stream_of(lane)].batches
         return max(0, -(-(total - number) // lanes))
 
-    def plan(self, lane: int, offset: int) -> BatchPlan:
-        """Return what a batch is made of.
+    def plan(self, lane: int, offset: int) -> BatchPlan | None:
+        """Return what a batch is made of; None = no item of the lane's stream comes to a batch.
 
         Args:
             lane: Its lane.
-            offset: Its offset; the lane holds it.
+            offset: Its offset; the lane holds it, if it holds any.
 
         Raises:
             SourceUnavailable: The index cannot be read.
@@ -272,6 +298,8 @@ class PlannedLog:
         stream = self.stream_of(lane)
         number, lanes = self._turn(lane)
         place = self.streams[stream].order.find(offset * lanes + number)
+        if place is None:
+            return None
         window = self._window_of(stream, place)
         rows = self._rows(window, place)
         counts = self.streams[stream].counts(place.window) if place.bears else Counter[str]()
@@ -283,15 +311,21 @@ class PlannedLog:
         stream = self.streams[self.stream_of(lane)]
         number, lanes = self._turn(lane)
         found: Counter[str] = Counter()
-        # Epochs before one that is not begun by then, of any window.
-        last, epoch = (offset - 1) * lanes + number, 0
-        while last >= 0:
+        last, epoch, epochs = (offset - 1) * lanes + number, 0, self._roles.epochs
+        while (epochs is None or epoch < epochs) and stream.order.least_number(epoch) <= last:
             windows, firsts = stream.order.numbers_of_first(epoch)
             for window in windows[(firsts % lanes == number) & (firsts <= last)].tolist():
                 found.update(stream.counts(window))
             epoch += 1
-            if epoch == self._roles.epochs or epoch * stream.batches > last + stream.batches:
-                break
+        return found
+
+    def counts_of_epoch(self, lane: int | None = None) -> Counter[str]:
+        """Return what the windows count in an epoch: those of a lane's stream, or all."""
+        streams = self.streams if lane is None else [self.streams[self.stream_of(lane)]]
+        found = Counter[str]()
+        for stream in streams:
+            for window in range(stream.windows):
+                found.update(stream.counts_of(window))
         return found
 
     def _turn(self, lane: int) -> tuple[int, int]:
@@ -310,7 +344,9 @@ class PlannedLog:
         sources, items = samples.sources[taken].tolist(), samples.items[taken].tolist()
         copies = samples.copies[taken].tolist()
         parts = None if samples.parts is None else samples.parts[taken].tolist()
-        sizes = packed.sizes[begin:end].tolist()
+        # Where nothing looks at sizes, a sample may take the place of one of another size.
+        own = samples.sizes[taken] if packed.starts is None else packed.sizes[begin:end]
+        sizes = own.tolist()
         starts = None if packed.starts is None else packed.starts[begin:end].tolist()
         stops = None if packed.stops is None else packed.stops[begin:end].tolist()
         names, passes = self._names, self._passes
@@ -347,14 +383,17 @@ class PlannedLog:
         return found
 
     def _filled(self, samples: Samples, key: tuple[int, int, int]) -> Integers:
-        """Return which sample takes the place of each, in an epoch: another of the same size."""
+        """Return which sample takes the place of each, in an epoch: another of the same size.
+
+        Of any size, where neither the batcher nor the plan looks at them.
+        """
         total = len(samples.sizes)
         if self._order_seed is None:
             return np.arange(total)
         stream, window, epoch = key
         purpose = f"places in window {window} of group {stream}"
         order = Permutation(total, self._seed, epoch, purpose).take(np.arange(total))
-        if not self._roles.batcher.needs_sizes and not self._plan.group_by_length:
+        if not self._looks_at_sizes:
             return order
         sizes = _narrow(samples.sizes)
         filled = np.empty(total, np.int64)
@@ -365,6 +404,11 @@ class PlannedLog:
 def _narrow(sizes: Integers) -> Any:
     """Return sizes as the smallest integers that hold them, which NumPy sorts by radix."""
     return sizes.astype(np.uint16) if len(sizes) and sizes.max() < 1 << 16 else sizes
+
+
+def in_words(counts: Mapping[str, int]) -> str:
+    """Return counts by name as people read them."""
+    return ", ".join(f"{name}: {count:,}" for name, count in sorted(counts.items()) if count)
 
 
 def check_plannable(roles: RoleSet, plan: Plan, batches_per_step: int | None) -> MapDistributor:
@@ -419,4 +463,4 @@ def check_plannable(roles: RoleSet, plan: Plan, batches_per_step: int | None) ->
     return drawer
 
 
-__all__ = ["KEPT_SAMPLES", "PlannedLog", "Stream", "check_plannable"]
+__all__ = ["KEPT_SAMPLES", "PlannedLog", "Stream", "check_plannable", "in_words"]

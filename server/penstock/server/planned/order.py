@@ -72,11 +72,13 @@ class WindowOrder:
             self._total = sum(map(self._count, range(self._windows)))
         return self._total
 
-    def find(self, number: int) -> Place:
-        """Return which batch has a number."""
+    def find(self, number: int) -> Place | None:
+        """Return which batch has a number; None = no window has any."""
         early = self._in_first_windows(number)
         if early is not None:
             return early
+        if not self.batches:
+            return None
         epoch, inner = divmod(number, self.batches)
         ends = self._ends(epoch)
         place = int(np.searchsorted(ends, inner, "right"))
@@ -92,6 +94,10 @@ class WindowOrder:
         begins = np.concatenate(([0], ends[:-1]))
         some = np.flatnonzero(ends > begins)
         return self._order(epoch)[some], begins[some] + epoch * self.batches
+
+    def least_number(self, epoch: int) -> int:
+        """Return a number below which an epoch has no batch."""
+        return epoch * self.batches
 
     def _in_first_windows(self, number: int) -> Place | None:
         """Return a batch of the first epoch without counting windows that come after it."""
@@ -161,10 +167,12 @@ class BalancedOrder:
             for window in np.flatnonzero((self._steps == 0) & (self._counts > 0))
         }
 
-    def find(self, number: int) -> Place:
-        """Return which batch has a number."""
+    def find(self, number: int) -> Place | None:
+        """Return which batch has a number; None = no window has any."""
         step, inner = divmod(number, self._step)
         total = self.batches
+        if not total:
+            return None
         epoch = -(-(step + 1) * self._step // total) - 1
         if self._epochs is not None:
             epoch = min(epoch, self._epochs - 1)  # of the last step, which is not full
@@ -199,6 +207,13 @@ class BalancedOrder:
             numbers.append(self._number_of_kept(epoch, at))
         by_number = np.argsort(numbers, kind="stable")
         return np.array(windows, np.int64)[by_number], np.array(numbers, np.int64)[by_number]
+
+    def least_number(self, epoch: int) -> int:
+        """Return a number below which an epoch has no batch: that of its first step.
+
+        Batches that fill no step there come later, in one of a later epoch.
+        """
+        return epoch * self.batches // self._step * self._step
 
     def _kept_at(self, epoch: int, step: int, inner: int) -> Place:
         """Return a batch of the `step`-th step of kept ones in an epoch."""
