@@ -13,6 +13,7 @@ import click
 
 from penstock.server.commands.check import check
 from penstock.server.commands.init import init
+from penstock.server.commands.plan import plan
 from penstock.server.commands.schema import schema
 from penstock.server.commands.serve import serve
 from penstock.server.commands.show import show
@@ -84,7 +85,7 @@ def cli(context: click.Context) -> None:
         context.exit(2)
 
 
-for _command in (serve, init, check, show, schema):
+for _command in (serve, init, check, plan, show, schema):
     cli.add_command(_command)
 
 __all__ = ["cli"]

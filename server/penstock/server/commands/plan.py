@@ -1,0 +1,164 @@
+"""`penstockd plan`: what a job gives, from the sizes of its samples alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import click
+
+from penstock.server.commands.plan_page import page
+from penstock.server.commands.plan_text import render
+from penstock.server.commands.progress import Progress, Say
+from penstock.server.commands.say import say
+from penstock.server.job import Job
+from penstock.server.jobs.load import load
+from penstock.server.planned.other_lanes import lanes_table
+from penstock.server.planned.plan_report import (
+    PlanReport,
+    global_batch,
+    report_of_simulated,
+    world_sizes,
+)
+from penstock.server.planned.simulated import simulate
+from penstock.wire.errors import InvalidRequest
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg]  # only newer clicks have one
+    """Whole numbers of at least 1, between commas."""
+
+    name = "numbers"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Return them."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            found = tuple(int(part) for part in value.split(","))
+        except ValueError:
+            found = ()
+        if not found or min(found) < 1:
+            self.fail(f"{value!r} is not whole numbers from 1 on, such as 8 or 8,16", param, ctx)
+        return found
+
+
+@click.command(short_help="Say what a job gives, without decoding anything.")
+@click.argument("file")
+@click.argument("job")
+@click.option(
+    "--ranks",
+    type=Numbers(),
+    default=(),
+    metavar="W[,W...]",
+    help="World sizes to look at; default: those that divide the batches of a step.",
+)
+@click.option(
+    "--batches-per-step",
+    type=click.IntRange(min=1),
+    metavar="G",
+    help="Batches in a step; default: what the job says, else the largest of --ranks.",
+)
+@click.option(
+    "--lanes",
+    type=Numbers(),
+    default=(),
+    metavar="N[,N...]",
+    help="Other numbers of lanes to compare; default: a few, as far as 20 s allow.",
+)
+@click.option(
+    "--epochs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Epochs to plan; default: all of a finite job, 1 of an endless one.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
+@click.option(
+    "--html",
+    "html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a report with plots, in one file that needs nothing else.",
+)
+def plan(
+    file: str,
+    job: str,
+    ranks: tuple[int, ...],
+    batches_per_step: int | None,
+    lanes: tuple[int, ...],
+    epochs: int | None,
+    as_json: bool,
+    html: Path | None,
+) -> None:
+    """Say what JOB of FILE gives: batches, steps, padding, what is left out, how costs differ.
+
+    The planners of the job run as on a node, with the sizes of its samples alone: no item is
+    decoded, nothing is served or stored. What is printed is what a reader of the whole job gets.
+
+    Exits with 2 where sizes are not known before items are decoded, and says what to do.
+
+    \b
+    Examples:
+      penstockd plan penstock.yaml main
+      penstockd plan penstock.yaml main --ranks 8,16 --batches-per-step 64 --html plan.html
+    """  # noqa: D301 - \b is for click
+    config = load(file)
+    built = config.job(job)
+    step = global_batch(built, batches_per_step, ranks)
+    built.check_steps(step[0])
+    worlds = world_sizes(step[0], ranks)
+    try:
+        with Progress() as progress:
+            found = report(built, step, worlds, lanes, epochs, progress.say)
+    finally:
+        built.close()
+    if html is not None:
+        _write(html, page(found))
+    if as_json:
+        click.echo(json.dumps(found.to_json()))
+    else:
+        say(render(found))
+
+
+def report(
+    job: Job,
+    step: tuple[int, str],
+    worlds: list[int],
+    lanes: tuple[int, ...] = (),
+    epochs: int | None = None,
+    tell: Say = lambda doing: None,
+) -> PlanReport:
+    """Return what is to be said of a job.
+
+    Args:
+        job: The job.
+        step: G, and who says it.
+        worlds: World sizes, which divide it.
+        lanes: Other numbers of lanes to compare.
+        epochs: How many epochs to plan; None = all of a finite job, 1 of an endless one.
+        tell: Told now and then what is being done.
+    """
+    began_s = time.monotonic()
+    tell("opening the source")
+    found = simulate(job, None, epochs, tell)
+    took_s = time.monotonic() - began_s
+    return report_of_simulated(
+        job, found, step, worlds, lanes_table(job, found, took_s, lanes, None, tell)
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(
+            f"the report cannot be written to {str(path)!r}: {error.strerror or error}; name "
+            "another file",
+            field="html",
+            value=str(path),
+        ) from error
+
+
+__all__ = ["plan", "report"]
