@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.server.planned.log import PlannedLog
+from penstock.server.planned.plan import Plan
 from penstock.server.roles.base import (
     BatchCollator,
     DataDistributor,
@@ -43,6 +45,8 @@ class RoleSet:
     Args:
         source, distributor, processor, batcher, collator, batch_size: As for `Job`.
         ratio: Its share of the batches of a joint job, in proportion to those of the other sets.
+        plan: How batches are packed from an index of sizes, before anything is read; None = each
+            lane packs what it draws.
         exhausted: What happens after the epochs of a joint job that has any: `stop` ends every lane
             where this set is chosen and has nothing more; `repeat` begins it again, for as long as
             the others last.
@@ -53,6 +57,7 @@ class RoleSet:
         lanes: How many lanes have these roles.
         epochs: After how many epochs its lanes are over; None = never.
         sources: Its sources by name; no other set of the job has one of that name.
+        planned: What its batches are made of, where it has a plan; once it is open.
 
     Raises:
         InvalidJob: The roles do not hold together; says what to change.
@@ -67,6 +72,7 @@ class RoleSet:
         collator: BatchCollator | None = None,
         *,
         batch_size: int | None = None,
+        plan: Plan | None = None,
         ratio: float = 1,
         exhausted: str = "stop",
     ) -> None:
@@ -96,6 +102,8 @@ class RoleSet:
         self.processor = processor or IdentityProcessor()
         self.batcher: SampleBatcher = batcher
         self.collator = collator or DefaultBatchCollator()
+        self.plan = plan
+        self.planned: PlannedLog | None = None
 
     def placed(self, lanes: int, name: str = "", number: int = 0) -> RoleSet:
         """Return this set as it is in a job.
@@ -111,12 +119,13 @@ class RoleSet:
             found.sources = {name: self.sources["main"]}
         return found
 
-    def open(self, seed: int, epochs: int | None) -> None:
+    def open(self, seed: int, epochs: int | None, batches_per_step: int | None = None) -> None:
         """Check the roles against the data, and bind the distributor to it.
 
         Args:
             seed: The job's.
             epochs: The job's; a set that is repeated has none.
+            batches_per_step: The job's; None = it says none.
 
         Raises:
             InvalidJob: They do not hold together; says what to change.
@@ -134,6 +143,8 @@ class RoleSet:
             if reading.blocks is not None:
                 # A process that reads for a few groups alone says so: a worker does.
                 self.keep_blocks(reading, reading.held)
+        if self.plan is not None:
+            self.planned = PlannedLog(self, self.plan, seed, batches_per_step)
 
     def _check_columns(self, source: Source) -> None:
         """Refuse what the data's schema tells: that every item would fail."""
@@ -152,6 +163,7 @@ class RoleSet:
             "processor": self.processor.identity(),
             "batcher": self.batcher.identity(),
             "collator": self.collator.identity(),
+            **({} if self.planned is None else {"plan": self.planned.identity()}),
         }
 
     # --- what they need of the data ---
@@ -211,7 +223,7 @@ class RoleSet:
     @property
     def plans_from_refs(self) -> bool:
         """Tell whether batches are planned without processing: from refs, and sizes if needed."""
-        return (
+        return self.plan is not None or (
             self.processor.one_to_one
             and not self.batcher.needs_content
             and (not self.needs_sizes or self.processor.knows_size() or bool(self.sized_sources))
@@ -272,7 +284,8 @@ class RoleSet:
     @cached_property
     def columns(self) -> Sequence[str]:
         """Return the columns that batches are made of, where items need not become objects."""
-        if not (self.plans_from_refs and self.processor.passes_items()):
+        one_to_one = self.processor.one_to_one and self.processor.passes_items()
+        if not (self.plans_from_refs and one_to_one):
             return ()
         if not isinstance(self.collator, ColumnCollator):
             return ()
@@ -294,6 +307,8 @@ class RoleSet:
 
     def draws(self, lane: int) -> int | None:
         """Return how many draws a lane of the set has; None = no end, or it is not known."""
+        if self.planned is not None:  # its lanes take batches, and not items, in turn
+            return None
         return self.distributor.draws(lane, self.lanes)
 
     def batches(self, lane: int) -> int | None:
@@ -302,6 +317,8 @@ class RoleSet:
         So it does where every draw gives a sample, whatever the item is: an item whose size cannot
         be told may be left out before it comes to a batch.
         """
+        if self.planned is not None:
+            return self.planned.known_end(lane)
         batcher, draws = self.batcher, self.draws(lane)
         is_looked_at = self.needs_sizes or batcher.needs_content
         if draws is None or is_looked_at or not self.processor.one_to_one:
@@ -311,7 +328,9 @@ class RoleSet:
     @property
     def ends(self) -> bool:
         """Tell whether every lane of the set is over after the job's epochs."""
-        return self.distributor.ends_by_epochs or self.draws(0) is not None
+        return (
+            self.planned is not None or self.distributor.ends_by_epochs or self.draws(0) is not None
+        )
 
 
 def deal_lanes(counts: Sequence[int]) -> list[int]:

@@ -19,10 +19,11 @@ from typing import Any
 from penstock.server.job import Job, find_job
 from penstock.server.jobs.location import Location
 from penstock.server.jobs.python_file import jobs_in
-from penstock.server.jobs.registry import KINDS, build
+from penstock.server.jobs.registry import KINDS, absolute, build
 from penstock.server.jobs.settings import JobSettings, RolesSettings, SetSettings
 from penstock.server.jobs.validate import validate
 from penstock.server.joint_job import JointJob, RoleSet
+from penstock.server.planned.plan import Plan
 from penstock.wire.errors import InvalidJob, JobChanged, PenstockError
 
 FORMAT = 1
@@ -103,6 +104,8 @@ def _storable(section: dict[str, Any]) -> dict[str, Any]:
         found["source"] = _without_options(found["source"])
     if found.get("sources") is not None:
         found["sources"] = {name: _without_options(spec) for name, spec in found["sources"].items()}
+    if found.get("plan") is not None:
+        found["plan"] = _without_options(found["plan"])
     return found
 
 
@@ -218,6 +221,8 @@ def _roles(given: dict[str, Any], location: Location) -> dict[str, Any]:
                 f"{at.key} and {location.at('processor').key} are both given: remove one of them"
             )
         values["processor"] = {"function": function}
+    if (plan := values.get("plan")) is not None:
+        values["plan"] = _plan(plan, location.at("plan"))
     several = values.pop("sources", None)
     if several is not None:
         values["source"] = {
@@ -229,6 +234,15 @@ def _roles(given: dict[str, Any], location: Location) -> dict[str, Any]:
             at = location if role == "processor" and function is not None else location.at(role)
             values[role] = build(kind, values[role], at)
     return values
+
+
+def _plan(given: dict[str, Any], location: Location) -> Plan:
+    """Build the plan of a section; its index is relative to the job file."""
+    try:
+        return Plan(**{**given, "index": absolute(given["index"], location.base)})
+    except InvalidJob as error:
+        key = str(error.key or "").removeprefix("plan.")
+        raise location.at(key).error(f"{location.key}: {error.message}", error) from error
 
 
 def _placed(error: PenstockError, given: dict[str, Any], location: Location) -> PenstockError:

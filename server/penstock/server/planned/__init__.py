@@ -1,1 +1,1 @@
-"""What is known of a job before anything of it is decoded: sizes, plans, and what they say."""
+"""Planned jobs: batches are packed from an index of sizes, and found by arithmetic."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from penstock.server.core.refs import Row, Rows, SampleRef
 from penstock.server.roles.base import Sample
@@ -82,6 +82,12 @@ class SequentialPackingBatcher(PackingBatcher):
     def size_of(self, sample: Sample) -> int:
         """Return the length of the value `length_key`; 0 where rows are finished by count."""
         return 0 if self.max_sequence_length is None else super().size_of(sample)
+
+    def size_rule(self) -> Any:
+        """Return what `size_of` gives: a length, or nothing where rows are finished by count."""
+        if not self.keeps(SequentialPackingBatcher, "size_of"):
+            return super().size_rule()
+        return None if self.max_sequence_length is None else {"length_of": self.length_key}
 
     def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
         """Take one sample; return the batches that the rows that it finished have completed."""
