@@ -209,18 +209,18 @@ def test_positions_of_a_finite_job_are_read_in_the_order_of_the_plan() -> None:
 
     found = simulate(job)
 
-    assert found.columns.tokens.tolist() == tokens
-    assert found.whole == len(tokens)
+    assert found.costs["tokens"].tolist() == tokens
+    assert found.positions == len(tokens)
 
 
 def test_positions_of_an_endless_job_are_those_below_the_first_gap() -> None:
     """Lanes end an epoch at different offsets: beyond the first that does, places are not known."""
     job = make(BATCHERS["best_fit_split"], data=source(120), lanes=4)
     loader, found = LocalLoader(job), simulate(job)
-    tokens = [tokens_of(loader.batch(position).header) for position in range(found.whole)]
+    tokens = [tokens_of(loader.batch(position).header) for position in range(found.positions)]
 
-    assert 0 < found.whole <= len(found.columns.tokens)
-    assert found.columns.tokens[: found.whole].tolist() == tokens
+    assert 0 < found.positions <= len(found.costs["tokens"])
+    assert found.costs["tokens"].tolist() == tokens
 
 
 def test_several_sources_and_mixtures_are_counted_each() -> None:
@@ -348,7 +348,7 @@ def test_skew_is_the_largest_above_the_mean() -> None:
     """Reckoned again without arrays, for each micro index and for steps."""
     job = make(BATCHERS["best_fit_split"], lanes=4, epochs=3)
     found = report(job, (4, "option"), [2, 4])
-    tokens = simulate(job).columns.tokens.tolist()
+    tokens = simulate(job).costs["tokens"].tolist()
     for ranks in found.ranks:
         world, micro, whole = ranks.world_size, [], []
         for start in range(0, len(tokens) // 4 * 4, 4):

@@ -14,14 +14,17 @@ from penstock.server.commands.progress import Progress, Say
 from penstock.server.commands.say import say
 from penstock.server.job import Job
 from penstock.server.jobs.load import load
+from penstock.server.planned.index_file import SizeIndex
+from penstock.server.planned.index_lookup import IndexLookup
 from penstock.server.planned.other_lanes import lanes_table
 from penstock.server.planned.plan_report import (
     PlanReport,
     global_batch,
-    report_of_simulated,
+    report_of,
     world_sizes,
 )
 from penstock.server.planned.simulated import simulate
+from penstock.server.planned.told import IndexedOutcomes
 from penstock.wire.errors import InvalidRequest
 
 
@@ -74,6 +77,11 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # only newer clicks h
     metavar="N",
     help="Epochs to plan; default: all of a finite job, 1 of an endless one.",
 )
+@click.option(
+    "--index",
+    metavar="URL",
+    help="An index of its sizes, made by `penstockd index`, for a job that is not planned.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
 @click.option(
     "--html",
@@ -89,6 +97,7 @@ def plan(
     batches_per_step: int | None,
     lanes: tuple[int, ...],
     epochs: int | None,
+    index: str | None,
     as_json: bool,
     html: Path | None,
 ) -> None:
@@ -111,7 +120,7 @@ def plan(
     worlds = world_sizes(step[0], ranks)
     try:
         with Progress() as progress:
-            found = report(built, step, worlds, lanes, epochs, progress.say)
+            found = report(built, step, worlds, lanes, epochs, index, progress.say)
     finally:
         built.close()
     if html is not None:
@@ -128,6 +137,7 @@ def report(
     worlds: list[int],
     lanes: tuple[int, ...] = (),
     epochs: int | None = None,
+    index: str | None = None,
     tell: Say = lambda doing: None,
 ) -> PlanReport:
     """Return what is to be said of a job.
@@ -138,15 +148,39 @@ def report(
         worlds: World sizes, which divide it.
         lanes: Other numbers of lanes to compare.
         epochs: How many epochs to plan; None = all of a finite job, 1 of an endless one.
+        index: Where an index of its sizes lies, for a job that is not planned.
         tell: Told now and then what is being done.
     """
     began_s = time.monotonic()
-    tell("opening the source")
-    found = simulate(job, None, epochs, tell)
+    indexes = lookups(job, index, tell)
+    found = simulate(job, indexes, epochs, tell)
     took_s = time.monotonic() - began_s
-    return report_of_simulated(
-        job, found, step, worlds, lanes_table(job, found, took_s, lanes, None, tell)
-    )
+    table = lanes_table(job, found, took_s, lanes, indexes, tell)
+    return report_of(job, found, step, worlds, table)
+
+
+def lookups(job: Job, index: str | None, tell: Say) -> dict[int, IndexedOutcomes]:
+    """Return what indexes say of a job's items, by the number of the set of roles.
+
+    Raises:
+        InvalidRequest: An index is named, and cannot be used.
+        InvalidJob: It does not fit the job.
+    """
+    found: dict[int, IndexedOutcomes] = {}
+    for roles in job.role_sets:
+        if roles.planned is not None:
+            found[roles.number] = IndexLookup(roles.planned.index, roles, job.seed, job.name, tell)
+    if index is None:
+        return found
+    if found or len(job.role_sets) > 1:
+        what = "has one in its plan" if found else f"has {len(job.role_sets)} sets of roles"
+        raise InvalidRequest(
+            f"--index names an index, and job {job.name!r} {what}: leave the option out",
+            field="index",
+            value=index,
+        )
+    [roles] = job.role_sets
+    return {0: IndexLookup(SizeIndex.open(index), roles, job.seed, job.name, tell)}
 
 
 def _write(path: Path, text: str) -> None:

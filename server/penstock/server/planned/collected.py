@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.server.core.refs import BatchPlan, Rows, SampleRef
 from penstock.server.job import Job
-from penstock.server.planned.report import BatchColumns, Tally
+from penstock.server.planned.tally import BatchColumns, Tally
 from penstock.server.planned.told import Told, collates_by_size
 from penstock.server.role_set import RoleSet
 from penstock.server.roles.filling import BatchSizes
@@ -99,13 +99,14 @@ class _Chunk:
 
     def sizes(self) -> BatchSizes:
         """Return the sizes in these batches."""
-        if self._told.of_items is None:
+        if self._told.of_samples is None:
             sizes = np.array([ref.size for ref in self.slots], np.int64)
         else:
             sizes = np.zeros(len(self.slots), np.int64)
             for name, numbers in self._slots_by_source().items():
-                indices = [self.slots[number].item.index for number in numbers]
-                sizes[numbers] = self._told.of_items(name, indices)
+                refs = [self.slots[number] for number in numbers]
+                indices, parts = [ref.item.index for ref in refs], [ref.part for ref in refs]
+                sizes[numbers] = self._told.of_samples(name, indices, parts)
         return BatchSizes(sizes, np.array(self._rows, np.int64), np.array(self._batches, np.int64))
 
     def by_source(self, batches: BatchSizes) -> dict[str, tuple[int, int]]:

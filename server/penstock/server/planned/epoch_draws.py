@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.server.core.refs import ItemRef
+from penstock.server.core.refs import BatchPlan, ItemRef
+from penstock.server.job import Job, LaneRoles
+from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.planned_planner import PlannedPlanner
 from penstock.server.roles.draws import LaneDraws
 from penstock.wire.errors import PenstockError
 
@@ -60,4 +63,28 @@ class DrawsOfEpochs(LaneDraws):
         self._draws.restore(state[1])
 
 
-__all__ = ["DrawsOfEpochs", "EpochDrawn"]
+class PlannedOfEpochs(PlannedPlanner):
+    """The planner of a planned set of a joint job, up to the end of an epoch of its own.
+
+    Args:
+        job, lane, items, part: As for `PlannedPlanner`.
+        epochs: After how many it stops.
+    """
+
+    def __init__(self, job: Job, lane: int, items: Items, part: LaneRoles, epochs: int) -> None:
+        super().__init__(job, lane, items, part)
+        assert part.roles.planned is not None
+        self._most = part.roles.planned.batches_of(part.lane, epochs)
+
+    def next(self) -> BatchPlan | None:
+        """Return the plan of the batch at `offset` and step over it.
+
+        Raises:
+            EpochDrawn: The epochs are over.
+        """
+        if self.offset >= self._most:
+            raise EpochDrawn("the set has given its batches of the epochs")
+        return super().next()
+
+
+__all__ = ["DrawsOfEpochs", "EpochDrawn", "PlannedOfEpochs"]

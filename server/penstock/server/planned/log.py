@@ -244,8 +244,10 @@ class PlannedLog:
     def known_end(self, lane: int) -> int | None:
         """Return how many batches a lane holds; None = endless."""
         epochs = self._roles.epochs
-        if epochs is None:
-            return None
+        return None if epochs is None else self.batches_of(lane, epochs)
+
+    def batches_of(self, lane: int, epochs: int) -> int:
+        """Return how many batches a lane holds of the first epochs."""
         number, lanes = self._turn(lane)
         total = epochs * self.streams[self.stream_of(lane)].batches
         return max(0, -(-(total - number) // lanes))

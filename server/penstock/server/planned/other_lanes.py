@@ -9,8 +9,9 @@ from typing import Any
 
 from penstock.server.job import Job
 from penstock.server.joint_job import JointJob
+from penstock.server.planned.figures import Figures
 from penstock.server.planned.plan_report import LanesRow, Packing
-from penstock.server.planned.simulated import Simulated, simulate
+from penstock.server.planned.simulated import simulate
 from penstock.server.planned.told import IndexedOutcomes
 from penstock.server.role_set import RoleSet
 from penstock.server.roles.role import Role
@@ -28,10 +29,10 @@ def nearby(lanes: int) -> list[int]:
 
 def lanes_table(
     job: Job,
-    found: Simulated,
+    found: Figures,
     took_s: float,
     asked: Sequence[int],
-    index: IndexedOutcomes | None = None,
+    indexes: Mapping[int, IndexedOutcomes] | None = None,
     say: Callable[[str], None] = lambda doing: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[LanesRow]:
@@ -42,7 +43,7 @@ def lanes_table(
         found: What its planners made.
         took_s: How long that took: another number of lanes takes as long.
         asked: Which numbers; without any those nearby, as far as `BUDGET_S` allows.
-        index: The sizes of its items, where nothing else tells them.
+        indexes: As for `simulate`.
         say: Told now and then what is being done.
         clock: Seconds.
     """
@@ -57,7 +58,7 @@ def lanes_table(
             why = f"it would take about {took_s:,.0f} s: ask for it with --lanes {lanes}"
             rows.append(LanesRow(lanes, why_not=why))
         else:
-            rows.append(_planned(job, lanes, found.epochs, index, say))
+            rows.append(_planned(job, lanes, found.epochs, indexes, say))
     return sorted(rows, key=lambda row: row.lanes)
 
 
@@ -65,22 +66,20 @@ def _planned(
     job: Job,
     lanes: int,
     epochs: int,
-    index: IndexedOutcomes | None,
+    indexes: Mapping[int, IndexedOutcomes] | None,
     say: Callable[[str], None],
 ) -> LanesRow:
     def of_lanes(doing: str) -> None:
         say(f"{lanes} lanes: {doing}")
 
     try:
-        return _row(lanes, simulate(with_lanes(job, lanes), index, epochs, of_lanes))
+        return _row(lanes, simulate(with_lanes(job, lanes), indexes, epochs, of_lanes))
     except PenstockError as error:
         return LanesRow(lanes, why_not=error.message)
 
 
-def _row(lanes: int, found: Simulated) -> LanesRow:
-    tally = found.tally
-    packing = Packing.of(tally, found.columns) if tally.tokens else None
-    return LanesRow(lanes, tally.batches, packing)
+def _row(lanes: int, found: Figures) -> LanesRow:
+    return LanesRow(lanes, found.tally.batches, Packing.of(found.tally))
 
 
 def with_lanes(job: Job, lanes: int) -> Job:

@@ -8,11 +8,9 @@ from typing import Any
 
 from penstock.server.job import Job
 from penstock.server.planned.counts import Bar, Spread
-from penstock.server.planned.report import BatchColumns, Tally
-from penstock.server.planned.simulated import Simulated
+from penstock.server.planned.figures import Figures
 from penstock.server.planned.skew import Costs, RankSkew, skew
-from penstock.server.planned.told import INDEX, SIZE, SOURCE
-from penstock.server.roles.distributors import MapDistributor
+from penstock.server.planned.tally import Tally
 from penstock.wire.order import Tail, check_divides, divisors
 
 FORMAT = 1
@@ -41,11 +39,13 @@ class Packing:
     by_collator: bool
 
     @classmethod
-    def of(cls, tally: Tally, columns: BatchColumns) -> Packing:
-        """Return it for what was counted."""
+    def of(cls, tally: Tally) -> Packing | None:
+        """Return it for what was counted; None = sizes are not known."""
+        if not tally.tokens:
+            return None
         if tally.filled is not None:
             return cls(*tally.filled, by_collator=True)
-        return cls(tally.tokens, int(columns.padded.sum()), by_collator=False)
+        return cls(tally.tokens, tally.padded, by_collator=False)
 
     @property
     def padding(self) -> int:
@@ -125,6 +125,7 @@ class PlanReport:
         job: The job's name.
         log_id: Hex.
         sizes_from: `source`, `size`, `index`; or `none`, where nobody needs them or knows them.
+        is_planned: The job is planned: its batches were packed from an index.
         lanes: Lanes.
         epochs: How many epochs these figures are of.
         is_all: It is all of a finite job; else the log goes on after them.
@@ -150,6 +151,7 @@ class PlanReport:
     job: str
     log_id: str
     sizes_from: str
+    is_planned: bool
     lanes: int
     epochs: int
     is_all: bool
@@ -195,6 +197,7 @@ class PlanReport:
             "job": self.job,
             "log_id": self.log_id,
             "sizes_from": self.sizes_from,
+            "planned": self.is_planned,
             "lanes": self.lanes,
             "epochs": self.epochs,
             "all": self.is_all,
@@ -288,33 +291,31 @@ def ranks_of(
     ]
 
 
-def report_of_simulated(
+def report_of(
     job: Job,
-    found: Simulated,
+    found: Figures,
     batches_per_step: tuple[int, str],
     worlds: Sequence[int],
     other_lanes: Sequence[LanesRow] = (),
 ) -> PlanReport:
-    """Return what the planners' work says.
+    """Return what the figures of a job say.
 
     Args:
         job: The job.
-        found: What its planners made.
+        found: Its figures.
         batches_per_step: G, and who says it.
         worlds: World sizes, which divide it.
         other_lanes: What the job makes with other numbers of lanes.
     """
     tally, step = found.tally, batches_per_step[0]
-    sized = tally.tokens > 0
-    costs = {"samples": found.columns.samples}
-    if sized:
-        costs = {"tokens": found.columns.tokens, "squares": found.columns.squares}
-    costs = {name: column[: found.whole] for name, column in costs.items()}
-    by = {told.by for told in found.told}
+    packing = Packing.of(tally)
+    sized = packing is not None
+    notes = [] if sized else ["sizes are not known, nor looked at: a batch is so many samples"]
     return PlanReport(
         job=job.name,
         log_id=job.log_id.hex(),
-        sizes_from=next((each for each in (INDEX, SIZE, SOURCE) if each in by), "none"),
+        sizes_from=found.sizes_from,
+        is_planned=found.is_planned,
         lanes=job.lanes,
         epochs=found.epochs,
         is_all=found.is_all,
@@ -322,7 +323,7 @@ def report_of_simulated(
         batches=tally.batches,
         rows=tally.rows,
         samples=tally.samples,
-        packing=Packing.of(tally, found.columns) if sized else None,
+        packing=packing,
         of_rows=tally.of_rows.spread(),
         of_batches=tally.of_batches.spread(),
         row_tokens=tally.row_tokens.spread() if sized else None,
@@ -333,39 +334,11 @@ def report_of_simulated(
         sources=found.sources,
         batches_per_step=step,
         step_from=batches_per_step[1],
-        steps=found.whole // step,
-        ranks=ranks_of(costs, step, worlds),
+        steps=found.positions // step,
+        ranks=ranks_of(found.costs, step, worlds),
         other_lanes=other_lanes,
-        notes=_notes(job, found, sized),
+        notes=[*found.notes, *notes],
     )
-
-
-def _notes(job: Job, found: Simulated, sized: bool) -> list[str]:
-    notes = []
-    if not found.is_all:
-        notes.append(
-            f"the log goes on after {_epochs(found.epochs)}: batches that its draws did not finish "
-            f"are not counted, and the {found.held:,} samples that batchers hold come in the next"
-        )
-        if found.whole < found.tally.batches:
-            notes.append(
-                f"lanes do not end an epoch after the same number of batches: steps are those of "
-                f"the first {found.whole:,} positions"
-            )
-        if any(not isinstance(roles.distributor, MapDistributor) for roles in job.role_sets):
-            notes.append("an epoch is taken to be as many draws as there are items")
-    if not sized:
-        notes.append("no sizes are looked at: batches have a fixed number of samples")
-    elif any(told.by == SIZE for told in found.told):
-        notes.append(
-            "sizes are those that the processor's size() tells; samples that turn out smaller "
-            "leave more padding"
-        )
-    return notes
-
-
-def _epochs(number: int) -> str:
-    return "this epoch" if number == 1 else f"these {number:,} epochs"
 
 
 __all__ = [
@@ -376,6 +349,6 @@ __all__ = [
     "Ranks",
     "global_batch",
     "ranks_of",
-    "report_of_simulated",
+    "report_of",
     "world_sizes",
 ]

@@ -25,14 +25,20 @@ KEY = "input_ids"
 
 
 class IndexedOutcomes(Protocol):
-    """What an index of sizes says of items, as a processor would."""
+    """What an index of sizes says of items, as a processor would.
+
+    Attributes:
+        drew: The sizes may depend on random numbers, and are those of the first epoch.
+    """
+
+    drew: bool
 
     def outcome(self, item: ItemRef) -> list[Sample] | Filtered | Bad:
         """Return the samples of an item, each a `ToldSample`; or why there are none."""
         ...
 
-    def sizes(self, source: str, indices: Sequence[int]) -> Numbers:
-        """Return the sizes of the one sample of each item: int64 (n,)."""
+    def sizes(self, source: str, indices: Sequence[int], parts: Sequence[int]) -> Numbers:
+        """Return the sizes of samples, each by its item and its number there: int64 (n,)."""
         ...
 
 
@@ -53,12 +59,12 @@ class Told(NamedTuple):
 
     Attributes:
         by: `source`, `size`, `index` or `none`.
-        of_items: Gives the sizes of items of a source, where the planner itself asks for none: each
-            item is one sample; None = the planner asks, or nobody knows them.
+        of_samples: Gives the sizes of samples of a source, by item and part, where the planner does
+            not look at them; None = it does, or nobody knows them.
     """
 
     by: str
-    of_items: Callable[[str, Sequence[int]], Numbers] | None = None
+    of_samples: Callable[[str, Sequence[int], Sequence[int]], Numbers] | None = None
 
 
 def told_by(roles: RoleSet, job: str, index: IndexedOutcomes | None) -> Told:
@@ -87,6 +93,8 @@ def told_by(roles: RoleSet, job: str, index: IndexedOutcomes | None) -> Told:
             "does not, such as best_fit",
             key="batcher",
         )
+    if roles.planned is not None:
+        return Told(INDEX, index.sizes if index is not None and not roles.needs_sizes else None)
     if roles.plans_from_refs and not roles.needs_sizes:
         return _beside(roles, index)
     if roles.plans_from_refs and roles.sized_sources:
@@ -119,7 +127,7 @@ def _beside(roles: RoleSet, index: IndexedOutcomes | None) -> Told:
     batcher, processor = roles.batcher, roles.processor
     of_items = batcher.keeps(SampleBatcher, "size_of") and processor.keeps_sizes()
     if of_items and all(_knows(source) for source in roles.sources.values()):
-        return Told(SOURCE, lambda name, indices: _sizes_of(name, roles.sources[name], indices))
+        return Told(SOURCE, lambda name, items, parts: _sizes_of(name, roles.sources[name], items))
     return Told(NONE) if index is None else Told(INDEX, index.sizes)
 
 
@@ -159,15 +167,15 @@ class ToldItems(Items):
 
     Args:
         job: The job.
-        told: How sizes are known, by the number of a set of roles.
-        index: The index of sizes, where it is needed.
+        told: How sizes are known, for each set of roles.
+        indexes: The indexes of sizes, by the number of a set.
     """
 
     def __init__(
-        self, job: Job, told: Mapping[int, Told], index: IndexedOutcomes | None = None
+        self, job: Job, told: Sequence[Told], indexes: Mapping[int, IndexedOutcomes]
     ) -> None:
         super().__init__(job)
-        self._known_by, self._index = told, index
+        self._known_by, self._indexes = told, indexes
 
     @property
     def reads_ahead(self) -> bool:
@@ -178,8 +186,9 @@ class ToldItems(Items):
         self, items: Sequence[ItemRef], stage: str, coming: Sequence[ItemRef] = ()
     ) -> list[list[Sample] | Filtered | Bad]:
         """Return what the index says of each item."""
-        assert self._index is not None
-        return [self._index.outcome(item) for item in items]
+        return [
+            self._indexes[self.job.roles_of(item.source).number].outcome(item) for item in items
+        ]
 
     def sizes(self, items: Sequence[ItemRef]) -> list[int | Bad]:
         """Return sizes as the source, the processor or the index tells them."""

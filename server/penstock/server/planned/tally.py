@@ -57,7 +57,7 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self._fills, self._places, self._filled = True, 0, 0
+        self._fills, self._places, self._filled, self._padded = True, 0, 0, 0
         self.lengths, self.row_tokens = NumberCounts(), NumberCounts()
         self.of_rows, self.of_batches = NumberCounts(), NumberCounts()
 
@@ -86,6 +86,11 @@ class Tally:
         """Return the tokens and the places of all values; None = the collator does not tell."""
         return (self._filled, self._places) if self._fills else None
 
+    @property
+    def padded(self) -> int:
+        """Return the places of all rows, padded to the longest of their batch."""
+        return self._padded
+
     def add(self, batches: BatchSizes, collator: BatchCollator | None) -> BatchColumns:
         """Count some batches, and return what their cost may depend on.
 
@@ -102,7 +107,9 @@ class Tally:
         self.row_tokens.add(sums(batches.sizes, batches.rows))
         if len(batches.batches) > 1:
             self._fill(None if collator is None else collator.filling(batches))
-        return BatchColumns.of(batches)
+        columns = BatchColumns.of(batches)
+        self._padded += int(columns.padded.sum())
+        return columns
 
     def _fill(self, filling: Filling | None) -> None:
         if filling is None:
