@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from penstock.server.commands.plan import report
 from penstock.server.job import Job
 from penstock.server.joint_job import JointJob, RoleSet
 from penstock.server.local import LocalLoader
-from penstock.server.pipeline.line import Line
 from penstock.server.planned.other_lanes import with_lanes
 from penstock.server.planned.plan_report import PlanReport
 from penstock.server.planned.simulated import simulate
@@ -23,35 +20,15 @@ from penstock.server.roles import (
     MixtureDistributor,
     PackedCollator,
     PaddedCollator,
-    RawItem,
     SampleBatcher,
     SimpleBatcher,
 )
 from penstock.server.sources import ItemsSource
-from penstock.wire import frame
 from penstock.wire.errors import BadBatch, InvalidJob, PastEnd
+from planned_read import Read, SizedItems, tokens_of
 from resume.plans import BATCHERS, LENGTHS, ChoosyProcessor, SizedProcessor, raw_items
 
 PACKERS = [name for name in BATCHERS if name not in ("simple", "pool")]
-
-
-class SizedItems(ItemsSource):
-    """Items whose sizes the source tells, beside them; it notes whether any was read."""
-
-    version: ClassVar[int | str | None] = 1
-
-    def __init__(self, items: Sequence[RawItem]) -> None:
-        super().__init__(items)
-        self.fetched = 0
-
-    def sizes(self, indices: Sequence[int]) -> list[int]:
-        """Return how many tokens items have."""
-        return [len(self._items[index]["input_ids"]) for index in indices]
-
-    def fetch(self, indices: Sequence[int]) -> list[RawItem]:
-        """Return items, and note it."""
-        self.fetched += len(indices)
-        return super().fetch(indices)
 
 
 def source(count: int = 23) -> SizedItems:
@@ -72,51 +49,6 @@ def make(batcher: SampleBatcher, **options: Any) -> Job:
 
 def planned(job: Job, batches_per_step: int = 4, epochs: int | None = None) -> PlanReport:
     return report(job, (batches_per_step, "option"), [2], (), epochs)
-
-
-def tokens_of(header: bytes) -> int:
-    """Return the count of tokens of a batch."""
-    counts = frame.read_header(header).counts
-    return {count.name: count.value for count in counts}["tokens"]
-
-
-class Read:
-    """What a reader of all lanes is given, up to the draws of so many epochs.
-
-    Attributes:
-        counts: Sums of the batches' counts.
-        columns: Tokens of each batch, in the order of positions.
-    """
-
-    def __init__(self, job: Job, epochs: int | None = None) -> None:
-        self.counts: Counter[str] = Counter()
-        self.sources: Counter[str] = Counter()
-        self.accounting: Counter[str] = Counter()
-        self.planner: Counter[str] = Counter()
-        self.batches = self.rows = self.samples = 0
-        for lane in range(job.lanes):
-            line = Line(job, lane)
-            while True:
-                try:
-                    plan = line.advance()
-                except PastEnd:
-                    break
-                if epochs is not None and line.planner.drawn > _draws(job, lane, epochs):
-                    break
-                made = line.make(plan)
-                self.counts.update(made.counts)
-                self.accounting.update(made.accounting)
-                self.batches += 1
-                self.rows += len(plan.rows)
-                self.samples += plan.samples
-                for ref in (ref for row in plan.rows for ref in row):
-                    self.sources[ref.item.source] += 1
-            self.planner.update(line.planner.counts())
-
-
-def _draws(job: Job, lane: int, epochs: int) -> int:
-    items = sum(len(each) for each in job.sources.values())  # type: ignore[arg-type]
-    return -(-(epochs * items - lane) // job.lanes)
 
 
 def check_agrees(job: Job, read: Read, epochs: int | None = None) -> PlanReport:
