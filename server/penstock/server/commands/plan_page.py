@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from penstock.server.commands.plan_text import SIZES_FROM, bar_name, headline, rows
-from penstock.server.commands.plots import Series, columns, line, lying, shown
+from penstock.server.commands.plan_text import bar_name, headline, rows
+from penstock.server.commands.plots import Series, columns, line, lying
 from penstock.server.planned.plan_report import PlanReport, Ranks
 
 STYLE = """
@@ -38,7 +38,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .9rem .2rem 0; text-align: right; border-bottom: 1px solid var(--rule);
   vertical-align: top; }
 th { font-weight: 600; } th:first-child, td:first-child { text-align: left; }
-.figures td:last-child { text-align: left; }
+.figures td:last-child { text-align: left; width: 99%; }
 .figures { width: 100%; }
 """
 
@@ -53,7 +53,7 @@ def page(report: PlanReport) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
         f"<h1>{escape(title)}</h1>\n"
-        f'<p class="dim">{escape(headline(report))}; {escape(SIZES_FROM[report.sizes_from])}.<br>'
+        f'<p class="dim">{escape(headline(report))}.<br>'
         f"Log id <code>{report.log_id}</code></p>\n"
         f'<div class="scroll">{_table(("", ""), rows(report), "figures", head=False)}</div>\n'
         f"{notes}\n"
@@ -73,9 +73,9 @@ def _sections(report: PlanReport) -> Iterator[str]:
         about = (
             "By how much the most expensive batch exceeds the mean; the line is the 95th of 100."
         )
-        yield _skews("Cost at each micro batch", about, skewed, "micro")
+        yield _skews("Cost skew at each micro batch, by ranks", about, skewed, "micro")
         about = "By how much the most expensive rank exceeds the mean, over a whole step."
-        yield _skews("Cost over a step", about, skewed, "step")
+        yield _skews("Cost skew over a step, by ranks", about, skewed, "step")
     if len(report.other_lanes) > 1:
         yield _lanes(report)
 
@@ -88,7 +88,7 @@ def _section(title: str, about: str, plot: str, table: str) -> str:
 
 
 def _lengths(report: PlanReport) -> str:
-    names = [shown(bar.start, "") for bar in report.bars]
+    names = [f"{bar.start:,}" for bar in report.bars]
     heights: list[float | None] = [bar.height for bar in report.bars]
     return _section(
         "Samples by their tokens",
@@ -137,7 +137,7 @@ def _skews(title: str, about: str, ranks: Sequence[Ranks], which: str) -> str:
         f'<span class="key" style="background:var(--s{number})"></span><span>{escape(kind)}</span>'
         for number, kind in enumerate(kinds)
     )
-    plot = columns(f"{title}, by ranks", names, series, "%")
+    plot = columns(title, names, series, "%")
     heads = ("ranks", "cost", "mean", "p95", "max")
     return _section(title, about, f"<p>{key}</p>{plot}", _table(heads, table))
 

@@ -22,10 +22,10 @@ SAID_BY = {
 }
 
 SIZES_FROM = {
-    "source": "sizes are told by the source",
-    "size": "sizes are told by the processor's size()",
-    "index": "sizes are those of the index",
-    "none": "sizes are not looked at",
+    "source": "told by the source",
+    "size": "told by the processor's size()",
+    "index": "those of the index",
+    "none": "not known, nor looked at",
 }
 
 
@@ -34,7 +34,7 @@ def render(report: PlanReport) -> str:
     return "\n".join(
         [
             f"{click.style(f'job {plain(report.job)}', bold=True)}  log id {report.log_id[:16]}",
-            f"  {headline(report)}; {SIZES_FROM[report.sizes_from]}",
+            f"  {headline(report)}",
             *_aligned([(name, value) for name, value in rows(report)]),
             *_histogram(report.bars),
             *_ranks(report.ranks),
@@ -55,6 +55,7 @@ def headline(report: PlanReport) -> str:
 
 def rows(report: PlanReport) -> Iterator[tuple[str, str]]:
     """Yield the figures, each with its name."""
+    yield "sizes", SIZES_FROM[report.sizes_from]
     yield "batches", _batches(report)
     yield "rows, samples", f"{report.rows:,} rows, {report.samples:,} samples"
     if (packing := report.packing) is not None:

@@ -114,7 +114,7 @@ def lying(title: str, names: Sequence[str], heights: Sequence[float], said: Sequ
 def shown(height: float, unit: str) -> str:
     """Return a height as it stands at an axis."""
     if unit == "%":
-        return f"{height:.1%}" if height < 0.1 else f"{height:.0%}"
+        return f"{height:.1%}" if 0 < height < 0.1 else f"{height:.0%}"
     if height == int(height):
         for power, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
             if height >= power:

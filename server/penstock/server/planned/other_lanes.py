@@ -55,7 +55,7 @@ def lanes_table(
         if lanes == job.lanes:
             rows.append(_row(lanes, found))
         elif not asked and clock() + took_s > end:
-            why = f"it would take about {took_s:,.0f} s: ask for it with --lanes {lanes}"
+            why = f"takes about {took_s:,.0f} s, ask with --lanes {lanes}"
             rows.append(LanesRow(lanes, why_not=why))
         else:
             rows.append(_planned(job, lanes, found.epochs, indexes, say))
