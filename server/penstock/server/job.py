@@ -217,6 +217,16 @@ class Job:
         for roles in role_sets:
             roles.open(self.seed, self.epochs, self.batches_per_step)
 
+    def open_plans(self) -> None:
+        """Open the indexes of plans, which are else opened when something first depends on them.
+
+        Raises:
+            InvalidJob: There is none, it is of other data, or the job cannot be planned.
+            SourceUnavailable: It cannot be read.
+        """
+        for roles in self.role_sets:
+            _ = roles.planned
+
     def _check_names(self) -> None:
         """Refuse names of sources that cannot stand in refs, commands and metrics unquoted."""
         if not self.sources:
@@ -495,6 +505,7 @@ __all__ = [
     "SOURCE_NAME",
     "Job",
     "LaneRoles",
+    "Plan",
     "RoleSet",
     "canonical",
 ]

@@ -57,7 +57,6 @@ class RoleSet:
         lanes: How many lanes have these roles.
         epochs: After how many epochs its lanes are over; None = never.
         sources: Its sources by name; no other set of the job has one of that name.
-        planned: What its batches are made of, where it has a plan; once it is open.
 
     Raises:
         InvalidJob: The roles do not hold together; says what to change.
@@ -103,7 +102,6 @@ class RoleSet:
         self.batcher: SampleBatcher = batcher
         self.collator = collator or DefaultBatchCollator()
         self.plan = plan
-        self.planned: PlannedLog | None = None
 
     def placed(self, lanes: int, name: str = "", number: int = 0) -> RoleSet:
         """Return this set as it is in a job.
@@ -138,13 +136,32 @@ class RoleSet:
             self._check_columns(source)
         self.epochs = None if self.exhausted == "repeat" else epochs
         self.distributor.bind(self.sources, seed, self.epochs, self.lanes)
+        self._seed, self._batches_per_step = seed, batches_per_step
+        if self.plan is None:
+            self._keep_all_blocks()
+
+    @cached_property
+    def planned(self) -> PlannedLog | None:
+        """Return what its batches are made of, where it has a plan; once it is open.
+
+        The index is opened when it is first asked for: it is made for this job, by a command.
+
+        Raises:
+            InvalidJob, SourceUnavailable: As `PlannedLog`.
+        """
+        if self.plan is None:
+            return None
+        found = PlannedLog(self, self.plan, self._seed, self._batches_per_step)
+        self.__dict__["planned"] = found  # `readings` looks here
+        self._keep_all_blocks()
+        return found
+
+    def _keep_all_blocks(self) -> None:
         self._kept = [0] * len(self.readings)
         for reading in self.readings:
             if reading.blocks is not None:
                 # A process that reads for a few groups alone says so: a worker does.
                 self.keep_blocks(reading, reading.held)
-        if self.plan is not None:
-            self.planned = PlannedLog(self, self.plan, seed, batches_per_step)
 
     def _check_columns(self, source: Source) -> None:
         """Refuse what the data's schema tells: that every item would fail."""
@@ -184,7 +201,8 @@ class RoleSet:
 
         Once it is open.
         """
-        return self.distributor.readings()
+        found = self.distributor.readings()
+        return found if self.planned is None else [*map(self.planned.reading, found)]
 
     def group(self, lane: int) -> tuple[int | None, ...] | None:
         """Return what lanes of one worker have in common: the reading groups of a lane of the set.

@@ -67,12 +67,19 @@ class Definition:
             )
         return data
 
-    def build(self, location: Location | None = None, make: Callable[[], Job] | None = None) -> Job:
+    def build(
+        self,
+        location: Location | None = None,
+        make: Callable[[], Job] | None = None,
+        *,
+        planned: bool = True,
+    ) -> Job:
         """Build the job.
 
         Args:
             location: Where it stands in its file, with the lines; None = they are not known.
             make: The code that builds it, where it was run already.
+            planned: False leaves the index of its plan unopened: it is to be made.
 
         Raises:
             InvalidJob: Something in it does not hold together; names the key.
@@ -81,9 +88,12 @@ class Definition:
         definition = self.encode()
         if self.settings is None:
             job = (make or find_job(_jobs_of_code(self.file), self.name))()
+            if planned:
+                job.open_plans()
         else:
             location = location or Location(self.file, Path(self.base), ("jobs", self.name))
-            job = _built(self.name, validate(JobSettings, self.settings, location), location)
+            settings = validate(JobSettings, self.settings, location)
+            job = _built(self.name, settings, location, planned=planned)
         job.definition, job.stored_definition = definition, self._stored().encode()
         return job
 
@@ -163,13 +173,14 @@ def rebuild(data: bytes, log_id: bytes) -> Job:
     return job
 
 
-def _built(name: str, settings: JobSettings, location: Location) -> Job:
+def _built(name: str, settings: JobSettings, location: Location, *, planned: bool) -> Job:
     """Build the sources and the roles of one job, and the job of them.
 
     Args:
         name: Its name.
         settings: Its section of the file, checked.
         location: Where the section stands.
+        planned: Open the indexes of plans.
 
     Raises:
         InvalidJob: Something in it does not hold together; names the key.
@@ -188,6 +199,9 @@ def _built(name: str, settings: JobSettings, location: Location) -> Job:
     try:
         job = Job(**parts, **numbers, name=name) if sets is None else None
         job = job or JointJob(**parts, **numbers, name=name)
+        if not planned:
+            return job
+        job.open_plans()
         job.check_end()  # whether lanes end, and where, is part of what the file says
         if not job.needs_counting:
             _ = job.order

@@ -37,6 +37,7 @@ class PlannedPlanner:
         self.offset = self.before = 0
         self._log, self._part = part.roles.planned, part
         self._counted: Counter[str] | None = Counter()
+        self._coming: BatchPlan | None = None  # the next plan, where somebody has asked for it
         self._borne = self._drawn = 0  # batches that bear counts, and items, since the last seek
 
     @property
@@ -58,7 +59,8 @@ class PlannedPlanner:
         end = self.end
         if end is not None and self.offset >= end:
             return None
-        plan = self._log.plan(self._part.lane, self.offset)
+        plan = self._coming or self._log.plan(self._part.lane, self.offset)
+        self._coming = None
         plan = plan._replace(lane=self.lane, offset=self.offset + self.before)
         if plan.accounting:
             borne = Counter(dict(plan.accounting))
@@ -74,8 +76,9 @@ class PlannedPlanner:
         end = self.end
         if not self.items.reads_ahead or (end is not None and self.offset >= end):
             return []
-        rows = self._log.plan(self._part.lane, self.offset).rows
-        return list(dict.fromkeys(ref.item for row in rows for ref in row))
+        if self._coming is None:
+            self._coming = self._log.plan(self._part.lane, self.offset)
+        return list(dict.fromkeys(ref.item for row in self._coming.rows for ref in row))
 
     def forget(self) -> None:
         """Forget nothing: it holds no sample."""
@@ -101,7 +104,7 @@ class PlannedPlanner:
 
     def seek(self, offset: int) -> None:
         """Go to `offset`."""
-        self.offset, self._drawn = offset, 0
+        self.offset, self._drawn, self._coming = offset, 0, None
         self._counted = None if offset else Counter()
 
     def snapshot(self) -> bytes:

@@ -392,6 +392,18 @@ def _footer(place: Place, size: int) -> tuple[bytes, bytes, int]:
     return root, footer, begin
 
 
+def is_index(place: Place) -> bool | None:
+    """Tell whether the file at a place is an index, maybe a damaged one; None = there is no file.
+
+    Raises:
+        InvalidJob, SourceUnavailable: It cannot be read.
+    """
+    try:
+        return place.read(0, min(len(_NAME), place.size())) == _NAME
+    except FileNotFoundError:
+        return None
+
+
 def _damaged(url: str, how: str) -> InvalidJob:
     return InvalidJob(
         f"the index {url!r} is damaged: {how}; copy it again, or remove it and make it anew with "
@@ -411,5 +423,6 @@ __all__ = [
     "blocks_of",
     "check_inputs",
     "index_inputs",
+    "is_index",
     "write_index",
 ]

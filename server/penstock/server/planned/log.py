@@ -10,6 +10,7 @@ planned before.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +27,7 @@ from penstock.server.planned.plan import Plan
 from penstock.server.planned.windows import Integers, Samples, Windows, pieces_of, run_of
 from penstock.server.roles.batchers import SimpleBatcher
 from penstock.server.roles.distributors import MapDistributor
+from penstock.server.roles.reading import Reading
 from penstock.wire.errors import BadItem, InvalidJob
 
 if TYPE_CHECKING:
@@ -191,7 +193,7 @@ class PlannedLog:
         self.index = SizeIndex.open(plan.index, plan.storage_options)
         check_inputs(plan.index, self.index.inputs, roles, seed)
         self._passes = [drawer.drawn.passes(number) for number in range(len(self._names))]
-        shuffle = drawer.shuffle
+        shuffle, self._drawer = drawer.shuffle, drawer
         is_shuffled = shuffle.kind != "none"
         by_block = shuffle.groups is not None
         groups = 1 if shuffle.groups is None else shuffle.groups.number
@@ -199,7 +201,8 @@ class PlannedLog:
         self._window = plan.window
         if shuffle.groups is not None and not plan.window_given:
             mean = drawer.drawn.items / shuffle.groups.held
-            self._window = max(1, round(shuffle.groups.window * mean))
+            blocks = max(1, shuffle.groups.window // 2)
+            self._window = max(1, round(blocks * mean))
         self._order_seed = seed if is_shuffled else None
         run = None if by_block else run_of(self._window)
         pieces = pieces_of(drawer.drawn, self._order_seed, run)
@@ -234,6 +237,12 @@ class PlannedLog:
         if self._step is not None:
             found["batches_per_step"] = self._step
         return found
+
+    def reading(self, found: Reading) -> Reading:
+        """Return how storage blocks are read: all of a window's at a time, and the next one's."""
+        items = self._drawer.drawn.items / found.all_blocks
+        of_window = math.ceil(self._window / items)
+        return found._replace(blocks=min(found.all_blocks, 2 * of_window + 1))
 
     # --- lanes ---
 

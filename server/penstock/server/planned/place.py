@@ -138,7 +138,9 @@ class Place:
 
     def _write_here(self, parts: Iterable[bytes]) -> None:
         folder, name = os.path.split(self.path)
-        fresh = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
+        # What a kill leaves of it goes with the parts, where there are any.
+        beside = f"{self.path}.parts" if os.path.isdir(f"{self.path}.parts") else folder
+        fresh = os.path.join(beside, f".{name}.{secrets.token_hex(4)}")
         try:
             with self._writing():
                 os.makedirs(folder, exist_ok=True)

@@ -26,10 +26,11 @@ class Plan:
     Args:
         index: The file that `penstockd index` writes: a path relative to the job file, or a URL.
             The hash of its content is part of the log id.
-        window: How many samples are packed together; with `shuffle: blocks` a window is
-            `window_blocks` storage blocks instead. A larger window leaves less padding with small
+        window: How many samples are packed together. A larger window leaves less padding with small
             packs, and costs each worker memory, about 60 bytes a sample, and time at its beginning.
-            One as large as an epoch packs the whole corpus at once.
+            One as large as an epoch packs the whole corpus at once. Default: 262,144; with
+            `shuffle: blocks` those of `window_blocks / 2` storage blocks, since lanes of a group
+            may be in two windows at a time.
         group_by_length: With `batch_size`, put samples of like sizes into one batch, so that little
             is padded: a window is sorted by size and cut into batches, which come in random order.
         balance: What a batch costs to train on, as an expression, such as `tokens + squares /
