@@ -216,7 +216,7 @@ def test_names_that_html_means_something_by_are_text(folder: Path) -> None:
         (("two", "--ranks", "4"), "6 batches per step cannot be shared evenly by 4 ranks"),
         (("two", "--ranks", "two"), "'two' is not whole numbers from 1 on, such as 8 or 8,16"),
         (("two", "--lanes", "0"), "'0' is not whole numbers from 1 on"),
-        (("filtered",), "make an index of them with `penstockd index FILE filtered`"),
+        (("filtered",), "make an index of them with `penstockd index FILE filtered --output"),
         (("two", "--index", "none.index"), "there is no index of sizes at 'none.index'"),
         (("stepped", "--batches-per-step", "3"), "a step would hold several sets"),
         (("two", "--html", "no/such/folder.html"), "cannot be written to 'no/such/folder.html'"),

@@ -267,7 +267,7 @@ def test_sizes_that_are_not_known_are_a_reason_to_make_an_index(
 
     with pytest.raises(InvalidJob, match=said) as caught:
         planned(job)
-    assert "penstockd index FILE mine" in caught.value.message
+    assert "penstockd index FILE mine --output" in caught.value.message
 
 
 def test_a_batcher_that_looks_into_samples_cannot_be_planned() -> None:

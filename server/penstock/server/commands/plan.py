@@ -23,6 +23,7 @@ from penstock.server.planned.plan_report import (
     report_of,
     world_sizes,
 )
+from penstock.server.planned.planned_figures import figures_of_planned
 from penstock.server.planned.simulated import simulate
 from penstock.server.planned.told import IndexedOutcomes
 from penstock.wire.errors import InvalidRequest
@@ -114,7 +115,9 @@ def plan(
       penstockd plan penstock.yaml main --ranks 8,16 --batches-per-step 64 --html plan.html
     """  # noqa: D301 - \b is for click
     config = load(file)
-    built = config.job(job)
+    # Its index, if it has one, is opened here: a finite job would count its batches as it is built.
+    built = config.jobs.unplanned(job)
+    built.check_end()
     step = global_batch(built, batches_per_step, ranks)
     built.check_steps(step[0])
     worlds = world_sizes(step[0], ranks)
@@ -151,6 +154,15 @@ def report(
         index: Where an index of its sizes lies, for a job that is not planned.
         tell: Told now and then what is being done.
     """
+    if len(job.role_sets) == 1 and job.role_sets[0].planned is not None:
+        if index is not None or lanes:
+            option = "--lanes compares what lanes pack" if lanes else "--index names an index"
+            raise InvalidRequest(
+                f"{option}, and job {job.name!r} is planned: its batches come from the index in "
+                "its plan, whatever its lanes are; leave the option out",
+                field="lanes" if lanes else "index",
+            )
+        return report_of(job, figures_of_planned(job, epochs), step, worlds)
     began_s = time.monotonic()
     indexes = lookups(job, index, tell)
     found = simulate(job, indexes, epochs, tell)

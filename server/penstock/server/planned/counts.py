@@ -64,22 +64,48 @@ class NumberCounts:
         """Count some: int64 (n,)."""
         if not len(numbers):
             return
-        self.count += len(numbers)
-        self.total += int(numbers.sum())
         if int(numbers.max()) >= DENSE:
             large = numbers >= DENSE
-            values, counts = np.unique(numbers[large], return_counts=True)
-            self._large.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+            self.add_counted(*np.unique(numbers[large], return_counts=True))
             numbers = numbers[~large]
-        found = np.bincount(numbers, minlength=len(self._dense))
-        found[: len(self._dense)] += self._dense
-        self._dense = found
+        counts = np.bincount(numbers)
+        values = np.flatnonzero(counts)
+        self.add_counted(values, counts[values])
+
+    def add_counted(self, values: Numbers, counts: Numbers) -> None:
+        """Count numbers that came so many times each: int64 (n,) both, no value twice."""
+        self.count += int(counts.sum())
+        self.total += int((values * counts).sum())
+        is_large = values >= DENSE
+        pairs = zip(values[is_large].tolist(), counts[is_large].tolist(), strict=True)
+        for value, count in pairs:
+            self._large[value] += count
+        small = values[~is_large]
+        most = int(small.max(initial=-1)) + 1
+        if most > len(self._dense):
+            grown = np.zeros(most, np.int64)
+            grown[: len(self._dense)] = self._dense
+            self._dense = grown
+        self._dense[small] += counts[~is_large]
+
+    def merge(self, other: NumberCounts, times: int = 1) -> None:
+        """Take in what another has counted, so many times."""
+        values, counts = other.to_arrays()
+        self.add_counted(values, counts * times)
+
+    def to_arrays(self) -> tuple[Numbers, Numbers]:
+        """Return the numbers that came, ascending, and how often: int64 (n,) both."""
+        small = np.flatnonzero(self._dense)
+        large = sorted(self._large)
+        often = np.array([self._large[value] for value in large], np.int64)
+        values = np.concatenate([small, np.array(large, np.int64)])
+        return values, np.concatenate([self._dense[small], often])
 
     def spread(self) -> Spread | None:
         """Return how they are spread; None if there were none."""
         if not self.count:
             return None
-        values, counts = self._sorted()
+        values, counts = self.to_arrays()
         before = np.cumsum(counts)
         middle = [
             int(values[np.searchsorted(before, rank, side="right")])
@@ -94,7 +120,7 @@ class NumberCounts:
         """
         if not self.count:
             return []
-        values, counts = self._sorted()
+        values, counts = self.to_arrays()
         edges = list(_edges(int(values[-1])))
         bars = np.searchsorted(np.array(edges), values, side="right") - 1
         heights = np.zeros(len(edges) - 1, np.int64)
@@ -104,14 +130,6 @@ class NumberCounts:
             Bar(edges[number], edges[number + 1], int(heights[number]))
             for number in range(int(filled[0]), int(filled[-1]) + 1)
         ]
-
-    def _sorted(self) -> tuple[Numbers, Numbers]:
-        """Return the numbers that came, ascending, and how often."""
-        small = np.flatnonzero(self._dense)
-        large = sorted(self._large)
-        values = np.concatenate([small, np.array(large, np.int64)])
-        often = np.array([self._large[value] for value in large], np.int64)
-        return values, np.concatenate([self._dense[small], often])
 
 
 def _edges(most: int) -> Iterator[int]:

@@ -82,6 +82,7 @@ class Stream:
         self._made: WindowOrder | BalancedOrder | None = None
         self._batches: dict[int, int] = {}
         self._counted: dict[int, Counter[str]] = {}
+        self._costs: dict[int, Costs] = {}
 
     @property
     def order(self) -> WindowOrder | BalancedOrder:
@@ -124,7 +125,17 @@ class Stream:
             raise self._named(error, samples) from error
         found.counts.update(samples.counts)
         self._batches[number], self._counted[number] = len(found), Counter(found.counts)
-        return found if self._plan.balance is None else with_cost(found, self._plan.balance)
+        if self._plan.balance is not None:
+            found = with_cost(found, self._plan.balance)
+            assert found.cost is not None
+            self._costs[number] = found.cost
+        return found
+
+    def learn(self, number: int, batches: int, cost: Costs | None) -> None:
+        """Take what `window` would find, from a process that has packed it."""
+        self._batches[number] = batches
+        if cost is not None:
+            self._costs[number] = cost
 
     def count(self, number: int) -> int:
         """Return how many batches a window has."""
@@ -157,9 +168,9 @@ class Stream:
         return self._counted[number]
 
     def _cost(self, number: int) -> Costs:
-        found = self.window(number).cost
-        assert found is not None
-        return found
+        if number not in self._costs:
+            self.window(number)
+        return self._costs[number]
 
     def _named(self, error: BadItem, samples: Samples) -> BadItem:
         slot = int(error.fields["item"])
@@ -339,7 +350,8 @@ class PlannedLog:
                 packed = self.streams[stream].window(place.window, samples)
             else:
                 samples, packed, _ = self._kept[other]
-            found = _Window(samples, packed, self._filled(samples, key))
+            filled = self.filled(samples, *key)
+            found = _Window(samples, packed, filled)
             self._kept[key] = found
             while sum(len(w.filled) for w in self._kept.values()) > KEPT_SAMPLES and (
                 len(self._kept) > 1
@@ -348,15 +360,27 @@ class PlannedLog:
         self._kept.move_to_end(key)
         return found
 
-    def _filled(self, samples: Samples, key: tuple[int, int, int]) -> Integers:
-        """Return which sample takes the place of each, in an epoch: another of the same size."""
+    @property
+    def fills_differ(self) -> bool:
+        """Tell whether batches hold other sizes in every epoch: any sample takes any place."""
+        roles, by_length = self._roles, self._plan.group_by_length
+        return self._order_seed is not None and not roles.batcher.needs_sizes and not by_length
+
+    def filled(self, samples: Samples, stream: int, window: int, epoch: int) -> Integers:
+        """Return which sample takes the place of each, in an epoch: another of the same size.
+
+        Args:
+            samples: Those of the window.
+            stream: The number of the reading group.
+            window: The number of the window.
+            epoch: The epoch.
+        """
         total = len(samples.sizes)
         if self._order_seed is None:
             return np.arange(total)
-        stream, window, epoch = key
         purpose = f"places in window {window} of group {stream}"
         order = Permutation(total, self._seed, epoch, purpose).take(np.arange(total))
-        if not self._roles.batcher.needs_sizes and not self._plan.group_by_length:
+        if self.fills_differ:
             return order
         sizes = _narrow(samples.sizes)
         filled = np.empty(total, np.int64)

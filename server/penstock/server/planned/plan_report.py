@@ -139,6 +139,7 @@ class PlanReport:
         counts: What became of the other items and samples, each name with its kind.
         held: Samples that batchers hold at the end.
         sources: By source, samples and tokens in batches.
+        balance: What the job's plan says that a batch costs; "" = nothing.
         batches_per_step: G.
         step_from: Who says G.
         steps: Whole steps; and `pad` and `drop`: how many a reader gets who has the last one filled
@@ -168,6 +169,7 @@ class PlanReport:
     counts: Mapping[str, int]
     held: int
     sources: Mapping[str, tuple[int, int]]
+    balance: str
     batches_per_step: int
     step_from: str
     steps: int
@@ -221,6 +223,7 @@ class PlanReport:
                 name: {"samples": samples, "tokens": tokens}
                 for name, (samples, tokens) in self.sources.items()
             },
+            "balance": self.balance or None,
             "batches_per_step": self.batches_per_step,
             "batches_per_step_from": self.step_from,
             "steps": self.steps,
@@ -332,6 +335,7 @@ def report_of(
         counts=found.counts,
         held=found.held,
         sources=found.sources,
+        balance=_balance(job),
         batches_per_step=step,
         step_from=batches_per_step[1],
         steps=found.positions // step,
@@ -339,6 +343,12 @@ def report_of(
         other_lanes=other_lanes,
         notes=[*found.notes, *notes],
     )
+
+
+def _balance(job: Job) -> str:
+    """Return what the batches of a job cost, as its plan says it."""
+    plan = job.role_sets[0].plan
+    return "" if plan is None or plan.balance is None else plan.balance.to_json()
 
 
 __all__ = [

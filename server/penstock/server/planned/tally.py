@@ -6,6 +6,7 @@ makes; others as their planners plan them. Nothing here knows which.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -110,6 +111,46 @@ class Tally:
         columns = BatchColumns.of(batches)
         self._padded += int(columns.padded.sum())
         return columns
+
+    def merge(self, other: Tally) -> None:
+        """Take in what another has counted."""
+        for mine, theirs in zip(self._numbers(), other._numbers(), strict=True):
+            mine.merge(theirs)
+        self._fills &= other._fills
+        self._places += other._places
+        self._filled += other._filled
+        self._padded += other._padded
+
+    def repeated(self, times: int) -> Tally:
+        """Return what so many times the same batches would have counted."""
+        found = Tally()
+        for mine, theirs in zip(found._numbers(), self._numbers(), strict=True):
+            mine.merge(theirs, times)
+        found._fills = self._fills
+        found._places, found._filled = self._places * times, self._filled * times
+        found._padded = self._padded * times
+        return found
+
+    def to_arrays(self) -> dict[str, Numbers]:
+        """Return it as arrays by name, for another process."""
+        sums = [int(self._fills), self._places, self._filled, self._padded]
+        found = {"sums": np.array(sums, np.int64)}
+        for number, counts in enumerate(self._numbers()):
+            found[f"values.{number}"], found[f"counts.{number}"] = counts.to_arrays()
+        return found
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Numbers]) -> Tally:
+        """Return what `to_arrays` gave."""
+        found = cls()
+        fills, found._places, found._filled, found._padded = arrays["sums"].tolist()
+        found._fills = bool(fills)
+        for number, counts in enumerate(found._numbers()):
+            counts.add_counted(arrays[f"values.{number}"], arrays[f"counts.{number}"])
+        return found
+
+    def _numbers(self) -> tuple[NumberCounts, ...]:
+        return self.lengths, self.row_tokens, self.of_rows, self.of_batches
 
     def _fill(self, filling: Filling | None) -> None:
         if filling is None:

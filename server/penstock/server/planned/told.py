@@ -117,8 +117,8 @@ def _unknown(roles: RoleSet, job: str) -> str:
         why = f"neither the source nor {processor} tells them"
     return (
         f"the sizes of the samples of job {job!r} are not known before its items are decoded "
-        f"({why}): make an index of them with `penstockd index FILE {job}`, and name it with "
-        "--index"
+        f"({why}): make an index of them with `penstockd index FILE {job} --output URL`, "
+        "and name it with --index"
     )
 
 
