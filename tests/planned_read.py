@@ -40,22 +40,30 @@ class SizedItems(ItemsSource):
 
 
 class Read:
-    """What a reader of all lanes is given, up to the draws of so many epochs.
+    """What a reader of all lanes is given.
+
+    Args:
+        job: The job.
+        epochs: Up to the draws of so many epochs; None = to the end.
+        limit: How many batches of each lane; None = as many as there are.
 
     Attributes:
         counts: Sums of the batches' counts.
-        columns: Tokens of each batch, in the order of positions.
+        sources: How many samples are of each source.
+        planner: What the planners have counted at last.
+        batches, rows, samples: How many there are.
     """
 
-    def __init__(self, job: Job, epochs: int | None = None) -> None:
+    def __init__(
+        self, job: Job, epochs: int | None = None, limit: Sequence[int] | None = None
+    ) -> None:
         self.counts: Counter[str] = Counter()
         self.sources: Counter[str] = Counter()
-        self.accounting: Counter[str] = Counter()
         self.planner: Counter[str] = Counter()
         self.batches = self.rows = self.samples = 0
         for lane in range(job.lanes):
             line = Line(job, lane)
-            while True:
+            while limit is None or line.offset < limit[lane]:
                 try:
                     plan = line.advance()
                 except PastEnd:
@@ -64,7 +72,6 @@ class Read:
                     break
                 made = line.make(plan)
                 self.counts.update(made.counts)
-                self.accounting.update(made.accounting)
                 self.batches += 1
                 self.rows += len(plan.rows)
                 self.samples += plan.samples
