@@ -661,12 +661,20 @@ class SampleBatcher(Role, ABC):
     `SampleRef`s in attributes. `state` and `restore` carry exactly these; samples themselves never.
 
     Class attributes:
-        needs_sizes: False promises that sizes are not looked at: they may be 0.
+        needs_sizes: False promises that sizes are not looked at: they may be 0. A property, where
+            parameters decide it.
         needs_content: True asks for the sample in `add`, which may look at it and must not keep it.
     """
 
-    needs_sizes: ClassVar[bool] = True
     needs_content: ClassVar[bool] = False
+
+    @property
+    def needs_sizes(self) -> bool:
+        """Tell whether sizes are looked at; most subclasses that do not say `needs_sizes = False`.
+
+        Between two calls the answer is the same.
+        """
+        return True
 
     @abstractmethod
     def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
