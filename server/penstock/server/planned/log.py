@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,30 @@ if TYPE_CHECKING:
 KEPT_SAMPLES = 4_000_000
 """Samples of packed windows that a process keeps, in all: about 250 MB. Lanes of several reading
 groups, and of two epochs, draw from several windows at a time."""
+
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
+
+
+class _Recent(Generic[KeyT, ValueT]):
+    """What was used last, of at most `KEPT_SAMPLES` samples in all; the last one in any case."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[KeyT, tuple[ValueT, int]] = OrderedDict()
+        self._samples = 0
+
+    def get(self, key: KeyT) -> ValueT | None:
+        found = self._kept.get(key)
+        if found is None:
+            return None
+        self._kept.move_to_end(key)
+        return found[0]
+
+    def put(self, key: KeyT, value: ValueT, samples: int) -> None:
+        self._kept[key] = value, samples
+        self._samples += samples
+        while self._samples > KEPT_SAMPLES and len(self._kept) > 1:
+            self._samples -= self._kept.popitem(last=False)[1][1]
 
 
 class _Window(NamedTuple):
@@ -246,7 +270,8 @@ class PlannedLog:
             )
             for group in range(groups)
         ]
-        self._kept: OrderedDict[tuple[int, int, int], _Window] = OrderedDict()
+        self._packed = _Recent[tuple[int, int], tuple[Samples, PackedWindow]]()
+        self._filled = _Recent[tuple[int, int, int], Integers]()
 
     def _check_samples(self) -> None:
         """Refuse data that gives no sample, as the index says without reading its blocks."""
@@ -377,24 +402,17 @@ class PlannedLog:
         return [refs[start - begin : stop - begin] for start, stop in pairwise(bounds)]
 
     def _window_of(self, stream: int, place: Place) -> _Window:
-        key = (stream, place.window, place.epoch)
-        found = self._kept.get(key)
+        window, epoch = (stream, place.window), (stream, place.window, place.epoch)
+        found = self._packed.get(window)
         if found is None:
-            other = next((k for k in self._kept if k[:2] == key[:2]), None)
-            if other is None:
-                samples = self.streams[stream].samples(place.window)
-                packed = self.streams[stream].window(place.window, samples)
-            else:
-                samples, packed, _ = self._kept[other]
-            filled = self.filled(samples, *key)
-            found = _Window(samples, packed, filled)
-            self._kept[key] = found
-            while sum(len(w.filled) for w in self._kept.values()) > KEPT_SAMPLES and (
-                len(self._kept) > 1
-            ):
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return found
+            samples = self.streams[stream].samples(place.window)
+            found = samples, self.streams[stream].window(place.window, samples)
+            self._packed.put(window, found, len(samples.sizes))
+        filled = self._filled.get(epoch)
+        if filled is None:
+            filled = self.filled(found[0], *epoch)
+            self._filled.put(epoch, filled, len(filled))
+        return _Window(*found, filled)
 
     @property
     def fills_differ(self) -> bool:
