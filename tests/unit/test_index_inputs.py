@@ -127,7 +127,7 @@ def test_the_seed_counts_where_processing_may_draw_and_did() -> None:
     drew = inputs(first)
     drew_nothing = {key: value for key, value in drew.items() if key != "seed"}
 
-    assert differences(drew, inputs(second)) == ["the job's seed, on which its sizes depend"]
+    assert differences(drew, inputs(second)) == ["the seed that its sizes depend on"]
     assert differences(drew_nothing, inputs(second)) == []
 
 
