@@ -56,7 +56,7 @@ def work(start: Began, heard: BinaryIO, out: BinaryIO) -> None:
         start.page.note(stage, name, None, item)
 
     start.page.note("build", name)
-    measuring = Measuring(definition.build(), progress)
+    measuring = Measuring(definition.build(planned=False), progress)
     say(out, {"ready": True}, canonical(measuring.inputs))
     tell = _Teller(out)
     while line := heard.readline():

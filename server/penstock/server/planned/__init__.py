@@ -1,1 +1,1 @@
-"""Planned jobs: batches packed from an index of sizes, each position found by arithmetic."""
+"""Planned jobs: batches are packed from an index of sizes, and found by arithmetic."""

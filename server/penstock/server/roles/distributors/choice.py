@@ -67,6 +67,11 @@ class Choice:
         self._selection = Selection(sources, self._where, self._ratios, self._resample, seed)
         return self._selection
 
+    @property
+    def resamples(self) -> bool:
+        """Tell whether epochs may draw other items each."""
+        return self._resample and any(ratio.denominator > 1 for ratio in self._ratios)
+
     def meets(self, other: Choice) -> ItemRef | None:
         """Return an item that another choice may draw, too; None = there is none."""
         for name in self._names:
