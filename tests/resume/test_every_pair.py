@@ -28,9 +28,7 @@ LANES = 3
 MOST = 12
 """Offsets of a lane without an end."""
 
-COMBINATIONS = (
-    list(product()) if os.environ.get("RESUME_MATRIX") == "all" else every_pair()
-)
+COMBINATIONS = list(product()) if os.environ.get("RESUME_MATRIX") == "all" else every_pair()
 
 
 @pytest.fixture(scope="module")
