@@ -1,6 +1,6 @@
 """Exact resume at every offset, for every shipped role with every other.
 
-Each two roles of different kinds meet, if any job has both; PENSTOCK_RESUME_MATRIX=all takes every
+Each two roles of different kinds meet, if any job has both; RESUME_MATRIX=all takes every
 combination, which is a matter of an hour. What was resumed is printed at the end of the run.
 """
 
@@ -29,7 +29,7 @@ MOST = 12
 """Offsets of a lane without an end."""
 
 COMBINATIONS = (
-    list(product()) if os.environ.get("PENSTOCK_RESUME_MATRIX") == "all" else every_pair()
+    list(product()) if os.environ.get("RESUME_MATRIX") == "all" else every_pair()
 )
 
 
