@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from penstock.server.commands.check import check
+from penstock.server.commands.index import index
 from penstock.server.commands.init import init
 from penstock.server.commands.schema import schema
 from penstock.server.commands.serve import serve
@@ -84,7 +85,7 @@ def cli(context: click.Context) -> None:
         context.exit(2)
 
 
-for _command in (serve, init, check, show, schema):
+for _command in (serve, init, check, show, index, schema):
     cli.add_command(_command)
 
 __all__ = ["cli"]

@@ -715,6 +715,16 @@ class SampleBatcher(Role, ABC):
         """Return the size of a processed sample: by default `len(sample["input_ids"])`."""
         return len(sample["input_ids"])
 
+    def size_rule(self) -> Any:
+        """Return what `size_of` gives, JSON-able: batchers that agree can share an index of sizes.
+
+        `{"length_of": NAME}` is the length of a value of the sample, and None a size of 0. By
+        default of a subclass that overrides `size_of` it is the identity of the whole batcher.
+        """
+        if self.keeps(SampleBatcher, "size_of"):
+            return {"length_of": "input_ids"}
+        return {"batcher": self.identity()}
+
     def length_column(self) -> str | None:
         """Return the value of a sample whose length is its size; None = sizes are something else.
 

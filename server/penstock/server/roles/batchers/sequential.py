@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from penstock.server.core.refs import Row, Rows, SampleRef
 from penstock.server.roles.base import Sample
@@ -100,6 +100,12 @@ class SequentialPackingBatcher(PackingBatcher):
         if self.max_samples_per_batch is None or not self.keeps(SequentialPackingBatcher):
             return None
         return self.max_samples_per_batch if self.lookahead_limit else 1
+
+    def size_rule(self) -> Any:
+        """Return what `size_of` gives: a length, or nothing where rows are finished by count."""
+        if not self.keeps(SequentialPackingBatcher, "size_of"):
+            return super().size_rule()
+        return None if self.max_sequence_length is None else {"length_of": self.length_key}
 
     def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
         """Take one sample; return the batches that the rows that it finished have completed."""
