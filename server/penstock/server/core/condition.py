@@ -260,6 +260,19 @@ class Kept:
         first = part * self.STEP
         return self.bits[first // 8 : (first + self.STEP) // 8]
 
+    def run(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return kept items one after another: those that `start` to `stop - 1` kept ones precede.
+
+        Returns:
+            int64 (stop - start,), ascending.
+        """
+        if start >= stop:
+            return np.empty(0, np.int64)
+        first, last = self[start] // 8, self[stop - 1] // 8 + 1
+        places = np.flatnonzero(np.unpackbits(self.bits[first:last], bitorder="little"))
+        skipped = start - self.before(8 * first)
+        return places[skipped : skipped + stop - start] + 8 * first
+
     def mask(self) -> NDArray[np.bool_]:
         """Return one bool per item: bool (length,)."""
         return np.unpackbits(self.bits, bitorder="little")[: self.length].astype(bool)
