@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from penstock.server.packing.lengths import Lengths, checked, longest_first, runs
+from penstock.server.packing.lengths import Lengths, checked_array, longest_first, runs
 from penstock.server.packing.packs import Packs
 
 _BITS = 6  # a word of the tree below is 64 bits: one machine word in CPython's integers
@@ -31,10 +29,10 @@ def best_fit_decreasing(lengths: Lengths, capacity: int) -> Packs:
     Raises:
         ValueError: The capacity is below 1, or a length is negative or not a whole number.
     """
-    sizes, capacity = checked(lengths, capacity)
+    sizes, capacity = checked_array(lengths, capacity)
     order = longest_first(sizes)
     state = _Packs(capacity)
-    for length, count in runs(np.asarray(sizes, dtype=np.int64)[order]):
+    for length, count in runs(sizes[order]):
         state.add(length, count)
     return Packs.of(order, state.taken_by, state.packs)
 

@@ -70,9 +70,13 @@ def _check(index: int, length: Any) -> None:
         raise ValueError(f"lengths[{index}] is {whole}: a length is at most {LARGEST}")
 
 
-def longest_first(lengths: Sequence[int]) -> npt.NDArray[np.int64]:
+def longest_first(lengths: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the indices by falling length, int64 (n,); equal lengths keep their order."""
-    return np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
+    values = np.asarray(lengths, dtype=np.int64)
+    most = int(values.max(initial=0))
+    # NumPy sorts numbers of 16 bits by radix, six times as fast.
+    falling = (most - values).astype(np.uint16) if most < 1 << 16 else -values
+    return np.argsort(falling, kind="stable")
 
 
 def runs(sorted_lengths: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
