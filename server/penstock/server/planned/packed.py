@@ -256,6 +256,8 @@ def _whole_batches(bounds: Integers, rows: int) -> Integers:
     rows in the middle of an epoch would have another shape than all others.
     """
     missing = -(len(bounds) - 1) % rows
+    if not missing:
+        return bounds
     several = np.flatnonzero(np.diff(bounds) > 1)[::-1]
     cuts: list[int] = []
     for row in several.tolist():
