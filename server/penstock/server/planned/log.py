@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from itertools import pairwise
+from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from penstock.server.core.permutation import Permutation
 from penstock.server.core.refs import BatchPlan, ItemRef, Row, SampleRef, Span
-from penstock.server.planned.index_file import SizeIndex
+from penstock.server.planned.index_file import KEPT_BYTES, SizeIndex
 from penstock.server.planned.index_inputs import check_inputs
 from penstock.server.planned.order import BalancedOrder, Costs, Place, WindowOrder
 from penstock.server.planned.packed import PackedWindow, outline, pack, with_cost
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 KEPT_SAMPLES = 4_000_000
 """Samples of packed windows that a process keeps, in all: about 250 MB. Lanes of several reading
 groups, and of two epochs, draw from several windows at a time."""
+
+SAMPLE_BYTES, FILLED_BYTES = 50, 8
+"""Of a sample in a packed window, and of its place in an epoch: measured over epochs of 2 and 8
+million samples, 33 to a row."""
 
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
@@ -231,7 +236,7 @@ class PlannedLog:
         check_inputs(plan.index, self.index.inputs, roles, seed)
         self._check_samples()
         self._passes = [drawer.drawn.passes(number) for number in range(len(self._names))]
-        shuffle = drawer.shuffle
+        shuffle, self._drawer = drawer.shuffle, drawer
         is_shuffled = shuffle.kind != "none"
         by_block = shuffle.groups is not None
         groups = 1 if shuffle.groups is None else shuffle.groups.number
@@ -311,6 +316,25 @@ class PlannedLog:
     def stream_of(self, lane: int) -> int:
         """Return which of `streams` a lane takes its batches from."""
         return lane % len(self.streams)
+
+    def lanes_of(self, stream: int) -> range:
+        """Return the lanes that take the batches of a stream, in turn."""
+        return range(stream, self._roles.lanes, len(self.streams))
+
+    def kept_bytes(self) -> float:
+        """Return about how many bytes packed windows and the index come to take in a process.
+
+        One that has lanes of all streams.
+        """
+        items = sum(self.index.sources[name].items for name in self._names)
+        samples = sum(self.index.sources[name].samples for name in self._names)
+        in_epoch = samples * self._drawer.drawn.items / max(1, items)
+        passes = inf if self._roles.epochs is None else self._roles.epochs
+        return (
+            min(KEPT_SAMPLES, in_epoch) * SAMPLE_BYTES
+            + min(KEPT_SAMPLES, in_epoch * passes) * FILLED_BYTES
+            + min(KEPT_BYTES, self.index.nbytes)
+        )
 
     def known_end(self, lane: int) -> int | None:
         """Return how many batches a lane holds; None = endless."""
