@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from node_memory import _packed, _rows, _tokens, _blocks
+from node_memory import _blocks, _packed, _rows, _tokens
 from support import HERE, corpus, interleaved, median, serving, spread, table, write_job
 
 from penstock.client import Loader

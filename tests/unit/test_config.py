@@ -79,7 +79,7 @@ def test_jobs_are_built_when_asked_for_and_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "by", "key", "says"),
     [
-        ("lanes: 4", "lane: 4", "jobs.code.lane", "did you mean lanes?"),
+        ("lanes: 4", "lane: 4", "jobs.code.lane", "did you mean lanes"),
         ("server:", "sever:", "sever", "did you mean server?"),
         ("listen: 127.0.0.1:0", "lissten: x:1", "server.lissten", "did you mean listen?"),
         ("lanes: 4", "lanes: four", "jobs.code.lanes", "is 'four': give a whole number"),

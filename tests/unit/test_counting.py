@@ -45,6 +45,7 @@ async def test_the_ends_of_very_many_lanes_arrive(tmp_path: Path) -> None:
 async def test_counting_waits_for_a_system_that_has_nothing_left(tmp_path: Path) -> None:
     """No process or file could be had; the node, whose readers do not need the count, goes on."""
     job = make_job(tmp_path, 2)
+    assert job.log_id  # as a node has it, long before
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with capture_logs() as said:
         lowest = os.dup(0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
+from penstock.server.core.canonical import canonical
+from penstock.server.planned.log import in_words
+from penstock.server.planned.plan import Plan
 from penstock.server.role_set import DEFAULT_LANES, RoleSet, joint_layout
 from penstock.server.roles.base import (
     BatchCollator,
@@ -102,6 +104,8 @@ class Job:
         batcher: Puts samples into rows and batches. This or `batch_size` is required.
         collator: Turns rows into named values; default `DefaultBatchCollator()`.
         batch_size: How many samples a batch has; stands for a `simple` batcher of this size.
+        plan: How batches are packed from an index of sizes, over large windows, before anything is
+            read; left out, each lane packs what it draws.
         seed: Decides everything random: the order of the items, and what roles draw. Another seed
             is another log.
         lanes: Into how many independent sequences of batches the job is split. Packed batches of a
@@ -154,6 +158,7 @@ class Job:
         collator: BatchCollator | None = None,
         *,
         batch_size: int | None = None,
+        plan: Plan | None = None,
         seed: int = 0,
         lanes: int = DEFAULT_LANES,
         epochs: int | None = None,
@@ -166,7 +171,9 @@ class Job:
     ) -> None:
         policies = (batches_per_step, on_item_error, max_quarantined, max_replay, snapshot_every)
         self._take_numbers(name, seed, lanes, epochs, *policies)
-        roles = RoleSet(source, distributor, processor, batcher, collator, batch_size=batch_size)
+        roles = RoleSet(
+            source, distributor, processor, batcher, collator, batch_size=batch_size, plan=plan
+        )
         self._take_roles((roles.placed(lanes),))
 
     def _take_numbers(
@@ -209,7 +216,17 @@ class Job:
         self._set_of = {name: roles for roles in role_sets for name in roles.sources}
         self._check_names()
         for roles in role_sets:
-            roles.open(self.seed, self.epochs)
+            roles.open(self.seed, self.epochs, self.batches_per_step)
+
+    def open_plans(self) -> None:
+        """Open the indexes of plans, which are else opened when something first depends on them.
+
+        Raises:
+            InvalidJob: There is none, it is of other data, or the job cannot be planned.
+            SourceUnavailable: It cannot be read.
+        """
+        for roles in self.role_sets:
+            _ = roles.planned
 
     def _check_names(self) -> None:
         """Refuse names of sources that cannot stand in refs, commands and metrics unquoted."""
@@ -393,12 +410,20 @@ class Job:
         Raises:
             InvalidJob: With what to change.
         """
-        if numbering.batches == 0:
+        if numbering.batches != 0:
+            return
+        log = self.role_sets[0].planned
+        if log is not None and len(self.role_sets) == 1:
             raise InvalidJob(
-                f"the job holds no batch at all: {self.items} items over {self.lanes} lanes fill "
-                "none; lower lanes or the batch size",
-                key="lanes",
+                "the job holds no batch at all: by its plan an epoch has "
+                f"{in_words(log.counts_of_epoch())}; lower the batch size, or look at the data",
+                key="plan",
             )
+        raise InvalidJob(
+            f"the job holds no batch at all: {self.items} items over {self.lanes} lanes fill "
+            "none; lower lanes or the batch size",
+            key="lanes",
+        )
 
     def check_end(self) -> None:
         """Refuse a finite job whose lanes may never end.
@@ -481,36 +506,6 @@ class Job:
             source.close()
 
 
-def canonical(plan: Any) -> bytes:
-    """Return the one JSON text of a plan: sorted keys, no spaces, exact numbers, UTF-8.
-
-    Raises:
-        InvalidJob: A value has no JSON form; names where it stands.
-    """
-    _refuse_foreign(plan, "")
-    return json.dumps(
-        plan, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    ).encode()
-
-
-def _refuse_foreign(value: Any, where: str) -> None:
-    if value is None or isinstance(value, str | int | float | bool):
-        return
-    if isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
-            _refuse_foreign(inner, f"{where}[{index}]")
-        return
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        for key, inner in value.items():
-            _refuse_foreign(inner, f"{where}.{key}" if where else key)
-        return
-    raise InvalidJob(
-        f"{where} is of type {type(value).__name__}, which has no canonical JSON form: give "
-        "numbers, strings, lists or dicts, or give the role a `version` and override parameters()",
-        key=where,
-    )
-
-
 __all__ = [
     "DEFAULT_LANES",
     "MAX_LANES",
@@ -519,6 +514,7 @@ __all__ = [
     "SOURCE_NAME",
     "Job",
     "LaneRoles",
+    "Plan",
     "RoleSet",
     "canonical",
 ]

@@ -88,6 +88,15 @@ class JointJob(Job):
             self._lane_roles = [
                 tuple(LaneRoles(roles, lane) for roles in role_sets) for lane in range(lanes)
             ]
+        balanced = [
+            name for name, roles in sets.items() if roles.plan and roles.plan.balance is not None
+        ]
+        if balanced:
+            raise InvalidJob(
+                f"the plan of {balanced[0]!r} balances steps, and steps of a joint job have "
+                "batches of several sets: leave balance out",
+                key=f"joint.{balanced[0]}.plan.balance",
+            )
         self._take_roles(role_sets)
 
     def _check_choice(self, sets: Mapping[str, RoleSet]) -> None:

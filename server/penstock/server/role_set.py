@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.server.planned.log import PlannedLog
+from penstock.server.planned.plan import Plan
 from penstock.server.roles.base import (
     BatchCollator,
     DataDistributor,
@@ -43,6 +45,8 @@ class RoleSet:
     Args:
         source, distributor, processor, batcher, collator, batch_size: As for `Job`.
         ratio: Its share of the batches of a joint job, in proportion to those of the other sets.
+        plan: How batches are packed from an index of sizes, before anything is read; None = each
+            lane packs what it draws.
         exhausted: What happens after the epochs of a joint job that has any: `stop` ends every lane
             where this set is chosen and has nothing more; `repeat` begins it again, for as long as
             the others last.
@@ -67,6 +71,7 @@ class RoleSet:
         collator: BatchCollator | None = None,
         *,
         batch_size: int | None = None,
+        plan: Plan | None = None,
         ratio: float = 1,
         exhausted: str = "stop",
     ) -> None:
@@ -96,6 +101,7 @@ class RoleSet:
         self.processor = processor or IdentityProcessor()
         self.batcher: SampleBatcher = batcher
         self.collator = collator or DefaultBatchCollator()
+        self.plan = plan
 
     def placed(self, lanes: int, name: str = "", number: int = 0) -> RoleSet:
         """Return this set as it is in a job.
@@ -111,12 +117,13 @@ class RoleSet:
             found.sources = {name: self.sources["main"]}
         return found
 
-    def open(self, seed: int, epochs: int | None) -> None:
+    def open(self, seed: int, epochs: int | None, batches_per_step: int | None = None) -> None:
         """Check the roles against the data, and bind the distributor to it.
 
         Args:
             seed: The job's.
             epochs: The job's; a set that is repeated has none.
+            batches_per_step: The job's; None = it says none.
 
         Raises:
             InvalidJob: They do not hold together; says what to change.
@@ -129,6 +136,27 @@ class RoleSet:
             self._check_columns(source)
         self.epochs = None if self.exhausted == "repeat" else epochs
         self.distributor.bind(self.sources, seed, self.epochs, self.lanes)
+        self._seed, self._batches_per_step = seed, batches_per_step
+        if self.plan is None:
+            self._keep_all_blocks()
+
+    @cached_property
+    def planned(self) -> PlannedLog | None:
+        """Return what its batches are made of, where it has a plan; once it is open.
+
+        The index is opened when it is first asked for: it is made for this job, by a command.
+
+        Raises:
+            InvalidJob, SourceUnavailable: As `PlannedLog`.
+        """
+        if self.plan is None:
+            return None
+        found = PlannedLog(self, self.plan, self._seed, self._batches_per_step)
+        self.__dict__["planned"] = found  # `readings` looks here
+        self._keep_all_blocks()
+        return found
+
+    def _keep_all_blocks(self) -> None:
         self._kept = [0] * len(self.readings)
         for reading in self.readings:
             if reading.blocks is not None:
@@ -152,6 +180,7 @@ class RoleSet:
             "processor": self.processor.identity(),
             "batcher": self.batcher.identity(),
             "collator": self.collator.identity(),
+            **({} if self.planned is None else {"plan": self.planned.identity()}),
         }
 
     # --- what they need of the data ---
@@ -172,7 +201,8 @@ class RoleSet:
 
         Once it is open.
         """
-        return self.distributor.readings()
+        found = self.distributor.readings()
+        return found if self.planned is None else [*map(self.planned.reading, found)]
 
     def group(self, lane: int) -> tuple[int | None, ...] | None:
         """Return what lanes of one worker have in common: the reading groups of a lane of the set.
@@ -211,7 +241,7 @@ class RoleSet:
     @property
     def plans_from_refs(self) -> bool:
         """Tell whether batches are planned without processing: from refs, and sizes if needed."""
-        return (
+        return self.plan is not None or (
             self.processor.one_to_one
             and not self.batcher.needs_content
             and (not self.needs_sizes or self.processor.knows_size() or bool(self.sized_sources))
@@ -272,7 +302,8 @@ class RoleSet:
     @cached_property
     def columns(self) -> Sequence[str]:
         """Return the columns that batches are made of, where items need not become objects."""
-        if not (self.plans_from_refs and self.processor.passes_items()):
+        one_to_one = self.processor.one_to_one and self.processor.passes_items()
+        if not (self.plans_from_refs and one_to_one):
             return ()
         if not isinstance(self.collator, ColumnCollator):
             return ()
@@ -294,6 +325,8 @@ class RoleSet:
 
     def draws(self, lane: int) -> int | None:
         """Return how many draws a lane of the set has; None = no end, or it is not known."""
+        if self.planned is not None:  # its lanes take batches, and not items, in turn
+            return None
         return self.distributor.draws(lane, self.lanes)
 
     def batches(self, lane: int) -> int | None:
@@ -302,6 +335,8 @@ class RoleSet:
         So it does where every draw gives a sample, whatever the item is: an item whose size cannot
         be told may be left out before it comes to a batch.
         """
+        if self.planned is not None:
+            return self.planned.known_end(lane)
         batcher, draws = self.batcher, self.draws(lane)
         is_looked_at = self.needs_sizes or batcher.needs_content
         if draws is None or is_looked_at or not self.processor.one_to_one:
@@ -311,7 +346,9 @@ class RoleSet:
     @property
     def ends(self) -> bool:
         """Tell whether every lane of the set is over after the job's epochs."""
-        return self.distributor.ends_by_epochs or self.draws(0) is not None
+        return (
+            self.planned is not None or self.distributor.ends_by_epochs or self.draws(0) is not None
+        )
 
 
 def deal_lanes(counts: Sequence[int]) -> list[int]:

@@ -12,7 +12,9 @@ from typing import Any
 import click
 
 from penstock.server.commands.check import check
+from penstock.server.commands.index import index
 from penstock.server.commands.init import init
+from penstock.server.commands.plan import plan
 from penstock.server.commands.schema import schema
 from penstock.server.commands.serve import serve
 from penstock.server.commands.show import show
@@ -89,7 +91,7 @@ def cli(context: click.Context) -> None:
         context.exit(2)
 
 
-for _command in (serve, init, check, show, size, schema):
+for _command in (serve, init, check, show, index, plan, size, schema):
     cli.add_command(_command)
 
 __all__ = ["cli"]

@@ -194,6 +194,9 @@ class Kept:
     STEP = 4096
     """Items between two counts that are kept: a byte or so for 512 of them."""
 
+    TOGETHER = 256
+    """Steps whose bits are spread out at a time: some 10 MiB."""
+
     def __init__(self, bits: NDArray[np.uint8], length: int) -> None:
         self.bits, self.length = bits, length
         starts = np.arange(0, len(bits), self.STEP // 8)
@@ -211,10 +214,64 @@ class Kept:
     def __getitem__(self, number: int) -> int:
         """Return the item that `number` kept ones precede."""
         part = int(np.searchsorted(self._before, number, side="right")) - 1
+        places = np.flatnonzero(np.unpackbits(self._bits_of(part), bitorder="little"))
+        return part * self.STEP + int(places[number - int(self._before[part])])
+
+    def take(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the items at many numbers, equal to `[self[number] for number in numbers]`.
+
+        Fast where the numbers lie close together: every step of items with one of them is looked
+        through once.
+
+        Args:
+            numbers: int64 (n,), in any order, also several times the same.
+
+        Returns:
+            int64 (n,).
+
+        Raises:
+            IndexError: A number is not in `[0, len(self))`.
+        """
+        if not len(numbers):
+            return np.empty(0, np.int64)
+        order = np.argsort(numbers, kind="stable")
+        rising = numbers[order]
+        if rising[0] < 0 or rising[-1] >= len(self):
+            raise IndexError(f"numbers {rising[0]} to {rising[-1]} are not in [0, {len(self)})")
+        part = np.searchsorted(self._before, rising, side="right") - 1
+        starts = np.flatnonzero(np.diff(part, prepend=-1))
+        ends = np.append(starts[1:], len(part))
+        items = np.empty(len(numbers), np.int64)
+        for first in range(0, len(starts), self.TOGETHER):
+            among = slice(first, first + self.TOGETHER)
+            parts = part[starts[among]]
+            here = slice(int(starts[among][0]), int(ends[among][-1]))
+            # All parts but a source's last have STEP items, and that one is the last here.
+            bits = np.concatenate([self._bits_of(number) for number in parts.tolist()])
+            places = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+            before = self._before[parts]
+            counts = self._before[parts + 1] - before
+            shifts = np.cumsum(counts) - counts - before
+            found = places[rising[here] + np.repeat(shifts, ends[among] - starts[among])]
+            items[order[here]] = parts[found // self.STEP] * self.STEP + found % self.STEP
+        return items
+
+    def _bits_of(self, part: int) -> NDArray[np.uint8]:
         first = part * self.STEP
-        bits = self.bits[first // 8 : (first + self.STEP) // 8]
-        places = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
-        return first + int(places[number - int(self._before[part])])
+        return self.bits[first // 8 : (first + self.STEP) // 8]
+
+    def run(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return kept items one after another: those that `start` to `stop - 1` kept ones precede.
+
+        Returns:
+            int64 (stop - start,), ascending.
+        """
+        if start >= stop:
+            return np.empty(0, np.int64)
+        first, last = self[start] // 8, self[stop - 1] // 8 + 1
+        places = np.flatnonzero(np.unpackbits(self.bits[first:last], bitorder="little"))
+        skipped = start - self.before(8 * first)
+        return places[skipped : skipped + stop - start] + 8 * first
 
     def mask(self) -> NDArray[np.bool_]:
         """Return one bool per item: bool (length,)."""

@@ -19,10 +19,11 @@ from typing import Any
 from penstock.server.job import Job, find_job
 from penstock.server.jobs.location import Location
 from penstock.server.jobs.python_file import jobs_in
-from penstock.server.jobs.registry import KINDS, build
+from penstock.server.jobs.registry import KINDS, absolute, build
 from penstock.server.jobs.settings import JobSettings, RolesSettings, SetSettings
 from penstock.server.jobs.validate import validate
 from penstock.server.joint_job import JointJob, RoleSet
+from penstock.server.planned.plan import Plan
 from penstock.wire.errors import InvalidJob, JobChanged, PenstockError
 
 FORMAT = 1
@@ -66,12 +67,19 @@ class Definition:
             )
         return data
 
-    def build(self, location: Location | None = None, make: Callable[[], Job] | None = None) -> Job:
+    def build(
+        self,
+        location: Location | None = None,
+        make: Callable[[], Job] | None = None,
+        *,
+        planned: bool = True,
+    ) -> Job:
         """Build the job.
 
         Args:
             location: Where it stands in its file, with the lines; None = they are not known.
             make: The code that builds it, where it was run already.
+            planned: False leaves the index of its plan unopened: it is to be made.
 
         Raises:
             InvalidJob: Something in it does not hold together; names the key.
@@ -80,9 +88,12 @@ class Definition:
         definition = self.encode()
         if self.settings is None:
             job = (make or find_job(_jobs_of_code(self.file), self.name))()
+            if planned:
+                job.open_plans()
         else:
             location = location or Location(self.file, Path(self.base), ("jobs", self.name))
-            job = _built(self.name, validate(JobSettings, self.settings, location), location)
+            settings = validate(JobSettings, self.settings, location)
+            job = _built(self.name, settings, location, planned=planned)
         job.definition, job.stored_definition = definition, self._stored().encode()
         return job
 
@@ -103,6 +114,8 @@ def _storable(section: dict[str, Any]) -> dict[str, Any]:
         found["source"] = _without_options(found["source"])
     if found.get("sources") is not None:
         found["sources"] = {name: _without_options(spec) for name, spec in found["sources"].items()}
+    if found.get("plan") is not None:
+        found["plan"] = _without_options(found["plan"])
     return found
 
 
@@ -160,13 +173,14 @@ def rebuild(data: bytes, log_id: bytes) -> Job:
     return job
 
 
-def _built(name: str, settings: JobSettings, location: Location) -> Job:
+def _built(name: str, settings: JobSettings, location: Location, *, planned: bool) -> Job:
     """Build the sources and the roles of one job, and the job of them.
 
     Args:
         name: Its name.
         settings: Its section of the file, checked.
         location: Where the section stands.
+        planned: Open the indexes of plans.
 
     Raises:
         InvalidJob: Something in it does not hold together; names the key.
@@ -185,6 +199,9 @@ def _built(name: str, settings: JobSettings, location: Location) -> Job:
     try:
         job = Job(**parts, **numbers, name=name) if sets is None else None
         job = job or JointJob(**parts, **numbers, name=name)
+        if not planned:
+            return job
+        job.open_plans()
         job.check_end()  # whether lanes end, and where, is part of what the file says
         if not job.needs_counting:
             _ = job.order
@@ -218,6 +235,8 @@ def _roles(given: dict[str, Any], location: Location) -> dict[str, Any]:
                 f"{at.key} and {location.at('processor').key} are both given: remove one of them"
             )
         values["processor"] = {"function": function}
+    if (plan := values.get("plan")) is not None:
+        values["plan"] = _plan(plan, location.at("plan"))
     several = values.pop("sources", None)
     if several is not None:
         values["source"] = {
@@ -229,6 +248,15 @@ def _roles(given: dict[str, Any], location: Location) -> dict[str, Any]:
             at = location if role == "processor" and function is not None else location.at(role)
             values[role] = build(kind, values[role], at)
     return values
+
+
+def _plan(given: dict[str, Any], location: Location) -> Plan:
+    """Build the plan of a section; its index is relative to the job file."""
+    try:
+        return Plan(**{**given, "index": absolute(given["index"], location.base)})
+    except InvalidJob as error:
+        key = str(error.key or "").removeprefix("plan.")
+        raise location.at(key).error(f"{location.key}: {error.message}", error) from error
 
 
 def _placed(error: PenstockError, given: dict[str, Any], location: Location) -> PenstockError:

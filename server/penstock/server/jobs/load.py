@@ -34,7 +34,7 @@ from penstock.wire.errors import InvalidJob
 class Jobs(Mapping[str, Job]):
     """The jobs of a target by name; each is built when it is first asked for, and then kept."""
 
-    def __init__(self, builders: Mapping[str, Callable[[], Job]]) -> None:
+    def __init__(self, builders: Mapping[str, Callable[..., Job]]) -> None:
         self._builders = dict(builders)
         self._built: dict[str, Job] = {}
 
@@ -48,6 +48,15 @@ class Jobs(Mapping[str, Job]):
         if name not in self._built:
             self._built[name] = self._builders[name]()
         return self._built[name]
+
+    def unplanned(self, name: str) -> Job:
+        """Return a job for which an index of sizes is to be made: none is opened.
+
+        Raises:
+            UnknownJob: There is no job of that name.
+            InvalidJob: It does not hold together.
+        """
+        return find_job(self._builders, name)(planned=False)
 
     def __contains__(self, name: object) -> bool:
         """Tell whether there is such a job, without building it."""
@@ -75,7 +84,7 @@ class Config:
 
     target: str
     server: ServerSettings
-    jobs: Mapping[str, Job]
+    jobs: Jobs
     base: Path
 
     def job(self, name: str) -> Job:
@@ -143,7 +152,7 @@ def _load_file(
     server = override(file.server, overrides, environ)
     keep_in(server.hash_cache, location.base)
     said, base = str(path.absolute()), str(location.base)
-    builders: dict[str, Callable[[], Job]] = {}
+    builders: dict[str, Callable[..., Job]] = {}
     for name, settings in file.jobs.items():
         definition = Definition(name, said, base, settings.model_dump(exclude_unset=True))
         builders[name] = partial(definition.build, location.at("jobs", name))

@@ -16,6 +16,7 @@ from penstock.server.jobs.registry import FUNCTIONS, KINDS, Kind, constructor_pa
 from penstock.server.jobs.settings import (
     JobFile,
     JobSettings,
+    PlanSettings,
     RolesSettings,
     ServerSettings,
     SetSettings,
@@ -157,6 +158,7 @@ def markdown() -> str:
     """Return the tables of `docs/jobs.md`."""
     parts = ["### `server:`", "", *_table("Key", setting_rows(ServerSettings))]
     parts += ["", "### `jobs.NAME:`", "", *_table("Key", setting_rows(JobSettings))]
+    parts += ["", "### `jobs.NAME.plan:`", "", *_table("Key", setting_rows(PlanSettings))]
     own = (row for row in setting_rows(SetSettings) if row.name not in RolesSettings.model_fields)
     parts += ["", "### `jobs.NAME.joint.NAME:`", "", "The keys of a source and its roles, and:", ""]
     parts += _table("Key", own)

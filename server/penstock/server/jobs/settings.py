@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from penstock.server.core.docstrings import argument_docs
 from penstock.server.job import DEFAULT_LANES, MAX_LANES, Job
 from penstock.server.joint_job import JointJob, RoleSet
+from penstock.server.planned.plan import Plan
 from penstock.server.resources import usable_cpus, usable_memory_bytes
 
 _UNITS = {"": 1, "B": 1}
@@ -75,6 +76,7 @@ def _key(default: Any, meaning: str, expects: str, **limits: Any) -> Any:
 
 _MEANINGS = argument_docs(inspect.getdoc(Job))
 _JOINT_MEANINGS = argument_docs(inspect.getdoc(JointJob))
+_PLAN_MEANINGS = argument_docs(inspect.getdoc(Plan))
 _SET_MEANINGS = argument_docs(inspect.getdoc(RoleSet))
 
 
@@ -214,6 +216,23 @@ class ServerSettings(_Section):
         return min(max(memory_bytes // 4, MIN_READY_BYTES), MAX_READY_BYTES)
 
 
+def _plan_key(name: str, default: Any, expects: str) -> Any:
+    """A key that is a parameter of `Plan`."""
+    return _key(default, _PLAN_MEANINGS.get(name, ""), expects)
+
+
+class PlanSettings(_Section):
+    """How batches are packed from an index of sizes."""
+
+    index: Annotated[str, Field(min_length=1)] = _plan_key(
+        "index", ..., "the path or the URL of an index of sizes"
+    )
+    window: Count | None = _plan_key("window", None, f"null or {_COUNT}")
+    group_by_length: bool = _plan_key("group_by_length", False, "true or false")
+    balance: str | None = _plan_key("balance", None, "an expression, such as tokens + squares")
+    storage_options: dict[str, Any] | None = _plan_key("storage_options", None, "keys and values")
+
+
 class RolesSettings(_Section):
     """A source and its roles: those of a job, or of one of the sets of a joint job."""
 
@@ -249,6 +268,7 @@ class RolesSettings(_Section):
         _ROLE_EXPECTS,
     )
     batch_size: Count | None = _job_key("batch_size", None, _COUNT)
+    plan: PlanSettings | None = _job_key("plan", None, "a plan: {index: PATH, window: ..., ...}")
 
 
 class SetSettings(RolesSettings):
@@ -307,6 +327,7 @@ class JobFile(_Section):
 __all__ = [
     "JobFile",
     "JobSettings",
+    "PlanSettings",
     "RoleSpec",
     "RolesSettings",
     "ServerSettings",

@@ -4,9 +4,8 @@ A processor may filter an item or make several samples of it, so how many batche
 known only when all of its items were processed. Plans are made, and no batch: samples are dropped
 as they come.
 
-It is started as `python -m penstock.server.node.count FD PAGE_FD FILES_FD PARENT LOG PART PARTS
-CAREFUL`, with the job's definition on its standard input, to count the lanes of part PART of PARTS,
-in the environment of the workers.
+It is started as `python -m penstock.server.node.count ... LOG PART PARTS CAREFUL`, see
+`penstock.server.node.aside`, to count the lanes of part PART of PARTS.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from penstock.server.node.homes import Homes
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.known_order import KnownOrder
 from penstock.server.pipeline.planner import open_planner
-from penstock.server.sources.catalog import take_catalogs
 from penstock.wire.errors import Internal, PenstockError, clean_text
 
 TELL_S = 1.0
@@ -113,21 +111,15 @@ def expected_draws(job: Job) -> int | None:
 
 def main(argv: list[str]) -> None:
     """Count some lanes and write JSON lines to the pipe that was inherited."""
-    from penstock.server.node.child import die_with_parent
-    from penstock.server.node.page import Page
+    from penstock.server.node.aside import began
 
-    fd, page_fd, files_fd, parent = map(int, argv[:4])
-    log_id, part, parts, careful = argv[4:]
-    die_with_parent()
-    if os.getppid() != parent:
-        return  # the parent died before prctl took effect
+    if (start := began(argv)) is None:
+        return
+    log_id, part, parts, careful = start.arguments
     os.nice(YIELDS)
-    if files_fd >= 0:
-        take_catalogs(files_fd)
-    page = Page(page_fd, write=True)
-    definition = sys.stdin.buffer.read()
+    page, definition = start.page, start.definition
     name = decode(definition).name
-    with os.fdopen(fd, "w") as out:
+    with start.socket, start.socket.makefile("w") as out:
 
         def write(message: dict[str, Any]) -> None:
             out.write(json.dumps(message) + "\n")

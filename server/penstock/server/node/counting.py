@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import subprocess
-import sys
 from typing import Any
 
 import structlog
 
-from penstock.server.environment import worker_environment
 from penstock.server.job import Job
+from penstock.server.node.aside import end_aside, short_status, start_aside
 from penstock.server.node.count import expected_draws
-from penstock.server.node.page import PAGE_BYTES, Note, Page
-from penstock.server.sources.catalog import cache_variable
+from penstock.server.node.page import Note, Page
 from penstock.wire.errors import ERRORS, Internal, PenstockError, WorkerCrashed
 
 logger = structlog.get_logger("penstock.node")
 
 MAX_DEATHS = 3
-LOOK_S, LOG_EVERY_S, END_S = 0.5, 10.0, 2.0
+LOOK_S, LOG_EVERY_S = 0.5, 10.0
 MAX_LINE_BYTES = 4 << 20
 """What a process says at once: where each of `MAX_LANES` lanes ends, at most."""
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0
@@ -100,19 +96,27 @@ class Count:
         doing = str(note.item) if note.item else f"stage {note.stage}"
         raise WorkerCrashed(
             f"the batches of job {self.job.name!r} cannot be counted: {doing} ended the process "
-            f"that does it {MAX_DEATHS} times, at last with {_status(code)}; remove or repair the "
-            "item, then restart the node",
+            f"that does it {MAX_DEATHS} times, at last with {short_status(code)}; remove or repair "
+            "the item, then restart the node",
             item=doing,
             deaths=MAX_DEATHS,
         )
 
     async def _attempt(self, part: int, *, careful: bool) -> tuple[dict[str, Any], Note, int]:
         """Return what a process said at last, what it was doing then, and its exit status."""
-        process, page, ours = self._launch(part, careful=careful)
+        process, page, ours = start_aside(
+            "penstock.server.node.count",
+            self.job.definition,
+            self.job.log_id.hex(),
+            part,
+            self.parts,
+            int(careful),
+            files_fd=self.files_fd,
+        )
         lines = asyncio.StreamReader(limit=MAX_LINE_BYTES)
         loop = asyncio.get_running_loop()
-        pipe, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(ours, "rb")
+        pipe, _ = await loop.connect_accepted_socket(
+            lambda: asyncio.StreamReaderProtocol(lines), ours
         )
         try:
             answer = await self._listen(part, process, page, lines)
@@ -121,34 +125,8 @@ class Count:
             raise
         finally:
             pipe.close()
-            code = await asyncio.shield(asyncio.to_thread(_end, process))
+            code = await asyncio.shield(asyncio.to_thread(end_aside, process))
         return answer, page.read(), code
-
-    def _launch(self, part: int, *, careful: bool) -> tuple[subprocess.Popen[bytes], Page, int]:
-        """Start a process; return it with its page and the end of its pipe to read from."""
-        ours, theirs = os.pipe()
-        page_fd = os.memfd_create("penstock-page", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(page_fd, PAGE_BYTES)
-            fds = [theirs, page_fd, self.files_fd]
-            arguments = [*fds, os.getpid(), self.job.log_id.hex(), part, self.parts, int(careful)]
-            with open(os.memfd_create("penstock-job", os.MFD_CLOEXEC), "w+b") as definition:
-                definition.write(self.job.definition)
-                definition.seek(0)
-                process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "penstock.server.node.count"]
-                    + [str(argument) for argument in arguments],
-                    env=worker_environment({**os.environ, **cache_variable()}),
-                    pass_fds=[fd for fd in fds if fd >= 0],
-                    stdin=definition,
-                )
-            return process, Page(page_fd), ours
-        except BaseException:
-            os.close(ours)
-            raise
-        finally:
-            os.close(theirs)
-            os.close(page_fd)
 
     async def _listen(
         self,
@@ -189,19 +167,6 @@ class Count:
             at = f"{note.stage} of item {note.item}" if note.item else note.stage
             done = sum(self._drawn)
             logger.info("counting", job=self.job.name, items_done=done, items=self._items, now=at)
-
-
-def _end(process: subprocess.Popen[bytes]) -> int:
-    """Let a process that is done end by itself, and kill it if it does not."""
-    try:
-        return process.wait(timeout=END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
-
-
-def _status(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit status {code}"
 
 
 __all__ = ["Count"]

@@ -99,7 +99,7 @@ class Fitting:
     def _fits(self, ref: SampleRef, size: int, plan: BatchPlan, exits: Exits) -> bool:
         roles = self._job.role_sets[plan.role_set]
         if ref.span is not None:
-            if size > ref.span.stop and roles.plans_from_refs:
+            if size > ref.span.stop and roles.plans_from_refs and roles.plan is None:
                 # Its last piece ends where the told size does: what is beyond is in no batch.
                 [told] = self._items.sizes([ref.item])
                 if ref.span.stop == told:

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.server.core.refs import BatchPlan, ItemRef
-from penstock.server.job import Job
+from penstock.server.job import Job, LaneRoles
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.ends import miscounted
 from penstock.server.pipeline.items import Items
+from penstock.server.pipeline.planned_planner import PlannedPlanner
 from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.roles.base import Sample
 
@@ -34,11 +35,16 @@ class JointPlanner:
 
     def __init__(self, job: Job, lane: int, items: Items) -> None:
         self.job, self.lane = job, lane
-        self.inner = [SamplePlanner(job, lane, items, part) for part in job.lane_roles(lane)]
+        self.inner = [_inner(job, lane, items, part) for part in job.lane_roles(lane)]
         self.offset = 0
         self._is_over = False
         self.samples: Mapping[tuple[ItemRef, int], Sample] = ChainMap(
-            *(planner.batching.samples for planner in self.inner)
+            *(
+                dict(planner.samples)
+                if isinstance(planner, PlannedPlanner)
+                else planner.batching.samples
+                for planner in self.inner
+            )
         )
 
     @property
@@ -131,6 +137,13 @@ class JointPlanner:
         for planner, batches, inner in zip(self.inner, uses, state["sets"], strict=True):
             planner.take_state(batches, inner)
         self.offset, self._is_over = offset, False
+
+
+def _inner(job: Job, lane: int, items: Items, part: LaneRoles) -> SamplePlanner | PlannedPlanner:
+    """Return the planner of one of the sets of a lane."""
+    if part.roles.planned is not None:
+        return PlannedPlanner(job, lane, items, part)
+    return SamplePlanner(job, lane, items, part)
 
 
 __all__ = ["JointPlanner"]

@@ -14,6 +14,7 @@ from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.joint_planner import JointPlanner
+from penstock.server.pipeline.planned_planner import PlannedPlanner
 from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.roles.base import Sample
 
@@ -86,7 +87,7 @@ class Planner(Protocol):
 
     @property
     def drawn(self) -> int:
-        """Return how many items were drawn since the lane's beginning."""
+        """Return how many items were drawn: the difference between two batches counts."""
         ...
 
     def counts(self) -> dict[str, int]:
@@ -111,8 +112,11 @@ def open_planner(job: Job, lane: int, items: Items) -> Planner:
         lane: The lane.
         items: Fetches and processes, where sizes or filters need it.
     """
-    if len(job.lane_roles(lane)) > 1:
+    parts = job.lane_roles(lane)
+    if len(parts) > 1:
         return JointPlanner(job, lane, items)
+    if parts[0].roles.planned is not None:
+        return PlannedPlanner(job, lane, items, parts[0])
     return SamplePlanner(job, lane, items)
 
 
@@ -122,8 +126,10 @@ def seekable_sets(job: Job) -> list[bool]:
     for lane in range(job.lanes):
         for part in job.lane_roles(lane):
             if part.roles.number not in found:
-                planner = SamplePlanner(job, lane, Items(job), part)
-                found[part.roles.number] = planner.can_seek()
+                found[part.roles.number] = (
+                    part.roles.planned is not None
+                    or SamplePlanner(job, lane, Items(job), part).can_seek()
+                )
         if len(found) == len(job.role_sets):
             break
     return [found[number] for number in range(len(job.role_sets))]

@@ -49,6 +49,8 @@ class ProcessedItems(RawItems):
 
     Attributes:
         processed: How often `process` was called.
+        watches_draws: Ask of each item whether it drew random numbers, until one did.
+        drew: Whether one did, since this was set to False.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class ProcessedItems(RawItems):
     ) -> None:
         super().__init__(job, progress, retry_deadline_s)
         self.processed = 0
+        self.watches_draws = self.drew = False
         self.chance = Chance(self)
         self._ready = False
         self._drew_first = False  # the last item that failed drew random numbers before
@@ -113,6 +116,8 @@ class ProcessedItems(RawItems):
                     self.tell_of(Call(processor, "process_batch"), error)
                 return outcomes
             self.processed += len(items)
+            if self.watches_draws and not self.drew:
+                self.drew = any(context.drew for context in contexts)
             return [
                 outcome_of(result, context)
                 for result, context in zip(results, contexts, strict=True)
@@ -150,10 +155,13 @@ class ProcessedItems(RawItems):
         if processor.uses_global_rng:
             self.seed(item)
         try:
-            return outcome_of(processor.process(raw, context), context)
+            outcome = outcome_of(processor.process(raw, context), context)
         except BaseException:
             self._drew_first = self.chance.drew(context, item)
             raise
+        if self.watches_draws and not self.drew:
+            self.drew = self.chance.drew(context, item)
+        return outcome
 
     def processing(self, item: ItemRef) -> Call:
         """Return the code that decides what processing an item gives."""

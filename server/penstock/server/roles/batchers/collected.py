@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 from penstock.server import packing
 from penstock.server.core.refs import Row, SampleRef
+from penstock.server.packing.lengths import Lengths
+from penstock.server.packing.packs import Packs
 from penstock.server.roles.batchers.packer import RowPackingBatcher, sample_key
 from penstock.wire.checks import check_flag, check_whole
 from penstock.wire.errors import InvalidJob
@@ -20,7 +22,7 @@ each window is twice as large as the one before it: so the first rows come after
 class WindowsBatcher(RowPackingBatcher):
     """Collects a window of samples, packs all of it, and gives out its rows while the next fills.
 
-    A subclass packs sizes in `_pack`. The rows of a window come one by one, spread over the samples
+    A subclass packs sizes in `pack`. The rows of a window come one by one, spread over the samples
     of the next window, so a lane never has to read a whole window before it goes on; they come in
     the order of their oldest samples, so that long documents are not all at the front.
 
@@ -55,6 +57,11 @@ class WindowsBatcher(RowPackingBatcher):
         """Return the size of a window."""
         return self._most
 
+    @property
+    def row_tokens(self) -> int:
+        """Return how many tokens a row is filled to by `pack`."""
+        return self.max_tokens
+
     def most_held(self) -> int | None:
         """Return the samples of a window and of the rows of the one before."""
         return 2 * self._most
@@ -72,7 +79,7 @@ class WindowsBatcher(RowPackingBatcher):
         self._tokens = sum(ref.size for ref in self._collected)
 
     @abstractmethod
-    def _pack(self, sizes: Sequence[int]) -> Sequence[Sequence[int]]:
+    def pack(self, sizes: Lengths) -> Sequence[Sequence[int]]:
         """Return packs of indices: each index once, or not at all where it is counted."""
 
     def _place(self, ref: SampleRef) -> None:
@@ -96,7 +103,7 @@ class WindowsBatcher(RowPackingBatcher):
 
     def _pack_window(self) -> None:
         self._release(self._rows_of_window)
-        packs = self._pack([ref.size for ref in self._collected])
+        packs = self.pack([ref.size for ref in self._collected])
         self._packed = [
             [self._collected[index] for index in pack] for pack in sorted(packs, key=min)
         ]
@@ -193,12 +200,19 @@ class KnapsackPackingBatcher(WindowsBatcher):
         else:
             super()._place(ref)
 
-    def _pack(self, sizes: Sequence[int]) -> Sequence[Sequence[int]]:
+    @property
+    def row_tokens(self) -> int:
+        """Return that part of `max_tokens`."""
+        return self._capacity
+
+    def pack(self, sizes: Lengths) -> Packs:
+        """Return the packs of a window; the samples beyond `max_packs` of them are counted."""
         packs = packing.knapsack(sizes, self._capacity)
         if self.max_packs is None:
             return packs
-        self._dropped["max_packs"] += sum(map(len, packs[self.max_packs :]))
-        return packs[: self.max_packs]
+        bounds = packs.bounds[: self.max_packs + 1]
+        self._dropped["max_packs"] += len(packs.indices) - int(bounds[-1])
+        return Packs(packs.indices[: bounds[-1]], bounds)
 
 
 def _ratio(value: Any) -> float:
@@ -253,7 +267,8 @@ class BestFitDecreasingPackingBatcher(WindowsBatcher):
         super().__init__(max_tokens, window, rows, overlong, length_key)
         self.window = window
 
-    def _pack(self, sizes: Sequence[int]) -> Sequence[Sequence[int]]:
+    def pack(self, sizes: Lengths) -> Packs:
+        """Return the packs of a window."""
         return packing.best_fit_decreasing(sizes, self.max_tokens)
 
 
@@ -313,7 +328,8 @@ class WindowPackingBatcher(WindowsBatcher):
         """Return the samples of a window, sorted of two."""
         return super().most_held() if self.sort else self.window
 
-    def _pack(self, sizes: Sequence[int]) -> Sequence[Sequence[int]]:
+    def pack(self, sizes: Lengths) -> Sequence[Sequence[int]]:
+        """Return the packs of a window."""
         return packing.window(sizes, self.max_tokens, self.window, sort=True)
 
     def _place(self, ref: SampleRef) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from penstock.server.core.refs import Row, Rows, SampleRef, Span
 from penstock.server.roles.base import Sample, SampleBatcher
@@ -51,6 +52,12 @@ class PackingBatcher(SampleBatcher):
         except KeyError:
             raise self._no_length(sample) from None
         return len(value)
+
+    def size_rule(self) -> Any:
+        """Return that sizes are lengths of `length_key`, unless a subclass has sizes of its own."""
+        if self.keeps(PackingBatcher, "size_of"):
+            return {"length_of": self.length_key}
+        return super().size_rule()
 
     def length_column(self) -> str | None:
         """Return `length_key`."""

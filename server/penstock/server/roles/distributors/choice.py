@@ -67,12 +67,17 @@ class Choice:
         self._selection = Selection(sources, self._where, self._ratios, self._resample, seed)
         return self._selection
 
+    @property
+    def resamples(self) -> bool:
+        """Tell whether epochs may draw other items each."""
+        return self._resample and any(ratio.denominator > 1 for ratio in self._ratios)
+
     def meets(self, other: Choice) -> ItemRef | None:
         """Return an item that another choice may draw, too; None = there is none."""
         for name in self._names:
             if name not in other._names:
                 continue
-            mine, theirs = self._kept(name), other._kept(name)
+            mine, theirs = self.kept(name), other.kept(name)
             if mine is None or theirs is None:
                 kept = mine or theirs
                 return ItemRef(name, 0 if kept is None else kept[0], 0)
@@ -80,7 +85,8 @@ class Choice:
                 return ItemRef(name, index, 0)
         return None
 
-    def _kept(self, name: str) -> Kept | None:
+    def kept(self, name: str) -> Kept | None:
+        """Return which items of a source the condition keeps; None = all of them."""
         return None if self._selection is None else self._selection.kept[name]
 
     def parameters(self) -> dict[str, Any]:

@@ -86,9 +86,9 @@ class MapDistributor(DataDistributor):
         super().bind(sources, seed, epochs, lanes)
         names = list(sources) if self.source is None else [self.source]
         parts = indexed(sources, names, self)
-        self._drawn = self.choice.of(dict(zip(names, parts, strict=True)), seed)
-        self._names, self.items = names, self._drawn.items
-        self.shuffle.settle(self._drawn, lanes, seed, "+".join(names))
+        self.drawn = self.choice.of(dict(zip(names, parts, strict=True)), seed)
+        self._names, self.items = names, self.drawn.items
+        self.shuffle.settle(self.drawn, lanes, seed, "+".join(names))
 
     def reading(self) -> Reading | None:
         """Return how the sources' blocks are read; None if they have none."""
@@ -103,7 +103,7 @@ class MapDistributor(DataDistributor):
         epoch, position = divmod(k * lanes + lane, self.items)
         if self.epochs is not None and epoch >= self.epochs:
             return None
-        return self._drawn.ref(self.shuffle.order(epoch)[position], epoch)
+        return self.drawn.ref(self.shuffle.order(epoch)[position], epoch)
 
     def draw_many(self, lane: int, lanes: int, k: int, count: int) -> list[ItemRef]:
         """Return draws k, k + 1, ... of a lane: `count`, or fewer where it ends."""
@@ -116,7 +116,7 @@ class MapDistributor(DataDistributor):
             if self.epochs is not None and epoch >= self.epochs:
                 break
             indices = self.shuffle.order(epoch).take(positions[epochs == epoch]).tolist()
-            found += [self._drawn.ref(index, epoch) for index in indices]
+            found += [self.drawn.ref(index, epoch) for index in indices]
         return found
 
     def draws(self, lane: int, lanes: int) -> int | None:

@@ -18,12 +18,20 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.server.core.condition import Condition, Kept
 from penstock.server.core.permutation import MAX_ITEMS, Permutation
 from penstock.server.core.refs import ItemRef
 from penstock.server.roles.base import IndexedSource
-from penstock.server.roles.distributors.together import blocks_of, each_in_blocks, lengths_of
+from penstock.server.roles.distributors.together import (
+    Places,
+    blocks_of,
+    check_positions,
+    check_rows,
+    each_in_blocks,
+    lengths_of,
+)
 from penstock.server.roles.reading import Blocks
 from penstock.wire.errors import InvalidJob
 from penstock.wire.nearest import nearest
@@ -81,7 +89,7 @@ class Selection:
         seed: The job's seed.
 
     Attributes:
-        items, blocks, blocked: As of `Drawn`.
+        names, items, blocks, blocked: As of `Drawn`.
         kept: Which items of each source are kept; None = all.
 
     Raises:
@@ -96,7 +104,7 @@ class Selection:
         resample: bool,
         seed: int,
     ) -> None:
-        self._names, self._ratios = list(sources), list(ratios)
+        self.names, self._ratios = list(sources), list(ratios)
         self._resample, self._seed = resample, seed
         lengths = lengths_of(sources)
         self.kept: dict[str, Kept | None] = {
@@ -106,10 +114,10 @@ class Selection:
         stored = {name: blocks_of(name, source) for name, source in sources.items()}
         self.blocked = tuple(name for name, blocks in stored.items() if blocks is not None)
         self._blocks: list[_Block] = []
-        every = each_in_blocks([stored[name] or lengths[name] for name in self._names])
-        for number, (name, blocks) in enumerate(zip(self._names, every, strict=True)):
+        every = each_in_blocks([stored[name] or lengths[name] for name in self.names])
+        for number, (name, blocks) in enumerate(zip(self.names, every, strict=True)):
             self._blocks += _blocks_of_source(number, blocks, self.kept[name])
-        self._of_source = [list[int]() for _ in self._names]
+        self._of_source = [list[int]() for _ in self.names]
         for place, block in enumerate(self._blocks):
             self._of_source[block.source].append(place)
         self._items_of = [sum(self._blocks[n].items for n in own) for own in self._of_source]
@@ -145,11 +153,40 @@ class Selection:
         if layout.sizes[place] < block.items:
             row = self._rows(number, drawn_in)[row]
         row += block.first
-        name = self._names[block.source]
+        name = self.names[block.source]
         kept = self.kept[name]
-        ratio = self._ratios[block.source]
-        passes = -(-ratio.numerator // ratio.denominator)
+        passes = self.passes(block.source)
         return ItemRef(name, row if kept is None else kept[row], epoch * passes + copy)
+
+    def parts(self, epoch: int) -> Sequence[int]:
+        """Return how many items each part of the line has: the blocks, of one source each."""
+        return self.sizes(epoch)
+
+    def places(self, part: int, epoch: int, start: int, stop: int) -> Places:
+        """Return where rows [start, stop) of a part of the line lie."""
+        drawn_in = epoch if self._resample else 0
+        layout = self._layout(drawn_in)
+        check_rows(part, layout.sizes, start, stop)
+        number, copy = layout.parts[part]
+        block = self._blocks[number]
+        if layout.sizes[part] < block.items:
+            rows = self._rows(number, drawn_in).take(np.arange(start, stop)) + block.first
+        else:
+            rows = np.arange(block.first + start, block.first + stop)
+        return Places(block.source, rows, copy)
+
+    def indices(self, source: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the indices of items of a source, by number, from their positions."""
+        kept = self.kept[self.names[source]]
+        if kept is not None:
+            return kept.take(positions)
+        check_positions(positions, self._items_of[source])
+        return positions
+
+    def passes(self, source: int) -> int:
+        """Return how many passes over a source an epoch has, by the source's number."""
+        ratio = self._ratios[source]
+        return -(-ratio.numerator // ratio.denominator)
 
     def _draws_of(self, source: int) -> int:
         """Return how many draws an epoch has of a source: at least one."""
@@ -161,7 +198,7 @@ class Selection:
         Raises:
             InvalidJob: Says how much it would have.
         """
-        draws = sum(self._draws_of(source) for source in range(len(self._names)))
+        draws = sum(self._draws_of(source) for source in range(len(self.names)))
         if draws > MAX_ITEMS:
             raise InvalidJob(
                 f"the sample_ratio makes {draws} draws of an epoch: at most {MAX_ITEMS} are "
@@ -202,7 +239,7 @@ class Selection:
         Systematic sampling, from a random start over the blocks in random order: each gives its
         share, rounded up or down with the right chance.
         """
-        total, purpose = self._items_of[source], f"blocks of a sample of {self._names[source]}"
+        total, purpose = self._items_of[source], f"blocks of a sample of {self.names[source]}"
         order = Permutation(len(own), self._seed, epoch, purpose)
         place = Permutation(total, self._seed, epoch, f"start in {purpose}")[0]
         found = [0] * len(own)
@@ -214,7 +251,7 @@ class Selection:
 
     def _make_rows(self, number: int, epoch: int) -> Permutation:
         block = self._blocks[number]
-        purpose = f"sample {block.first} of {self._names[block.source]}"
+        purpose = f"sample {block.first} of {self.names[block.source]}"
         return Permutation(block.items, self._seed, epoch, purpose)
 
 

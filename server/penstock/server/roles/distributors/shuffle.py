@@ -113,6 +113,12 @@ class Shuffle:
         self.order.cache_clear()
 
     @property
+    def kind(self) -> str:
+        """Return `full`, `blocks` or `none`; once settled."""
+        assert self._settled is not None
+        return self._settled
+
+    @property
     def groups(self) -> Groups | None:
         """Return the reading groups; None = it reads by none."""
         return self._groups if self._drawn.blocked and self._settled == "blocks" else None

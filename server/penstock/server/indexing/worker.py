@@ -1,0 +1,97 @@
+"""The process that measures blocks: `python -m penstock.server.indexing.worker`, see `aside`.
+
+It says which inputs its job has; then it is told a block at a time, a line of JSON `[source, start,
+stop, careful]`, and says how far it is and at last what the block holds: a line of JSON, with the
+number of bytes that follow it. An error ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import time
+from typing import Any, BinaryIO
+
+from penstock.server.core.canonical import canonical
+from penstock.server.core.refs import ItemRef
+from penstock.server.indexing.measuring import Measuring
+from penstock.server.jobs.definition import decode
+from penstock.server.node.aside import Began, began
+from penstock.server.planned.index_block import encode_block
+from penstock.wire.errors import Internal, PenstockError, encode_error
+
+TELL_S = 0.25
+"""Seconds between two words of how far it is."""
+
+MAX_NAMED = 100
+"""How many items of a block that fail are named, with why; the block itself counts all of them."""
+
+
+class _Teller:
+    """Says how far a block is, now and then."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out, self._told_s = out, time.monotonic()
+
+    def __call__(self, done: int) -> None:
+        if (now := time.monotonic()) - self._told_s >= TELL_S:
+            self._told_s = now
+            say(self._out, {"done": done})
+
+
+def say(out: BinaryIO, message: dict[str, Any], data: bytes = b"") -> None:
+    """Write a line, and the bytes that belong to it."""
+    out.write(json.dumps({**message, "bytes": len(data)}).encode() + b"\n" + data)
+    out.flush()
+
+
+def work(start: Began, heard: BinaryIO, out: BinaryIO) -> None:
+    """Measure the blocks that are asked for, until nothing more is."""
+    definition = decode(start.definition)
+    name = definition.name
+
+    def progress(stage: str, item: ItemRef | None) -> None:
+        start.page.note(stage, name, None, item)
+
+    start.page.note("build", name)
+    measuring = Measuring(definition.build(planned=False), progress)
+    say(out, {"ready": True}, canonical(measuring.inputs))
+    tell = _Teller(out)
+    while line := heard.readline():
+        source, first, stop, careful = json.loads(line)
+        measuring.items.careful = careful
+        found = measuring.block(source, first, stop, tell)
+        progress("idle", None)
+        bad = found.bad[:MAX_NAMED]
+        told = {"done": stop - first, "drew": found.drew, "bad": bad, "whole": True}
+        say(out, told, encode_block(found.sizes, first))
+
+
+def main(argv: list[str]) -> None:
+    """Take the task that was inherited, and end with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends us
+    if (start := began(argv)) is None:
+        return
+    with (
+        start.socket,
+        contextlib.suppress(BrokenPipeError, ConnectionResetError),
+        start.socket.makefile("rb") as heard,
+        start.socket.makefile("wb") as out,
+    ):
+        try:
+            work(start, heard, out)
+        except PenstockError as error:
+            say(out, {"error": True}, encode_error(error))
+        except Exception as error:
+            bug = Internal(f"a bug in penstock: {type(error).__name__}: {error}")
+            say(out, {"error": True}, encode_error(bug))
+            raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+
+
+__all__ = ["main", "work"]

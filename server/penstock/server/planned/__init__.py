@@ -1,0 +1,1 @@
+"""Planned jobs: batches are packed from an index of sizes, and found by arithmetic."""

@@ -1,0 +1,428 @@
+"""An index of sizes: how large every sample of a job's sources is, in one immutable file.
+
+```
+"PENSTOCK-SIZES", version      16 bytes
+blocks of the first source     see `index_block`
+blocks of the second source
+...
+footer                         JSON
+SHA-256 of the footer          32 bytes: the root
+length of the footer            8 bytes
+"PENSTOCK-SIZES", version      16 bytes
+```
+
+The footer holds, for each block, its length and its SHA-256, and `inputs`: what the sizes depend
+on. So the root stands for all of the content, and nothing of times, machines or of how the index
+was made is in it. Numbers are little-endian; the version is 2 bytes, 1 at present.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from bisect import bisect_right
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from threading import Lock
+from typing import Any, NamedTuple
+
+from penstock.server.core.canonical import canonical
+from penstock.server.planned.index_block import (
+    Block,
+    ItemSizes,
+    LeftOut,
+    block_items,
+    decode_block,
+    encode_block,
+    few,
+    joined,
+)
+from penstock.server.planned.index_inputs import check_inputs, index_inputs
+from penstock.server.planned.place import KEY, Place
+from penstock.wire.errors import InvalidJob
+
+VERSION = 1
+_NAME = b"PENSTOCK-SIZES"
+_MARK = _NAME + struct.pack("<H", VERSION)
+_TAIL = struct.Struct(f"<32sQ{len(_MARK)}s")
+
+AHEAD_BYTES = 256 << 10
+"""Read at the end of a file at once: of most indexes that is the footer, in one request."""
+
+KEPT_BYTES = 32 << 20
+"""Blocks that are kept, by their bytes in the file: 16 million samples of text."""
+
+AT_ONCE_BYTES = 16 << 20
+"""Blocks that follow one another are read together, up to so many bytes."""
+
+
+class SourceBlocks(NamedTuple):
+    """What a file is written of, for one source.
+
+    Attributes:
+        name: The name of the source.
+        items: How many positions it has.
+        blocks: The bytes of its blocks, in order: `block_items(items)` positions each, and the rest
+            in the last one.
+    """
+
+    name: str
+    items: int
+    blocks: Iterable[bytes]
+
+
+def blocks_of(found: ItemSizes) -> Iterator[bytes]:
+    """Yield the blocks of a source, where all of its sizes are in memory."""
+    step = block_items(found.positions)
+    whole = Block(
+        found.positions,
+        len(found.sizes),
+        found.sizes,
+        found.counts,
+        *_all_left_out(found.left_out),
+    )
+    for start in range(0, found.positions, step):
+        yield encode_block(whole.read(start, min(start + step, found.positions), 0), start)
+
+
+def _all_left_out(left_out: Mapping[int, str]) -> tuple[Any, Sequence[str]]:
+    import numpy as np
+
+    if isinstance(left_out, LeftOut):
+        return left_out.codes, left_out.reasons
+    reasons = sorted(set(left_out.values()))
+    numbers = {reason: number for number, reason in enumerate(reasons)}
+    codes = [numbers[left_out[position]] for position in sorted(left_out)]
+    return np.array(codes, np.uint32), reasons
+
+
+def write_index(
+    url: str,
+    inputs: Mapping[str, Any],
+    sources: Sequence[SourceBlocks],
+    storage_options: Mapping[str, Any] | None = None,
+) -> bytes:
+    """Write an index, whole or not at all; another file at its place is replaced.
+
+    Args:
+        url: A path, or a URL of fsspec.
+        inputs: What the sizes depend on, as `index_inputs` gives it.
+        sources: The sources, in the job's order.
+        storage_options: Options of the filesystem.
+
+    Returns:
+        The root, 32 bytes.
+
+    Raises:
+        ValueError: The blocks do not have the positions that a source has.
+        InvalidJob, SourceUnavailable: The file cannot be written.
+    """
+    root = b""
+
+    def parts() -> Iterator[bytes]:
+        nonlocal root
+        yield _MARK
+        told: list[dict[str, Any]] = []
+        for source in sources:
+            footer = _SourceFooter(source)
+            for data in source.blocks:
+                footer.add(data)
+                yield data
+            told.append(footer.to_json())
+        footer_bytes = canonical({"inputs": dict(inputs), "sources": told, "version": VERSION})
+        root = hashlib.sha256(footer_bytes).digest()
+        yield footer_bytes
+        yield _TAIL.pack(root, len(footer_bytes), _MARK)
+
+    Place(url, storage_options).write(parts())
+    return root
+
+
+class _SourceFooter:
+    """What the footer says of a source, while its blocks are written."""
+
+    def __init__(self, source: SourceBlocks) -> None:
+        self._source, self._positions = source, 0
+        self._step = block_items(source.items)
+        self._blocks: dict[str, list[Any]] = {"bytes": [], "samples": [], "sha256": []}
+        self._tokens, self._left_out = 0, Counter[str]()
+
+    def add(self, data: bytes) -> None:
+        block = decode_block(data)
+        expected = min(self._step, self._source.items - self._positions)
+        if block.positions != expected:
+            raise ValueError(
+                f"block {len(self._blocks['bytes'])} of source {self._source.name!r} has "
+                f"{block.positions} positions, to be {expected}"
+            )
+        self._positions += block.positions
+        self._tokens += block.tokens
+        whole = block.read(0, block.positions, 0).left_out
+        assert isinstance(whole, LeftOut)
+        few(whole.tally(), self._left_out)
+        self._blocks["bytes"].append(len(data))
+        self._blocks["samples"].append(block.samples)
+        self._blocks["sha256"].append(hashlib.sha256(data).hexdigest())
+
+    def to_json(self) -> dict[str, Any]:
+        if self._positions != self._source.items:
+            raise ValueError(
+                f"the blocks of source {self._source.name!r} have {self._positions} positions, to "
+                f"be {self._source.items}"
+            )
+        return {
+            "name": self._source.name,
+            "items": self._source.items,
+            "samples": sum(self._blocks["samples"]),
+            "tokens": self._tokens,
+            "left_out": dict(self._left_out),
+            "block_items": self._step,
+            "blocks": self._blocks,
+        }
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+class SizeIndex:
+    """An index of sizes. Its blocks are read when they are needed, and checked by their hashes.
+
+    Attributes:
+        url: Where it lies.
+        root: SHA-256 of the footer, 32 bytes: the same for the same content.
+        inputs: What the sizes depend on, see `index_inputs`.
+        sources: What it holds of each source, by name, in the job's order.
+        nbytes: The bytes of the file.
+    """
+
+    url: str
+    root: bytes
+    inputs: Mapping[str, Any]
+    sources: Mapping[str, IndexedSizes]
+    nbytes: int
+
+    @classmethod
+    def open(cls, url: str, storage_options: Mapping[str, Any] | None = None) -> SizeIndex:
+        """Open an index.
+
+        Args:
+            url: A path, or a URL of fsspec.
+            storage_options: Options of the filesystem.
+
+        Raises:
+            InvalidJob: There is none, or the file is not one, or is damaged; says what to do.
+            SourceUnavailable: It cannot be read at the moment.
+            MissingExtra: The filesystem's package is not installed.
+        """
+        place = Place(url, storage_options)
+        try:
+            size = place.size()
+        except FileNotFoundError:
+            raise InvalidJob(
+                f"there is no index of sizes at {url!r}: make it with `penstockd index FILE JOB`",
+                key=KEY,
+            ) from None
+        self = cls()
+        self.url, self.nbytes = url, size
+        self.root, footer, end = _footer(place, size)
+        try:
+            content = json.loads(footer)
+            self.inputs = content["inputs"]
+            at, self.sources = len(_MARK), {}
+            for told in content["sources"]:
+                source = IndexedSizes(place, told, at)
+                self.sources[source.name] = source
+                at = source.end
+            if not isinstance(self.inputs, dict) or at != end:
+                raise ValueError(f"its blocks end at byte {at}, to be {end}")
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise _damaged(url, f"its footer is wrong ({type(error).__name__}: {error})") from error
+        return self
+
+
+class IndexedSizes:
+    """The sizes of one source.
+
+    Attributes:
+        name: Its name.
+        items: How many positions it has: the items that the job's `where` keeps.
+        samples: How many samples these have.
+        tokens: The sum of the samples' sizes.
+        left_out: How many positions have no sample, by reason.
+        block_items: How many positions a block has.
+    """
+
+    def __init__(self, place: Place, told: Mapping[str, Any], at: int) -> None:
+        self._place = place
+        self.name: str = told["name"]
+        self.items: int = told["items"]
+        self.samples: int = told["samples"]
+        self.tokens: int = told["tokens"]
+        self.left_out: Mapping[str, int] = told["left_out"]
+        self.block_items: int = told["block_items"]
+        blocks = told["blocks"]
+        self._hashes = [bytes.fromhex(text) for text in blocks["sha256"]]
+        self._samples: list[int] = blocks["samples"]
+        self._ends = list(accumulate(blocks["bytes"], initial=at))
+        self.end = self._ends[-1]
+        self._kept: OrderedDict[int, Block] = OrderedDict()
+        self._kept_bytes = 0
+        self._lock = Lock()
+        numbers = (self.items, self.samples, self.tokens, self.block_items, *blocks["bytes"])
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError(f"a number of source {self.name!r} is below 0, or none")
+        wanted = -(-self.items // self.block_items)
+        if {wanted} != {len(self._hashes), len(self._samples), len(self._ends) - 1}:
+            raise ValueError(f"source {self.name!r} has {len(self._hashes)} blocks, to be {wanted}")
+
+    def read(self, start: int, stop: int) -> ItemSizes:
+        """Return what positions `[start, stop)` hold; may be called from several threads.
+
+        Raises:
+            ValueError: There are no such positions.
+            InvalidJob: The file is damaged.
+            SourceUnavailable: It cannot be read at the moment.
+        """
+        if not 0 <= start <= stop <= self.items:
+            raise ValueError(f"positions [{start}, {stop}) of {self.items}")
+        parts: list[ItemSizes] = []
+        if start < stop:
+            step = self.block_items
+            for number, block in self._blocks(start // step, -(-stop // step)):
+                first = number * step
+                begin, end = max(start - first, 0), min(stop - first, block.positions)
+                parts.append(block.read(begin, end, first))
+        return joined(parts)
+
+    def _blocks(self, first: int, last: int) -> Iterator[tuple[int, Block]]:
+        """Yield blocks `[first, last)` with their numbers; what is missing is read in runs."""
+        number = first
+        while number < last:
+            with self._lock:
+                block = self._kept.get(number)
+                if block is not None:
+                    self._kept.move_to_end(number)
+            if block is not None:
+                yield number, block
+                number += 1
+                continue
+            most = bisect_right(self._ends, self._ends[number] + AT_ONCE_BYTES) - 1
+            run = number + 1
+            while run < min(last, most) and run not in self._kept:
+                run += 1
+            for found in self._read_run(number, run):
+                yield number, found
+                number += 1
+
+    def _read_run(self, first: int, last: int) -> Iterator[Block]:
+        origin = self._ends[first]
+        try:
+            data = memoryview(self._place.read(origin, self._ends[last]))
+        except FileNotFoundError:
+            raise _damaged(self._place.url, "it is not there any more") from None
+        for number in range(first, last):
+            # Bytes of its own: a view would keep the whole run in memory with one block of it.
+            own = bytes(data[self._ends[number] - origin : self._ends[number + 1] - origin])
+            block = self._checked(number, own)
+            self._keep(number, block, len(own))
+            yield block
+
+    def _checked(self, number: int, data: bytes) -> Block:
+        which = f"block {number} of source {self.name!r}"
+        if hashlib.sha256(data).digest() != self._hashes[number]:
+            raise _damaged(self._place.url, f"{which} does not have the hash that it had")
+        expected = min(self.block_items, self.items - number * self.block_items)
+        try:
+            block = decode_block(data)
+        except ValueError as error:
+            raise _damaged(self._place.url, f"{which}: {error}") from error
+        if (block.positions, block.samples) != (expected, self._samples[number]):
+            raise _damaged(self._place.url, f"{which} has {block.positions} positions")
+        return block
+
+    def _keep(self, number: int, block: Block, nbytes: int) -> None:
+        with self._lock:
+            if number in self._kept:
+                return
+            self._kept[number] = block
+            self._kept_bytes += nbytes
+            while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
+                oldest, _ = self._kept.popitem(last=False)
+                self._kept_bytes -= self._ends[oldest + 1] - self._ends[oldest]
+
+
+def _footer(place: Place, size: int) -> tuple[bytes, bytes, int]:
+    """Return the root, the footer, and where it begins.
+
+    Raises:
+        InvalidJob: The file is not an index, or is damaged.
+    """
+    start = max(0, size - AHEAD_BYTES)
+    end = place.read(start, size)
+    head = end[: len(_MARK)] if start == 0 else place.read(0, len(_MARK))
+    for mark in (head, end[-len(_MARK) :]):
+        if not mark.startswith(_NAME) or len(mark) != len(_MARK):
+            if head.startswith(_NAME):
+                raise _damaged(place.url, "it ends before its end")
+            raise InvalidJob(
+                f"{place.url!r} is not an index of sizes: name one that `penstockd index` has made",
+                key=KEY,
+            )
+        if mark != _MARK:
+            [version] = struct.unpack("<H", mark[len(_NAME) :])
+            raise InvalidJob(
+                f"the index {place.url!r} has version {version} of the format, and this penstock "
+                f"reads version {VERSION}: make it anew with `penstockd index FILE JOB`",
+                key=KEY,
+            )
+    if size < len(_MARK) + _TAIL.size:
+        raise _damaged(place.url, "it ends before its end")
+    root, length, _ = _TAIL.unpack(end[-_TAIL.size :])
+    begin = size - _TAIL.size - length
+    if begin < len(_MARK):
+        raise _damaged(place.url, f"its footer would have {length} bytes")
+    if begin >= start:
+        footer = end[begin - start : -_TAIL.size]
+    else:
+        footer = place.read(begin, start) + end[: -_TAIL.size]
+    if hashlib.sha256(footer).digest() != root:
+        raise _damaged(place.url, "its footer does not have the hash that it had")
+    return root, footer, begin
+
+
+def is_index(place: Place) -> bool | None:
+    """Tell whether the file at a place is an index, maybe a damaged one; None = there is no file.
+
+    Raises:
+        InvalidJob, SourceUnavailable: It cannot be read.
+    """
+    try:
+        return place.read(0, min(len(_NAME), place.size())) == _NAME
+    except FileNotFoundError:
+        return None
+
+
+def _damaged(url: str, how: str) -> InvalidJob:
+    return InvalidJob(
+        f"the index {url!r} is damaged: {how}; copy it again, or remove it and make it anew with "
+        "`penstockd index FILE JOB`",
+        key=KEY,
+    )
+
+
+__all__ = [
+    "VERSION",
+    "IndexedSizes",
+    "ItemSizes",
+    "LeftOut",
+    "SizeIndex",
+    "SourceBlocks",
+    "block_items",
+    "blocks_of",
+    "check_inputs",
+    "index_inputs",
+    "is_index",
+    "write_index",
+]

@@ -1,0 +1,490 @@
+"""A planned log: what each batch of each lane is made of, by arithmetic from an index of sizes.
+
+The items of an epoch are cut into windows, and each window is packed, once for all epochs
+(`windows`, `packed`). In an epoch each sample takes the place of one of the same size, so batches
+hold other samples in each, and as many tokens; where neither the batcher nor the plan looks at
+sizes, any sample takes any place. `order` says which batch of which window has which number; lanes
+of a reading group take these in turn. So everything follows from (job, lane, offset), and nothing
+from what was planned before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from penstock.server.core.permutation import Permutation
+from penstock.server.core.refs import BatchPlan, ItemRef, Row, SampleRef, Span
+from penstock.server.planned.index_file import SizeIndex
+from penstock.server.planned.index_inputs import check_inputs
+from penstock.server.planned.order import BalancedOrder, Costs, Place, WindowOrder
+from penstock.server.planned.packed import PackedWindow, outline, pack, with_cost
+from penstock.server.planned.plan import Plan
+from penstock.server.planned.windows import Integers, Samples, Windows, pieces_of, run_of
+from penstock.server.roles.batchers import SimpleBatcher
+from penstock.server.roles.distributors import MapDistributor
+from penstock.server.roles.reading import Reading
+from penstock.wire.errors import BadItem, InvalidJob
+
+if TYPE_CHECKING:
+    from penstock.server.role_set import RoleSet
+
+KEPT_SAMPLES = 4_000_000
+"""Samples of packed windows that a process keeps, in all: about 250 MB. Lanes of several reading
+groups, and of two epochs, draw from several windows at a time."""
+
+
+class _Window(NamedTuple):
+    """A window in an epoch.
+
+    Attributes:
+        samples: Its samples.
+        packed: How they are packed.
+        filled: int64 (n,): which sample takes the place of each.
+    """
+
+    samples: Samples
+    packed: PackedWindow
+    filled: Integers
+
+
+class Stream:
+    """The batches of one reading group, or of the whole job: those of its lanes, in turn.
+
+    Args:
+        windows: Its windows.
+        roles: The roles.
+        plan: What the job says of it.
+        seed: The job's seed; None = nothing is shuffled.
+        step: The batches of a step, where steps are balanced; else None.
+        purpose: Keeps the orders of several groups apart.
+
+    Attributes:
+        windows: How many windows it has.
+        most_parts: Of how many parts of the line, such as storage blocks, a window has items.
+    """
+
+    def __init__(
+        self,
+        windows: Windows,
+        roles: RoleSet,
+        plan: Plan,
+        seed: int | None,
+        step: int | None,
+        purpose: str,
+    ) -> None:
+        self._windows, self._roles, self._plan, self._seed = windows, roles, plan, seed
+        self._step, self._purpose = step, purpose
+        self.windows, self.most_parts = len(windows), windows.most_parts
+        self._made: WindowOrder | BalancedOrder | None = None
+        self._batches: dict[int, int] = {}
+        self._counted: dict[int, Counter[str]] = {}
+        self._costs: dict[int, Costs] = {}
+
+    @property
+    def order(self) -> WindowOrder | BalancedOrder:
+        """Return where its batches stand."""
+        if self._made is None:
+            seed, epochs = self._seed, self._roles.epochs
+            if self._step is None:
+                self._made = WindowOrder(self.windows, self.count, seed, self._purpose)
+            else:
+                self._made = BalancedOrder(self.windows, self._cost, self._step, seed, epochs)
+        return self._made
+
+    @property
+    def batches(self) -> int:
+        """Return how many batches an epoch has."""
+        return self.order.batches
+
+    def samples(self, number: int) -> Samples:
+        """Return the samples of a window."""
+        return self._windows.samples(number)
+
+    def window(self, number: int, samples: Samples | None = None) -> PackedWindow:
+        """Return a window, packed: alike in all epochs.
+
+        Its counts are those of its items, too.
+
+        Raises:
+            BadItem: A sample does not fit, and the batcher refuses it.
+        """
+        samples = samples or self.samples(number)
+        try:
+            found = pack(
+                self._roles.batcher,
+                samples.sizes,
+                self._seed,
+                f"window {number} {self._purpose}",
+                by_length=self._plan.group_by_length,
+            )
+        except BadItem as error:
+            raise self._named(error, samples) from error
+        found.counts.update(samples.counts)
+        self._batches[number], self._counted[number] = len(found), Counter(found.counts)
+        if self._plan.balance is not None:
+            found = with_cost(found, self._plan.balance)
+            assert found.cost is not None
+            self._costs[number] = found.cost
+        return found
+
+    def learn(self, number: int, batches: int, cost: Costs | None) -> None:
+        """Take what `window` would find, from a process that has packed it."""
+        self._batches[number] = batches
+        if cost is not None:
+            self._costs[number] = cost
+
+    def count(self, number: int) -> int:
+        """Return how many batches a window has."""
+        if number not in self._batches:
+            found = outline(self._roles.batcher, self._windows.sizes(number))
+            if found is not None and found.batches is not None:
+                self._batches[number] = found.batches
+            else:
+                self.window(number)
+        return self._batches[number]
+
+    def counts(self, number: int) -> Counter[str]:
+        """Return what a window counts, and those after it without a batch, which cannot bear it."""
+        found = Counter(self.counts_of(number))
+        for following in range(number + 1, number + self.windows):
+            other = following % self.windows
+            if self.count(other):
+                break
+            found.update(self.counts_of(other))
+        return found
+
+    def counts_of(self, number: int) -> Counter[str]:
+        """Return what a window counts."""
+        if number not in self._counted:
+            samples = self.samples(number)
+            found = outline(self._roles.batcher, samples.sizes)
+            if found is None:
+                self.window(number, samples)
+            else:
+                self._counted[number] = found.counts + samples.counts
+        return self._counted[number]
+
+    def _cost(self, number: int) -> Costs:
+        if number not in self._costs:
+            self.window(number)
+        return self._costs[number]
+
+    def _named(self, error: BadItem, samples: Samples) -> BadItem:
+        slot = int(error.fields["item"])
+        name = list(self._roles.sources)[int(samples.sources[slot])]
+        item = ItemRef(name, int(samples.items[slot]), 0)
+        return BadItem(f"{item}: {error.message}", **{**error.fields, "item": list(item)})
+
+
+class PlannedLog:
+    """What the batches of a set of roles are made of; see `Plan`.
+
+    Args:
+        roles: The roles, opened.
+        plan: What the job says of it.
+        seed: The job's seed.
+        batches_per_step: The job's; None = it says none.
+
+    Attributes:
+        index: The sizes.
+        streams: The batches of each reading group; most jobs have one group.
+
+    Raises:
+        InvalidJob: It cannot be planned so, or the index is of other data; says what to change.
+        SourceUnavailable: The index cannot be read.
+    """
+
+    def __init__(self, roles: RoleSet, plan: Plan, seed: int, batches_per_step: int | None) -> None:
+        self._roles, self._plan, self._seed = roles, plan, seed
+        self._names = list(roles.distributor.drawn_from())
+        drawer = check_plannable(roles, plan, batches_per_step)
+        self.index = SizeIndex.open(plan.index, plan.storage_options)
+        check_inputs(plan.index, self.index.inputs, roles, seed)
+        self._check_samples()
+        self._passes = [drawer.drawn.passes(number) for number in range(len(self._names))]
+        shuffle = drawer.shuffle
+        is_shuffled = shuffle.kind != "none"
+        by_block = shuffle.groups is not None
+        groups = 1 if shuffle.groups is None else shuffle.groups.number
+        self._step = batches_per_step if plan.balance is not None else None
+        self._looks_at_sizes = (
+            roles.batcher.needs_sizes or plan.group_by_length or plan.balance is not None
+        )
+        self._window = plan.window
+        if shuffle.groups is not None and not plan.window_given:
+            mean = drawer.drawn.items / shuffle.groups.held
+            blocks = max(1, shuffle.groups.window // 2)
+            self._window = max(1, round(blocks * mean))
+        self._order_seed = seed if is_shuffled else None
+        run = None if by_block else run_of(self._window)
+        pieces = pieces_of(drawer.drawn, self._order_seed, run)
+        # So that only the last batch of an epoch is shorter, unless items are filtered.
+        align = roles.batcher.batch_size if isinstance(roles.batcher, SimpleBatcher) else 1
+        self.streams = [
+            Stream(
+                Windows(
+                    drawer.drawn,
+                    self.index,
+                    self._names,
+                    [own[group::groups] for own in pieces],
+                    self._window,
+                    align,
+                    by_block and align == 1 and not plan.window_given,
+                    self._order_seed,
+                    f"of group {group}",
+                ),
+                roles,
+                plan,
+                self._order_seed,
+                self._step,
+                f"of group {group}",
+            )
+            for group in range(groups)
+        ]
+        self._kept: OrderedDict[tuple[int, int, int], _Window] = OrderedDict()
+
+    def _check_samples(self) -> None:
+        """Refuse data that gives no sample, as the index says without reading its blocks."""
+        drawn = [self.index.sources[name] for name in self._names]
+        if any(source.samples for source in drawn):
+            return
+        reasons: Counter[str] = Counter()
+        for source in drawn:
+            reasons.update(source.left_out)
+        raise InvalidJob(
+            f"none of the {sum(source.items for source in drawn)} items in the index "
+            f"{self._plan.index!r} gives a sample ({in_words(reasons)}): loosen the filter, or "
+            "look at the data",
+            key="plan.index",
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """Return what of the plan decides bytes, JSON-able: with the hash of the index."""
+        found = self._plan.parameters()
+        found |= {"index": self.index.root.hex(), "window": self._window}
+        if self._step is not None:
+            found["batches_per_step"] = self._step
+        return found
+
+    def reading(self, found: Reading) -> Reading:
+        """Return how storage blocks are read: all of a window's at a time, and the next one's.
+
+        Where items are read without the rest of their blocks it is as it is without a plan.
+        """
+        if found.blocks is None:
+            return found
+        of_window = max(stream.most_parts for stream in self.streams)
+        return found._replace(blocks=min(found.all_blocks, 2 * of_window + 1))
+
+    # --- lanes ---
+
+    def stream_of(self, lane: int) -> int:
+        """Return which of `streams` a lane takes its batches from."""
+        return lane % len(self.streams)
+
+    def known_end(self, lane: int) -> int | None:
+        """Return how many batches a lane holds; None = endless."""
+        epochs = self._roles.epochs
+        return None if epochs is None else self.batches_of(lane, epochs)
+
+    def batches_of(self, lane: int, epochs: int) -> int:
+        """Return how many batches a lane holds of the first epochs."""
+        number, lanes = self._turn(lane)
+        total = epochs * self.streams[self.stream_of(lane)].batches
+        return max(0, -(-(total - number) // lanes))
+
+    def plan(self, lane: int, offset: int) -> BatchPlan | None:
+        """Return what a batch is made of; None = no item of the lane's stream comes to a batch.
+
+        Args:
+            lane: Its lane.
+            offset: Its offset; the lane holds it, if it holds any.
+
+        Raises:
+            SourceUnavailable: The index cannot be read.
+        """
+        stream = self.stream_of(lane)
+        number, lanes = self._turn(lane)
+        place = self.streams[stream].order.find(offset * lanes + number)
+        if place is None:
+            return None
+        window = self._window_of(stream, place)
+        rows = self._rows(window, place)
+        counts = self.streams[stream].counts(place.window) if place.bears else Counter[str]()
+        bears = tuple(sorted(counts.items()))
+        return BatchPlan(lane, offset, rows, self._roles.number, bears)
+
+    def counts(self, lane: int, offset: int) -> Counter[str]:
+        """Return what the batches of a lane before an offset bear, added up: see `plan`."""
+        stream = self.streams[self.stream_of(lane)]
+        number, lanes = self._turn(lane)
+        found: Counter[str] = Counter()
+        last, epoch, epochs = (offset - 1) * lanes + number, 0, self._roles.epochs
+        while (epochs is None or epoch < epochs) and stream.order.least_number(epoch) <= last:
+            windows, firsts = stream.order.numbers_of_first(epoch)
+            for window in windows[(firsts % lanes == number) & (firsts <= last)].tolist():
+                found.update(stream.counts(window))
+            epoch += 1
+        return found
+
+    def counts_of_epoch(self, lane: int | None = None) -> Counter[str]:
+        """Return what the windows count in an epoch: those of a lane's stream, or all."""
+        streams = self.streams if lane is None else [self.streams[self.stream_of(lane)]]
+        found = Counter[str]()
+        for stream in streams:
+            for window in range(stream.windows):
+                found.update(stream.counts_of(window))
+        return found
+
+    def _turn(self, lane: int) -> tuple[int, int]:
+        """Return a lane's number among those of its reading group, and how many they are."""
+        groups = len(self.streams)
+        return lane // groups, self._roles.lanes // groups
+
+    # --- one batch ---
+
+    def _rows(self, window: _Window, place: Place) -> list[Row]:
+        samples, packed, filled = window
+        first, last = packed.batches[place.batch], packed.batches[place.batch + 1]
+        bounds = packed.rows[first : last + 1].tolist()
+        begin, end = bounds[0], bounds[-1]
+        taken = filled[packed.slots[begin:end]]
+        sources, items = samples.sources[taken].tolist(), samples.items[taken].tolist()
+        copies = samples.copies[taken].tolist()
+        parts = None if samples.parts is None else samples.parts[taken].tolist()
+        # Where nothing looks at sizes, a sample may take the place of one of another size.
+        own = samples.sizes[taken] if packed.starts is None else packed.sizes[begin:end]
+        sizes = own.tolist()
+        starts = None if packed.starts is None else packed.starts[begin:end].tolist()
+        stops = None if packed.stops is None else packed.stops[begin:end].tolist()
+        names, passes = self._names, self._passes
+        refs = [
+            SampleRef(
+                ItemRef(names[source], items[at], place.epoch * passes[source] + copies[at]),
+                0 if parts is None else parts[at],
+                sizes[at],
+                None
+                if starts is None or stops is None or starts[at] < 0
+                else Span(starts[at], stops[at]),
+            )
+            for at, source in enumerate(sources)
+        ]
+        return [refs[start - begin : stop - begin] for start, stop in pairwise(bounds)]
+
+    def _window_of(self, stream: int, place: Place) -> _Window:
+        key = (stream, place.window, place.epoch)
+        found = self._kept.get(key)
+        if found is None:
+            other = next((k for k in self._kept if k[:2] == key[:2]), None)
+            if other is None:
+                samples = self.streams[stream].samples(place.window)
+                packed = self.streams[stream].window(place.window, samples)
+            else:
+                samples, packed, _ = self._kept[other]
+            filled = self.filled(samples, *key)
+            found = _Window(samples, packed, filled)
+            self._kept[key] = found
+            while sum(len(w.filled) for w in self._kept.values()) > KEPT_SAMPLES and (
+                len(self._kept) > 1
+            ):
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return found
+
+    @property
+    def fills_differ(self) -> bool:
+        """Tell whether batches hold other sizes in every epoch: any sample takes any place."""
+        return self._order_seed is not None and not self._looks_at_sizes
+
+    def filled(self, samples: Samples, stream: int, window: int, epoch: int) -> Integers:
+        """Return which sample takes the place of each, in an epoch: another of the same size.
+
+        Of any size, where neither the batcher nor the plan looks at them.
+
+        Args:
+            samples: Those of the window.
+            stream: The number of the reading group.
+            window: The number of the window.
+            epoch: The epoch.
+        """
+        total = len(samples.sizes)
+        if self._order_seed is None:
+            return np.arange(total)
+        purpose = f"places in window {window} of group {stream}"
+        order = Permutation(total, self._seed, epoch, purpose).take(np.arange(total))
+        if self.fills_differ:
+            return order
+        sizes = _narrow(samples.sizes)
+        filled = np.empty(total, np.int64)
+        filled[np.argsort(sizes, kind="stable")] = order[np.argsort(sizes[order], kind="stable")]
+        return filled
+
+
+def _narrow(sizes: Integers) -> Any:
+    """Return sizes as the smallest integers that hold them, which NumPy sorts by radix."""
+    return sizes.astype(np.uint16) if len(sizes) and sizes.max() < 1 << 16 else sizes
+
+
+def in_words(counts: Mapping[str, int]) -> str:
+    """Return counts by name as people read them."""
+    return ", ".join(f"{name}: {count:,}" for name, count in sorted(counts.items()) if count)
+
+
+def check_plannable(roles: RoleSet, plan: Plan, batches_per_step: int | None) -> MapDistributor:
+    """Refuse roles and settings that no plan can be made for.
+
+    Returns:
+        The distributor.
+
+    Raises:
+        InvalidJob: Says what to change.
+    """
+    drawer = roles.distributor
+    if not isinstance(drawer, MapDistributor) or drawer.is_of_user():
+        raise InvalidJob(
+            f"a planned job needs all of an epoch's items at once, and the distributor "
+            f"{drawer.code_of()} decides them one by one: use {{type: map}}, or leave plan out",
+            key="distributor",
+        )
+    if drawer.choice.resamples:
+        raise InvalidJob(
+            "resample draws other items in every epoch, and a plan holds for all epochs: leave "
+            "resample out, or plan",
+            key="distributor.resample",
+        )
+    if roles.batcher.needs_content:
+        raise InvalidJob(
+            f"the batcher {roles.batcher.code_of()} looks into samples, and a plan knows their "
+            "sizes alone: use another batcher, or leave plan out",
+            key="batcher",
+        )
+    if plan.group_by_length and not isinstance(roles.batcher, SimpleBatcher):
+        raise InvalidJob(
+            "group_by_length puts samples of like sizes into batches of batch_size, and this job "
+            f"has the batcher {roles.batcher.code_of()}: give batch_size, or leave it out",
+            key="plan.group_by_length",
+        )
+    groups = drawer.shuffle.groups
+    if plan.balance is None:
+        return drawer
+    if batches_per_step is None:
+        raise InvalidJob(
+            "balance puts batches that cost alike into one step, so the job must say how many "
+            "batches a step has: give batches_per_step",
+            key="batches_per_step",
+        )
+    if groups is not None and groups.number > 1:
+        raise InvalidJob(
+            f"balance compares the batches of all lanes, and shuffle: blocks deals them to "
+            f"{groups.number} reading groups: give the distributor reading_groups: 1",
+            key="plan.balance",
+        )
+    return drawer
+
+
+__all__ = ["KEPT_SAMPLES", "PlannedLog", "Stream", "check_plannable", "in_words"]

@@ -1,0 +1,353 @@
+"""A window, packed: which pieces of which samples share a row, and which rows a batch.
+
+Sizes alone decide it. So it is computed once for all epochs: in each of them another sample of the
+same size takes the place of a sample here, see `penstock.server.planned.log`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.server.core.expression import Expression
+from penstock.server.core.permutation import Permutation
+from penstock.server.core.refs import ItemRef, Rows, SampleRef
+from penstock.server.planned.windows import Integers
+from penstock.server.roles.base import SampleBatcher
+from penstock.server.roles.batchers import (
+    BestFitDecreasingPackingBatcher,
+    KnapsackPackingBatcher,
+    SimpleBatcher,
+)
+from penstock.server.roles.role import asked, failing
+from penstock.server.usercode.contained import as_exception
+from penstock.wire.errors import BadItem, PenstockError
+
+WindowPacker = BestFitDecreasingPackingBatcher | KnapsackPackingBatcher
+"""Batchers that pack a whole window by array code."""
+
+
+@dataclass(frozen=True)
+class PackedWindow:
+    """A window of a planned job: its batches, of pieces of samples.
+
+    Attributes:
+        slots: int64 (n,): the sample of each piece, by its number in the window, batch by batch and
+            row by row.
+        starts, stops: int64 (n,): the part of it, where the batcher splits or cuts samples; -1 =
+            all of it. None = all of every sample.
+        sizes: int64 (n,): the size of each piece.
+        rows: int64 (rows + 1,): where each row begins among the pieces, and n.
+        batches: int64 (batches + 1,): where each batch begins among the rows, and their number.
+        counts: What the batcher counted: `dropped:REASON` and `batcher:NAME`.
+        cost: float64 (batches,): what each batch costs; None = nobody asked.
+    """
+
+    slots: Integers
+    starts: Integers | None
+    stops: Integers | None
+    sizes: Integers
+    rows: Integers
+    batches: Integers
+    counts: Counter[str]
+    cost: npt.NDArray[np.float64] | None = None
+
+    def __len__(self) -> int:
+        """Return how many batches there are."""
+        return len(self.batches) - 1
+
+
+def pack(
+    batcher: SampleBatcher, sizes: Integers, seed: int | None, purpose: str, *, by_length: bool
+) -> PackedWindow:
+    """Return a window, packed as a job's batcher says.
+
+    Batchers that pack windows (`best_fit_decreasing`, `knapsack`) and `simple` are array code. Any
+    other is given the samples one by one, and asked for what is left at the end.
+
+    Args:
+        batcher: The job's batcher; it is not changed.
+        sizes: int64 (n,): the size of each sample.
+        seed: Rows come in an order that it decides; None = in that of their oldest samples.
+        purpose: Keeps the orders of several windows apart.
+        by_length: Put samples of like sizes into one batch.
+
+    Raises:
+        BadItem: The batcher refuses a sample; `item` is its number in the window.
+        InvalidJob: The batcher fails.
+    """
+    if by_length:
+        order = np.argsort(-sizes, kind="stable")
+        found = pack(batcher, sizes[order], None, purpose, by_length=False)
+        return replace(found, slots=order[found.slots])
+    if isinstance(batcher, SimpleBatcher) and not batcher.is_of_user():
+        return _in_order(batcher, sizes)
+    if isinstance(batcher, WindowPacker) and not batcher.is_of_user():
+        return _by_window(batcher, sizes, seed, purpose)
+    return _one_by_one(batcher, sizes)
+
+
+class Outline(NamedTuple):
+    """What is known of a packed window from its sizes, without packing it.
+
+    Attributes:
+        batches: How many it has; None = only packing says it.
+        counts: What the batcher counts.
+    """
+
+    batches: int | None
+    counts: Counter[str]
+
+
+def outline(batcher: SampleBatcher, sizes: Integers) -> Outline | None:
+    """Return what `pack` makes of a window as far as it takes no packing; None = nothing.
+
+    Args:
+        batcher: The job's batcher.
+        sizes: int64 (n,): the size of each sample, in any order.
+
+    Raises:
+        BadItem: As `pack`.
+    """
+    if isinstance(batcher, SimpleBatcher) and not batcher.is_of_user():
+        packed = _in_order(batcher, sizes)
+        return Outline(len(packed), packed.counts)
+    if not isinstance(batcher, WindowPacker) or batcher.is_of_user():
+        return None
+    if isinstance(batcher, KnapsackPackingBatcher) and batcher.max_packs is not None:
+        return None
+    return Outline(None, +_pieces(batcher, sizes).counts)
+
+
+def with_cost(packed: PackedWindow, cost: Expression) -> PackedWindow:
+    """Return a packed window with what each batch costs.
+
+    Raises:
+        InvalidJob: The cost of a batch is no finite number.
+    """
+    return replace(packed, cost=cost.of(measures(packed)))
+
+
+def measures(packed: PackedWindow) -> dict[str, npt.NDArray[np.float64]]:
+    """Return what a cost is an expression of, for each batch: float64 (batches,) by name.
+
+    All are whole numbers, exact up to 2^53.
+    """
+    rows = np.diff(packed.rows)
+    of_row = _sums(packed.sizes, packed.rows)
+    longest = (
+        np.maximum.reduceat(of_row, packed.batches[:-1]) if len(packed) else np.empty(0, np.int64)
+    )
+    number = np.diff(packed.batches)
+    found = {
+        "tokens": _sums(of_row, packed.batches),
+        "squares": _sums(_sums(packed.sizes**2, packed.rows), packed.batches),
+        "samples": _sums(rows, packed.batches),
+        "rows": number,
+        "longest": longest,
+        "padded": number * longest,
+    }
+    return {name: values.astype(np.float64) for name, values in found.items()}
+
+
+def _sums(values: Integers, bounds: Integers) -> Integers:
+    """Return the sum of each stretch `[bounds[i], bounds[i + 1])`; empty ones are 0."""
+    before = np.concatenate(([0], np.cumsum(values)))
+    found: Integers = before[bounds[1:]] - before[bounds[:-1]]
+    return found
+
+
+# --- how ------------------------------------------------------------------------------------------
+
+
+def _in_order(batcher: SimpleBatcher, sizes: Integers) -> PackedWindow:
+    total, each = len(sizes), batcher.batch_size
+    kept = total - total % each if batcher.drop_last else total
+    counts = Counter({"dropped:tail": total - kept}) if kept < total else Counter[str]()
+    bounds = np.arange(0, kept, each)
+    return PackedWindow(
+        np.arange(kept),
+        None,
+        None,
+        sizes[:kept],
+        np.arange(kept + 1),
+        np.append(bounds, kept) if kept else np.zeros(1, np.int64),
+        counts,
+    )
+
+
+class _Pieces(NamedTuple):
+    """What of a window's samples is packed: those that fit, and pieces of those that do not.
+
+    Attributes:
+        slots: int64 (n,): the sample of each.
+        starts, stops: int64 (n,): the part of it; -1 = all.
+        sizes: int64 (n,): the size of each.
+        alone: bool (n,): it is a row of its own.
+        counts: What the batcher counts.
+    """
+
+    slots: Integers
+    starts: Integers
+    stops: Integers
+    sizes: Integers
+    alone: npt.NDArray[np.bool_]
+    counts: Counter[str]
+
+
+def _pieces(batcher: WindowPacker, sizes: Integers) -> _Pieces:
+    most = batcher.max_tokens
+    counts: Counter[str] = Counter()
+    empty, over = sizes == 0, sizes > most
+    counts["dropped:empty"] = int(empty.sum())
+    slots = np.flatnonzero(~empty & ~over)
+    starts = stops = np.full(len(slots), -1, np.int64)
+    long = np.flatnonzero(over)
+    if len(long):
+        more = _overlong(batcher, sizes, long, counts)
+        slots, starts, stops = (
+            np.concatenate(pair) for pair in zip((slots, starts, stops), more, strict=True)
+        )
+    of_piece = np.where(starts < 0, sizes[slots], stops - starts)
+    alone = of_piece > min(most - 1, batcher.row_tokens)
+    return _Pieces(slots, starts, stops, of_piece, alone, counts)
+
+
+def _by_window(
+    batcher: WindowPacker, sizes: Integers, seed: int | None, purpose: str
+) -> PackedWindow:
+    slots, starts, stops, of_piece, alone, counts = _pieces(batcher, sizes)
+    placed = np.flatnonzero(~alone)
+    working = batcher.clone()
+    packs = working.pack(of_piece[placed])
+    counts.update({f"dropped:{name}": n for name, n in working.dropped().items()})
+    singles = np.flatnonzero(alone)
+    pieces = np.concatenate([placed[packs.indices], singles])
+    bounds = np.concatenate([packs.bounds, packs.bounds[-1] + 1 + np.arange(len(singles))])
+    bounds = _whole_batches(bounds, batcher.rows)
+    rows = len(bounds) - 1
+    if seed is None:
+        firsts = np.minimum.reduceat(slots[pieces], bounds[:-1]) if rows else bounds[:0]
+        order = np.argsort(firsts, kind="stable")
+    else:
+        order = Permutation(rows, seed, 0, f"rows of {purpose}").take(np.arange(rows))
+    pieces, bounds = _reordered(pieces, bounds, order)
+    is_cut = bool((starts >= 0).any())
+    return PackedWindow(
+        slots[pieces],
+        starts[pieces] if is_cut else None,
+        stops[pieces] if is_cut else None,
+        of_piece[pieces],
+        bounds,
+        np.append(np.arange(0, rows, batcher.rows), rows) if rows else np.zeros(1, np.int64),
+        +counts,
+    )
+
+
+def _whole_batches(bounds: Integers, rows: int) -> Integers:
+    """Return bounds of so many rows that they fill batches, where there are samples enough.
+
+    The last rows with several samples give their last ones to rows of their own: a batch with fewer
+    rows in the middle of an epoch would have another shape than all others.
+    """
+    missing = -(len(bounds) - 1) % rows
+    several = np.flatnonzero(np.diff(bounds) > 1)[::-1]
+    cuts: list[int] = []
+    for row in several.tolist():
+        first, last = int(bounds[row]), int(bounds[row + 1])
+        cuts += range(last - 1, max(first, last - 1 - (missing - len(cuts))), -1)
+        if len(cuts) >= missing:
+            break
+    return np.sort(np.concatenate([bounds, np.array(cuts, np.int64)]))
+
+
+def _overlong(
+    batcher: WindowPacker, sizes: Integers, long: Integers, counts: Counter[str]
+) -> tuple[Integers, Integers, Integers]:
+    """Return the pieces of samples that are longer than a row: slots, starts and stops."""
+    most, policy, none = batcher.max_tokens, batcher.overlong, np.empty(0, np.int64)
+    whole = np.full(len(long), -1, np.int64)
+    if policy == "drop":
+        counts["dropped:overlong"] = len(long)
+        return none, none, none
+    if policy == "alone":
+        counts["batcher:overlong_alone"] = len(long)
+        return long, whole, whole
+    if policy == "truncate":
+        counts["batcher:overlong_truncated"] = len(long)
+        counts["batcher:truncated_tokens"] = int((sizes[long] - most).sum())
+        return long, np.zeros(len(long), np.int64), np.full(len(long), most)
+    if policy == "error":
+        raise too_long(int(long[0]), int(sizes[long[0]]), most)
+    counts["batcher:overlong_split"] = len(long)
+    number = -(-sizes[long] // most)
+    slots = np.repeat(long, number)
+    firsts = np.repeat(np.cumsum(number) - number, number)
+    starts = (np.arange(len(slots)) - firsts) * most
+    return slots, starts, np.minimum(starts + most, sizes[slots])
+
+
+def too_long(slot: int, size: int, most: int) -> BadItem:
+    """Return the error of a sample that does not fit into a row, with `overlong: error`."""
+    reason = (
+        f"{size} tokens do not fit into a row of {most}: raise max_tokens, set overlong to split, "
+        "truncate or drop, or shorten it in the processor"
+    )
+    return _refused(slot, reason)
+
+
+def _refused(slot: int, reason: str) -> BadItem:
+    return BadItem(reason, item=slot, stage="draw", reason=reason)
+
+
+def _reordered(values: Integers, bounds: Integers, order: Integers) -> tuple[Integers, Integers]:
+    """Return stretches of values in another order, and their bounds."""
+    lengths = np.diff(bounds)[order]
+    ends = np.concatenate(([0], np.cumsum(lengths)))
+    places = np.repeat(bounds[:-1][order] - ends[:-1], lengths) + np.arange(ends[-1])
+    return values[places], ends
+
+
+def _one_by_one(batcher: SampleBatcher, sizes: Integers) -> PackedWindow:
+    working = batcher.clone()
+    found: list[Rows] = []
+    looks = batcher.needs_sizes  # else they are 0 for it, as in a lane that is not planned
+    for slot, size in enumerate(sizes.tolist()):
+        try:
+            found += working.add(SampleRef(ItemRef("", slot, 0), 0, size if looks else 0))
+        except BadItem as error:
+            raise _refused(slot, error.reason or error.message) from error
+        except PenstockError:
+            raise
+        except BaseException as raised:
+            raise failing(batcher, "add", as_exception(raised)) from raised
+    found += asked(working, "flush")
+    counts = Counter({f"dropped:{name}": n for name, n in working.dropped().items()})
+    counts.update({f"batcher:{name}": n for name, n in working.counters().items()})
+    refs = [ref for batch in found for row in batch for ref in row]
+    spans = [ref.span for ref in refs]
+    is_split = any(span is not None for span in spans)
+    starts = [-1 if span is None else span.start for span in spans]
+    stops = [-1 if span is None else span.stop for span in spans]
+    slots = _array([ref.item.index for ref in refs])
+    return PackedWindow(
+        slots,
+        _array(starts) if is_split else None,
+        _array(stops) if is_split else None,
+        _array([ref.size for ref in refs]) if looks or is_split else sizes[slots],
+        np.cumsum(_array([0, *(len(row) for batch in found for row in batch)])),
+        np.cumsum(_array([0, *map(len, found)])),
+        +counts,
+    )
+
+
+def _array(values: Sequence[int]) -> Integers:
+    return np.array(values, np.int64)
+
+
+__all__ = ["Outline", "PackedWindow", "measures", "outline", "pack", "too_long", "with_cost"]
