@@ -201,8 +201,8 @@ def _rows(found: Found) -> Iterator[tuple[str, str]]:
         each = measured.seconds / len(measured.windows)
         yield (
             "one core",
-            f"{_rounded(found.rate.median)} {unit}/s in the median of {len(measured.windows)} "
-            f"times {each:.2g} s, {_rounded(core.low)} to {_rounded(core.high)} without the "
+            f"{_rounded(found.rate.median)} {unit}/s, the median of {len(measured.windows)} "
+            f"windows of {each:.2g} s; {_rounded(core.low)} to {_rounded(core.high)} without the "
             "slowest and the fastest tenth",
         )
     else:
@@ -236,7 +236,7 @@ def _rows(found: Found) -> Iterator[tuple[str, str]]:
         yield (
             "store",
             f"up to {_rounded(found.writes.snapshots_per_s, 2)} snapshots/s of all lanes, "
-            f"{_mb(found.writes.bytes_per_s)}; and a write for each commit",
+            f"{_rounded(found.writes.bytes_per_s / 1000, 2)} KB/s; and a write for each commit",
         )
     else:
         yield "store", "no snapshots; a write for each commit"
@@ -260,16 +260,15 @@ def _lanes(found: Found) -> str:
     size, has = found.size, found.has
     groups = "" if size.lanes.groups is None else f", reading_groups: {size.lanes.groups:,}"
     given = f"lanes: {size.lanes.lanes:,}{groups}"
-    planned = _rounded(found.core.planned * found.core.together)
+    planned = _rounded(found.core.planned)
     why = (
-        f"{size.workers:,} worker{'s' if size.workers > 1 else ''} and planning need "
-        f"{max(size.workers, size.lanes_for_planning):,}; one lane is planned at {planned} "
-        f"{found.needed.unit}/s"
+        f"workers need {size.workers:,} at least, planning {size.lanes_for_planning:,} (one lane "
+        f"is planned at {planned} {found.needed.unit}/s)"
     )
     if size.lanes == has:
-        return f"{given}, as the job has; {why}"
+        return f"{given}, as the job has: {why}"
     now = "" if has.groups is None else f" in {has.groups:,} reading groups"
-    return f"{given}; the job has {has.lanes:,}{now}, {why}"
+    return f"{given}, where the job has {has.lanes:,}{now}: {why}"
 
 
 def _rounded(number: float, digits: int = 3) -> str:
