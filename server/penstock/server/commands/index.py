@@ -84,8 +84,8 @@ def _place(job: Job, output: str | None) -> str:
         return plan.index
     if output is None:
         raise InvalidJob(
-            f"job {job.name!r} does not say where its index of sizes lies: give --output, or the job "
-            "a plan",
+            f"job {job.name!r} does not say where its index of sizes lies: give --output, or "
+            "the job a plan",
             key="plan.index",
         )
     return output
