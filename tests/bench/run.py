@@ -51,6 +51,7 @@ NAMES = (
     "reading",
     "draws",
     "node_memory",
+    "sizing",
     "many_lanes",
     "sources",
 )

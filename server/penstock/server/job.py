@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.server.core.canonical import canonical
+from penstock.server.planned.log import in_words
 from penstock.server.planned.plan import Plan
 from penstock.server.role_set import DEFAULT_LANES, RoleSet, joint_layout
 from penstock.server.roles.base import (
@@ -409,12 +410,20 @@ class Job:
         Raises:
             InvalidJob: With what to change.
         """
-        if numbering.batches == 0:
+        if numbering.batches != 0:
+            return
+        log = self.role_sets[0].planned
+        if log is not None and len(self.role_sets) == 1:
             raise InvalidJob(
-                f"the job holds no batch at all: {self.items} items over {self.lanes} lanes fill "
-                "none; lower lanes or the batch size",
-                key="lanes",
+                "the job holds no batch at all: by its plan an epoch has "
+                f"{in_words(log.counts_of_epoch())}; lower the batch size, or look at the data",
+                key="plan",
             )
+        raise InvalidJob(
+            f"the job holds no batch at all: {self.items} items over {self.lanes} lanes fill "
+            "none; lower lanes or the batch size",
+            key="lanes",
+        )
 
     def check_end(self) -> None:
         """Refuse a finite job whose lanes may never end.

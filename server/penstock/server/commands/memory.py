@@ -56,6 +56,7 @@ class NodeMemory:
         processes: The server process and the workers, before they have read anything.
         blocks: Decoded storage blocks, and what decoding takes, in all workers.
         samples: Samples that wait to be batched, and those that batches are made of.
+        plans: Packed windows of planned jobs and blocks of their indexes, in all workers.
         kept: Batches that are kept for late readers.
         reader: Batches that one reader fetches ahead, and those made for it beyond that.
         ready: Batches where readers are slower than the node: `ready_bytes` of them.
@@ -67,6 +68,7 @@ class NodeMemory:
     processes: float
     blocks: float
     samples: float
+    plans: float
     kept: float
     reader: float
     ready: float
@@ -74,12 +76,12 @@ class NodeMemory:
     @property
     def keeping_up(self) -> float:
         """Return what it takes while readers keep up, without `reader`."""
-        return self.processes + self.blocks + self.samples + self.kept
+        return self.processes + self.blocks + self.samples + self.plans + self.kept
 
     @property
     def stalled(self) -> float:
         """Return what it takes when they do not keep up."""
-        return self.processes + self.blocks + self.samples + self.ready
+        return self.processes + self.blocks + self.samples + self.plans + self.ready
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values, rounded to 0.1 MiB."""
@@ -95,6 +97,8 @@ def node_memory(
     imported: Collection[str],
     sample_bytes: float,
     batch_bytes: float,
+    lanes: float | None = None,
+    groups: float | None = None,
 ) -> NodeMemory:
     """Return what a node that serves one job takes.
 
@@ -105,7 +109,11 @@ def node_memory(
         imported: Modules that the job's roles have imported.
         sample_bytes: Memory of a sample, in the mean.
         batch_bytes: Bytes of a batch, in the mean.
+        lanes: How many lanes are read at this node, in the mean; None = all that the job has.
+        groups: How many reading groups; None = all that the job has.
     """
+    lanes_share = 1.0 if lanes is None else lanes / job.lanes
+    groups_share = 1.0 if groups is None else groups / max(1, len(job.lanes_together()))
     packages = sum(size for name, size in PACKAGES_MIB.items() if name in imported)
     worker = WORKER_MIB + packages + TOKENIZING_MIB * ("tokenizers" in imported)
     spread = BATCHES_SPREAD if workers > 1 else 1.0
@@ -117,31 +125,40 @@ def node_memory(
     return NodeMemory(
         workers=workers,
         processes=SERVER_MIB + packages + workers * worker,
-        blocks=_blocks_bytes(job, workers) / MIB + workers * READING_MIB * _has_blocks(job),
-        samples=SAMPLES_SPREAD * _samples_bytes(job, workers, sample_bytes, batch_bytes) / MIB,
+        blocks=_blocks_bytes(job, workers, groups_share) / MIB
+        + workers * READING_MIB * _has_blocks(job),
+        samples=SAMPLES_SPREAD
+        * _samples_bytes(job, workers, sample_bytes, batch_bytes, lanes_share)
+        / MIB,
+        plans=workers * _plans_bytes(job) / MIB,
         kept=spread * kept / MIB,
         reader=spread * ahead / MIB,
         ready=spread * ready_bytes / MIB,
     )
 
 
+def _plans_bytes(job: Job) -> float:
+    """Return what a worker's packed windows take; of several reading groups it packs a part."""
+    return sum(roles.planned.kept_bytes() for roles in job.role_sets if roles.planned is not None)
+
+
 def _has_blocks(job: Job) -> bool:
     return bool(job.readings())
 
 
-def _blocks_bytes(job: Job, workers: int) -> float:
+def _blocks_bytes(job: Job, workers: int, share: float) -> float:
     """Return the bytes of decoded blocks in all workers, with those that are being decoded."""
-    return sum(_blocks_bytes_of(roles, workers) for roles in job.role_sets)
+    return sum(_blocks_bytes_of(roles, workers, share) for roles in job.role_sets)
 
 
-def _blocks_bytes_of(roles: RoleSet, workers: int) -> float:
-    return sum(_blocks_bytes_read(roles, reading, workers) for reading in roles.readings)
+def _blocks_bytes_of(roles: RoleSet, workers: int, share: float) -> float:
+    return sum(_blocks_bytes_read(roles, reading, workers, share) for reading in roles.readings)
 
 
-def _blocks_bytes_read(roles: RoleSet, reading: Reading, workers: int) -> float:
+def _blocks_bytes_read(roles: RoleSet, reading: Reading, workers: int, share: float) -> float:
     block, every = reading.block_bytes, reading.all_blocks * reading.block_bytes
     # Without groups every worker holds what the lanes draw from.
-    part = reading.held * block / (workers if reading.groups else 1)
+    part = reading.held * block * (share / workers if reading.groups else 1)
     each = min(every, max(part, FREE_BYTES))
     bounds = [source.most_kept_bytes() for source in roles.blocked_sources(reading)]
     if reading.blocks is None:
@@ -151,7 +168,9 @@ def _blocks_bytes_read(roles: RoleSet, reading: Reading, workers: int) -> float:
     return workers * (each + DECODING_BLOCKS * block)
 
 
-def _samples_bytes(job: Job, workers: int, sample_bytes: float, batch_bytes: float) -> float:
+def _samples_bytes(
+    job: Job, workers: int, sample_bytes: float, batch_bytes: float, share: float
+) -> float:
     """Return the bytes of samples in all workers."""
     making = workers * batch_bytes
     ahead = max(1, min(LOOK_AHEAD, int(AHEAD_BYTES / max(1.0, sample_bytes))))
@@ -163,7 +182,7 @@ def _samples_bytes(job: Job, workers: int, sample_bytes: float, batch_bytes: flo
         size = getattr(roles.batcher, "batch_size", 1)
         # What a lane has left of items processed together, after batches of that size.
         held += roles.lanes * (pool + ahead - gcd(ahead, size))
-    return making + held * sample_bytes
+    return making + share * held * sample_bytes
 
 
 __all__ = ["NodeMemory", "node_memory"]

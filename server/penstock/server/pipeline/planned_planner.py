@@ -10,7 +10,9 @@ from penstock.server.core.refs import BatchPlan, ItemRef
 from penstock.server.job import Job, LaneRoles
 from penstock.server.pipeline import snapshot
 from penstock.server.pipeline.items import Items
+from penstock.server.planned.log import in_words
 from penstock.server.roles.base import Sample
+from penstock.wire.errors import LaneStarved, PenstockError
 
 
 class PlannedPlanner:
@@ -36,7 +38,9 @@ class PlannedPlanner:
         self.job, self.lane, self.items = job, lane, items
         self.offset = self.before = 0
         self._log, self._part = part.roles.planned, part
-        self._counted: Counter[str] | None = Counter()
+        self._from = 0  # the offset that it was last sent to
+        self._before: Counter[str] | None = None  # what was counted up to there; None = not asked
+        self._counted = Counter[str]()  # since then
         self._coming: BatchPlan | None = None  # the next plan, where somebody has asked for it
         self._borne = self._drawn = 0  # batches that bear counts, and items, since the last seek
 
@@ -54,18 +58,21 @@ class PlannedPlanner:
         """Return the plan of the batch at `offset` and step over it; None when the lane is over.
 
         Raises:
+            LaneStarved: It is endless, and none of its items comes to a batch.
             SourceUnavailable: The index cannot be read.
+            InvalidJob: The index is damaged.
         """
         end = self.end
         if end is not None and self.offset >= end:
             return None
         plan = self._coming or self._log.plan(self._part.lane, self.offset)
+        if plan is None:
+            raise self._starved()
         self._coming = None
         plan = plan._replace(lane=self.lane, offset=self.offset + self.before)
         if plan.accounting:
             borne = Counter(dict(plan.accounting))
-            if self._counted is not None:
-                self._counted.update(borne)
+            self._counted.update(borne)
             self._drawn += borne["drawn"]
             self._borne += 1
         self.offset += 1
@@ -77,24 +84,46 @@ class PlannedPlanner:
         if not self.items.reads_ahead or (end is not None and self.offset >= end):
             return []
         if self._coming is None:
-            self._coming = self._log.plan(self._part.lane, self.offset)
-        return list(dict.fromkeys(ref.item for row in self._coming.rows for ref in row))
+            try:
+                self._coming = self._log.plan(self._part.lane, self.offset)
+            except PenstockError:
+                return []  # it fails by name when it is asked for itself
+        rows = () if self._coming is None else self._coming.rows
+        return list(dict.fromkeys(ref.item for row in rows for ref in row))
+
+    def _starved(self) -> LaneStarved:
+        counts = self._log.counts_of_epoch(self._part.lane)
+        fewer = ", or give the distributor fewer reading_groups"
+        return LaneStarved(
+            f"lane {self.lane} of job {self.job.name!r} has no batch: none of the "
+            f"{counts['drawn']} items that it draws from in an epoch comes to one "
+            f"({in_words(counts)}); loosen the filter, or look at the data"
+            f"{fewer if len(self._log.streams) > 1 else ''}",
+            lane=self.lane,
+            offset=self.offset,
+            drawn=counts["drawn"],
+            reasons=dict(counts),
+        )
 
     def forget(self) -> None:
         """Forget nothing: it holds no sample."""
 
     def counts(self) -> dict[str, int]:
         """Return what was counted since the lane's beginning: see `PlannedLog.counts`."""
-        return dict(self._counts())
+        return dict(self._counts_before() + self._counted)
+
+    def counts_before(self) -> dict[str, int]:
+        """Return what was counted up to where it was last sent, added up when it is asked for."""
+        return dict(self._counts_before())
 
     def count_mark(self) -> tuple[int, ...]:
         """Return what changes whenever `counts` does."""
         return (self._borne,)
 
-    def _counts(self) -> Counter[str]:
-        if self._counted is None:
-            self._counted = self._log.counts(self._part.lane, self.offset)
-        return self._counted
+    def _counts_before(self) -> Counter[str]:
+        if self._before is None:
+            self._before = self._log.counts(self._part.lane, self._from)
+        return self._before
 
     # --- going elsewhere ---
 
@@ -105,7 +134,8 @@ class PlannedPlanner:
     def seek(self, offset: int) -> None:
         """Go to `offset`."""
         self.offset, self._drawn, self._coming = offset, 0, None
-        self._counted = None if offset else Counter()
+        self._from, self._before = offset, None
+        self._counted.clear()
 
     def snapshot(self) -> bytes:
         """Return the canonical bytes from which a line restarts at `offset`."""

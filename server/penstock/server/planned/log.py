@@ -2,24 +2,25 @@
 
 The items of an epoch are cut into windows, and each window is packed, once for all epochs
 (`windows`, `packed`). In an epoch each sample takes the place of one of the same size, so batches
-hold other samples in each, and as many tokens; where the batcher does not look at sizes, any sample
-takes any place. `order` says which batch of which window has which number; lanes of a reading group
-take these in turn. So everything follows from (job, lane, offset), and nothing from what was
-planned before.
+hold other samples in each, and as many tokens; where neither the batcher nor the plan looks at
+sizes, any sample takes any place. `order` says which batch of which window has which number; lanes
+of a reading group take these in turn. So everything follows from (job, lane, offset), and nothing
+from what was planned before.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from math import inf
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from penstock.server.core.permutation import Permutation
 from penstock.server.core.refs import BatchPlan, ItemRef, Row, SampleRef, Span
-from penstock.server.planned.index_file import SizeIndex
+from penstock.server.planned.index_file import KEPT_BYTES, SizeIndex
 from penstock.server.planned.index_inputs import check_inputs
 from penstock.server.planned.order import BalancedOrder, Costs, Place, WindowOrder
 from penstock.server.planned.packed import PackedWindow, outline, pack, with_cost
@@ -36,6 +37,34 @@ if TYPE_CHECKING:
 KEPT_SAMPLES = 4_000_000
 """Samples of packed windows that a process keeps, in all: about 250 MB. Lanes of several reading
 groups, and of two epochs, draw from several windows at a time."""
+
+SAMPLE_BYTES, FILLED_BYTES = 50, 8
+"""Of a sample in a packed window, and of its place in an epoch: measured over epochs of 2 and 8
+million samples, 33 to a row."""
+
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
+
+
+class _Recent(Generic[KeyT, ValueT]):
+    """What was used last, of at most `KEPT_SAMPLES` samples in all; the last one in any case."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[KeyT, tuple[ValueT, int]] = OrderedDict()
+        self._samples = 0
+
+    def get(self, key: KeyT) -> ValueT | None:
+        found = self._kept.get(key)
+        if found is None:
+            return None
+        self._kept.move_to_end(key)
+        return found[0]
+
+    def put(self, key: KeyT, value: ValueT, samples: int) -> None:
+        self._kept[key] = value, samples
+        self._samples += samples
+        while self._samples > KEPT_SAMPLES and len(self._kept) > 1:
+            self._samples -= self._kept.popitem(last=False)[1][1]
 
 
 class _Window(NamedTuple):
@@ -65,6 +94,7 @@ class Stream:
 
     Attributes:
         windows: How many windows it has.
+        most_parts: Of how many parts of the line, such as storage blocks, a window has items.
     """
 
     def __init__(
@@ -78,10 +108,11 @@ class Stream:
     ) -> None:
         self._windows, self._roles, self._plan, self._seed = windows, roles, plan, seed
         self._step, self._purpose = step, purpose
-        self.windows = len(windows)
+        self.windows, self.most_parts = len(windows), windows.most_parts
         self._made: WindowOrder | BalancedOrder | None = None
         self._batches: dict[int, int] = {}
         self._counted: dict[int, Counter[str]] = {}
+        self._costs: dict[int, Costs] = {}
 
     @property
     def order(self) -> WindowOrder | BalancedOrder:
@@ -124,7 +155,17 @@ class Stream:
             raise self._named(error, samples) from error
         found.counts.update(samples.counts)
         self._batches[number], self._counted[number] = len(found), Counter(found.counts)
-        return found if self._plan.balance is None else with_cost(found, self._plan.balance)
+        if self._plan.balance is not None:
+            found = with_cost(found, self._plan.balance)
+            assert found.cost is not None
+            self._costs[number] = found.cost
+        return found
+
+    def learn(self, number: int, batches: int, cost: Costs | None) -> None:
+        """Take what `window` would find, from a process that has packed it."""
+        self._batches[number] = batches
+        if cost is not None:
+            self._costs[number] = cost
 
     def count(self, number: int) -> int:
         """Return how many batches a window has."""
@@ -138,15 +179,16 @@ class Stream:
 
     def counts(self, number: int) -> Counter[str]:
         """Return what a window counts, and those after it without a batch, which cannot bear it."""
-        found = Counter(self._counts_of(number))
+        found = Counter(self.counts_of(number))
         for following in range(number + 1, number + self.windows):
             other = following % self.windows
             if self.count(other):
                 break
-            found.update(self._counts_of(other))
+            found.update(self.counts_of(other))
         return found
 
-    def _counts_of(self, number: int) -> Counter[str]:
+    def counts_of(self, number: int) -> Counter[str]:
+        """Return what a window counts."""
         if number not in self._counted:
             samples = self.samples(number)
             found = outline(self._roles.batcher, samples.sizes)
@@ -157,9 +199,9 @@ class Stream:
         return self._counted[number]
 
     def _cost(self, number: int) -> Costs:
-        found = self.window(number).cost
-        assert found is not None
-        return found
+        if number not in self._costs:
+            self.window(number)
+        return self._costs[number]
 
     def _named(self, error: BadItem, samples: Samples) -> BadItem:
         slot = int(error.fields["item"])
@@ -192,12 +234,16 @@ class PlannedLog:
         drawer = check_plannable(roles, plan, batches_per_step)
         self.index = SizeIndex.open(plan.index, plan.storage_options)
         check_inputs(plan.index, self.index.inputs, roles, seed)
+        self._check_samples()
         self._passes = [drawer.drawn.passes(number) for number in range(len(self._names))]
         shuffle, self._drawer = drawer.shuffle, drawer
         is_shuffled = shuffle.kind != "none"
         by_block = shuffle.groups is not None
         groups = 1 if shuffle.groups is None else shuffle.groups.number
         self._step = batches_per_step if plan.balance is not None else None
+        self._looks_at_sizes = (
+            roles.batcher.needs_sizes or plan.group_by_length or plan.balance is not None
+        )
         self._window = plan.window
         if shuffle.groups is not None and not plan.window_given:
             mean = drawer.drawn.items / shuffle.groups.held
@@ -217,6 +263,7 @@ class PlannedLog:
                     [own[group::groups] for own in pieces],
                     self._window,
                     align,
+                    by_block and align == 1 and not plan.window_given,
                     self._order_seed,
                     f"of group {group}",
                 ),
@@ -228,7 +275,23 @@ class PlannedLog:
             )
             for group in range(groups)
         ]
-        self._kept: OrderedDict[tuple[int, int, int], _Window] = OrderedDict()
+        self._packed = _Recent[tuple[int, int], tuple[Samples, PackedWindow]]()
+        self._filled = _Recent[tuple[int, int, int], Integers]()
+
+    def _check_samples(self) -> None:
+        """Refuse data that gives no sample, as the index says without reading its blocks."""
+        drawn = [self.index.sources[name] for name in self._names]
+        if any(source.samples for source in drawn):
+            return
+        reasons: Counter[str] = Counter()
+        for source in drawn:
+            reasons.update(source.left_out)
+        raise InvalidJob(
+            f"none of the {sum(source.items for source in drawn)} items in the index "
+            f"{self._plan.index!r} gives a sample ({in_words(reasons)}): loosen the filter, or "
+            "look at the data",
+            key="plan.index",
+        )
 
     def identity(self) -> dict[str, Any]:
         """Return what of the plan decides bytes, JSON-able: with the hash of the index."""
@@ -239,9 +302,13 @@ class PlannedLog:
         return found
 
     def reading(self, found: Reading) -> Reading:
-        """Return how storage blocks are read: all of a window's at a time, and the next one's."""
-        items = self._drawer.drawn.items / found.all_blocks
-        of_window = math.ceil(self._window / items)
+        """Return how storage blocks are read: all of a window's at a time, and the next one's.
+
+        Where items are read without the rest of their blocks it is as it is without a plan.
+        """
+        if found.blocks is None:
+            return found
+        of_window = max(stream.most_parts for stream in self.streams)
         return found._replace(blocks=min(found.all_blocks, 2 * of_window + 1))
 
     # --- lanes ---
@@ -250,21 +317,42 @@ class PlannedLog:
         """Return which of `streams` a lane takes its batches from."""
         return lane % len(self.streams)
 
+    def lanes_of(self, stream: int) -> range:
+        """Return the lanes that take the batches of a stream, in turn."""
+        return range(stream, self._roles.lanes, len(self.streams))
+
+    def kept_bytes(self) -> float:
+        """Return about how many bytes packed windows and the index come to take in a process.
+
+        One that has lanes of all streams.
+        """
+        items = sum(self.index.sources[name].items for name in self._names)
+        samples = sum(self.index.sources[name].samples for name in self._names)
+        in_epoch = samples * self._drawer.drawn.items / max(1, items)
+        passes = inf if self._roles.epochs is None else self._roles.epochs
+        return (
+            min(KEPT_SAMPLES, in_epoch) * SAMPLE_BYTES
+            + min(KEPT_SAMPLES, in_epoch * passes) * FILLED_BYTES
+            + min(KEPT_BYTES, self.index.nbytes)
+        )
+
     def known_end(self, lane: int) -> int | None:
         """Return how many batches a lane holds; None = endless."""
         epochs = self._roles.epochs
-        if epochs is None:
-            return None
+        return None if epochs is None else self.batches_of(lane, epochs)
+
+    def batches_of(self, lane: int, epochs: int) -> int:
+        """Return how many batches a lane holds of the first epochs."""
         number, lanes = self._turn(lane)
         total = epochs * self.streams[self.stream_of(lane)].batches
         return max(0, -(-(total - number) // lanes))
 
-    def plan(self, lane: int, offset: int) -> BatchPlan:
-        """Return what a batch is made of.
+    def plan(self, lane: int, offset: int) -> BatchPlan | None:
+        """Return what a batch is made of; None = no item of the lane's stream comes to a batch.
 
         Args:
             lane: Its lane.
-            offset: Its offset; the lane holds it.
+            offset: Its offset; the lane holds it, if it holds any.
 
         Raises:
             SourceUnavailable: The index cannot be read.
@@ -272,6 +360,8 @@ class PlannedLog:
         stream = self.stream_of(lane)
         number, lanes = self._turn(lane)
         place = self.streams[stream].order.find(offset * lanes + number)
+        if place is None:
+            return None
         window = self._window_of(stream, place)
         rows = self._rows(window, place)
         counts = self.streams[stream].counts(place.window) if place.bears else Counter[str]()
@@ -283,15 +373,21 @@ class PlannedLog:
         stream = self.streams[self.stream_of(lane)]
         number, lanes = self._turn(lane)
         found: Counter[str] = Counter()
-        # Epochs before one that is not begun by then, of any window.
-        last, epoch = (offset - 1) * lanes + number, 0
-        while last >= 0:
+        last, epoch, epochs = (offset - 1) * lanes + number, 0, self._roles.epochs
+        while (epochs is None or epoch < epochs) and stream.order.least_number(epoch) <= last:
             windows, firsts = stream.order.numbers_of_first(epoch)
             for window in windows[(firsts % lanes == number) & (firsts <= last)].tolist():
                 found.update(stream.counts(window))
             epoch += 1
-            if epoch == self._roles.epochs or epoch * stream.batches > last + stream.batches:
-                break
+        return found
+
+    def counts_of_epoch(self, lane: int | None = None) -> Counter[str]:
+        """Return what the windows count in an epoch: those of a lane's stream, or all."""
+        streams = self.streams if lane is None else [self.streams[self.stream_of(lane)]]
+        found = Counter[str]()
+        for stream in streams:
+            for window in range(stream.windows):
+                found.update(stream.counts_of(window))
         return found
 
     def _turn(self, lane: int) -> tuple[int, int]:
@@ -310,7 +406,9 @@ class PlannedLog:
         sources, items = samples.sources[taken].tolist(), samples.items[taken].tolist()
         copies = samples.copies[taken].tolist()
         parts = None if samples.parts is None else samples.parts[taken].tolist()
-        sizes = packed.sizes[begin:end].tolist()
+        # Where nothing looks at sizes, a sample may take the place of one of another size.
+        own = samples.sizes[taken] if packed.starts is None else packed.sizes[begin:end]
+        sizes = own.tolist()
         starts = None if packed.starts is None else packed.starts[begin:end].tolist()
         stops = None if packed.stops is None else packed.stops[begin:end].tolist()
         names, passes = self._names, self._passes
@@ -328,33 +426,40 @@ class PlannedLog:
         return [refs[start - begin : stop - begin] for start, stop in pairwise(bounds)]
 
     def _window_of(self, stream: int, place: Place) -> _Window:
-        key = (stream, place.window, place.epoch)
-        found = self._kept.get(key)
+        window, epoch = (stream, place.window), (stream, place.window, place.epoch)
+        found = self._packed.get(window)
         if found is None:
-            other = next((k for k in self._kept if k[:2] == key[:2]), None)
-            if other is None:
-                samples = self.streams[stream].samples(place.window)
-                packed = self.streams[stream].window(place.window, samples)
-            else:
-                samples, packed, _ = self._kept[other]
-            found = _Window(samples, packed, self._filled(samples, key))
-            self._kept[key] = found
-            while sum(len(w.filled) for w in self._kept.values()) > KEPT_SAMPLES and (
-                len(self._kept) > 1
-            ):
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return found
+            samples = self.streams[stream].samples(place.window)
+            found = samples, self.streams[stream].window(place.window, samples)
+            self._packed.put(window, found, len(samples.sizes))
+        filled = self._filled.get(epoch)
+        if filled is None:
+            filled = self.filled(found[0], *epoch)
+            self._filled.put(epoch, filled, len(filled))
+        return _Window(*found, filled)
 
-    def _filled(self, samples: Samples, key: tuple[int, int, int]) -> Integers:
-        """Return which sample takes the place of each, in an epoch: another of the same size."""
+    @property
+    def fills_differ(self) -> bool:
+        """Tell whether batches hold other sizes in every epoch: any sample takes any place."""
+        return self._order_seed is not None and not self._looks_at_sizes
+
+    def filled(self, samples: Samples, stream: int, window: int, epoch: int) -> Integers:
+        """Return which sample takes the place of each, in an epoch: another of the same size.
+
+        Of any size, where neither the batcher nor the plan looks at them.
+
+        Args:
+            samples: Those of the window.
+            stream: The number of the reading group.
+            window: The number of the window.
+            epoch: The epoch.
+        """
         total = len(samples.sizes)
         if self._order_seed is None:
             return np.arange(total)
-        stream, window, epoch = key
         purpose = f"places in window {window} of group {stream}"
         order = Permutation(total, self._seed, epoch, purpose).take(np.arange(total))
-        if not self._roles.batcher.needs_sizes and not self._plan.group_by_length:
+        if self.fills_differ:
             return order
         sizes = _narrow(samples.sizes)
         filled = np.empty(total, np.int64)
@@ -365,6 +470,11 @@ class PlannedLog:
 def _narrow(sizes: Integers) -> Any:
     """Return sizes as the smallest integers that hold them, which NumPy sorts by radix."""
     return sizes.astype(np.uint16) if len(sizes) and sizes.max() < 1 << 16 else sizes
+
+
+def in_words(counts: Mapping[str, int]) -> str:
+    """Return counts by name as people read them."""
+    return ", ".join(f"{name}: {count:,}" for name, count in sorted(counts.items()) if count)
 
 
 def check_plannable(roles: RoleSet, plan: Plan, batches_per_step: int | None) -> MapDistributor:
@@ -419,4 +529,4 @@ def check_plannable(roles: RoleSet, plan: Plan, batches_per_step: int | None) ->
     return drawer
 
 
-__all__ = ["KEPT_SAMPLES", "PlannedLog", "Stream", "check_plannable"]
+__all__ = ["KEPT_SAMPLES", "PlannedLog", "Stream", "check_plannable", "in_words"]

@@ -24,7 +24,9 @@ from penstock.server.roles.batchers import (
     KnapsackPackingBatcher,
     SimpleBatcher,
 )
-from penstock.wire.errors import BadItem
+from penstock.server.roles.role import asked, failing
+from penstock.server.usercode.contained import as_exception
+from penstock.wire.errors import BadItem, PenstockError
 
 WindowPacker = BestFitDecreasingPackingBatcher | KnapsackPackingBatcher
 """Batchers that pack a whole window by array code."""
@@ -254,6 +256,8 @@ def _whole_batches(bounds: Integers, rows: int) -> Integers:
     rows in the middle of an epoch would have another shape than all others.
     """
     missing = -(len(bounds) - 1) % rows
+    if not missing:
+        return bounds
     several = np.flatnonzero(np.diff(bounds) > 1)[::-1]
     cuts: list[int] = []
     for row in several.tolist():
@@ -296,6 +300,10 @@ def too_long(slot: int, size: int, most: int) -> BadItem:
         f"{size} tokens do not fit into a row of {most}: raise max_tokens, set overlong to split, "
         "truncate or drop, or shorten it in the processor"
     )
+    return _refused(slot, reason)
+
+
+def _refused(slot: int, reason: str) -> BadItem:
     return BadItem(reason, item=slot, stage="draw", reason=reason)
 
 
@@ -310,9 +318,17 @@ def _reordered(values: Integers, bounds: Integers, order: Integers) -> tuple[Int
 def _one_by_one(batcher: SampleBatcher, sizes: Integers) -> PackedWindow:
     working = batcher.clone()
     found: list[Rows] = []
+    looks = batcher.needs_sizes  # else they are 0 for it, as in a lane that is not planned
     for slot, size in enumerate(sizes.tolist()):
-        found += working.add(SampleRef(ItemRef("", slot, 0), 0, size))
-    found += working.flush()
+        try:
+            found += working.add(SampleRef(ItemRef("", slot, 0), 0, size if looks else 0))
+        except BadItem as error:
+            raise _refused(slot, error.reason or error.message) from error
+        except PenstockError:
+            raise
+        except BaseException as raised:
+            raise failing(batcher, "add", as_exception(raised)) from raised
+    found += asked(working, "flush")
     counts = Counter({f"dropped:{name}": n for name, n in working.dropped().items()})
     counts.update({f"batcher:{name}": n for name, n in working.counters().items()})
     refs = [ref for batch in found for row in batch for ref in row]
@@ -320,11 +336,12 @@ def _one_by_one(batcher: SampleBatcher, sizes: Integers) -> PackedWindow:
     is_split = any(span is not None for span in spans)
     starts = [-1 if span is None else span.start for span in spans]
     stops = [-1 if span is None else span.stop for span in spans]
+    slots = _array([ref.item.index for ref in refs])
     return PackedWindow(
-        _array([ref.item.index for ref in refs]),
+        slots,
         _array(starts) if is_split else None,
         _array(stops) if is_split else None,
-        _array([ref.size for ref in refs]),
+        _array([ref.size for ref in refs]) if looks or is_split else sizes[slots],
         np.cumsum(_array([0, *(len(row) for batch in found for row in batch)])),
         np.cumsum(_array([0, *map(len, found)])),
         +counts,

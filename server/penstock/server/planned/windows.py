@@ -68,6 +68,7 @@ class Windows:
             pieces of different lists are in different windows.
         length: How many items a window has, about.
         align: All windows but the last have a multiple of so many items.
+        whole: Windows are of whole pieces.
         seed: The job's seed; None = samples keep the order of the line.
         purpose: Keeps the orders of several groups apart.
     """
@@ -80,16 +81,24 @@ class Windows:
         pieces: Sequence[Sequence[Piece]],
         length: int,
         align: int,
+        whole: bool,
         seed: int | None,
         purpose: str,
     ) -> None:
         self._drawn, self._seed, self._purpose = drawn, seed, purpose
         self._sources = [index.sources[name] for name in names]
-        self._windows = [window for own in pieces for window in cut(own, length, align)]
+        self._windows = [
+            window for own in pieces for window in cut(own, length, align, whole=whole)
+        ]
 
     def __len__(self) -> int:
         """Return how many windows there are."""
         return len(self._windows)
+
+    @property
+    def most_parts(self) -> int:
+        """Return of how many parts of the line, such as storage blocks, a window has items."""
+        return max((len({piece.part for piece in own}) for own in self._windows), default=0)
 
     def samples(self, number: int) -> Samples:
         """Return the samples of a window.
@@ -216,19 +225,26 @@ def run_of(window: int) -> int:
     return max(1, min(RUN, window // RUNS))
 
 
-def cut(pieces: Sequence[Piece], length: int, align: int = 1) -> list[list[Piece]]:
+def cut(
+    pieces: Sequence[Piece], length: int, align: int = 1, *, whole: bool = False
+) -> list[list[Piece]]:
     """Return pieces as windows of about `length` items, of equal length to within `align`.
 
     Args:
         pieces: The pieces, in order; one may be cut in two.
         length: How many items a window shall have.
         align: All windows but the last have a multiple of so many items.
+        whole: Cut no piece, but where the nearest one ends: a storage block that is in two windows
+            is decoded twice.
     """
     ends = np.cumsum([piece.stop - piece.start for piece in pieces], dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
     number = max(1, (total + length // 2) // length)
     steps = -(-total // align)
     bounds = [min(total, steps * window // number * align) for window in range(number + 1)]
+    if whole and total:
+        between = (ends[1:] + ends[:-1]) // 2
+        bounds = [0, *ends[np.searchsorted(between, bounds[1:-1])].tolist(), total]
     found: list[list[Piece]] = []
     for begin, end in pairwise(sorted({*bounds})):
         window = []

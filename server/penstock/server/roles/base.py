@@ -33,6 +33,7 @@ from penstock.server.core.refs import ItemRef, Row, Rows, SampleRef
 from penstock.server.roles import state as role_state
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.roles.draws import LaneDraws, NumberedDraws
+from penstock.server.roles.filling import BatchSizes, Filling
 from penstock.server.roles.reading import Blocks, Reading
 from penstock.server.roles.role import Role, asked
 from penstock.server.roles.stream import ShardRows
@@ -815,6 +816,14 @@ class BatchCollator(Role, ABC):
     def value_layout(self) -> Layout:
         """Return how samples lie in the values; by default nothing is known of it."""
         return Layout()
+
+    def filling(self, batches: BatchSizes) -> Filling | None:
+        """Return how full batches are that samples of these sizes make; None = it is not known.
+
+        What it says is what `collate` counts as `tokens` and `padding_tokens`. `penstockd plan`
+        asks for it; `size` is here the length of a sample's `input_ids`.
+        """
+        return None
 
 
 @dataclass(frozen=True)
