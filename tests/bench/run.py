@@ -52,6 +52,7 @@ NAMES = (
     "draws",
     "node_memory",
     "many_lanes",
+    "index",
     "sources",
 )
 
