@@ -36,6 +36,7 @@ from penstock.server.resources import usable_cpus
 
 NAMES = (
     "packing",
+    "plan",
     "batchers",
     "first_rows",
     "text",
