@@ -53,6 +53,7 @@ NAMES = (
     "node_memory",
     "sizing",
     "many_lanes",
+    "index",
     "sources",
 )
 

@@ -56,9 +56,6 @@ def check_agrees(job: Job, read: Read, epochs: int | None = None) -> PlanReport:
     found = planned(job, epochs=epochs)
 
     assert (found.batches, found.rows, found.samples) == (read.batches, read.rows, read.samples)
-    if not job.role_sets[0].batcher.needs_sizes:  # rows are finished by count: no size is known
-        assert found.packing is None
-        return found
     assert found.packing is not None
     assert found.packing.by_collator
     assert found.packing.tokens == read.counts["tokens"]
