@@ -139,7 +139,7 @@ def differences(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]
     """Return in words what of an index's inputs is not what a job needs, the first one first."""
     if SEED not in made:  # nothing drew random numbers, so the sizes are those of every seed
         wanted = {key: value for key, value in wanted.items() if key != SEED}
-    names = {SEED: "the job's seed, on which its sizes depend"}
+    names = {SEED: "the job's seed, on which its sizes depend,"}
     return [
         names.get(path.partition(".")[0], path.removesuffix(".identity"))
         for path in _paths(made, wanted, "")

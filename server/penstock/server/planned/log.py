@@ -20,10 +20,11 @@ import numpy as np
 
 from penstock.server.core.permutation import Permutation
 from penstock.server.core.refs import BatchPlan, ItemRef, Row, SampleRef, Span
+from penstock.server.planned.index_block import QUARANTINED
 from penstock.server.planned.index_file import KEPT_BYTES, SizeIndex
 from penstock.server.planned.index_inputs import check_inputs
 from penstock.server.planned.order import BalancedOrder, Costs, Place, WindowOrder
-from penstock.server.planned.packed import PackedWindow, outline, pack, with_cost
+from penstock.server.planned.packed import Outline, PackedWindow, outline, pack, with_cost
 from penstock.server.planned.plan import Plan
 from penstock.server.planned.windows import Integers, Samples, Windows, pieces_of, run_of
 from penstock.server.roles.batchers import SimpleBatcher
@@ -159,7 +160,7 @@ class Stream:
     def count(self, number: int) -> int:
         """Return how many batches a window has."""
         if number not in self._batches:
-            found = outline(self._roles.batcher, self._windows.sizes(number))
+            found = self._outline(number, self._windows.sizes(number))
             if found is not None and found.batches is not None:
                 self._batches[number] = found.batches
             else:
@@ -180,12 +181,19 @@ class Stream:
         """Return what a window counts."""
         if number not in self._counted:
             samples = self.samples(number)
-            found = outline(self._roles.batcher, samples.sizes)
+            found = self._outline(number, samples.sizes)
             if found is None:
                 self.window(number, samples)
             else:
                 self._counted[number] = found.counts + samples.counts
         return self._counted[number]
+
+    def _outline(self, number: int, sizes: Integers) -> Outline | None:
+        try:
+            return outline(self._roles.batcher, sizes)
+        except BadItem:
+            self.window(number)  # which names the item
+            raise
 
     def _cost(self, number: int) -> Costs:
         found = self.window(number).cost
@@ -207,6 +215,7 @@ class PlannedLog:
         plan: What the job says of it.
         seed: The job's seed.
         batches_per_step: The job's; None = it says none.
+        may_fail: How many items that fail the index may have left out.
 
     Attributes:
         index: The sizes.
@@ -217,13 +226,20 @@ class PlannedLog:
         SourceUnavailable: The index cannot be read.
     """
 
-    def __init__(self, roles: RoleSet, plan: Plan, seed: int, batches_per_step: int | None) -> None:
+    def __init__(
+        self,
+        roles: RoleSet,
+        plan: Plan,
+        seed: int,
+        batches_per_step: int | None,
+        may_fail: int = 0,
+    ) -> None:
         self._roles, self._plan, self._seed = roles, plan, seed
         self._names = list(roles.distributor.drawn_from())
         drawer = check_plannable(roles, plan, batches_per_step)
         self.index = SizeIndex.open(plan.index, plan.storage_options)
         check_inputs(plan.index, self.index.inputs, roles, seed)
-        self._check_samples()
+        self._check_samples(may_fail)
         self._passes = [drawer.drawn.passes(number) for number in range(len(self._names))]
         shuffle, self._drawer = drawer.shuffle, drawer
         is_shuffled = shuffle.kind != "none"
@@ -267,20 +283,26 @@ class PlannedLog:
         self._packed = _Recent[tuple[int, int], tuple[Samples, PackedWindow]]()
         self._filled = _Recent[tuple[int, int, int], Integers]()
 
-    def _check_samples(self) -> None:
-        """Refuse data that gives no sample, as the index says without reading its blocks."""
+    def _check_samples(self, may_fail: int) -> None:
+        """Refuse data that gives no sample, or fails too often, as the index says at its end."""
         drawn = [self.index.sources[name] for name in self._names]
-        if any(source.samples for source in drawn):
-            return
         reasons: Counter[str] = Counter()
         for source in drawn:
             reasons.update(source.left_out)
-        raise InvalidJob(
-            f"none of the {sum(source.items for source in drawn)} items in the index "
-            f"{self._plan.index!r} gives a sample ({in_words(reasons)}): loosen the filter, or "
-            "look at the data",
-            key="plan.index",
-        )
+        if (failing := reasons[QUARANTINED]) > may_fail:
+            raise InvalidJob(
+                f"the index {self._plan.index!r} leaves out {failing:,} items that fail, and the "
+                f"job may leave out {may_fail}: set on_item_error: quarantine and raise "
+                "max_quarantined, or repair them and make the index anew",
+                key="on_item_error",
+            )
+        if not any(source.samples for source in drawn):
+            raise InvalidJob(
+                f"none of the {sum(source.items for source in drawn):,} items in the index "
+                f"{self._plan.index!r} gives a sample ({in_words(reasons)}): loosen the filter, or "
+                "look at the data",
+                key="plan.index",
+            )
 
     def identity(self) -> dict[str, Any]:
         """Return what of the plan decides bytes, JSON-able: with the hash of the index."""
