@@ -36,6 +36,7 @@ LONGEST = (
     "test_readme",
     "test_same_host",
     "test_client_interrupts",
+    "test_every_pair",
     "test_matrix",
 )
 """Files that take longest, the longest one first: each runs in one process of several, and the
@@ -59,6 +60,18 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print which roles were resumed with which others, if any were: see `resume.table`."""
+    from resume.table import of_reports, table
+
+    reports = (*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed"))
+    resumed = of_reports([dict(report.user_properties) for report in reports])
+    if resumed:
+        terminalreporter.section("resume: roles by roles")
+        for line in table(resumed):
+            terminalreporter.line(line)
 
 
 @pytest.fixture

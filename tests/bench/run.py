@@ -36,6 +36,7 @@ from penstock.server.resources import usable_cpus
 
 NAMES = (
     "packing",
+    "plan",
     "batchers",
     "first_rows",
     "text",
@@ -51,7 +52,9 @@ NAMES = (
     "reading",
     "draws",
     "node_memory",
+    "sizing",
     "many_lanes",
+    "index",
     "sources",
 )
 

@@ -63,10 +63,11 @@ def test_finite_lanes_restore_and_seek_at_every_offset(
                 assert planner.next() is None
 
 
+@pytest.mark.parametrize("batcher", ["simple", "sequential_count"])
 @pytest.mark.parametrize("lanes", [1, 3])
-def test_seek_by_arithmetic_equals_replay(lanes: int) -> None:
+def test_seek_by_arithmetic_equals_replay(lanes: int, batcher: str) -> None:
     """Where `can_seek` says so, `seek` leads to the same state as planning every batch before."""
-    job = make_job("simple", "blocks", "identity", lanes)
+    job = make_job(batcher, "blocks", "identity", lanes)
     for lane in range(lanes):
         replay = SamplePlanner(job, lane, Items(job))
         assert replay.can_seek()

@@ -26,6 +26,8 @@ from penstock.server.roles import (
     ProcessContext,
     RawItemProcessor,
     Sample,
+    SampleBatcher,
+    SequentialPackingBatcher,
     SimpleBatcher,
 )
 from penstock.server.sources import ItemsSource
@@ -131,6 +133,28 @@ def test_a_sample_larger_than_it_was_told_stays_where_its_row_has_room(policy: s
         header, _ = written(Maker(job, Items(job)).make(whole))
         assert [sample.index for sample in header.samples] == [0, 1, 2]
         assert accounting(header)["quarantined:size"] == 1
+
+
+@pytest.mark.parametrize(
+    "batcher", [SimpleBatcher(2), SequentialPackingBatcher(max_samples_per_batch=2)]
+)
+def test_sizes_that_nothing_looks_at_are_not_compared(batcher: SampleBatcher) -> None:
+    """Where samples are counted, one that is larger or smaller than it was told is as planned."""
+    items = [{"stated": 5, "true": 3}, {"stated": 5, "true": 6}]
+    job = Job(
+        ItemsSource(items),
+        MapDistributor(shuffle="none"),
+        Lies(),
+        batcher,
+        PackedCollator(),
+        lanes=1,
+    )
+    line = Line(job, 0)
+
+    header, _ = written(line.make(line.advance()))
+
+    assert [sample.index for sample in header.samples] == [0, 1]
+    assert accounting(header) == {"drawn": 2}
 
 
 def test_what_a_sample_in_pieces_has_beyond_the_last_is_counted() -> None:

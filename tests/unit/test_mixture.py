@@ -23,6 +23,9 @@ from penstock.server.roles import (
     MixtureDistributor,
     PackedCollator,
     RankPartitionedDistributor,
+    SampleBatcher,
+    SequentialPackingBatcher,
+    SimpleBatcher,
     Target,
 )
 from penstock.server.sources import ItemsSource
@@ -315,13 +318,18 @@ def test_a_far_position_is_reached_by_arithmetic_where_items_are_counted() -> No
     assert counts["items:a"] == pytest.approx(310_000, abs=2)
 
 
-def test_weights_by_tokens_are_kept_where_the_batcher_counts_none() -> None:
-    """`batch_size` needs no sizes; the mixture does, so they are asked for."""
+@pytest.mark.parametrize(
+    "batcher", [SimpleBatcher(4), SequentialPackingBatcher(max_samples_per_batch=4)]
+)
+def test_weights_by_tokens_are_kept_where_the_batcher_counts_none(
+    batcher: SampleBatcher,
+) -> None:
+    """Counting samples needs no sizes; the mixture does, so they are asked for."""
     items = [{"input_ids": [n] * (1 + n % 5)} for n in range(40)]
     job = Job(
         {"a": ItemsSource(items), "b": ItemsSource([{"input_ids": [1] * 60}])},
         MixtureDistributor({"a": 1, "b": 1}, weights_by="tokens"),
-        batch_size=4,
+        batcher=batcher,
         collator=PackedCollator(),
         lanes=2,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
@@ -96,13 +97,51 @@ def test_sequential_fed_one_by_one_packs_as_the_function_on_the_whole_list(
 
 
 def test_sequential_by_count_needs_no_sizes() -> None:
-    """Samples of unknown size are counted, and content without the length key is no error."""
+    """Samples of unknown size are counted; with a limit in tokens sizes are asked for."""
     batcher = SequentialPackingBatcher(max_samples_per_batch=2)
 
     groups = run(batcher, refs_of([0, 0, 0]))
 
     assert indices(groups) == [[0, 1], [2]]
-    assert batcher.size_of({"image": 1}) == 0
+    assert not batcher.needs_sizes
+    batcher.check_keys(["image"])
+    assert SequentialPackingBatcher(9).needs_sizes
+    assert SequentialPackingBatcher(9).batches(5) is None
+    assert SequentialPackingBatcher(9).draws_before(5) is None
+
+
+def test_sequential_by_count_is_arithmetic() -> None:
+    """Counted for small limits and all lanes to 20 draws: groups, and draws before each."""
+    for most, rows, lookahead in itertools.product((1, 2, 3), (1, 2, 3), (0, 1, 10)):
+        for draws in range(21):
+            batcher = SequentialPackingBatcher(None, most, lookahead, rows)
+            refs = refs_of([0] * draws)
+
+            groups = run(batcher, refs)
+
+            assert batcher.batches(draws) == len(groups)
+            starts = [batcher.draws_before(offset) for offset in range(len(groups))]
+            firsts = [refs.index(group[0][0]) for group in groups]
+            assert starts == firsts
+            assert [ref for group in groups for row in group for ref in row] == refs
+
+
+class Looking(SequentialPackingBatcher):
+    """A user's: looks at sizes whatever finishes a row."""
+
+    def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
+        """Leave out what is large."""
+        return [] if ref.size > 5 else super().add(ref)
+
+
+def test_what_derives_from_sequential_is_still_told_sizes() -> None:
+    """By count, too; and nothing is computed for it."""
+    batcher = Looking(max_samples_per_batch=2)
+
+    assert indices(run(batcher, refs_of([1, 9, 2]))) == [[0, 2]]
+    assert batcher.needs_sizes
+    assert batcher.batches(3) is None
+    assert batcher.draws_before(1) is None
 
 
 # --- pool ----------------------------------------------------------------------------------------

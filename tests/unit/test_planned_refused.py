@@ -150,7 +150,7 @@ def test_mixtures_and_streams_cannot_be_planned(index: Path, tmp_path: Path) -> 
             {"distributor": MapDistributor(where={"number": {"below": 9}})},
             "where differs",
         ),
-        ({"seed": 6}, "the job's seed, on which its sizes depend, differs"),
+        ({"seed": 6}, "the seed that its sizes depend on differs"),
     ],
 )
 def test_an_index_of_something_else_is_refused(

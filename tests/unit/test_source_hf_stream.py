@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from penstock.server.roles import IterableDistributor
 from penstock.server.sources import HfStreamSource, TorchDatasetSource
 from penstock.server.sources.hf_stream import MARK_ROWS
 from penstock.server.testing import check_job, check_stream
-from penstock.wire.errors import InvalidJob, SourceChanged
+from penstock.wire.errors import BadBatch, InvalidJob, SourceChanged
 from penstock.wire.refs import shard_row
 
 ROWS = (5, 0, 280, 3)
@@ -156,6 +157,47 @@ def test_a_file_that_changes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceChanged, match=r"b\.jsonl changed"):
         source.check_present()
     assert json.dumps(json_source(tmp_path).fingerprint()) != before
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_files_of_different_columns_are_one_sentence(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It names the file and its columns; of the library nothing else is seen."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for file, item in enumerate(({"text": "a"}, {"body": "b", "size": 1})):
+        if kind == "json":
+            (tmp_path / f"{file}.json").write_text(json.dumps(item) + "\n")
+        else:
+            pq.write_table(pa.Table.from_pylist([item]), tmp_path / f"{file}.parquet")
+    source = HfStreamSource(kind, data_files=str(tmp_path / f"*.{kind}"))
+
+    assert [item for item, _ in source.open(0, None)] == [{"text": "a"}]
+    with pytest.raises(BadBatch) as error:
+        list(source.open(1, None))
+
+    said = error.value.message
+    assert said.startswith(f"shard '1.{kind}' cannot be read at row 0: CastError: Couldn't cast")
+    assert "body: string size: int64" in said
+    assert "files of one kind with the same columns" in said
+    assert "\n" not in said
+    assert not error.value.fields
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_damaged_file_is_named_with_its_row(tmp_path: Path) -> None:
+    """The rows before it were given; from a mark on, too."""
+    (tmp_path / "0.csv").write_text("text,number\n" + "x,1\n" * 300 + '"y\n')
+    source = HfStreamSource("csv", data_files=str(tmp_path / "0.csv"), options={"chunksize": 100})
+
+    for mark in (None, 256):
+        stream = source.open(0, mark)
+        given = [item for item, _ in itertools.islice(stream, 300 - (mark or 0))]
+        with pytest.raises(BadBatch, match=r"'0\.csv' cannot be read at row 300: ParserError"):
+            next(stream)
+        assert given == [{"text": "x", "number": 1}] * (300 - (mark or 0))
 
 
 FACTORY = """

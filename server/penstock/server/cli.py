@@ -1,4 +1,4 @@
-"""`penstockd`: serve, init, check, show, index, schema."""
+"""`penstockd`: serve, init, check, show, index, plan, size, schema."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from penstock.server.environment import fix_this_process
 
-COMPUTING = frozenset({"serve", "check", "show", "index"})
+COMPUTING = frozenset({"serve", "check", "show", "index", "plan", "size"})
 """Commands that compute batches or log ids: they run in the environment of the workers."""
 
 

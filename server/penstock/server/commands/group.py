@@ -14,9 +14,11 @@ import click
 from penstock.server.commands.check import check
 from penstock.server.commands.index import index
 from penstock.server.commands.init import init
+from penstock.server.commands.plan import plan
 from penstock.server.commands.schema import schema
 from penstock.server.commands.serve import serve
 from penstock.server.commands.show import show
+from penstock.server.commands.size import size
 
 
 class Commands(click.Group):
@@ -78,6 +80,10 @@ def cli(context: click.Context) -> None:
       penstockd show penstock.yaml main --position 0 --text
       penstockd serve penstock.yaml       trainers connect to 127.0.0.1:50051
 
+    \b
+    Before a large run:
+      penstockd size penstock.yaml main --ranks 64 --tokens-per-s-per-rank 12000
+
     A job file says where the data lies and how it becomes batches; docs/jobs.md explains every key.
     """  # noqa: D301 - \b is for click
     if context.invoked_subcommand is None:
@@ -85,7 +91,7 @@ def cli(context: click.Context) -> None:
         context.exit(2)
 
 
-for _command in (serve, init, check, show, index, schema):
+for _command in (serve, init, check, show, index, plan, size, schema):
     cli.add_command(_command)
 
 __all__ = ["cli"]

@@ -28,7 +28,7 @@ SHOWN_BAD = 10
 @click.option(
     "--output",
     metavar="URL",
-    help="Where the index shall lie: a path, or a URL such as s3://bucket/sft.index.",
+    help="Where the index shall lie: a path, or a URL; default: where plan.index says.",
 )
 @click.option(
     "--workers",
@@ -50,7 +50,7 @@ def index(
     force: bool,
     as_json: bool,
 ) -> int:
-    """Compute the size of every sample of JOB in FILE, once, into an index.
+    """Write the index of sizes that a planned JOB of FILE needs.
 
     Reads and processes every item of the job's sources, in parallel, and writes how many samples it
     gives and of what sizes. Jobs that agree in sources, `where`, processor and what a sample's size
@@ -61,8 +61,8 @@ def index(
 
     \b
     Examples:
-      penstockd index penstock.yaml sft --output sft.index
-      penstockd index penstock.yaml sft --output s3://bucket/sft.index --workers 32
+      penstockd index penstock.yaml sft
+      penstockd index penstock.yaml sft --output s3://bucket/sft.index
     """  # noqa: D301 - \b is for click
     config = load(file)
     built = config.jobs.unplanned(job)
@@ -84,8 +84,8 @@ def _place(job: Job, output: str | None) -> str:
         return plan.index
     if output is None:
         raise InvalidJob(
-            f"job {job.name!r} does not say where its index of sizes lies: give it plan: {{index: "
-            "PATH}}, or --output",
+            f"job {job.name!r} does not say where its index of sizes lies: give --output, or "
+            "the job a plan",
             key="plan.index",
         )
     return output
@@ -108,7 +108,8 @@ def _make(config: Config, job: Job, url: str, workers: int, *, force: bool) -> M
         )
         with Watched() as watched:
             plan = job.role_sets[0].plan
-            options = None if plan is None else plan.storage_options
+            # They are for the place that the job names, and may not suit another.
+            options = plan.storage_options if plan is not None and plan.index == url else None
             making = Making(measuring, url, options, watch=watched.watch, warn=watched.warn)
             return making.run(crew.run, force=force)
     finally:

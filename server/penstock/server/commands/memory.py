@@ -97,6 +97,8 @@ def node_memory(
     imported: Collection[str],
     sample_bytes: float,
     batch_bytes: float,
+    lanes: float | None = None,
+    groups: float | None = None,
 ) -> NodeMemory:
     """Return what a node that serves one job takes.
 
@@ -107,7 +109,11 @@ def node_memory(
         imported: Modules that the job's roles have imported.
         sample_bytes: Memory of a sample, in the mean.
         batch_bytes: Bytes of a batch, in the mean.
+        lanes: How many lanes are read at this node, in the mean; None = all that the job has.
+        groups: How many reading groups; None = all that the job has.
     """
+    lanes_share = 1.0 if lanes is None else lanes / job.lanes
+    groups_share = 1.0 if groups is None else groups / max(1, len(job.lanes_together()))
     packages = sum(size for name, size in PACKAGES_MIB.items() if name in imported)
     worker = WORKER_MIB + packages + TOKENIZING_MIB * ("tokenizers" in imported)
     spread = BATCHES_SPREAD if workers > 1 else 1.0
@@ -119,8 +125,11 @@ def node_memory(
     return NodeMemory(
         workers=workers,
         processes=SERVER_MIB + packages + workers * worker,
-        blocks=_blocks_bytes(job, workers) / MIB + workers * READING_MIB * _has_blocks(job),
-        samples=SAMPLES_SPREAD * _samples_bytes(job, workers, sample_bytes, batch_bytes) / MIB,
+        blocks=_blocks_bytes(job, workers, groups_share) / MIB
+        + workers * READING_MIB * _has_blocks(job),
+        samples=SAMPLES_SPREAD
+        * _samples_bytes(job, workers, sample_bytes, batch_bytes, lanes_share)
+        / MIB,
         plans=workers * _plans_bytes(job) / MIB,
         kept=spread * kept / MIB,
         reader=spread * ahead / MIB,
@@ -137,19 +146,19 @@ def _has_blocks(job: Job) -> bool:
     return bool(job.readings())
 
 
-def _blocks_bytes(job: Job, workers: int) -> float:
+def _blocks_bytes(job: Job, workers: int, share: float) -> float:
     """Return the bytes of decoded blocks in all workers, with those that are being decoded."""
-    return sum(_blocks_bytes_of(roles, workers) for roles in job.role_sets)
+    return sum(_blocks_bytes_of(roles, workers, share) for roles in job.role_sets)
 
 
-def _blocks_bytes_of(roles: RoleSet, workers: int) -> float:
-    return sum(_blocks_bytes_read(roles, reading, workers) for reading in roles.readings)
+def _blocks_bytes_of(roles: RoleSet, workers: int, share: float) -> float:
+    return sum(_blocks_bytes_read(roles, reading, workers, share) for reading in roles.readings)
 
 
-def _blocks_bytes_read(roles: RoleSet, reading: Reading, workers: int) -> float:
+def _blocks_bytes_read(roles: RoleSet, reading: Reading, workers: int, share: float) -> float:
     block, every = reading.block_bytes, reading.all_blocks * reading.block_bytes
     # Without groups every worker holds what the lanes draw from.
-    part = reading.held * block / (workers if reading.groups else 1)
+    part = reading.held * block * (share / workers if reading.groups else 1)
     each = min(every, max(part, FREE_BYTES))
     bounds = [source.most_kept_bytes() for source in roles.blocked_sources(reading)]
     if reading.blocks is None:
@@ -159,7 +168,9 @@ def _blocks_bytes_read(roles: RoleSet, reading: Reading, workers: int) -> float:
     return workers * (each + DECODING_BLOCKS * block)
 
 
-def _samples_bytes(job: Job, workers: int, sample_bytes: float, batch_bytes: float) -> float:
+def _samples_bytes(
+    job: Job, workers: int, sample_bytes: float, batch_bytes: float, share: float
+) -> float:
     """Return the bytes of samples in all workers."""
     making = workers * batch_bytes
     ahead = max(1, min(LOOK_AHEAD, int(AHEAD_BYTES / max(1.0, sample_bytes))))
@@ -171,7 +182,7 @@ def _samples_bytes(job: Job, workers: int, sample_bytes: float, batch_bytes: flo
         size = getattr(roles.batcher, "batch_size", 1)
         # What a lane has left of items processed together, after batches of that size.
         held += roles.lanes * (pool + ahead - gcd(ahead, size))
-    return making + held * sample_bytes
+    return making + share * held * sample_bytes
 
 
 __all__ = ["NodeMemory", "node_memory"]

@@ -207,9 +207,13 @@ class ServerSettings(_Section):
     @property
     def ready_limit_bytes(self) -> int:
         """How many bytes may be ready and not taken here."""
+        return self.ready_limit_with(usable_memory_bytes())
+
+    def ready_limit_with(self, memory_bytes: int) -> int:
+        """Return how many bytes may be ready and not taken on a node of so much memory."""
         if self.ready_bytes != "auto":
             return self.ready_bytes
-        return min(max(usable_memory_bytes() // 4, MIN_READY_BYTES), MAX_READY_BYTES)
+        return min(max(memory_bytes // 4, MIN_READY_BYTES), MAX_READY_BYTES)
 
 
 def _plan_key(name: str, default: Any, expects: str) -> Any:

@@ -113,6 +113,7 @@ class Stream:
         self._made: WindowOrder | BalancedOrder | None = None
         self._batches: dict[int, int] = {}
         self._counted: dict[int, Counter[str]] = {}
+        self._costs: dict[int, Costs] = {}
 
     @property
     def order(self) -> WindowOrder | BalancedOrder:
@@ -155,7 +156,17 @@ class Stream:
             raise self._named(error, samples) from error
         found.counts.update(samples.counts)
         self._batches[number], self._counted[number] = len(found), Counter(found.counts)
-        return found if self._plan.balance is None else with_cost(found, self._plan.balance)
+        if self._plan.balance is not None:
+            found = with_cost(found, self._plan.balance)
+            assert found.cost is not None
+            self._costs[number] = found.cost
+        return found
+
+    def learn(self, number: int, batches: int, cost: Costs | None) -> None:
+        """Take what `window` would find, from a process that has packed it."""
+        self._batches[number] = batches
+        if cost is not None:
+            self._costs[number] = cost
 
     def count(self, number: int) -> int:
         """Return how many batches a window has."""
@@ -196,9 +207,9 @@ class Stream:
             raise
 
     def _cost(self, number: int) -> Costs:
-        found = self.window(number).cost
-        assert found is not None
-        return found
+        if number not in self._costs:
+            self.window(number)
+        return self._costs[number]
 
     def _named(self, error: BadItem, samples: Samples) -> BadItem:
         slot = int(error.fields["item"])
@@ -350,8 +361,10 @@ class PlannedLog:
     def known_end(self, lane: int) -> int | None:
         """Return how many batches a lane holds; None = endless."""
         epochs = self._roles.epochs
-        if epochs is None:
-            return None
+        return None if epochs is None else self.batches_of(lane, epochs)
+
+    def batches_of(self, lane: int, epochs: int) -> int:
+        """Return how many batches a lane holds of the first epochs."""
         number, lanes = self._turn(lane)
         total = epochs * self.streams[self.stream_of(lane)].batches
         return max(0, -(-(total - number) // lanes))
@@ -443,22 +456,32 @@ class PlannedLog:
             self._packed.put(window, found, len(samples.sizes))
         filled = self._filled.get(epoch)
         if filled is None:
-            filled = self._fill(found[0], epoch)
+            filled = self.filled(found[0], *epoch)
             self._filled.put(epoch, filled, len(filled))
         return _Window(*found, filled)
 
-    def _fill(self, samples: Samples, key: tuple[int, int, int]) -> Integers:
+    @property
+    def fills_differ(self) -> bool:
+        """Tell whether batches hold other sizes in every epoch: any sample takes any place."""
+        return self._order_seed is not None and not self._looks_at_sizes
+
+    def filled(self, samples: Samples, stream: int, window: int, epoch: int) -> Integers:
         """Return which sample takes the place of each, in an epoch: another of the same size.
 
         Of any size, where neither the batcher nor the plan looks at them.
+
+        Args:
+            samples: Those of the window.
+            stream: The number of the reading group.
+            window: The number of the window.
+            epoch: The epoch.
         """
         total = len(samples.sizes)
         if self._order_seed is None:
             return np.arange(total)
-        stream, window, epoch = key
         purpose = f"places in window {window} of group {stream}"
         order = Permutation(total, self._seed, epoch, purpose).take(np.arange(total))
-        if not self._looks_at_sizes:
+        if self.fills_differ:
             return order
         sizes = _narrow(samples.sizes)
         filled = np.empty(total, np.int64)

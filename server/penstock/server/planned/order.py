@@ -99,6 +99,18 @@ class WindowOrder:
         """Return a number below which an epoch has no batch."""
         return epoch * self.batches
 
+    def of_epoch(self, epoch: int) -> tuple[Integers, Integers]:
+        """Return window and batch of every number of an epoch: int64 (batches,) each."""
+        windows = self._order(epoch)
+        counts = [self._count(window) for window in windows.tolist()]
+        batches = [
+            self._batches_of(window, epoch).take(np.arange(count))
+            if self._seed is not None
+            else np.arange(count)
+            for window, count in zip(windows.tolist(), counts, strict=True)
+        ]
+        return np.repeat(windows, counts), np.concatenate([*batches, np.empty(0, np.int64)])
+
     def _in_first_windows(self, number: int) -> Place | None:
         """Return a batch of the first epoch without counting windows that come after it."""
         if self._total is not None:
@@ -112,11 +124,14 @@ class WindowOrder:
         return None
 
     def _place(self, epoch: int, window: int, inner: int) -> Place:
-        batch = inner
-        if self._seed is not None:
-            purpose = f"batches of window {window} {self._purpose}"
-            batch = Permutation(self._count(window), self._seed, epoch, purpose)[inner]
+        batch = inner if self._seed is None else self._batches_of(window, epoch)[inner]
         return Place(epoch, window, batch, inner == 0)
+
+    def _batches_of(self, window: int, epoch: int) -> Permutation:
+        """Return the order of a window's batches; only where they are shuffled."""
+        assert self._seed is not None
+        purpose = f"batches of window {window} {self._purpose}"
+        return Permutation(self._count(window), self._seed, epoch, purpose)
 
     def _windows_of(self, epoch: int) -> Integers:
         every = np.arange(self._windows)
@@ -186,8 +201,7 @@ class BalancedOrder:
         place -= int(ends[at - 1]) if at else 0
         bears = place == 0 and inner == 0
         if self._seed is not None:
-            number_of_steps, purpose = int(self._steps[window]), f"steps of window {window}"
-            place = Permutation(number_of_steps, self._seed, epoch, purpose)[place]
+            place = self._steps_of(window, epoch)[place]
         order = self._sorted[window]
         batch = int(order[len(order) % self._step + place * self._step + inner])
         return Place(epoch, window, batch, bears)
@@ -214,6 +228,30 @@ class BalancedOrder:
         Batches that fill no step there come later, in one of a later epoch.
         """
         return epoch * self.batches // self._step * self._step
+
+    def of_epoch(self, epoch: int) -> tuple[Integers, Integers]:
+        """Return window and batch of every number of an epoch's whole steps: int64 (n,) each."""
+        step, kept, windows, batches = self._step, len(self._kept), [], []
+        for window in self._order(epoch).tolist():
+            order = self._sorted[window]
+            steps = order[len(order) % step :].reshape(-1, step)
+            if self._seed is not None:
+                places = self._steps_of(window, epoch).take(np.arange(len(steps)))
+                steps = steps[places]
+            windows.append(np.full(steps.size, window))
+            batches.append(steps.reshape(-1))
+        for number in range(epoch * kept // step, (epoch + 1) * kept // step):
+            first, members = self._kept_step(number)
+            places = (first + members) % kept
+            windows.append(self._kept_windows[places])
+            batches.append(self._kept[places])
+        none = np.empty(0, np.int64)
+        return np.concatenate([*windows, none]), np.concatenate([*batches, none])
+
+    def _steps_of(self, window: int, epoch: int) -> Permutation:
+        """Return the order of a window's steps; only where they are shuffled."""
+        assert self._seed is not None
+        return Permutation(int(self._steps[window]), self._seed, epoch, f"steps of window {window}")
 
     def _kept_at(self, epoch: int, step: int, inner: int) -> Place:
         """Return a batch of the `step`-th step of kept ones in an epoch."""

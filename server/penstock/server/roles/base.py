@@ -33,6 +33,7 @@ from penstock.server.core.refs import ItemRef, Row, Rows, SampleRef
 from penstock.server.roles import state as role_state
 from penstock.server.roles.context import CollateContext, ProcessContext
 from penstock.server.roles.draws import LaneDraws, NumberedDraws
+from penstock.server.roles.filling import BatchSizes, Filling
 from penstock.server.roles.reading import Blocks, Reading
 from penstock.server.roles.role import Role, asked
 from penstock.server.roles.stream import ShardRows
@@ -660,12 +661,20 @@ class SampleBatcher(Role, ABC):
     `SampleRef`s in attributes. `state` and `restore` carry exactly these; samples themselves never.
 
     Class attributes:
-        needs_sizes: False promises that sizes are not looked at: they may be 0.
+        needs_sizes: False promises that sizes are not looked at: they may be 0. A property, where
+            parameters decide it.
         needs_content: True asks for the sample in `add`, which may look at it and must not keep it.
     """
 
-    needs_sizes: ClassVar[bool] = True
     needs_content: ClassVar[bool] = False
+
+    @property
+    def needs_sizes(self) -> bool:
+        """Tell whether sizes are looked at; most subclasses that do not say `needs_sizes = False`.
+
+        Between two calls the answer is the same.
+        """
+        return True
 
     @abstractmethod
     def add(self, ref: SampleRef, sample: Sample | None = None) -> list[Rows]:
@@ -807,6 +816,14 @@ class BatchCollator(Role, ABC):
     def value_layout(self) -> Layout:
         """Return how samples lie in the values; by default nothing is known of it."""
         return Layout()
+
+    def filling(self, batches: BatchSizes) -> Filling | None:
+        """Return how full batches are that samples of these sizes make; None = it is not known.
+
+        What it says is what `collate` counts as `tokens` and `padding_tokens`. `penstockd plan`
+        asks for it; `size` is here the length of a sample's `input_ids`.
+        """
+        return None
 
 
 @dataclass(frozen=True)

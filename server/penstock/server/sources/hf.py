@@ -18,7 +18,7 @@ from penstock.server.sources.arrow import ArrowRows
 from penstock.server.sources.catalog import Catalog, catalog_key, open_catalog
 from penstock.server.sources.content import files_fingerprint
 from penstock.server.sources.prepared import HashedFile, hash_files, load_builder, prepare
-from penstock.server.usercode.frames import error_line
+from penstock.server.usercode.frames import error_line, error_text
 from penstock.wire.errors import (
     BadItem,
     InvalidJob,
@@ -28,6 +28,9 @@ from penstock.wire.errors import (
 )
 
 DataFiles = str | Sequence[str] | Mapping[str, str | Sequence[str]]
+
+MAX_REASON = 300
+"""Characters of what the library says in an error: it may list every column of a file."""
 
 
 class HfSource(IndexedSource):
@@ -394,24 +397,27 @@ def quietly(
 ) -> Iterator[None]:
     """Open without progress bars, and turn what `datasets` raises into one sentence."""
     try:
-        with _silence.kept(datasets):
+        with silence.kept(datasets):
             yield
     except PenstockError:
         raise
     except Exception as error:
-        # The reason is the innermost error: the library wraps a parser's error in its own.
-        deep: BaseException = error
-        while deep.__cause__ is not None:
-            deep = deep.__cause__
-        lines = str(deep).strip().splitlines() or ["no rows, or nothing that can be parsed"]
         what = repr(path if data_files is None else data_files)
         what = what if len(what) <= 300 else f"{what[:300]} ..."
         kind = "" if builder is None else f" as {builder}"
         raise InvalidJob(
-            f"datasets cannot read {what}{kind}: {type(deep).__name__}: {lines[0]}; a source needs "
-            "files of one kind, with at least one item in them",
+            f"datasets cannot read {what}{kind}: {innermost(error)}; a source needs files of one "
+            "kind with the same columns, and at least one item in them",
             key="source.path" if data_files is None else "source.data_files",
         ) from error
+
+
+def innermost(error: BaseException) -> str:
+    """Return what went wrong, on one line: the library wraps a parser's error in its own."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(error_text(error, MAX_REASON).split())
+    return f"{type(error).__name__}: {text or 'no rows, or nothing that can be parsed'}"
 
 
 class _Silence:
@@ -449,7 +455,16 @@ class _Silence:
                         datasets.enable_progress_bars()
 
 
-_silence = _Silence()
+silence = _Silence()
 
 
-__all__ = ["DataFiles", "HfSource", "builder_name", "choose_splits", "plain_files", "quietly"]
+__all__ = [
+    "DataFiles",
+    "HfSource",
+    "builder_name",
+    "choose_splits",
+    "innermost",
+    "plain_files",
+    "quietly",
+    "silence",
+]

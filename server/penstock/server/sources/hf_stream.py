@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 from penstock.server.core.copies import own_copy
+from penstock.server.core.transient import is_transient
 from penstock.server.roles.base import RawItem, StreamSource, unseen_sentence
 from penstock.server.sources.access import check_columns, require
 from penstock.server.sources.catalog import Catalog
@@ -18,11 +20,13 @@ from penstock.server.sources.hf import (
     DataFiles,
     builder_name,
     choose_splits,
+    innermost,
     plain_files,
     quietly,
+    silence,
 )
 from penstock.server.sources.prepared import load_builder
-from penstock.wire.errors import InvalidJob, SourceUnavailable
+from penstock.wire.errors import BadBatch, InvalidJob, SourceUnavailable
 
 MARK_ROWS = 256
 """Rows from one mark to the next. A mark is a number of rows, which `datasets` passes over without
@@ -186,7 +190,8 @@ class HfStreamSource(StreamSource):
 
         Raises:
             SourceChanged: A local file is not the one that was opened.
-            Exception: Whatever the dataset raises.
+            BadBatch: A file is damaged, or is not like the others.
+            Exception: Whatever else the dataset raises.
         """
         if self._files is not None and self._files.is_local and len(self._read) == len(self._names):
             self._files.watch(self._read[shard])
@@ -195,11 +200,39 @@ class HfStreamSource(StreamSource):
         begin = mark or 0
         if begin:
             rows = rows.skip(begin)
+        if self._made is None:
+            rows = self._parsed(rows, shard, begin)
         for number, row in enumerate(rows, begin + 1):
             # A generator of the user's may give a row that it keeps.
             item = own_copy(row) if self._made is not None else row
             self._settle(item)
             yield item, number if number % MARK_ROWS == 0 else None
+
+    def _parsed(self, rows: Iterable[Any], shard: int, number: int) -> Iterator[Any]:
+        """Yield the rows of a file.
+
+        What the library says of one that it cannot parse is a sentence: its own frames help nobody
+        who has no code in them, and are not logged either where that shows with the first rows.
+
+        Raises:
+            BadBatch: A file is damaged, or is not like the others.
+            Exception: Whatever else the library raises, such as OSErrors, which may be temporary.
+        """
+        found = iter(rows)
+        try:
+            with silence.kept(require("datasets")):
+                first = list(islice(found, 1))
+            for row in chain(first, found):
+                yield row
+                number += 1
+        except ValueError as error:  # of parsers and casts; a ValueError may wrap a network's
+            if is_transient(error, reading=True):
+                raise
+            raise BadBatch(
+                f"shard {self._names[shard]!r} cannot be read at row {number}: "
+                f"{innermost(error)}; a source needs files of one kind with the same columns, so "
+                "mend the file, or make others a source of their own"
+            ) from error
 
     def _settle(self, item: Any) -> None:
         """Give media their bytes, and names in the place of paths, in a row."""

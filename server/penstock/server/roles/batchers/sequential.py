@@ -26,7 +26,8 @@ class SequentialPackingBatcher(PackingBatcher):
 
     A sample of an item that is in the row already does not fit: on small data several epochs meet.
 
-    With `max_samples_per_batch` rows are finished by count, and sizes are not looked at.
+    With `max_samples_per_batch` rows are finished by count, and sizes are not looked at: if every
+    draw gives one sample, any offset of a lane is found by arithmetic.
 
     At the lane's end the row and the samples set aside become rows, in order.
 
@@ -45,7 +46,7 @@ class SequentialPackingBatcher(PackingBatcher):
     """
 
     type_name: ClassVar[str] = "sequential"
-    version: ClassVar[int | str | None] = 3
+    version: ClassVar[int | str | None] = 4
 
     def __init__(
         self,
@@ -79,9 +80,26 @@ class SequentialPackingBatcher(PackingBatcher):
         self._skipped: list[SampleRef | None] = []
         self._finished: list[Row] = []
 
-    def size_of(self, sample: Sample) -> int:
-        """Return the length of the value `length_key`; 0 where rows are finished by count."""
-        return 0 if self.max_sequence_length is None else super().size_of(sample)
+    @property
+    def needs_sizes(self) -> bool:
+        """Tell whether rows have a limit in tokens, or a subclass may look at sizes."""
+        return self._samples_of_row() is None
+
+    def batches(self, draws: int) -> int | None:
+        """Return how many batches `draws` samples make, where rows are finished by count."""
+        count = self._samples_of_row()
+        return None if count is None else -(-draws // (count * self.rows))
+
+    def draws_before(self, offset: int) -> int | None:
+        """Return how many samples precede batch `offset`, where rows are finished by count."""
+        count = self._samples_of_row()
+        return None if count is None else offset * count * self.rows
+
+    def _samples_of_row(self) -> int | None:
+        """Return how many samples each row has; None = their sizes decide it, or a subclass."""
+        if self.max_samples_per_batch is None or not self.keeps(SequentialPackingBatcher):
+            return None
+        return self.max_samples_per_batch if self.lookahead_limit else 1
 
     def size_rule(self) -> Any:
         """Return what `size_of` gives: a length, or nothing where rows are finished by count."""

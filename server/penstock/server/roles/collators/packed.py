@@ -30,6 +30,7 @@ from penstock.server.roles.collators.segments import (
 )
 from penstock.server.roles.columns import ColumnCollator, ColumnRows
 from penstock.server.roles.context import CollateContext
+from penstock.server.roles.filling import BatchSizes, Filling, largest, sums
 from penstock.wire.checks import check_choice, check_whole
 from penstock.wire.errors import InvalidJob
 
@@ -236,6 +237,19 @@ class PackedCollator(BatchCollator, ColumnCollator):
     def value_layout(self) -> Layout:
         """Return the layout's name, and what the labels are."""
         return Layout(self.layout, self.shifts, IGNORE_INDEX)
+
+    def filling(self, batches: BatchSizes) -> Filling | None:
+        """Return what `collate` counts, from sizes alone."""
+        if self.is_of_user():
+            return None
+        multiple = self.document_multiple or 1
+        ends = sums(-(-batches.sizes // multiple) * multiple, batches.rows)
+        needed = largest(ends, batches.batches)
+        width = np.maximum(needed, multiple)
+        if self.pad_to is not None:
+            width = np.full_like(needed, self.pad_to)
+        places = width * np.diff(batches.batches)
+        return Filling(sums(batches.sizes, batches.slots), places, needed, width)
 
     def _check_unlabelled(self, document: Document, context: CollateContext) -> None:
         if document.labels is not None:

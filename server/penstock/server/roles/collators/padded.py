@@ -26,6 +26,7 @@ from penstock.server.roles.collators.arrays import (
 )
 from penstock.server.roles.collators.default import stack_samples
 from penstock.server.roles.context import CollateContext
+from penstock.server.roles.filling import BatchSizes, Filling, largest, sums
 from penstock.wire.checks import check_choice, check_flag, check_whole
 from penstock.wire.errors import InvalidJob
 
@@ -194,6 +195,23 @@ class PaddedCollator(BatchCollator):
     def value_layout(self) -> Layout:
         """Return that samples are padded, and which labels count."""
         return Layout("padded", self.shifts, self.label_pad if self.make_labels else None)
+
+    def filling(self, batches: BatchSizes) -> Filling | None:
+        """Return what `collate` counts, from sizes alone."""
+        if self.is_of_user():
+            return None
+        longest = largest(batches.sizes, batches.slots)
+        multiple = self.pad_to_multiple_of or 1
+        width = np.maximum(1, -(-longest // multiple)) * multiple
+        if self.pad_to is not None:
+            width = np.full_like(longest, self.pad_to)
+        kept = batches.sizes
+        if self.truncate and self.pad_to is not None:
+            kept = np.minimum(kept, self.pad_to)
+        samples = np.diff(batches.slots)
+        height = np.where(samples > 0, samples, np.maximum(1, np.diff(batches.batches)))
+        needed = np.zeros_like(longest) if self.truncate else longest
+        return Filling(sums(kept, batches.slots), height * width, needed, width)
 
     def _width(self, lengths: list[int], context: CollateContext) -> int:
         longest = max(lengths, default=0)

@@ -1,0 +1,212 @@
+"""`penstockd plan`: what a job gives, from the sizes of its samples alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import click
+
+from penstock.server.commands.plan_page import page
+from penstock.server.commands.plan_text import render
+from penstock.server.commands.plan_windows import Apart
+from penstock.server.commands.progress import Progress, Say
+from penstock.server.commands.say import say
+from penstock.server.job import Job
+from penstock.server.jobs.load import load
+from penstock.server.planned.index_file import SizeIndex
+from penstock.server.planned.index_lookup import IndexLookup
+from penstock.server.planned.other_lanes import lanes_table
+from penstock.server.planned.plan_report import (
+    PlanReport,
+    global_batch,
+    report_of,
+    world_sizes,
+)
+from penstock.server.planned.planned_figures import figures_of_planned
+from penstock.server.planned.simulated import simulate
+from penstock.server.planned.told import IndexedOutcomes
+from penstock.wire.errors import InvalidRequest
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg]  # only newer clicks have one
+    """Whole numbers of at least 1, between commas."""
+
+    name = "numbers"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Return them."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            found = tuple(int(part) for part in value.split(","))
+        except ValueError:
+            found = ()
+        if not found or min(found) < 1:
+            self.fail(f"{value!r} is not whole numbers from 1 on, such as 8 or 8,16", param, ctx)
+        return found
+
+
+@click.command(short_help="Say what a job gives, without decoding anything.")
+@click.argument("file")
+@click.argument("job")
+@click.option(
+    "--ranks",
+    type=Numbers(),
+    default=(),
+    metavar="W[,W...]",
+    help="World sizes to look at; default: those that divide the batches of a step.",
+)
+@click.option(
+    "--batches-per-step",
+    type=click.IntRange(min=1),
+    metavar="G",
+    help="Batches in a step; default: what the job says, else the largest of --ranks.",
+)
+@click.option(
+    "--lanes",
+    type=Numbers(),
+    default=(),
+    metavar="N[,N...]",
+    help="Other numbers of lanes to compare; default: a few, as far as 20 s allow.",
+)
+@click.option(
+    "--epochs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Epochs to plan; default: all of a finite job, 1 of an endless one.",
+)
+@click.option(
+    "--index",
+    metavar="URL",
+    help="An index of its sizes, made by `penstockd index`, for a job that is not planned.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
+@click.option(
+    "--html",
+    "html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a report with plots, in one file that needs nothing else.",
+)
+def plan(
+    file: str,
+    job: str,
+    ranks: tuple[int, ...],
+    batches_per_step: int | None,
+    lanes: tuple[int, ...],
+    epochs: int | None,
+    index: str | None,
+    as_json: bool,
+    html: Path | None,
+) -> None:
+    """Say what JOB of FILE gives: batches, steps, padding, what is left out, how costs differ.
+
+    The planners of the job run as on a node, with the sizes of its samples alone: no item is
+    decoded, nothing is served or stored. What is printed is what a reader of the whole job gets.
+
+    Exits with 2 where sizes are not known before items are decoded, and says what to do.
+
+    \b
+    Examples:
+      penstockd plan penstock.yaml main
+      penstockd plan penstock.yaml main --ranks 8,16 --batches-per-step 64 --html plan.html
+    """  # noqa: D301 - \b is for click
+    config = load(file)
+    # Its index, if it has one, is opened here: a finite job would count its batches as it is built.
+    built = config.jobs.unplanned(job)
+    built.check_end()
+    step = global_batch(built, batches_per_step, ranks)
+    built.check_steps(step[0])
+    worlds = world_sizes(step[0], ranks)
+    try:
+        with Progress() as progress:
+            found = report(built, step, worlds, lanes, epochs, index, progress.say)
+    finally:
+        built.close()
+    if html is not None:
+        _write(html, page(found))
+    if as_json:
+        click.echo(json.dumps(found.to_json()))
+    else:
+        say(render(found))
+
+
+def report(
+    job: Job,
+    step: tuple[int, str],
+    worlds: list[int],
+    lanes: tuple[int, ...] = (),
+    epochs: int | None = None,
+    index: str | None = None,
+    tell: Say = lambda doing: None,
+) -> PlanReport:
+    """Return what is to be said of a job.
+
+    Args:
+        job: The job.
+        step: G, and who says it.
+        worlds: World sizes, which divide it.
+        lanes: Other numbers of lanes to compare.
+        epochs: How many epochs to plan; None = all of a finite job, 1 of an endless one.
+        index: Where an index of its sizes lies, for a job that is not planned.
+        tell: Told now and then what is being done.
+    """
+    if len(job.role_sets) == 1 and job.role_sets[0].planned is not None:
+        if index is not None or lanes:
+            option = "--lanes compares what lanes pack" if lanes else "--index names an index"
+            raise InvalidRequest(
+                f"{option}, and job {job.name!r} is planned: its batches come from the index in "
+                "its plan, whatever its lanes are; leave the option out",
+                field="lanes" if lanes else "index",
+            )
+        figures = figures_of_planned(job, epochs, Apart(job, tell))
+        return report_of(job, figures, step, worlds)
+    began_s = time.monotonic()
+    indexes = lookups(job, index, tell)
+    found = simulate(job, indexes, epochs, tell)
+    took_s = time.monotonic() - began_s
+    table = lanes_table(job, found, took_s, lanes, indexes, tell)
+    return report_of(job, found, step, worlds, table)
+
+
+def lookups(job: Job, index: str | None, tell: Say) -> dict[int, IndexedOutcomes]:
+    """Return what indexes say of a job's items, by the number of the set of roles.
+
+    Raises:
+        InvalidRequest: An index is named, and cannot be used.
+        InvalidJob: It does not fit the job.
+    """
+    found: dict[int, IndexedOutcomes] = {}
+    for roles in job.role_sets:
+        if roles.planned is not None:
+            found[roles.number] = IndexLookup(roles.planned.index, roles, job.seed, job.name, tell)
+    if index is None:
+        return found
+    if found or len(job.role_sets) > 1:
+        what = "has one in its plan" if found else f"has {len(job.role_sets)} sets of roles"
+        raise InvalidRequest(
+            f"--index names an index, and job {job.name!r} {what}: leave the option out",
+            field="index",
+            value=index,
+        )
+    [roles] = job.role_sets
+    return {0: IndexLookup(SizeIndex.open(index), roles, job.seed, job.name, tell)}
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(
+            f"the report cannot be written to {str(path)!r}: {error.strerror or error}; name "
+            "another file",
+            field="html",
+            value=str(path),
+        ) from error
+
+
+__all__ = ["plan", "report"]

@@ -1,0 +1,44 @@
+"""The figures of a plan, however they were found: by running planners, or window by window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.server.planned.skew import Costs
+from penstock.server.planned.tally import Tally
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a job makes of some epochs.
+
+    Attributes:
+        sizes_from: `source`, `size`, `index` or `none`: who told sizes.
+        tally: Of all batches.
+        costs: By name, what each batch costs, by its position: from the first on, as far as no
+            place is missing.
+        positions: How many positions of the log these epochs fill from the first on.
+        is_all: It is all of a finite job.
+        epochs: How many epochs it is.
+        counts: As `Planner.counts`, over all lanes.
+        held: Samples that batchers hold at the end: they come in batches of the next epoch.
+        sources: By source, samples and tokens in batches.
+        is_planned: Batches were packed from an index, and found by arithmetic.
+        notes: Sentences about what these figures are not.
+    """
+
+    sizes_from: str
+    tally: Tally
+    costs: Mapping[str, Costs]
+    positions: int
+    is_all: bool
+    epochs: int
+    counts: Mapping[str, int]
+    held: int
+    sources: Mapping[str, tuple[int, int]]
+    is_planned: bool = False
+    notes: tuple[str, ...] = ()
+
+
+__all__ = ["Figures"]

@@ -1,0 +1,132 @@
+"""The figures of a planned job: window by window, by array code.
+
+In every epoch a window has the same batches in another order, so one epoch tells all of them; where
+the batcher does not look at sizes each epoch has other samples in its batches, and is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.server.job import Job
+from penstock.server.planned.figures import Figures
+from penstock.server.planned.log import PlannedLog
+from penstock.server.planned.skew import Costs
+from penstock.server.planned.told import INDEX
+from penstock.server.planned.window_figures import WindowFigures, WindowKey, add_up
+from penstock.server.role_set import RoleSet
+from penstock.server.roles.filling import Numbers
+
+AddUp = Callable[[RoleSet, Sequence[WindowKey], int], WindowFigures]
+"""Adds up windows, as `add_up` does."""
+
+
+def figures_of_planned(job: Job, epochs: int | None = None, add: AddUp = add_up) -> Figures:
+    """Return the figures of a planned job.
+
+    Args:
+        job: The job, of one set of roles.
+        epochs: How many epochs; None = all of a finite job, 1 of an endless one.
+        add: Adds up windows.
+
+    Raises:
+        BadItem, BadBatch, InvalidJob, SourceUnavailable: As `add_up`.
+    """
+    [roles] = job.role_sets
+    log = roles.planned
+    assert log is not None
+    is_all = job.epochs is not None and (epochs is None or epochs >= job.epochs)
+    drawn = (job.epochs or 1) if epochs is None or is_all else epochs
+    keys = [
+        (group, number)
+        for group, stream in enumerate(log.streams)
+        for number in range(stream.windows)
+    ]
+    found = add(roles, keys, drawn if log.fills_differ else 1)
+    for (group, number), costs in found.costs.items():
+        batches = len(next(iter(costs.values())))
+        log.streams[group].learn(number, batches, costs.get("balance"))
+    tally, times = found.tally, 1 if log.fills_differ else drawn
+    if times > 1:
+        tally = tally.repeated(times)
+    counts = {name: count * drawn for name, count in found.counts.items()}
+    sources = {
+        name: (int(samples) * times, int(tokens) * times)
+        for name, samples, tokens in zip(found.names, found.samples, found.tokens, strict=True)
+    }
+    positions = tally.batches if is_all else _gapless(log, roles, drawn)
+    return Figures(
+        INDEX if tally.tokens else "none",
+        tally,
+        _by_position(log, roles, found, is_all=is_all and drawn == 1),
+        positions,
+        is_all,
+        drawn,
+        counts,
+        0,
+        sources,
+        is_planned=True,
+        notes=tuple(_notes(log, found, drawn, is_all, tally.batches - positions)),
+    )
+
+
+def _gapless(log: PlannedLog, roles: RoleSet, epochs: int) -> int:
+    """Return how many positions the first epochs fill without a gap."""
+    lanes = roles.lanes
+    return min(log.batches_of(lane, epochs) * lanes + lane for lane in range(lanes))
+
+
+def _by_position(
+    log: PlannedLog, roles: RoleSet, found: WindowFigures, *, is_all: bool
+) -> Mapping[str, Costs]:
+    """Return the costs of the first epoch's batches by position, up to the first gap."""
+    groups, lanes = len(log.streams), roles.lanes
+    parts: list[dict[str, npt.NDArray[Any]]] = []
+    places: list[Numbers] = []
+    for group, stream in enumerate(log.streams):
+        windows, batches = stream.order.of_epoch(0)
+        own = [found.costs[group, number] for number in range(stream.windows)]
+        counts = [stream.count(number) for number in range(stream.windows)]
+        flat = np.cumsum([0, *counts])[windows] + batches
+        # One by one: of 10^8 samples a column has millions of numbers.
+        names = list(own[0]) if own else []
+        parts.append({name: np.concatenate([of[name] for of in own])[flat] for name in names})
+        offsets, turns = np.divmod(np.arange(len(flat)), lanes // groups)
+        places.append(offsets * lanes + turns * groups + group)
+    if groups == 1:
+        return parts[0]
+    every = np.concatenate(places)
+    order = np.argsort(every, kind="stable")
+    if not is_all:
+        order = order[: _gapless(log, roles, 1)]
+    return {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
+
+
+def _notes(
+    log: PlannedLog, found: WindowFigures, epochs: int, is_all: bool, beyond: int
+) -> Iterator[str]:
+    """Yield what the figures are not."""
+    if not is_all:
+        order = (
+            "other samples in each batch" if log.fills_differ else "other samples of these sizes"
+        )
+        yield f"the log goes on after this: the next epoch has {order}"
+        if beyond:
+            yield (
+                "reading groups have different numbers of batches: steps leave out the last "
+                f"{beyond:,}, between which there are gaps"
+            )
+    if epochs > 1:
+        yield "cost skew is that of the first epoch: in others the same batches meet others"
+    if found.by_chance and epochs > 1 and not log.fills_differ and len(found.names) > 1:
+        yield (
+            "which samples are left out differs from epoch to epoch: tokens by source are those of "
+            "the first, times the epochs"
+        )
+
+
+__all__ = ["AddUp", "figures_of_planned"]

@@ -1,0 +1,65 @@
+"""How full batches are, from sizes alone: what a collator says of batches that nobody has made."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.int64]
+
+
+class BatchSizes(NamedTuple):
+    """The sizes of what is in some batches, in order.
+
+    Attributes:
+        sizes: int64 (slots,): of each sample, a piece of a split one counted as one.
+        rows: int64 (R + 1,): where each row begins in `sizes`, then their number.
+        batches: int64 (B + 1,): where each batch begins in rows, then their number.
+    """
+
+    sizes: Numbers
+    rows: Numbers
+    batches: Numbers
+
+    @property
+    def slots(self) -> Numbers:
+        """Return where each batch begins in `sizes`, then their number: int64 (B + 1,)."""
+        return self.rows[self.batches]
+
+
+class Filling(NamedTuple):
+    """What values of some batches hold.
+
+    Attributes:
+        tokens: int64 (B,): the tokens of each batch, as its count of that name has them.
+        places: int64 (B,): these and the padding beside them.
+        needed: int64 (B,): the tokens that the longest row needs.
+        width: int64 (B,): those that a row of the batch has; less than needed = the batch cannot be
+            made.
+    """
+
+    tokens: Numbers
+    places: Numbers
+    needed: Numbers
+    width: Numbers
+
+
+def sums(values: Numbers, bounds: Numbers) -> Numbers:
+    """Return the sum of each stretch of values: int64 (n,), for bounds int64 (n + 1,)."""
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(values)])
+    found: Numbers = before[bounds[1:]] - before[bounds[:-1]]
+    return found
+
+
+def largest(values: Numbers, bounds: Numbers) -> Numbers:
+    """Return the largest of each stretch of values, 0 of an empty one: int64 (n,)."""
+    found = np.zeros(len(bounds) - 1, np.int64)
+    filled = np.flatnonzero(bounds[1:] > bounds[:-1])
+    if len(filled):
+        found[filled] = np.maximum.reduceat(values, bounds[:-1][filled])
+    return found
+
+
+__all__ = ["BatchSizes", "Filling", "Numbers", "largest", "sums"]
