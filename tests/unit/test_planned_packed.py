@@ -264,7 +264,7 @@ def test_batches_by_length_hold_neighbours_of_the_sorted_sizes() -> None:
 )
 def test_an_outline_says_what_packing_says(batcher: SampleBatcher) -> None:
     """Batches and counts, where it says any, whatever the order of the sizes."""
-    for case in range(30):
+    for case in range(60):
         chance = random.Random(case)
         sizes = random_sizes(chance)
         packed = packed_by(batcher, sizes)
