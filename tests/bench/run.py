@@ -36,6 +36,7 @@ from penstock.server.resources import usable_cpus
 
 NAMES = (
     "packing",
+    "plan",
     "batchers",
     "first_rows",
     "text",
@@ -53,6 +54,7 @@ NAMES = (
     "node_memory",
     "sizing",
     "many_lanes",
+    "index",
     "sources",
 )
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import struct
 import subprocess
 import sys
 import termios
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 JOB = """
@@ -19,6 +21,16 @@ jobs:
     lanes: 2
     source: {type: items, items: [{input_ids: [1, 2, 3]}, {input_ids: [4, 5]}]}
     batcher: {type: best_fit, max_tokens: 8, pool_size: 2}
+    collator: {type: packed}
+"""
+
+SIZED = """
+server: {workers: 1}
+jobs:
+  main:
+    lanes: 2
+    source: {type: tokens, files: ids.npy}
+    batcher: {type: best_fit, max_tokens: 100, pool_size: 4}
     collator: {type: packed}
 """
 
@@ -60,6 +72,22 @@ def test_check_says_on_a_terminal_what_it_is_doing(tmp_path: Path) -> None:
     assert "all of it again with other surroundings" in told
     assert "all of it again" not in results
     assert written.rfind("\x1b[?25h") > written.rfind("\x1b[?25l"), "the cursor is back"
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_tables_of_a_plan_are_no_wider_than_a_terminal(tmp_path: Path, columns: int) -> None:
+    """Each row is a line; what folds are notes, between words."""
+    (tmp_path / "job.yaml").write_text(SIZED)
+    np.save(tmp_path / "ids.npy", np.arange(4000, dtype=np.uint16).reshape(100, 40))
+
+    status, written = on_a_terminal(tmp_path, "plan", "job.yaml", "main", columns=columns)
+
+    assert status == 0
+    lines = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line) for line in written.splitlines()]
+    assert max(map(len, lines)) <= columns
+    [first] = [number for number, line in enumerate(lines) if line.startswith("     lanes ")]
+    rows = [line.split() for line in lines[first + 1 : first + 4]]
+    assert [(lanes, len(rest)) for lanes, *rest in rows] == [("1", 3), ("2", 3), ("4", 3)]
 
 
 @pytest.mark.parametrize("forced", [False, True], ids=["plain", "colours forced"])

@@ -19,9 +19,14 @@ import pytest
 
 from contract.test_sources import CASES, Case, plain
 from harness import serving, write_job_file
+from indexes import Here, made
 from invariants import Purity, eventually
+from penstock.server.indexing.making import Making
+from penstock.server.indexing.measuring import Measuring
 from penstock.server.job import Job
-from penstock.server.sources import JsonlSource
+from penstock.server.planned.index_file import SizeIndex
+from penstock.server.roles.batchers import BestFitPackingBatcher
+from penstock.server.sources import ItemsSource, JsonlSource
 from penstock.wire.errors import InvalidJob
 
 SECRET = "hush-hush-this-is-the-key"
@@ -208,3 +213,31 @@ def test_what_a_store_refuses_is_told_at_once(bucket: Any, monkeypatch: pytest.M
         JsonlSource("s3://nowhere/*.jsonl")
     with pytest.raises(InvalidJob, match=r"no file matches 's3://corpus/none\.jsonl'"):
         JsonlSource("s3://corpus/none.jsonl")
+
+
+def test_an_index_is_made_and_read_behind_a_url(bucket: Any, tmp_path: Path) -> None:
+    """With its finished parts beside it, from which another command goes on; as on a disk."""
+    rows = [{"input_ids": [1] * (n % 7)} for n in range(900)]
+    job = Job(ItemsSource(rows), batcher=BestFitPackingBatcher(64), lanes=2)
+    here = made(job, tmp_path / "here")
+    url = "s3://corpus/of/mine/sft.index"
+    measuring = Measuring(job)
+    with pytest.raises(InterruptedError):
+        Making(measuring, url).run(Here(measuring, most=2))
+    assert not bucket.exists(url)
+    assert len(bucket.ls(f"{url}.parts", refresh=True)) == 3
+
+    there = made(job, url)
+    again = made(job, url)
+
+    assert bucket.cat_file(url) == (tmp_path / "here").read_bytes()
+    assert (there.done.found, again.is_new) == (512, False)
+    assert there.index.root == here.index.root
+    assert not bucket.exists(f"{url}.parts")
+    index = SizeIndex.open(url)
+    assert index.sources["main"].read(0, 900).sizes.tolist() == [n % 7 for n in range(900)]
+    with pytest.raises(InvalidJob, match=r"there is no index of sizes at 's3://corpus/none'"):
+        SizeIndex.open("s3://corpus/none")
+    bucket.pipe_file("corpus/cut.index", (tmp_path / "here").read_bytes()[:-1])
+    with pytest.raises(InvalidJob, match="is damaged: it ends before its end"):
+        SizeIndex.open("s3://corpus/cut.index")

@@ -140,6 +140,8 @@ def test_a_line_goes_anywhere_without_planning_what_is_between(name: str, tmp_pa
         other.skip_to(offset)
         assert Counter(other.counters()) == sums[offset]
         assert step(other) == walked[offset]
+        assert Counter(other.counters()) == sums[offset + 1]
+        assert Counter(other.counters_before()) == sums[offset], "what others may have counted"
     far = 10**12
     other.skip_to(far)
     assert other.planner.next() is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,14 @@ import pytest
 
 from harness import write_job_file
 from penstock.client import Loader
+from penstock.server.job import Job
+from penstock.server.roles.processors import FunctionProcessor
+from penstock.server.sources import ItemsSource
 from penstock.server.store.rows import GroupRow, TimelineRow
 from penstock.wire.errors import (
     BadState,
     CheckpointExists,
+    CommitOutOfRange,
     InvalidRequest,
     JobChanged,
     NotStarted,
@@ -28,7 +33,7 @@ from penstock.wire.errors import (
     WorldSizeMismatch,
 )
 from unit.relay import Relay
-from unit.served import ServedNode
+from unit.served import DEADLINE_S, ServedNode
 
 
 @pytest.fixture
@@ -508,6 +513,52 @@ def test_a_seek_that_is_refused_leaves_the_loader_where_it_stood() -> None:
                 with pytest.raises(PastEnd, match="step 11 lies past the end"):
                     loader.seek(step=11)
                 assert positions(loader, 2) == [3, 4]
+
+
+def filtering_job(gate: threading.Event) -> Job:
+    """Return a finite job of 14 batches, which nobody knows until the gate is open."""
+
+    def kept(raw: dict[str, int]) -> dict[str, int] | None:
+        assert gate.wait(DEADLINE_S)
+        return raw if raw["x"] % 3 else None
+
+    return Job(
+        {"corpus": ItemsSource([{"x": n} for n in range(40)])},
+        processor=FunctionProcessor(kept),
+        batch_size=2,
+        lanes=2,
+        epochs=1,
+        batches_per_step=2,
+        name="code",
+    )
+
+
+def test_a_cursor_past_an_end_that_nobody_knew_is_a_clear_error() -> None:
+    """It is taken while the end is not known; then each open says so, and a seek mends it."""
+    gate = threading.Event()
+    with ServedNode(filtering_job(gate)) as node:
+        with reader(node) as loader:
+            loader.seek(step=100)
+            gate.set()
+            with pytest.raises(PastEnd, match="position 200 lies past the end") as error:
+                next(iter(loader))
+        assert "14 batches, 7 steps of 2; start at step 7 at most, or move" in error.value.message
+
+        with reader(node) as loader, pytest.raises(PastEnd) as error:
+            next(iter(loader))
+        assert error.value.message == (
+            "the cursor of group 'run' is at step 100, which lies past the end: job 'code' holds "
+            "14 batches, 7 steps of 2; seek(step=7) moves it to the end, and a lower step is read "
+            "again from there"
+        )
+
+        with reader(node) as loader:
+            with pytest.raises(PastEnd, match="step 8 lies past the end"):
+                loader.seek(step=8)
+            loader.seek(step=6)
+            with pytest.raises(CommitOutOfRange, match="step 8 lies past the end"):
+                loader.commit(step=8)
+            assert positions(loader, 3) == [12, 13]
 
 
 def test_what_no_reader_could_be_given_is_refused_wherever_a_step_is_named(tmp_path: Path) -> None:

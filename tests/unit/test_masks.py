@@ -179,8 +179,8 @@ ROWS: list[list[dict[str, Any]]] = [
 ]
 
 
-def batch_of(collator: Any) -> dict[str, Any]:
-    values = collator.collate(ROWS, CollateContext(seed=0, lane=0, offset=0))
+def batch_of(collator: Any, rows: list[list[dict[str, Any]]] = ROWS) -> dict[str, Any]:
+    values = collator.collate(rows, CollateContext(seed=0, lane=0, offset=0))
     return {
         name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         for name, value in values.items()
@@ -209,6 +209,46 @@ def test_seams_alone_number_padding_too(most: int | None) -> None:
     found = masks.document_ids(batch)
 
     assert found.tolist() == [[1, 1, 1, 2, 3, 3, 3, 3, 4, 4], [1, 1, *[2] * 8]]
+
+
+@settings(deadline=None)
+@given(
+    rows=st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=3),
+    multiple=st.sampled_from([None, 2, 4]),
+    spare=st.integers(0, 2),
+    fixed=st.booleans(),
+)
+def test_tokens_of_megatrons_rows_see_their_own_documents(
+    rows: list[list[int]], multiple: int | None, spare: int, fixed: bool
+) -> None:
+    """Pair by pair as documents lie in their rows; no token of one sees padding."""
+    step = multiple or 1
+    places: list[list[int]] = []  # by row: the document of each place, 0 on padding
+    for sizes in rows:
+        places.append([])
+        for number, size in enumerate(sizes, start=1):
+            places[-1] += [number] * size + [0] * (-size % step)
+    width = (max(map(len, places)) + spare * 4) // step * step
+    places = [row + [0] * (width - len(row)) for row in places]
+    most = sum(len(sizes) + 1 for sizes in rows) if fixed else None
+    collator = PackedCollator(width, multiple, most, layout="megatron")
+    samples = [[{"input_ids": [7] * size} for size in sizes] for sizes in rows]
+
+    documents = masks.document_ids(batch_of(collator, samples))
+    found = masks.block_causal(documents)
+
+    ids = torch.tensor(places)
+    seen, wanted = ids > 0, torch.tensor(slow_mask(ids, itself=False))
+    assert torch.equal(found[:, 0][seen], wanted[:, 0][seen])
+    lengths = masks.varlen(documents)
+    assert lengths.indices.tolist() == list(range(ids.numel())), "each place is in a sequence"
+    starts = set(lengths.cu_seqlens.tolist())
+    assert starts >= {
+        row * width + place
+        for row, numbers in enumerate(places)
+        for place, number in enumerate(numbers)
+        if number and (place == 0 or number not in numbers[:place])
+    }
 
 
 def test_rows_that_are_padded_are_one_document_each() -> None:

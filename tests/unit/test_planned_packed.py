@@ -254,7 +254,9 @@ def test_batches_by_length_hold_neighbours_of_the_sorted_sizes() -> None:
         SimpleBatcher(3),
         SimpleBatcher(3, drop_last=True),
         *(BestFitDecreasingPackingBatcher(CAPACITY, overlong=how) for how in OVERLONG),
+        BestFitDecreasingPackingBatcher(CAPACITY, rows=4),
         KnapsackPackingBatcher(CAPACITY, drop_long_samples=True),
+        KnapsackPackingBatcher(CAPACITY, packing_ratio=0.7, rows=3),
         KnapsackPackingBatcher(CAPACITY, max_packs=2),
         BATCHERS["concat"],
     ],
@@ -262,7 +264,7 @@ def test_batches_by_length_hold_neighbours_of_the_sorted_sizes() -> None:
 )
 def test_an_outline_says_what_packing_says(batcher: SampleBatcher) -> None:
     """Batches and counts, where it says any, whatever the order of the sizes."""
-    for case in range(30):
+    for case in range(60):
         chance = random.Random(case)
         sizes = random_sizes(chance)
         packed = packed_by(batcher, sizes)
@@ -272,8 +274,14 @@ def test_an_outline_says_what_packing_says(batcher: SampleBatcher) -> None:
         told = outline(batcher, shuffled)
 
         if told is not None:
-            assert told.batches in (None, len(packed))
-            assert told.counts == packed.counts
+            assert told == (len(packed), packed.counts)
+
+
+def test_sizes_that_are_too_large_to_count_are_packed() -> None:
+    """An outline then says what is left out, and not how many batches there are."""
+    batcher = BestFitDecreasingPackingBatcher(1 << 30)
+
+    assert outline(batcher, np.array([0, 1 << 29, 7])) == (None, Counter({"dropped:empty": 1}))
 
 
 def test_costs_are_those_of_a_loop() -> None:

@@ -42,7 +42,7 @@ def core(rate: float = 100.0, **changed: float) -> OneCore:
 
 
 def small(workers: int, lanes: float, groups: float) -> NodeMemory:
-    return NodeMemory(workers, 50.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    return NodeMemory(workers, 50.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def size(
@@ -111,7 +111,7 @@ def test_memory_decides_where_a_node_has_too_little() -> None:
     """Then more nodes have fewer workers each, down to one, which is told as it is."""
 
     def memory(workers: int, lanes: float, groups: float) -> NodeMemory:
-        return NodeMemory(workers, 300.0 * workers, 0.0, lanes, 0.0, 0.0, 0.0)
+        return NodeMemory(workers, 300.0 * workers, 0.0, lanes, 0.0, 0.0, 0.0, 0.0)
 
     needed, has = Needed("tokens", 1, 640), Lanes(48, None)
 

@@ -8,12 +8,14 @@ import pickle
 import shutil
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from data.formats.write import COLUMNS, ITEMS
 from penstock.server.sources import ArrowSource, MdsSource, SavedSource, WebdatasetSource
@@ -270,3 +272,48 @@ def test_mistakes_in_archives_are_named(tmp_path: Path) -> None:
     evil = pickle.dumps({"a": 1})
     write_tar(tmp_path / "d.tar", [("a.pkl", evil)], tarfile.PAX_FORMAT)
     assert WebdatasetSource(str(tmp_path / "d.tar")).fetch([0])[0]["pkl"] == evil
+
+
+class Counting(MemoryFileSystem):  # type: ignore[misc]
+    """Notes which ranges of its files are asked for."""
+
+    protocol = "counting"
+    ranges: ClassVar[list[tuple[int, int]]] = []
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.replace("counting://", "memory://"))  # type: ignore[no-any-return]
+
+    def cat_file(self, path: str, start: Any = None, end: Any = None, **kwargs: Any) -> bytes:
+        """Return a range."""
+        self.ranges.append((start, end))
+        return super().cat_file(path, start, end, **kwargs)  # type: ignore[no-any-return]
+
+
+def test_a_remote_archive_is_read_by_ranges(tmp_path: Path) -> None:
+    """An item costs the block of samples that it lies in, wherever that is in the archive."""
+    fsspec.register_implementation("counting", Counting, clobber=True)
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for number in range(64):
+            member = tarfile.TarInfo(f"{number}.bin")
+            member.size = 2000
+            archive.addfile(member, io.BytesIO(bytes([number]) * 2000))
+    files = fsspec.filesystem("counting")
+    files.pipe("/tars/a.tar", (tmp_path / "a.tar").read_bytes())
+    try:
+        source = WebdatasetSource("counting://tars/*.tar", block_bytes=20_000)
+        for item in (60, 3, 31):
+            Counting.ranges.clear()
+            [found] = source.fetch([item])
+            assert found["bin"] == bytes([item]) * 2000
+            [(start, stop)] = Counting.ranges
+            assert start <= 2560 * item < stop <= start + 20_000
+    finally:
+        files.rm("/tars", recursive=True)
+
+
+@pytest.mark.parametrize("name", ["pipe:cat a.tar", "pipe:curl -s https://host/a.tar", "-"])
+def test_a_command_is_not_a_file(name: str) -> None:
+    """What webdataset's own reader runs is refused with what to give instead."""
+    with pytest.raises(InvalidJob, match=r"is a stream, .* give the files themselves"):
+        WebdatasetSource([name])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,11 @@ from penstock.server.store.base import (
     Halt,
     JobRecord,
     Latest,
+    LogNews,
     Seen,
     SnapshotRecord,
 )
-from penstock.server.store.news import Listener, News
-from penstock.wire.errors import LogDiverged, StaleGeneration, StoreUnavailable
+from penstock.wire.errors import LogDiverged, StaleGeneration
 from penstock.wire.order import Order
 
 LOG = bytes(32)
@@ -89,86 +88,30 @@ async def test_a_transaction_that_is_refused_leaves_nothing() -> None:
     assert await store.nearest_snapshot(LOG, 0, 9) == SnapshotRecord(LOG, 0, 5, b"x")
 
 
-# --- news ---
-
-
-class Heard(Listener):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.verdicts_: list[Verdict] = []
-        self.halts: list[Halt] = []
-        self.moves: list[tuple[str, Latest | None]] = []
-        self.event = asyncio.Event()
-
-    def verdicts(self, log_id: bytes, verdicts: Sequence[Verdict]) -> None:
-        """Keep them."""
-        self.verdicts_ += verdicts
-
-    def halted(self, log_id: bytes, halt: Halt) -> None:
-        """Keep it."""
-        self.halts.append(halt)
-        self.event.set()
-
-    def moved_on(self, job: str, group: str, latest: Latest | None) -> None:
-        """Keep it."""
-        self.moves.append((group, latest))
-
-
-async def test_a_node_hears_once_of_what_another_has_done() -> None:
+async def test_a_store_tells_what_another_one_over_the_same_memory_has_done() -> None:
     """Verdicts made and released, halts, generations begun and moved, a group that is gone."""
     memory = Memory()
-    here, there, heard = await opened(memory), await opened(memory), Heard()
+    here, there = await opened(memory), await opened(memory)
     await there.add_verdict(LOG, bad(0), SEEN)
     await there.begin(BeginRequest(JOB, "run", "t1", 0, 1))
-    news = News(here, heard)
-    await news.follow_log(LOG)
-    news.follow_group("code", "run", 1)
+    known = (await here.news(LOG, None)).change
 
-    await news.look()
-    assert (heard.verdicts_, heard.moves) == ([], []), "that was known"
     made = await there.add_verdict(LOG, bad(1), SEEN)
     halt = await there.add_halt(LOG, Halt(1, 7, "bad_item", "it is damaged", {"item": 3}, "b"))
-    await there.add_halt(b"\1" * 32, halt)
     await there.begin(BeginRequest(JOB, "run", "t2", 0, 1, owner="ada"))
     [released] = await there.release_verdicts(LOG, "main", 0, SEEN)
-    for _ in range(2):
-        await news.look()
+    found = await here.news(LOG, known)
 
-    assert heard.verdicts_ == [released, made]
-    assert heard.halts == [halt]
-    assert heard.moves == [("run", Latest(2, "ada", "begin", 0))]
+    assert found.verdicts == [released, made]
+    assert found.halts == [halt]
+    assert await here.news(LOG, found.change) == LogNews(found.change, [], [])
+    assert await here.latest([("code", "run")]) == [Latest(2, "ada", "begin", 0)]
     with pytest.raises(StaleGeneration):
         await here.commit("code", "run", "t1", 1, 0, 5)
     await there.seek("code", "run", 9, "", "bob")
-    await news.look()
+    assert await here.latest([("code", "run")]) == [Latest(3, "bob", "seek", 9)]
     await there.delete_group("code", "run")
-    for _ in range(2):
-        await news.look()
-    assert heard.moves[1:] == [("run", Latest(3, "bob", "seek", 9)), ("run", None)]
-    news.leave_group("code", "run")
-
-
-async def test_news_that_came_while_a_store_was_away_come_later() -> None:
-    """Looking goes on by itself, and nothing is missed or told twice."""
-    memory = Memory()
-    here, there, heard = await opened(memory), await opened(memory), Heard()
-    news = News(here, heard, every_s=0.001)
-    await news.follow_log(LOG, 0)
-    await here.close()
-    with pytest.raises(StoreUnavailable):
-        await news.look()
-    halt = await there.add_halt(LOG, Halt(1, 7, "bad_item", "it is damaged", {}, "b"))
-
-    news.start()
-    news.start()
-    await here.open()
-    await asyncio.wait_for(heard.event.wait(), 60)
-    await news.look()
-    await news.close()
-    await news.close()
-
-    assert heard.halts == [halt]
+    assert await here.latest([("code", "run")]) == [None]
 
 
 async def test_only_a_store_that_others_can_write_to_is_shared(tmp_path: Path) -> None:

@@ -215,8 +215,9 @@ class Job:
         }
         self._set_of = {name: roles for roles in role_sets for name in roles.sources}
         self._check_names()
+        may_fail = self.max_quarantined if self.on_item_error == "quarantine" else 0
         for roles in role_sets:
-            roles.open(self.seed, self.epochs, self.batches_per_step)
+            roles.open(self.seed, self.epochs, self.batches_per_step, may_fail)
 
     def open_plans(self) -> None:
         """Open the indexes of plans, which are else opened when something first depends on them.

@@ -117,13 +117,20 @@ class RoleSet:
             found.sources = {name: self.sources["main"]}
         return found
 
-    def open(self, seed: int, epochs: int | None, batches_per_step: int | None = None) -> None:
+    def open(
+        self,
+        seed: int,
+        epochs: int | None,
+        batches_per_step: int | None = None,
+        may_fail: int = 0,
+    ) -> None:
         """Check the roles against the data, and bind the distributor to it.
 
         Args:
             seed: The job's.
             epochs: The job's; a set that is repeated has none.
             batches_per_step: The job's; None = it says none.
+            may_fail: How many items that fail an index may have left out.
 
         Raises:
             InvalidJob: They do not hold together; says what to change.
@@ -136,7 +143,7 @@ class RoleSet:
             self._check_columns(source)
         self.epochs = None if self.exhausted == "repeat" else epochs
         self.distributor.bind(self.sources, seed, self.epochs, self.lanes)
-        self._seed, self._batches_per_step = seed, batches_per_step
+        self._planned_by = seed, batches_per_step, may_fail
         if self.plan is None:
             self._keep_all_blocks()
 
@@ -151,7 +158,7 @@ class RoleSet:
         """
         if self.plan is None:
             return None
-        found = PlannedLog(self, self.plan, self._seed, self._batches_per_step)
+        found = PlannedLog(self, self.plan, *self._planned_by)
         self.__dict__["planned"] = found  # `readings` looks here
         self._keep_all_blocks()
         return found

@@ -214,12 +214,18 @@ def _check_end(session: Session, start: Start) -> None:
             )
         return
     if session.first > share.at_or_after(steps * share.batches_per_step):
-        asked = f"step {share.step(session.first)}"
+        asked, remedy = f"step {share.step(session.first)}", f"start at step {steps} at most"
         if start.position is not None:
             asked = f"position {start.position}"
+        elif session.group and start.step is None and start.state is None:
+            # It was accepted while nobody knew where the lanes end.
+            asked = f"the cursor of group {session.group!r} is at {asked}, which"
+            remedy = (
+                f"seek(step={steps}) moves it to the end, and a lower step is read again from there"
+            )
         raise PastEnd(
             f"{asked} lies past the end: job {session.job!r} holds {session.batches} batches, "
-            f"{steps} steps of {share.batches_per_step}",
+            f"{steps} steps of {share.batches_per_step}; {remedy}",
             position=session.first,
             batches=session.batches,
         )

@@ -84,8 +84,8 @@ def _place(job: Job, output: str | None) -> str:
         return plan.index
     if output is None:
         raise InvalidJob(
-            f"job {job.name!r} does not say where its index of sizes lies: give it plan: {{index: "
-            "PATH}}, or --output",
+            f"job {job.name!r} does not say where its index of sizes lies: give --output, or "
+            "the job a plan",
             key="plan.index",
         )
     return output
@@ -108,7 +108,8 @@ def _make(config: Config, job: Job, url: str, workers: int, *, force: bool) -> M
         )
         with Watched() as watched:
             plan = job.role_sets[0].plan
-            options = None if plan is None else plan.storage_options
+            # They are for the place that the job names, and may not suit another.
+            options = plan.storage_options if plan is not None and plan.index == url else None
             making = Making(measuring, url, options, watch=watched.watch, warn=watched.warn)
             return making.run(crew.run, force=force)
     finally:

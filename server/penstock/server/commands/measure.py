@@ -78,7 +78,8 @@ class Measured:
         epochs: As in the job; None if it is endless.
         items_run: Items that were processed.
         batches_run: Batches that were made.
-        ms: Milliseconds by stage: fetch, process and batch per item, collate and encode per batch.
+        ms: Milliseconds by stage: fetch, process and batch per item, collate and encode per batch;
+            pack per window, in planned jobs.
         filtered: Items without a sample, by reason.
         quarantined: Items that fail, by reason, where the job's policy is to leave them out.
         counts: Sums of the batches' counts.
@@ -181,7 +182,10 @@ def examine(
         found.ms[f"{stage} per item"] = 1000 * watch.seconds[stage] / max(1, len(refs))
     _count_outcomes(found, outcomes)
     seconds_batching = _batching_seconds(job, refs, outcomes, found.quarantined)
-    found.ms["batch per item"] = 1000 * seconds_batching / max(1, len(refs))
+    if seconds_batching is not None:
+        found.ms["batch per item"] = 1000 * seconds_batching / max(1, len(refs))
+    if any(roles.planned is not None for roles in job.role_sets):
+        found.ms["pack per window"] = 1000 * _packing_seconds(job)
     found.reading = read_window(job, items, say)
     raws = purity.raw_facts(items, refs, outcomes)
     found.sample = _sample_text(job, refs, outcomes)
@@ -264,8 +268,8 @@ def _sample_bytes(outcomes: Sequence[Outcome]) -> float:
 
 def _batching_seconds(
     job: Job, refs: Sequence[ItemRef], outcomes: Sequence[Outcome], quarantined: dict[str, int]
-) -> float:
-    """Return what the batcher alone takes for these samples.
+) -> float | None:
+    """Return what the batcher alone takes for these samples; None where all of it is planned.
 
     Args:
         job: The job.
@@ -278,12 +282,16 @@ def _batching_seconds(
         BadItem: The batcher refuses a sample, and the job's policy is to stop.
         BadBatch: The batcher fails; carries the user's traceback.
     """
-    batchers = [roles.batcher.clone() for roles in job.role_sets]
+    batchers = {
+        roles.number: roles.batcher.clone() for roles in job.role_sets if roles.planned is None
+    }
+    if not batchers:
+        return None
     begin = time.perf_counter()
     for ref, outcome in zip(refs, outcomes, strict=True):
-        if isinstance(outcome, Filtered | Quarantined):
+        batcher = batchers.get(job.roles_of(ref.source).number)
+        if batcher is None or isinstance(outcome, Filtered | Quarantined):
             continue
-        batcher = batchers[job.roles_of(ref.source).number]
         try:
             for part, sample in enumerate(outcome):
                 size = contained(partial(_size, batcher, sample))
@@ -303,9 +311,24 @@ def _batching_seconds(
                 traceback=user_traceback(error),
             ) from error
     seconds = time.perf_counter() - begin
-    for batcher in batchers:
+    for batcher in batchers.values():
         batcher.state()  # a value that cannot be in a snapshot is found here, not hours later
     return seconds
+
+
+def _packing_seconds(job: Job) -> float:
+    """Return what the first windows of the plans take, from the index to batches, in the mean.
+
+    Raises:
+        BadItem: A sample does not fit, and the batcher refuses it.
+        InvalidJob, SourceUnavailable: The index is damaged, or cannot be read.
+    """
+    logs = [roles.planned for roles in job.role_sets if roles.planned is not None]
+    streams = [next(stream for stream in log.streams if stream.windows) for log in logs]
+    begin = time.perf_counter()
+    for stream in streams:
+        stream.window(0)
+    return (time.perf_counter() - begin) / len(streams)
 
 
 def _size(batcher: SampleBatcher, sample: Sample) -> int:
@@ -367,8 +390,8 @@ def _pool_parameter(batcher: SampleBatcher) -> str:
 def warnings_of_lanes(roles: RoleSet) -> list[str]:
     """Return what is to be said of the number of items for the lanes that draw from them."""
     items = roles.items
-    if items is None:
-        return []  # the length of a stream is unknown
+    if items is None or roles.planned is not None:
+        return []  # the length of a stream is unknown, and planned lanes have no pools
     pool, lanes, of = roles.batcher.chooses_from(), roles.lanes, ""
     if roles.name:
         of = f" of {roles.name!r}"

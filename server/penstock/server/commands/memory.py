@@ -56,6 +56,7 @@ class NodeMemory:
         processes: The server process and the workers, before they have read anything.
         blocks: Decoded storage blocks, and what decoding takes, in all workers.
         samples: Samples that wait to be batched, and those that batches are made of.
+        plans: Packed windows of planned jobs and blocks of their indexes, in all workers.
         kept: Batches that are kept for late readers.
         reader: Batches that one reader fetches ahead, and those made for it beyond that.
         ready: Batches where readers are slower than the node: `ready_bytes` of them.
@@ -67,6 +68,7 @@ class NodeMemory:
     processes: float
     blocks: float
     samples: float
+    plans: float
     kept: float
     reader: float
     ready: float
@@ -74,12 +76,12 @@ class NodeMemory:
     @property
     def keeping_up(self) -> float:
         """Return what it takes while readers keep up, without `reader`."""
-        return self.processes + self.blocks + self.samples + self.kept
+        return self.processes + self.blocks + self.samples + self.plans + self.kept
 
     @property
     def stalled(self) -> float:
         """Return what it takes when they do not keep up."""
-        return self.processes + self.blocks + self.samples + self.ready
+        return self.processes + self.blocks + self.samples + self.plans + self.ready
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values, rounded to 0.1 MiB."""
@@ -128,10 +130,16 @@ def node_memory(
         samples=SAMPLES_SPREAD
         * _samples_bytes(job, workers, sample_bytes, batch_bytes, lanes_share)
         / MIB,
+        plans=workers * _plans_bytes(job) / MIB,
         kept=spread * kept / MIB,
         reader=spread * ahead / MIB,
         ready=spread * ready_bytes / MIB,
     )
+
+
+def _plans_bytes(job: Job) -> float:
+    """Return what a worker's packed windows take; of several reading groups it packs a part."""
+    return sum(roles.planned.kept_bytes() for roles in job.role_sets if roles.planned is not None)
 
 
 def _has_blocks(job: Job) -> bool:

@@ -143,7 +143,9 @@ def pass_start(
     filled: bool | None = None
     for line in lines:
         parts = line.job.lane_roles(line.lane)
-        pool = sum(part.roles.batcher.chooses_from() or 0 for part in parts)
+        # What is planned comes out of no pool: its first rows are like all others.
+        drawn = [part.roles for part in parts if part.roles.planned is None]
+        pool = sum(roles.batcher.chooses_from() or 0 for roles in drawn)
         if not pool:
             continue
         filled = True

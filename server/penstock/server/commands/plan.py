@@ -10,6 +10,7 @@ import click
 
 from penstock.server.commands.plan_page import page
 from penstock.server.commands.plan_text import render
+from penstock.server.commands.plan_windows import Apart
 from penstock.server.commands.progress import Progress, Say
 from penstock.server.commands.say import say
 from penstock.server.job import Job
@@ -162,7 +163,8 @@ def report(
                 "its plan, whatever its lanes are; leave the option out",
                 field="lanes" if lanes else "index",
             )
-        return report_of(job, figures_of_planned(job, epochs), step, worlds)
+        figures = figures_of_planned(job, epochs, Apart(job, tell))
+        return report_of(job, figures, step, worlds)
     began_s = time.monotonic()
     indexes = lookups(job, index, tell)
     found = simulate(job, indexes, epochs, tell)

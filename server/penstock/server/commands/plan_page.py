@@ -40,6 +40,7 @@ th, td { padding: .2rem .9rem .2rem 0; text-align: right; border-bottom: 1px sol
 th { font-weight: 600; } th:first-child, td:first-child { text-align: left; }
 .figures td:last-child { text-align: left; width: 99%; }
 .figures { width: 100%; }
+@media (min-width: 40rem) { .figures td:first-child { white-space: nowrap; } }
 """
 
 

@@ -13,6 +13,7 @@ from penstock.server.core.refs import ItemRef
 from penstock.server.job import Job
 from penstock.server.pipeline.ahead import LOOK_AHEAD
 from penstock.server.pipeline.items import Items
+from penstock.server.planned.log import PlannedLog
 from penstock.server.role_set import RoleSet
 from penstock.server.roles.reading import Reading
 from penstock.wire.errors import BadItem
@@ -125,10 +126,14 @@ def _read_window(job: Job, roles: RoleSet, items: Items, say: Say) -> _Counted |
 def _draws_of_window(roles: RoleSet, reading: Reading) -> list[ItemRef]:
     """Return the draws in which a group goes on by as many blocks as it holds, or a part of them.
 
+    Of a planned job, the items of its first batches.
+
     A part keeps their order, and is spread over all of them. None if the draws of a lane cannot
     begin in the middle of an epoch.
     """
     assert reading.blocks is not None
+    if roles.planned is not None:
+        return _draws_of_plan(roles.planned)
     lanes = range(0, roles.lanes, reading.groups or roles.lanes + 1)
     if reading.lanes is not None:
         return []
@@ -148,6 +153,24 @@ def _draws_of_window(roles: RoleSet, reading: Reading) -> list[ItemRef]:
         draws.seek(first + turn)
         if (item := draws.next()) is not None:
             found.append(item)
+    return found
+
+
+def _draws_of_plan(log: PlannedLog) -> list[ItemRef]:
+    """Return the items of the first batches of a reading group, as its lanes take them in turn."""
+    lanes, offset = log.lanes_of(0), 0
+    found: list[ItemRef] = []
+    while len(found) < MAX_ITEMS:
+        plans = [
+            log.plan(lane, offset)
+            for lane in lanes
+            if (end := log.known_end(lane)) is None or offset < end
+        ]
+        refs = [ref.item for plan in plans if plan for row in plan.rows for ref in row]
+        if not refs:
+            break
+        found += dict.fromkeys(refs)
+        offset += 1
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -213,11 +213,14 @@ class Making:
         inputs = self.inputs
         if not self._drew:  # no size depends on the seed
             inputs = {key: value for key, value in inputs.items() if key != SEED}
-        sources = []
-        for name, items in self._positions.items():
-            blocks = (block for block in all_blocks(self._positions) if block.source == name)
-            sources.append(SourceBlocks(name, items, self._parts.bytes_of(blocks)))
+        sources = [
+            SourceBlocks(name, items, self._parts.bytes_of(self._blocks_of(name)))
+            for name, items in self._positions.items()
+        ]
         write_index(self._url, inputs, sources, self._options)
+
+    def _blocks_of(self, name: str) -> Iterator[Block]:
+        return (block for block in all_blocks(self._positions) if block.source == name)
 
 
 def left_out(index: SizeIndex) -> Counter[str]:

@@ -9,12 +9,25 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from penstock.server.jobs.location import KeyPath, Location
-from penstock.server.jobs.settings import JobFile, JobSettings, ServerSettings, SetSettings
+from penstock.server.jobs.settings import (
+    JobFile,
+    JobSettings,
+    PlanSettings,
+    ServerSettings,
+    SetSettings,
+)
 from penstock.wire.nearest import hint
 
 Model = TypeVar("Model", bound=BaseModel)
 
 _SHOWN_CHARS = 80
+
+_SECTIONS: Mapping[tuple[type[BaseModel], str], type[BaseModel]] = {
+    (JobFile, "server"): ServerSettings,
+    (JobSettings, "plan"): PlanSettings,
+    (SetSettings, "plan"): PlanSettings,
+}
+"""The sections of a section that are no lists of named ones."""
 
 
 def shown(value: Any) -> str:
@@ -85,7 +98,7 @@ def _descend(
         if section is not None:
             field = section.model_fields.get(str(part))
             owner: type[BaseModel] | None = section
-            section = {"server": ServerSettings}.get(str(part)) if model is JobFile else None
+            section = _SECTIONS.get((section, str(part)))
         elif model is JobFile and keys == ["jobs"]:
             owner, section, field = None, JobSettings, None
         elif keys[-1] == "joint" and keys[:-2] in ([], ["jobs"]):

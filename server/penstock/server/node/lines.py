@@ -162,7 +162,7 @@ def news_of(line: Line) -> list[FromWorker]:
     if mark == line.told_mark:
         return _ended(line)
     line.told_mark = mark
-    counted = Counted(line.job.log_id, line.lane, line.counters(), line.counters_before)
+    counted = Counted(line.job.log_id, line.lane, line.counters(), line.counters_before())
     return [counted, *_ended(line)]
 
 

@@ -15,15 +15,16 @@ that suit millions of lengths give `Packs`, which reads as a list of lists and i
 
 What is longer than the capacity gets a pack of its own, but `knapsack` and `sequential` leave it
 out, as do the systems that they come from. Equal choices always fall to the lower index, so the
-same lengths give the same packs on every machine.
+same lengths give the same packs on every machine. `count_best_fit_decreasing` and `count_knapsack`
+say how many packs there will be from a histogram of the lengths.
 
 These functions plan a whole list at once and suit offline work and experiments. What packs an
 endless stream lies in `penstock.server.roles.batchers`.
 """
 
-from penstock.server.packing.best_fit import best_fit_decreasing
+from penstock.server.packing.best_fit import best_fit_decreasing, count_best_fit_decreasing
 from penstock.server.packing.first_fit import first_fit
-from penstock.server.packing.knapsack import knapsack
+from penstock.server.packing.knapsack import count_knapsack, knapsack
 from penstock.server.packing.next_fit import next_fit
 from penstock.server.packing.packs import Packs
 from penstock.server.packing.pool import pool
@@ -33,6 +34,8 @@ from penstock.server.packing.window import window
 __all__ = [
     "Packs",
     "best_fit_decreasing",
+    "count_best_fit_decreasing",
+    "count_knapsack",
     "first_fit",
     "knapsack",
     "next_fit",

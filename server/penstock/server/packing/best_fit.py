@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
+import heapq
+from collections.abc import Iterable, Iterator
 
-from penstock.server.packing.lengths import Lengths, checked, longest_first, runs
+from penstock.server.packing.lengths import (
+    Histogram,
+    Lengths,
+    checked_array,
+    checked_histogram,
+    longest_first,
+    runs,
+    runs_of_histogram,
+)
+from penstock.server.packing.moves import CLOSED, NEW, Move, numbered, packs_of
 from penstock.server.packing.packs import Packs
-
-_BITS = 6  # a word of the tree below is 64 bits: one machine word in CPython's integers
 
 
 def best_fit_decreasing(lengths: Lengths, capacity: int) -> Packs:
@@ -31,113 +39,64 @@ def best_fit_decreasing(lengths: Lengths, capacity: int) -> Packs:
     Raises:
         ValueError: The capacity is below 1, or a length is negative or not a whole number.
     """
-    sizes, capacity = checked(lengths, capacity)
+    sizes, capacity = checked_array(lengths, capacity)
     order = longest_first(sizes)
-    state = _Packs(capacity)
-    for length, count in runs(np.asarray(sizes, dtype=np.int64)[order]):
-        state.add(length, count)
-    return Packs.of(order, state.taken_by, state.packs)
+    return Packs.of(order, *numbered(_moves(runs(sizes[order]), capacity), len(order)))
 
 
-class _Packs:
-    """The open packs by their room, and which pack took each sample, in the order of packing."""
+def count_best_fit_decreasing(histogram: Histogram, capacity: int) -> int:
+    """Return how many packs `best_fit_decreasing` makes, from the histogram of the lengths alone.
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.packs = 0
-        self.taken_by: list[int] = []
-        self._rooms = _Rooms(capacity)
-        self._by_room: dict[int, list[int]] = {}  # packs of a room; sorted when they are taken
+    Args:
+        histogram: How many samples there are of each length, from 0, as `np.bincount(lengths)`
+            gives it.
+        capacity: What one pack holds.
 
-    def add(self, length: int, count: int) -> None:
-        """Pack `count` samples of one length, none shorter than any before."""
-        if length > self.capacity:  # alone, and open to nothing, not even to length 0
-            self.taken_by += self._new(count)
-            return
-        while count and (room := self._rooms.at_least(length)) is not None:
-            count = self._into(self._take(room), room, length, count)
-        if count:
-            each = self.capacity // length if length else count
-            packs = self._new(-(-count // each))
-            self._into(packs, self.capacity, length, count)
-
-    def _into(self, packs: list[int], room: int, length: int, count: int) -> int:
-        """Fill packs of equal room, oldest first; return how many samples are left."""
-        each = min(count, room // length) if length else count
-        full = min(len(packs), count // each)
-        if each == 1:
-            self.taken_by += packs[:full]
-        else:
-            self.taken_by += [pack for pack in packs[:full] for _ in range(each)]
-        self._put(room - each * length, packs[:full])
-        count -= full * each
-        if count and full < len(packs):  # the last samples do not fill the next pack
-            self.taken_by += [packs[full]] * count
-            self._put(room - count * length, packs[full : full + 1])
-            full, count = full + 1, 0
-        self._put(room, packs[full:])
-        return count
-
-    def _new(self, count: int) -> list[int]:
-        self.packs += count
-        return list(range(self.packs - count, self.packs))
-
-    def _take(self, room: int) -> list[int]:
-        self._rooms.remove(room)
-        packs = self._by_room.pop(room)
-        packs.sort()
-        return packs
-
-    def _put(self, room: int, packs: list[int]) -> None:
-        if not packs:
-            return
-        if (there := self._by_room.get(room)) is not None:
-            there += packs
-        else:
-            self._by_room[room] = packs
-            self._rooms.add(room)
-
-
-class _Rooms:
-    """A set of integers in `[0, largest]` that answers "the smallest member that is at least n".
-
-    A tree of 64-bit words, kept only where members are: each operation takes as many steps as the
-    largest member has groups of six bits, and memory grows with the members, not with the range.
+    Raises:
+        ValueError: The capacity is below 1, or a count is negative or not a whole number.
     """
-
-    def __init__(self, largest: int) -> None:
-        self.levels: list[dict[int, int]] = [{}]
-        while largest >> (_BITS * len(self.levels)):
-            self.levels.append({})
-
-    def add(self, value: int) -> None:
-        for words in self.levels:
-            word, bit = value >> _BITS, 1 << (value & (1 << _BITS) - 1)
-            words[word] = words.get(word, 0) | bit
-            value = word
-
-    def remove(self, value: int) -> None:
-        for words in self.levels:
-            word, bit = value >> _BITS, 1 << (value & (1 << _BITS) - 1)
-            words[word] &= ~bit
-            if words[word]:
-                return
-            del words[word]
-            value = word
-
-    def at_least(self, value: int) -> int | None:
-        for level, words in enumerate(self.levels):
-            word = value >> _BITS
-            # Bits from this one upwards; -1 << n is an endless row of ones above n zeros.
-            found = words.get(word, 0) & (-1 << (value & (1 << _BITS) - 1))
-            if found:
-                value = word << _BITS | (found & -found).bit_length() - 1
-                for lower in reversed(self.levels[:level]):
-                    bits = lower[value]
-                    value = value << _BITS | (bits & -bits).bit_length() - 1
-                return value
-            value = word + 1
-        return None
+    counts, capacity = checked_histogram(histogram, capacity)
+    return packs_of(_moves(runs_of_histogram(counts), capacity))
 
 
-__all__ = ["best_fit_decreasing"]
+def _moves(falling: Iterable[tuple[int, int]], capacity: int) -> Iterator[Move]:
+    """Yield what runs of equal lengths, longest first, do to packs; their state is their room."""
+    # Rooms that hold the length, the tightest last, and how many packs have each. Lengths fall, so
+    # what comes to hold them is tighter than all that did before: rooms are added at the end.
+    rooms: list[int] = []
+    packs: list[int] = []
+    small: dict[int, int] = {}  # packs of each room that is too small as yet
+    largest: list[int] = []  # heap of these rooms, negative
+    for length, count in falling:
+        if length > capacity:
+            yield NEW, CLOSED, count, 1, 1
+            continue
+        while largest and -largest[0] >= length:
+            rooms.append(-heapq.heappop(largest))
+            packs.append(small.pop(rooms[-1]))
+        while count:
+            if rooms:
+                before, room, there = rooms[-1], rooms[-1], packs[-1]
+            else:
+                before, room, there = NEW, capacity, count
+            each = min(count, room // length) if length else count
+            taking = min(there, count // each)
+            left = room - each * length
+            yield before, left, taking, each, 1
+            count -= taking * each
+            if rooms:
+                packs[-1] -= taking
+                if not packs[-1]:
+                    rooms.pop()
+                    packs.pop()
+            if left >= length:  # a pack that the last samples do not fill
+                rooms.append(left)
+                packs.append(taking)
+            elif left in small:
+                small[left] += taking
+            else:
+                small[left] = taking
+                heapq.heappush(largest, -left)
+
+
+__all__ = ["best_fit_decreasing", "count_best_fit_decreasing"]

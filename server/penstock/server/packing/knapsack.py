@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from penstock.server.packing.lengths import Lengths, checked, longest_first, runs
+from penstock.server.packing.lengths import (
+    Histogram,
+    Lengths,
+    checked_array,
+    checked_histogram,
+    longest_first,
+    runs,
+    runs_of_histogram,
+)
+from penstock.server.packing.moves import NEW, Move, numbered, packs_of
 from penstock.server.packing.packs import Packs
 
 
@@ -18,7 +28,8 @@ def knapsack(lengths: Lengths, capacity: int) -> Packs:
     room no other has. Packs of equal fill: the oldest one.
 
     Samples of equal length are packed together: each of the packs of the least fill takes one, and
-    then they are as full as each other again. A heap holds the fills that there are.
+    then they are as full as each other again. Where no pack has room, a new one is the emptiest
+    until it has no room either. A heap holds the fills that there are.
 
     Args:
         lengths: The length of each sample, 0 or more.
@@ -31,44 +42,58 @@ def knapsack(lengths: Lengths, capacity: int) -> Packs:
     Raises:
         ValueError: The capacity is below 1, or a length is negative or not a whole number.
     """
-    sizes, capacity = checked(lengths, capacity)
+    sizes, capacity = checked_array(lengths, capacity)
     order = longest_first(sizes)
-    falling = np.asarray(sizes, dtype=np.int64)[order]
-    overlong = int(np.count_nonzero(falling > capacity))
-    order, falling = order[overlong:], falling[overlong:]
-    taken_by: list[int] = []
-    by_fill: dict[int, list[int]] = {}  # packs of a fill; sorted when they are taken
-    fills: list[int] = []  # heap of its keys
-    packs = 0
+    order = order[np.count_nonzero(sizes > capacity) :]
+    return Packs.of(order, *numbered(_moves(runs(sizes[order]), capacity), len(order)))
 
-    def put(fill: int, some: list[int]) -> None:
-        if (there := by_fill.get(fill)) is not None:
-            there += some
-        else:
-            by_fill[fill] = some
-            heapq.heappush(fills, fill)
 
-    for length, count in runs(falling):
+def count_knapsack(histogram: Histogram, capacity: int) -> int:
+    """Return how many packs `knapsack` makes, from the histogram of the lengths alone.
+
+    Args:
+        histogram: How many samples there are of each length, from 0, as `np.bincount(lengths)`
+            gives it.
+        capacity: What one pack holds.
+
+    Raises:
+        ValueError: The capacity is below 1, or a count is negative or not a whole number.
+    """
+    counts, capacity = checked_histogram(histogram, capacity)
+    return packs_of(_moves(runs_of_histogram(counts[: capacity + 1]), capacity))
+
+
+def _moves(falling: Iterable[tuple[int, int]], capacity: int) -> Iterator[Move]:
+    """Yield what runs of equal lengths, longest first, do to packs; their state is their fill."""
+    packs: dict[int, int] = {}  # how many there are of each fill
+    fills: list[int] = []  # heap of these fills
+    for length, count in falling:
         while count:
+            before, each, turns = NEW, 1, 1
             if not fills or fills[0] + length > capacity:
-                # Where two samples do not fit into a pack, each of these needs a new one.
-                new = count if 2 * length > capacity else 1
-                fill, some = 0, list(range(packs, packs + new))
-                packs += new
+                fill, each = 0, min(count, capacity // length) if length else count
+                taking = count // each
             else:
-                fill = heapq.heappop(fills)
-                some = by_fill.pop(fill)
-                some.sort()
-            if not length:  # it stays the emptiest
-                taken_by += [some[0]] * count
-                put(fill, some)
-                break
-            taken_by += some[:count]
-            put(fill + length, some[:count])
-            if count < len(some):
-                put(fill, some[count:])
-            count -= min(count, len(some))
-    return Packs.of(order, taken_by, packs)
+                before = fill = fills[0]
+                taking = min(count, packs[fill])
+                if not length:  # the oldest of the emptiest stays the emptiest
+                    taking, each = 1, count
+                elif count >= 2 * taking:
+                    following = min(fills[1:3], default=capacity)  # the second least of the heap
+                    until = -(-(following - fill) // length)
+                    turns = min(count // taking, until, (capacity - fill) // length)
+                packs[fill] -= taking
+                if not packs[fill]:
+                    heapq.heappop(fills)
+                    del packs[fill]
+            fill += each * turns * length
+            yield before, fill, taking, each, turns
+            count -= taking * each * turns
+            if fill in packs:
+                packs[fill] += taking
+            else:
+                packs[fill] = taking
+                heapq.heappush(fills, fill)
 
 
-__all__ = ["knapsack"]
+__all__ = ["count_knapsack", "knapsack"]

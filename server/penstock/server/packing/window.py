@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
+import numpy as np
+
 from penstock.server.packing.lengths import Lengths, checked, longest_first
 
 
@@ -39,7 +41,7 @@ def window(lengths: Lengths, capacity: int, size: int, *, sort: bool = False) ->
         raise ValueError(f"size is {size}: a window shows at least 1 sample")
     if not sort:
         return _roll(sizes, capacity, size, range(len(sizes)))
-    order: list[int] = longest_first(sizes).tolist()
+    order: list[int] = longest_first(np.asarray(sizes, dtype=np.int64)).tolist()
     packs: list[list[int]] = []
     for start in range(0, len(order), size):
         packs += _roll(sizes, capacity, size, order[start : start + size])

@@ -8,7 +8,7 @@ by arithmetic, so a snapshot holds the states of the inner lines and nothing els
 from __future__ import annotations
 
 from collections import ChainMap, Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.server.core.refs import BatchPlan, ItemRef
@@ -97,10 +97,11 @@ class JointPlanner:
 
     def counts(self) -> dict[str, int]:
         """Return what all sets have counted, added up."""
-        found: Counter[str] = Counter()
-        for planner in self.inner:
-            found.update(planner.counts())
-        return dict(found)
+        return _added_up(planner.counts() for planner in self.inner)
+
+    def counts_before(self) -> dict[str, int]:
+        """Return what they had counted where they began."""
+        return _added_up(planner.counts_before() for planner in self.inner)
 
     def count_mark(self) -> tuple[int, ...]:
         """Return what changes whenever `counts` does, draws aside."""
@@ -137,6 +138,13 @@ class JointPlanner:
         for planner, batches, inner in zip(self.inner, uses, state["sets"], strict=True):
             planner.take_state(batches, inner)
         self.offset, self._is_over = offset, False
+
+
+def _added_up(every: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for counts in every:
+        found.update(counts)
+    return dict(found)
 
 
 def _inner(job: Job, lane: int, items: Items, part: LaneRoles) -> SamplePlanner | PlannedPlanner:

@@ -32,7 +32,6 @@ class Line:
         snapshot: Where to start; None = at offset 0.
 
     Attributes:
-        counters_before: What was counted up to there.
         told_mark: The planner's mark of what was last told to whoever adds it up.
         told_end: It was told where the lane ends.
         emptied: How many of the last batches, in a row, quarantine has emptied.
@@ -47,12 +46,16 @@ class Line:
         self.maker = Maker(job, self.items)
         if snapshot is not None:
             self.planner.restore(snapshot)
-        self.counters_before, self.told_mark = self.counters(), self.planner.count_mark()
+        self.told_mark = self.planner.count_mark()
         self.emptied, self.told_end = 0, False
 
     def counters(self) -> dict[str, int]:
         """Return what the planner and its batcher have counted since the lane's beginning."""
         return self.planner.counts()
+
+    def counters_before(self) -> dict[str, int]:
+        """Return what was counted up to where it began, or was last sent by arithmetic."""
+        return self.planner.counts_before()
 
     @property
     def offset(self) -> int:

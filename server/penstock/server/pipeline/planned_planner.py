@@ -38,7 +38,9 @@ class PlannedPlanner:
         self.job, self.lane, self.items = job, lane, items
         self.offset = self.before = 0
         self._log, self._part = part.roles.planned, part
-        self._counted: Counter[str] | None = Counter()
+        self._from = 0  # the offset that it was last sent to
+        self._before: Counter[str] | None = None  # what was counted up to there; None = not asked
+        self._counted = Counter[str]()  # since then
         self._coming: BatchPlan | None = None  # the next plan, where somebody has asked for it
         self._borne = self._drawn = 0  # batches that bear counts, and items, since the last seek
 
@@ -70,8 +72,7 @@ class PlannedPlanner:
         plan = plan._replace(lane=self.lane, offset=self.offset + self.before)
         if plan.accounting:
             borne = Counter(dict(plan.accounting))
-            if self._counted is not None:
-                self._counted.update(borne)
+            self._counted.update(borne)
             self._drawn += borne["drawn"]
             self._borne += 1
         self.offset += 1
@@ -109,16 +110,20 @@ class PlannedPlanner:
 
     def counts(self) -> dict[str, int]:
         """Return what was counted since the lane's beginning: see `PlannedLog.counts`."""
-        return dict(self._counts())
+        return dict(self._counts_before() + self._counted)
+
+    def counts_before(self) -> dict[str, int]:
+        """Return what was counted up to where it was last sent, added up when it is asked for."""
+        return dict(self._counts_before())
 
     def count_mark(self) -> tuple[int, ...]:
         """Return what changes whenever `counts` does."""
         return (self._borne,)
 
-    def _counts(self) -> Counter[str]:
-        if self._counted is None:
-            self._counted = self._log.counts(self._part.lane, self.offset)
-        return self._counted
+    def _counts_before(self) -> Counter[str]:
+        if self._before is None:
+            self._before = self._log.counts(self._part.lane, self._from)
+        return self._before
 
     # --- going elsewhere ---
 
@@ -129,7 +134,8 @@ class PlannedPlanner:
     def seek(self, offset: int) -> None:
         """Go to `offset`."""
         self.offset, self._drawn, self._coming = offset, 0, None
-        self._counted = None if offset else Counter()
+        self._from, self._before = offset, None
+        self._counted.clear()
 
     def snapshot(self) -> bytes:
         """Return the canonical bytes from which a line restarts at `offset`."""

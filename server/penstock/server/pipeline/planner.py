@@ -99,6 +99,10 @@ class Planner(Protocol):
         """
         ...
 
+    def counts_before(self) -> dict[str, int]:
+        """Return what `counts` gave where it began, or was last sent by `seek` or `restore`."""
+        ...
+
     def count_mark(self) -> tuple[int, ...]:
         """Return what changes whenever `counts` does, draws aside; cheap enough for every batch."""
         ...

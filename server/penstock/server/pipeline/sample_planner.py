@@ -65,6 +65,7 @@ class SamplePlanner:
         self._starvation = Starvation(job, lane, self._part)
         self.last_verdict = 0  # the highest number of one that removed a draw
         self._draws_of_batch = 0  # of the last finished one; 0 before the second, which has no pool
+        self._counted_before = self.counts()
 
     @property
     def place(self) -> int:
@@ -234,6 +235,10 @@ class SamplePlanner:
         """Return all that was counted since the lane's beginning; see `all_counts`."""
         return {**all_counts(self.counters, self.batching.batcher), **self.draws.counts()}
 
+    def counts_before(self) -> dict[str, int]:
+        """Return what was counted where it began."""
+        return self._counted_before
+
     # --- items, some ahead ---
 
     def _outcome(self, item: ItemRef) -> list[Sample] | Filtered | None:
@@ -289,7 +294,8 @@ class SamplePlanner:
         self.ahead.clear()
         self.ended = total is not None and before >= total and drawn < before
         self.counters = Counter({"drawn": drawn} if drawn else {})
-        self._accounts.begin(self.counts())
+        self._counted_before = self.counts()
+        self._accounts.begin(self._counted_before)
         self.offset = offset
         self._starvation.begin()
         self.last_verdict = 0
@@ -344,6 +350,7 @@ class SamplePlanner:
         self.batching.samples.clear()
         self.ahead.clear()
         self.offset = offset
+        self._counted_before = self.counts()
 
 
 __all__ = ["SamplePlanner"]

@@ -116,18 +116,19 @@ class NumberCounts:
     def histogram(self) -> list[Bar]:
         """Return how many lie between powers of two and their halves: 0, 1, 2, 3, 4, 6, 8, 12, ...
 
-        From the first bar that is not empty to the last.
+        From the first bar that is not empty to the last, which ends after the largest number.
         """
         if not self.count:
             return []
         values, counts = self.to_arrays()
-        edges = list(_edges(int(values[-1])))
+        most = int(values[-1])
+        edges = list(_edges(most))
         bars = np.searchsorted(np.array(edges), values, side="right") - 1
         heights = np.zeros(len(edges) - 1, np.int64)
         np.add.at(heights, bars, counts)
         filled = np.flatnonzero(heights)
         return [
-            Bar(edges[number], edges[number + 1], int(heights[number]))
+            Bar(edges[number], min(edges[number + 1], most + 1), int(heights[number]))
             for number in range(int(filled[0]), int(filled[-1]) + 1)
         ]
 

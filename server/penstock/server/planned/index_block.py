@@ -50,8 +50,8 @@ LEAST_BLOCK_ITEMS, MOST_BLOCK_ITEMS = 256, 65_536
 def block_items(items: int) -> int:
     """Return how many positions a block of a source of so many items has.
 
-    The power of two at four times the square root: a small source has blocks enough for all
-    workers, and a large one not too many files while it is made.
+    The largest power of two up to four times the square root: a small source has blocks enough for
+    all workers, and a large one not too many files while it is made.
     """
     wanted = 1 << max(0, (4 * isqrt(items)).bit_length() - 1)
     return min(max(wanted, LEAST_BLOCK_ITEMS), MOST_BLOCK_ITEMS)

@@ -252,6 +252,7 @@ class IndexedSizes:
         tokens: The sum of the samples' sizes.
         left_out: How many positions have no sample, by reason.
         block_items: How many positions a block has.
+        kept_bytes: Blocks that are kept, by their bytes in the file.
     """
 
     def __init__(self, place: Place, told: Mapping[str, Any], at: int) -> None:
@@ -267,6 +268,7 @@ class IndexedSizes:
         self._samples: list[int] = blocks["samples"]
         self._ends = list(accumulate(blocks["bytes"], initial=at))
         self.end = self._ends[-1]
+        self.kept_bytes = KEPT_BYTES
         self._kept: OrderedDict[int, Block] = OrderedDict()
         self._kept_bytes = 0
         self._lock = Lock()
@@ -348,7 +350,7 @@ class IndexedSizes:
                 return
             self._kept[number] = block
             self._kept_bytes += nbytes
-            while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
+            while self._kept_bytes > self.kept_bytes and len(self._kept) > 1:
                 oldest, _ = self._kept.popitem(last=False)
                 self._kept_bytes -= self._ends[oldest + 1] - self._ends[oldest]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.server.core.canonical import canonical
 from penstock.server.core.condition import Kept
-from penstock.server.roles.base import IndexedSource, indexed
+from penstock.server.roles.base import DataDistributor, IndexedSource, indexed
 from penstock.server.roles.distributors import MapDistributor
 from penstock.wire.errors import InvalidJob
 
@@ -70,13 +70,16 @@ def indexed_sources(roles: RoleSet) -> dict[str, IndexedSource]:
     distributor = roles.distributor
     if not isinstance(distributor, MapDistributor) or not distributor.keeps(MapDistributor):
         raise InvalidJob(
-            f"distributor is {distributor.type_name or distributor.own_name()!r}: an index of "
-            "sizes is for jobs whose distributor is map; use that, with `where` and `sample_ratio` "
-            "if you need them",
+            f"distributor is {_called(distributor)}: an index of sizes is for jobs whose "
+            "distributor is map; use that, with `where` and `sample_ratio` if you need them",
             key="distributor",
         )
     names = distributor.drawn_from()
     return dict(zip(names, indexed(roles.sources, names, distributor), strict=True))
+
+
+def _called(distributor: DataDistributor) -> str:
+    return str(vars(type(distributor)).get("type_name") or type(distributor).__name__)
 
 
 def kept_items(roles: RoleSet, name: str) -> Kept | None:
@@ -139,7 +142,7 @@ def differences(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]
     """Return in words what of an index's inputs is not what a job needs, the first one first."""
     if SEED not in made:  # nothing drew random numbers, so the sizes are those of every seed
         wanted = {key: value for key, value in wanted.items() if key != SEED}
-    names = {SEED: "the job's seed, on which its sizes depend"}
+    names = {SEED: "the seed that its sizes depend on"}
     return [
         names.get(path.partition(".")[0], path.removesuffix(".identity"))
         for path in _paths(made, wanted, "")

@@ -13,16 +13,18 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from math import inf
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from penstock.server.core.permutation import Permutation
 from penstock.server.core.refs import BatchPlan, ItemRef, Row, SampleRef, Span
-from penstock.server.planned.index_file import SizeIndex
+from penstock.server.planned.index_block import QUARANTINED
+from penstock.server.planned.index_file import KEPT_BYTES, SizeIndex
 from penstock.server.planned.index_inputs import check_inputs
 from penstock.server.planned.order import BalancedOrder, Costs, Place, WindowOrder
-from penstock.server.planned.packed import PackedWindow, outline, pack, with_cost
+from penstock.server.planned.packed import Outline, PackedWindow, outline, pack, with_cost
 from penstock.server.planned.plan import Plan
 from penstock.server.planned.windows import Integers, Samples, Windows, pieces_of, run_of
 from penstock.server.roles.batchers import SimpleBatcher
@@ -36,6 +38,34 @@ if TYPE_CHECKING:
 KEPT_SAMPLES = 4_000_000
 """Samples of packed windows that a process keeps, in all: about 250 MB. Lanes of several reading
 groups, and of two epochs, draw from several windows at a time."""
+
+SAMPLE_BYTES, FILLED_BYTES = 50, 8
+"""Of a sample in a packed window, and of its place in an epoch: measured over epochs of 2 and 8
+million samples, 33 to a row."""
+
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
+
+
+class _Recent(Generic[KeyT, ValueT]):
+    """What was used last, of at most `KEPT_SAMPLES` samples in all; the last one in any case."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[KeyT, tuple[ValueT, int]] = OrderedDict()
+        self._samples = 0
+
+    def get(self, key: KeyT) -> ValueT | None:
+        found = self._kept.get(key)
+        if found is None:
+            return None
+        self._kept.move_to_end(key)
+        return found[0]
+
+    def put(self, key: KeyT, value: ValueT, samples: int) -> None:
+        self._kept[key] = value, samples
+        self._samples += samples
+        while self._samples > KEPT_SAMPLES and len(self._kept) > 1:
+            self._samples -= self._kept.popitem(last=False)[1][1]
 
 
 class _Window(NamedTuple):
@@ -141,7 +171,7 @@ class Stream:
     def count(self, number: int) -> int:
         """Return how many batches a window has."""
         if number not in self._batches:
-            found = outline(self._roles.batcher, self._windows.sizes(number))
+            found = self._outline(number, self._windows.sizes(number))
             if found is not None and found.batches is not None:
                 self._batches[number] = found.batches
             else:
@@ -162,12 +192,19 @@ class Stream:
         """Return what a window counts."""
         if number not in self._counted:
             samples = self.samples(number)
-            found = outline(self._roles.batcher, samples.sizes)
+            found = self._outline(number, samples.sizes)
             if found is None:
                 self.window(number, samples)
             else:
                 self._counted[number] = found.counts + samples.counts
         return self._counted[number]
+
+    def _outline(self, number: int, sizes: Integers) -> Outline | None:
+        try:
+            return outline(self._roles.batcher, sizes)
+        except BadItem:
+            self.window(number)  # which names the item
+            raise
 
     def _cost(self, number: int) -> Costs:
         if number not in self._costs:
@@ -189,6 +226,7 @@ class PlannedLog:
         plan: What the job says of it.
         seed: The job's seed.
         batches_per_step: The job's; None = it says none.
+        may_fail: How many items that fail the index may have left out.
 
     Attributes:
         index: The sizes.
@@ -199,15 +237,22 @@ class PlannedLog:
         SourceUnavailable: The index cannot be read.
     """
 
-    def __init__(self, roles: RoleSet, plan: Plan, seed: int, batches_per_step: int | None) -> None:
+    def __init__(
+        self,
+        roles: RoleSet,
+        plan: Plan,
+        seed: int,
+        batches_per_step: int | None,
+        may_fail: int = 0,
+    ) -> None:
         self._roles, self._plan, self._seed = roles, plan, seed
         self._names = list(roles.distributor.drawn_from())
         drawer = check_plannable(roles, plan, batches_per_step)
         self.index = SizeIndex.open(plan.index, plan.storage_options)
         check_inputs(plan.index, self.index.inputs, roles, seed)
-        self._check_samples()
+        self._check_samples(may_fail)
         self._passes = [drawer.drawn.passes(number) for number in range(len(self._names))]
-        shuffle = drawer.shuffle
+        shuffle, self._drawer = drawer.shuffle, drawer
         is_shuffled = shuffle.kind != "none"
         by_block = shuffle.groups is not None
         groups = 1 if shuffle.groups is None else shuffle.groups.number
@@ -246,22 +291,29 @@ class PlannedLog:
             )
             for group in range(groups)
         ]
-        self._kept: OrderedDict[tuple[int, int, int], _Window] = OrderedDict()
+        self._packed = _Recent[tuple[int, int], tuple[Samples, PackedWindow]]()
+        self._filled = _Recent[tuple[int, int, int], Integers]()
 
-    def _check_samples(self) -> None:
-        """Refuse data that gives no sample, as the index says without reading its blocks."""
+    def _check_samples(self, may_fail: int) -> None:
+        """Refuse data that gives no sample, or fails too often, as the index says at its end."""
         drawn = [self.index.sources[name] for name in self._names]
-        if any(source.samples for source in drawn):
-            return
         reasons: Counter[str] = Counter()
         for source in drawn:
             reasons.update(source.left_out)
-        raise InvalidJob(
-            f"none of the {sum(source.items for source in drawn)} items in the index "
-            f"{self._plan.index!r} gives a sample ({in_words(reasons)}): loosen the filter, or "
-            "look at the data",
-            key="plan.index",
-        )
+        if (failing := reasons[QUARANTINED]) > may_fail:
+            raise InvalidJob(
+                f"the index {self._plan.index!r} leaves out {failing:,} items that fail, and the "
+                f"job may leave out {may_fail}: set on_item_error: quarantine and raise "
+                "max_quarantined, or repair them and make the index anew",
+                key="on_item_error",
+            )
+        if not any(source.samples for source in drawn):
+            raise InvalidJob(
+                f"none of the {sum(source.items for source in drawn):,} items in the index "
+                f"{self._plan.index!r} gives a sample ({in_words(reasons)}): loosen the filter, or "
+                "look at the data",
+                key="plan.index",
+            )
 
     def identity(self) -> dict[str, Any]:
         """Return what of the plan decides bytes, JSON-able: with the hash of the index."""
@@ -286,6 +338,25 @@ class PlannedLog:
     def stream_of(self, lane: int) -> int:
         """Return which of `streams` a lane takes its batches from."""
         return lane % len(self.streams)
+
+    def lanes_of(self, stream: int) -> range:
+        """Return the lanes that take the batches of a stream, in turn."""
+        return range(stream, self._roles.lanes, len(self.streams))
+
+    def kept_bytes(self) -> float:
+        """Return about how many bytes packed windows and the index come to take in a process.
+
+        One that has lanes of all streams.
+        """
+        items = sum(self.index.sources[name].items for name in self._names)
+        samples = sum(self.index.sources[name].samples for name in self._names)
+        in_epoch = samples * self._drawer.drawn.items / max(1, items)
+        passes = inf if self._roles.epochs is None else self._roles.epochs
+        return (
+            min(KEPT_SAMPLES, in_epoch) * SAMPLE_BYTES
+            + min(KEPT_SAMPLES, in_epoch * passes) * FILLED_BYTES
+            + min(KEPT_BYTES, self.index.nbytes)
+        )
 
     def known_end(self, lane: int) -> int | None:
         """Return how many batches a lane holds; None = endless."""
@@ -377,24 +448,17 @@ class PlannedLog:
         return [refs[start - begin : stop - begin] for start, stop in pairwise(bounds)]
 
     def _window_of(self, stream: int, place: Place) -> _Window:
-        key = (stream, place.window, place.epoch)
-        found = self._kept.get(key)
+        window, epoch = (stream, place.window), (stream, place.window, place.epoch)
+        found = self._packed.get(window)
         if found is None:
-            other = next((k for k in self._kept if k[:2] == key[:2]), None)
-            if other is None:
-                samples = self.streams[stream].samples(place.window)
-                packed = self.streams[stream].window(place.window, samples)
-            else:
-                samples, packed, _ = self._kept[other]
-            filled = self.filled(samples, *key)
-            found = _Window(samples, packed, filled)
-            self._kept[key] = found
-            while sum(len(w.filled) for w in self._kept.values()) > KEPT_SAMPLES and (
-                len(self._kept) > 1
-            ):
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return found
+            samples = self.streams[stream].samples(place.window)
+            found = samples, self.streams[stream].window(place.window, samples)
+            self._packed.put(window, found, len(samples.sizes))
+        filled = self._filled.get(epoch)
+        if filled is None:
+            filled = self.filled(found[0], *epoch)
+            self._filled.put(epoch, filled, len(filled))
+        return _Window(*found, filled)
 
     @property
     def fills_differ(self) -> bool:

@@ -31,6 +31,9 @@ from penstock.wire.errors import BadItem, PenstockError
 WindowPacker = BestFitDecreasingPackingBatcher | KnapsackPackingBatcher
 """Batchers that pack a whole window by array code."""
 
+_HISTOGRAM = 1 << 22
+"""Sizes below this one are counted, in 32 MiB for a moment; of larger ones hardly two are alike."""
+
 
 @dataclass(frozen=True)
 class PackedWindow:
@@ -121,7 +124,8 @@ def outline(batcher: SampleBatcher, sizes: Integers) -> Outline | None:
         return None
     if isinstance(batcher, KnapsackPackingBatcher) and batcher.max_packs is not None:
         return None
-    return Outline(None, +_pieces(batcher, sizes).counts)
+    pieces = _pieces(batcher, sizes)
+    return Outline(_batches(batcher, pieces), +pieces.counts)
 
 
 def with_cost(packed: PackedWindow, cost: Expression) -> PackedWindow:
@@ -218,6 +222,18 @@ def _pieces(batcher: WindowPacker, sizes: Integers) -> _Pieces:
     return _Pieces(slots, starts, stops, of_piece, alone, counts)
 
 
+def _batches(batcher: WindowPacker, pieces: _Pieces) -> int | None:
+    """Return how many batches `_by_window` makes; None = sizes are too large to count them.
+
+    Rows that are cut to fill batches fill one that is there already: see `_whole_batches`.
+    """
+    placed = pieces.sizes[~pieces.alone]
+    if placed.max(initial=0) >= _HISTOGRAM:
+        return None
+    rows = batcher.count(np.bincount(placed)) + int(pieces.alone.sum())
+    return -(-rows // batcher.rows)
+
+
 def _by_window(
     batcher: WindowPacker, sizes: Integers, seed: int | None, purpose: str
 ) -> PackedWindow:
@@ -256,6 +272,8 @@ def _whole_batches(bounds: Integers, rows: int) -> Integers:
     rows in the middle of an epoch would have another shape than all others.
     """
     missing = -(len(bounds) - 1) % rows
+    if not missing:
+        return bounds
     several = np.flatnonzero(np.diff(bounds) > 1)[::-1]
     cuts: list[int] = []
     for row in several.tolist():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import posixpath
 import secrets
@@ -17,6 +18,9 @@ from penstock.wire.errors import InvalidJob, MissingExtra, SourceUnavailable
 T = TypeVar("T")
 
 KEY = "plan.index"
+
+_OF_THE_PATH = (PermissionError, IsADirectoryError, NotADirectoryError, FileNotFoundError)
+"""What these say of a path stays so until somebody changes it."""
 
 
 class Place:
@@ -112,10 +116,9 @@ class Place:
             raise self._failed(error, "read") from error
 
     def _failed(self, error: Exception, doing: str) -> Exception:
-        if isinstance(error, PermissionError | IsADirectoryError | NotADirectoryError):
-            return InvalidJob(
-                f"the index {self.url!r} cannot be {doing}: {error.strerror or error}", key=KEY
-            )
+        if isinstance(error, _OF_THE_PATH) or getattr(error, "errno", None) == errno.EROFS:
+            why = getattr(error, "strerror", None) or error
+            return InvalidJob(f"the index {self.url!r} cannot be {doing}: {why}", key=KEY)
         if is_transient(error, reading=isinstance(error, OSError)):
             return SourceUnavailable(
                 f"the index {self.url!r} cannot be {doing} at the moment: {error}", item=self.url

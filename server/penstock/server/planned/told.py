@@ -124,9 +124,8 @@ def _unknown(roles: RoleSet, job: str) -> str:
 
 def _beside(roles: RoleSet, index: IndexedOutcomes | None) -> Told:
     """Return how sizes are known that planning does not look at."""
-    batcher, processor = roles.batcher, roles.processor
-    of_items = batcher.keeps(SampleBatcher, "size_of") and processor.keeps_sizes()
-    if of_items and all(_knows(source) for source in roles.sources.values()):
+    knows = all(_knows(source) for source in roles.sources.values())
+    if knows and roles.processor.keeps_sizes():
         return Told(SOURCE, lambda name, items, parts: _sizes_of(name, roles.sources[name], items))
     return Told(NONE) if index is None else Told(INDEX, index.sizes)
 

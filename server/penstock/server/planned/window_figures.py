@@ -18,6 +18,10 @@ from penstock.server.planned.windows import Samples
 from penstock.server.role_set import RoleSet
 from penstock.server.roles.filling import BatchSizes, Numbers
 
+KEPT_BYTES = 256 << 20
+"""Blocks of the index that are kept: each window is made of runs from all over it, so of an index
+of up to 10^8 samples no block is read twice."""
+
 BY_CHANCE = ("dropped:tail", "dropped:max_packs", "batcher:tail_truncated")
 """Counts of samples that are left out or cut whatever their size is: another one in each epoch."""
 
@@ -114,6 +118,8 @@ def add_up(
     log = roles.planned
     assert log is not None
     found = WindowFigures(list(roles.distributor.drawn_from()))
+    for source in log.index.sources.values():
+        source.kept_bytes = max(source.kept_bytes, KEPT_BYTES)
     sized = any(source.tokens for source in log.index.sources.values())
     collator = roles.collator if collates_by_size(roles.batcher) else None
     for key in keys:

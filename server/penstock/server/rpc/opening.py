@@ -143,7 +143,8 @@ class OpenedRead(NamedTuple):
         if tail is not None and self.start > self.share.at_or_after(tail.end):
             raise PastEnd(
                 f"position {self.start} lies past the end: job {self.job.name!r} holds "
-                f"{tail.batches} batches, {tail.steps} steps of {tail.batches_per_step}",
+                f"{tail.batches} batches, {tail.steps} steps of {tail.batches_per_step}; start at "
+                f"step {tail.steps} at most, or move the group's cursor there with seek",
                 position=self.start,
                 batches=tail.batches,
                 steps=tail.steps,

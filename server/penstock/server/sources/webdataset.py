@@ -42,6 +42,21 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
 """As `webdataset.autodecode.decoders` has them, by the last ending; no pickles."""
 
 
+def _refuse_commands(files: Sequence[str]) -> None:
+    """Refuse `pipe:` of `webdataset.gopen`, which runs a command and reads what it prints.
+
+    Raises:
+        InvalidJob: Names what reads the same files.
+    """
+    for name in files:
+        if str(name).startswith("pipe:") or name == "-":
+            raise InvalidJob(
+                f"{name!r} is a stream, and samples are read here in any order, a range of bytes "
+                "at a time: give the files themselves, as paths or URLs (s3://, gs://, https://)",
+                key="source.files",
+            )
+
+
 class Member(NamedTuple):
     """A file in an archive.
 
@@ -80,7 +95,8 @@ class WebdatasetSource(BlockedFiles):
             change no batch.
 
     Raises:
-        InvalidJob: No file matches, a file is compressed or is not a tar file, no samples.
+        InvalidJob: No file matches, a file is compressed or is not a tar file, no samples; or a
+            file is a command.
         MissingExtra: fsspec or the filesystem's package is not installed.
         SourceUnavailable: A file cannot be read at the moment.
     """
@@ -99,6 +115,7 @@ class WebdatasetSource(BlockedFiles):
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         check_block_bytes(block_bytes)
+        _refuse_commands([files] if isinstance(files, str) else files)
         self._decode, self._block_bytes = decode, block_bytes
         self.open_files(
             files,

@@ -4,8 +4,7 @@
 method of the contract is one of `transactions` (load, ask the rule, write), over `tables`, which is
 all that a kind of store must implement. `sqlite` is the embedded store of one node: `sqlite_tables`
 (statements), `schema` (sealed rows), `migrations` (older formats), `database` (the file, its
-thread, its errors). `memory` is the second kind. `news` asks a store that is shared what others
-have done, `watch` logs that a store fails.
+thread, its errors). `memory` is the second kind. `watch` logs that a store fails.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from penstock.server import packing
 from penstock.server.core.refs import Row, SampleRef
-from penstock.server.packing.lengths import Lengths
+from penstock.server.packing.lengths import Histogram, Lengths
 from penstock.server.packing.packs import Packs
 from penstock.server.roles.batchers.packer import RowPackingBatcher, sample_key
 from penstock.wire.checks import check_flag, check_whole
@@ -205,6 +205,11 @@ class KnapsackPackingBatcher(WindowsBatcher):
         """Return that part of `max_tokens`."""
         return self._capacity
 
+    def count(self, histogram: Histogram) -> int:
+        """Return how many packs `pack` makes of a window with so many samples of each size."""
+        packs = packing.count_knapsack(histogram, self._capacity)
+        return packs if self.max_packs is None else min(packs, self.max_packs)
+
     def pack(self, sizes: Lengths) -> Packs:
         """Return the packs of a window; the samples beyond `max_packs` of them are counted."""
         packs = packing.knapsack(sizes, self._capacity)
@@ -266,6 +271,10 @@ class BestFitDecreasingPackingBatcher(WindowsBatcher):
         check_whole("window", window, 1, "the samples that are packed at once")
         super().__init__(max_tokens, window, rows, overlong, length_key)
         self.window = window
+
+    def count(self, histogram: Histogram) -> int:
+        """Return how many packs `pack` makes of a window with so many samples of each size."""
+        return packing.count_best_fit_decreasing(histogram, self.max_tokens)
 
     def pack(self, sizes: Lengths) -> Packs:
         """Return the packs of a window."""
