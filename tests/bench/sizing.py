@@ -2,9 +2,10 @@
 
 The served rate is that of a node with `workers: 1` on this machine, read over TCP by one client
 that does nothing else, after the lanes' pools are full. With two cores or more the worker has one
-for itself. What the worker does beside making batches, such as answering the server process and
-writing into shared memory, is in the served rate alone; so is what it waits for. The last columns
-are processor time of the node's processes by time: the server process and the worker.
+for itself. What the worker does beside making batches, such as answering the server process, is in
+the served rate alone. `server` and `worker` are processor time of these processes by time. Where
+the worker is not busy, its reader is slower than it, and `busy` says what it gave in a second of
+its processor time: that is what the command predicts.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from penstock.client import Loader
 
 MIB = 1 << 20
 SECONDS = 6.0
-GOAL = 0.2
+GOAL = 0.25
+"""Where a batch takes milliseconds or more: it is the head room that `penstockd size` adds."""
 
 
 def stated(job_file: Path, unit: str) -> dict[str, float]:
@@ -62,6 +64,7 @@ def served(job_file: Path, unit: str, skipped: int) -> dict[str, float]:
             "rate": total / seconds,
             "server": (now[0] - used[0]) / seconds,
             "worker": (now[1] - used[1]) / seconds,
+            "busy": total / (now[1] - used[1]),
         }
 
 
@@ -93,14 +96,14 @@ def cases(folder: Path) -> dict[str, tuple[dict[str, Any], str, int]]:
         "lanes": 24,
     }
     return {
-        "text, tokenized and packed": (text, "tokens", 8 * 30),
-        "token ids of columns, packed": (
+        "text, packed": (text, "tokens", 8 * 30),
+        "token ids, packed": (
             _packed(_tokens(folder / "tokens.parquet")),
             "tokens",
             500,
         ),
-        "images of 600 KB in batches of 8": (images, "samples", 50),
-        "rows of 4 KiB in batches of 64": (
+        "images of 600 KB": (images, "samples", 50),
+        "rows of 4 KiB": (
             _rows(_blocks(folder / "blocks.parquet", 64, 4 * MIB), 16, 2),
             "samples",
             500,
@@ -122,21 +125,23 @@ def run() -> None:
                 }
             )
             rates = {way: median(rounds, "rate") for way, rounds in found.items()}
+            busy = median(found["served"], "busy")
             rows.append(
                 (
                     case,
                     f"{rates['stated']:,.0f}",
                     spread(found["stated"], "rate", ",.0f"),
                     f"{rates['served']:,.0f}",
-                    f"{rates['served'] / rates['stated'] - 1:+.0%}",
                     f"{median(found['served'], 'server'):.2f}",
                     f"{median(found['served'], 'worker'):.2f}",
+                    f"{busy:,.0f}",
+                    f"{busy / rates['stated'] - 1:+.0%}",
                 )
             )
     table(
         "One core as `penstockd size` states it, and a node with one worker, tokens or samples/s "
-        f"(goal: served within {GOAL:.0%} of stated)",
-        ("job", "stated", "rounds", "served", "differs", "server", "worker"),
+        f"(goal: busy within {GOAL:.0%} of stated)",
+        ("job", "stated", "rounds", "served", "server", "worker", "busy", "differs"),
         rows,
     )
 

@@ -45,7 +45,7 @@ class Finite(click.FloatRange):
         return found
 
 
-@click.command()
+@click.command(short_help="Say how large nodes must be for a run.")
 @click.argument("file")
 @click.argument("job")
 @click.option(
