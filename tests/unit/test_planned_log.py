@@ -282,6 +282,7 @@ def test_every_sample_is_in_one_batch_of_each_epoch_or_counted(part: int, tmp_pa
         chance = random.Random(case)
         try:
             job = random_job(chance, tmp_path / f"{case}.index")
+            job.open_plans()
         except InvalidJob as error:
             assert "gives a sample (" in error.message  # noqa: PT017
             continue
