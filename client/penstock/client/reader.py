@@ -300,7 +300,7 @@ class Reader:
         assert feed is not None
         assert decoder is not None
         if feed.ahead is None:
-            return decoder.finish(decoder.begin(delivery.header, delivery.lease))
+            return decoder.finish(decoder.begin(delivery.entries, delivery.lease))
         waited = feed.wait_s
         values = feed.ahead.take(delivery, self._options.deadline_s)
         if feed.wait_s > waited:
