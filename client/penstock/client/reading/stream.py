@@ -179,10 +179,11 @@ class Stream:
             )
         after = frame.check_chunk(found.header, chunk, found.filled)
         if found.lease is not None:
-            # First the sum, while the message is in the cache: the copy pushes it out.
-            found.crc = frame.crc32c(chunk.data, found.crc)
             # An array over the message's bytes: slices of ndarrays copy at memory speed.
-            found.lease.array[found.filled : after] = np.frombuffer(chunk.data, np.uint8)
+            data = np.frombuffer(chunk.data, np.uint8)
+            # First the sum, while the message is in the cache: the copy pushes it out.
+            found.crc = frame.extend_crc32c(found.crc, data)
+            found.lease.array[found.filled : after] = data
         found.filled = after
         return after == found.header.body_bytes and self._finish(found)
 

@@ -96,11 +96,7 @@ def _decoded(entries: frame.Entries, lease: Lease, body: Any) -> dict[str, Any]:
         return frame.decode_entries(entries, lease.array, views)
     on_device = TensorViews(body)
     host = {
-        place.start
-        for entry in entries
-        if entry.is_host
-        for place in entry.tensors
-        if place.nbytes
+        place.start for entry in entries if entry.is_host for place in entry.tensors if place.nbytes
     }
     if not host:
         return frame.decode_entries(entries, lease.array, on_device)

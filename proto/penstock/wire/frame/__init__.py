@@ -37,7 +37,7 @@ from penstock.wire.frame.messages import (
     parse_replies,
     parse_reply,
 )
-from penstock.wire.frame.octets import Buffer, crc32c
+from penstock.wire.frame.octets import Buffer, crc32c, extend_crc32c
 from penstock.wire.frame.record import MAX_HEADER_BYTES, write_body, write_header
 from penstock.wire.frame.seal import check_sealed, read_header, with_position
 
@@ -63,6 +63,7 @@ __all__ = [
     "decode_entries",
     "decode_values",
     "describe_values",
+    "extend_crc32c",
     "parse_replies",
     "parse_reply",
     "read_entries",

@@ -62,7 +62,7 @@ def _value(kind: str, content: Any, name: str, make: TensorMaker) -> Any:
     if kind == "tensor":
         return make(*content)
     if kind == "list":
-        return [_value(*inner, name, make) for inner in content]
+        return [_value(inner.kind, inner.content, name, make) for inner in content]
     return _json_object(content, name) if kind == "json" else content
 
 

@@ -124,7 +124,9 @@ def _tensor(tensor: feed_pb2.Tensor, name: str) -> TensorPlace:
         )
     place = TensorPlace(tensor.dtype, tuple(tensor.shape), tensor.start, tensor.nbytes)
     if place.start % ALIGNMENT:
-        refuse(f"tensor {name!r} lies at byte {place.start}, which is not a multiple of {ALIGNMENT}")
+        refuse(
+            f"tensor {name!r} lies at byte {place.start}, which is not a multiple of {ALIGNMENT}"
+        )
     # Dimensions beside a 0 must still be countable: NumPy refuses to view what overflows.
     extent = storage.itemsize
     for size in place.shape:
