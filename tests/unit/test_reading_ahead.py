@@ -21,6 +21,7 @@ from penstock.client.reading.slots import Delivery, Slots
 from penstock.client.reading.torch_device import QUEUES
 from penstock.client.reading.values import NumpyDecoder
 from penstock.wire.errors import DataTimeout, PenstockError
+from penstock.wire.frame import Entries
 from penstock.wire.order import Share
 from penstock.wire.v1 import feed_pb2
 from unit.host_queue import HostQueue
@@ -221,10 +222,10 @@ class Begun(NumpyDecoder):
     def __init__(self) -> None:
         self.positions: list[int] = []
 
-    def begin(self, header: feed_pb2.BatchHeader, lease: Lease) -> dict[str, Any]:
+    def begin(self, entries: Entries, lease: Lease) -> dict[str, Any]:
         """Decode a batch."""
-        self.positions.append(header.position)
-        return super().begin(header, lease)
+        self.positions.append(int(lease.array[0]))
+        return super().begin(entries, lease)
 
 
 def test_no_batch_is_copied_twice_whenever_threads_take_turns() -> None:
@@ -232,7 +233,7 @@ def test_no_batch_is_copied_twice_whenever_threads_take_turns() -> None:
     slots = Slots("code", share, 0, None, 8)
     ahead = Ahead(slots, share, decoder, 2)
     deliveries = [
-        Delivery(feed_pb2.BatchHeader(position=at), Lease(np.zeros(8, np.uint8), []))
+        Delivery(feed_pb2.BatchHeader(position=at), (), Lease(np.full(8, at, np.uint8), []))
         for at in range(8)
     ]
     for delivery in deliveries:

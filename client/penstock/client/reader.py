@@ -155,7 +155,7 @@ class Reader:
     def counted(self) -> int:
         """The first own position that is not counted as trained on."""
         share, at = self.started().share, self.at
-        return at.next if at.marked is None else share.nth_after(at.marked, 1)
+        return at.counted(share)
 
     def restart(self, start: Start) -> None:
         """Forget the position: the next batch is that of `start`."""
@@ -285,9 +285,8 @@ class Reader:
         self._resources.close_feeds(but=feed)  # those of calls that were interrupted
         return feed
 
-    def _take(self, position: int) -> Delivery | None:
+    def _take(self, feed: Feed, position: int) -> Delivery | None:
         """Return the batch at an own position, None past the end; it stays where it is."""
-        feed = self._feed()
         waited = feed.wait_s
         delivery = feed.take(position, self._options.deadline_s)
         if feed.wait_s > waited:
@@ -300,7 +299,7 @@ class Reader:
         assert feed is not None
         assert decoder is not None
         if feed.ahead is None:
-            return decoder.finish(decoder.begin(delivery.header, delivery.lease))
+            return decoder.finish(decoder.begin(delivery.entries, delivery.lease))
         waited = feed.wait_s
         values = feed.ahead.take(delivery, self._options.deadline_s)
         if feed.wait_s > waited:
@@ -312,11 +311,11 @@ class Reader:
 
     def _peek(self) -> Delivery | None:
         """Return the batch that is given next, None past the end."""
-        session = self.started()
+        share = self.started().share
         feed, at = self._feed(), self.at
-        feed.finished_step = session.share.step(self.counted)
+        feed.finished_step = share.step(at.counted(share))
         feed.release(at.next)
-        return self._take(at.next)
+        return self._take(feed, at.next)
 
     def offer(self, index: int | None) -> tuple[Batch, Standing] | None:
         """Return the next batch and where the Loader stands once it is given.
@@ -355,24 +354,8 @@ class Reader:
 
     def _describe(self, delivery: Delivery, share: Share) -> BatchInfo:
         header = delivery.header
-        position = header.position
-        step = share.step(position)
-        micro = share.micro(position)
-        return BatchInfo(
-            position=position,
-            step=step,
-            lane=header.lane,
-            offset=header.offset,
-            micro=micro,
-            is_last_of_step=micro == share.batches_per_rank - 1,
-            epoch=header.epoch,
-            counts=_counts(header),
-            is_padding=header.padding,
-            is_filler=share.is_filler(position),
-            nbytes=header.body_bytes,
-            header=header,
-            body=delivery.lease.array if self._options.device is None else None,
-        )
+        body = delivery.lease.array if self._options.device is None else None
+        return BatchInfo(header.position, _counts(header), header, body, share)
 
     # --- steps ---
 
@@ -416,7 +399,7 @@ class Reader:
         found: dict[int, Mapping[str, int]] = {}
         for position in self.started().share.positions(index):
             if position >= self.at.next:
-                delivery = self._take(position)
+                delivery = self._take(self._feed(), position)
                 if delivery is None:
                     break
                 found[position] = _counts(delivery.header)

@@ -8,6 +8,7 @@ from penstock.client.reading.feed import Feed
 from penstock.client.run.session import Session, Start
 from penstock.client.stats import Tally
 from penstock.client.steps import BatchInfo
+from penstock.wire.order import Share
 
 
 class Standing(NamedTuple):
@@ -40,6 +41,10 @@ class Standing(NamedTuple):
     is_over: bool = False
     last: BatchInfo | None = None
     tally: Tally = Tally()
+
+    def counted(self, share: Share) -> int:
+        """Return the first own position that is not counted as trained on."""
+        return self.next if self.marked is None else share.nth_after(self.marked, 1)
 
 
 __all__ = ["Standing"]

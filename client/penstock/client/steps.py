@@ -3,55 +3,100 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from numpy.typing import NDArray
 
 from penstock.client.run.ranks import WorldRank, torch_distributed
 from penstock.wire.errors import BadState, InvalidRequest
+from penstock.wire.order import Share
 from penstock.wire.v1 import feed_pb2
 
 
-@dataclass(frozen=True)
+_SHOWN = (
+    *("position", "step", "lane", "offset", "micro", "is_last_of_step", "epoch", "counts"),
+    *("is_padding", "is_filler", "nbytes"),
+)
+"""Attributes of a `BatchInfo` that its `repr` has."""
+
+
+@dataclass(frozen=True, repr=False)
 class BatchInfo:
     """The position of a batch and its counts.
 
+    What most loops do not ask for is worked out when somebody does.
+
     Attributes:
         position: Its number in the whole job.
-        step: The step that holds it.
-        lane: Its lane.
-        offset: How many batches of the lane come before it.
-        micro: Which of this rank's micro batches of the step it is, from 0.
-        is_last_of_step: Whether it is this rank's last batch of the step, after which the optimizer
-            steps.
-        epoch: The epoch of its earliest item: how many times every item of the job had been drawn
-            before. It grows in an endless job; a finite job of `epochs: n` has 0 to n - 1 in each
-            pass.
         counts: Integers that travel with it: tokens, loss_tokens, samples, ...
-        is_padding: Whether it is padding, which must not train: a blanked copy that fills the last
-            step of a finite pass, a filler, or a batch whose items are all in quarantine. All
-            counts are 0.
-        is_filler: Whether it is padding because this rank has fewer batches of the step than
-            others, with `uneven="fill"`; its position is the last of the step, another rank's.
-        nbytes: The length of its body in bytes.
         header: The message that came over the wire.
         body: uint8 (nbytes,), the bytes that its tensors on the host are views of.
     """
 
     position: int
-    step: int
-    lane: int
-    offset: int
-    micro: int
-    is_last_of_step: bool
-    epoch: int
     counts: Mapping[str, int]
-    is_padding: bool
-    is_filler: bool
-    nbytes: int
-    header: feed_pb2.BatchHeader = field(repr=False)
-    body: NDArray[Any] | None = field(repr=False)
+    header: feed_pb2.BatchHeader
+    body: NDArray[Any] | None
+    _share: Share
+
+    def __repr__(self) -> str:
+        return f"BatchInfo({', '.join(f'{name}={getattr(self, name)!r}' for name in _SHOWN)})"
+
+    @property
+    def step(self) -> int:
+        """The step that holds it."""
+        return self._share.step(self.position)
+
+    @property
+    def lane(self) -> int:
+        """Its lane."""
+        return self.header.lane
+
+    @property
+    def offset(self) -> int:
+        """How many batches of the lane come before it."""
+        return self.header.offset
+
+    @property
+    def micro(self) -> int:
+        """Which of this rank's micro batches of the step it is, from 0."""
+        return self._share.micro(self.position)
+
+    @property
+    def is_last_of_step(self) -> bool:
+        """Whether it is this rank's last of the step, after which the optimizer steps."""
+        return self.micro == self._share.batches_per_rank - 1
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of its earliest item: how many times every item had been drawn before.
+
+        It grows in an endless job; a finite job of `epochs: n` has 0 to n - 1 in each pass.
+        """
+        return self.header.epoch
+
+    @property
+    def is_padding(self) -> bool:
+        """Whether it is padding, which must not train; all counts are 0.
+
+        A blanked copy that fills the last step of a finite pass, a filler, or a batch whose items
+        are all in quarantine.
+        """
+        return self.header.padding
+
+    @property
+    def is_filler(self) -> bool:
+        """Whether it is padding because this rank has fewer batches of the step than others.
+
+        With `uneven="fill"`; its position is the last of the step, another rank's.
+        """
+        return self._share.is_filler(self.position)
+
+    @property
+    def nbytes(self) -> int:
+        """The length of its body in bytes."""
+        return self.header.body_bytes
 
     @property
     def weight(self) -> int:
@@ -106,7 +151,8 @@ class Batch(dict[str, Any]):
         return getattr(info, name)
 
 
-_BATCH_ATTRIBUTES = (*BatchInfo.__dataclass_fields__, "samples", "weight")
+_BATCH_ATTRIBUTES = dict.fromkeys((*_SHOWN, "header", "body", "samples", "weight"))
+"""Attributes of `BatchInfo` that a `Batch` has, in the order of the docs; asked for at each."""
 
 
 class StepSource(Protocol):

@@ -145,7 +145,7 @@ class Ahead:
 
     def _begin(self, delivery: Delivery) -> _Result:
         try:
-            return _Result(self._decoder.begin(delivery.header, delivery.lease), None)
+            return _Result(self._decoder.begin(delivery.entries, delivery.lease), None)
         except Exception as error:  # the loop raises it when it comes to this batch
             return _Result(None, error)
 

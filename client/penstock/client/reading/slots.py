@@ -15,6 +15,7 @@ from typing import NamedTuple
 from penstock.client.reading.buffers import Lease
 from penstock.client.reading.waiting import Supply, Waiting
 from penstock.wire.errors import PenstockError
+from penstock.wire.frame import Entries
 from penstock.wire.order import Share
 from penstock.wire.prefetch import fitting_ahead
 from penstock.wire.v1 import feed_pb2
@@ -25,11 +26,13 @@ class Delivery(NamedTuple):
 
     Attributes:
         header: Its header; `header.position` says which it is.
+        entries: What its header says of its values.
         lease: Where its body lies.
         route: The number of the route that it came by.
     """
 
     header: feed_pb2.BatchHeader
+    entries: Entries
     lease: Lease
     route: int = 0
 

@@ -30,6 +30,7 @@ class _Assembly:
     """A batch whose chunks are arriving; `lease` is None if it is a copy of a known batch."""
 
     header: feed_pb2.BatchHeader
+    entries: frame.Entries
     lease: Lease | None
     filled: int = 0
     crc: int = 0
@@ -178,25 +179,28 @@ class Stream:
             )
         after = frame.check_chunk(found.header, chunk, found.filled)
         if found.lease is not None:
-            # First the sum, while the message is in the cache: the copy pushes it out.
-            found.crc = frame.crc32c(chunk.data, found.crc)
             # An array over the message's bytes: slices of ndarrays copy at memory speed.
-            found.lease.array[found.filled : after] = np.frombuffer(chunk.data, np.uint8)
+            data = np.frombuffer(chunk.data, np.uint8)
+            # First the sum, while the message is in the cache: the copy pushes it out.
+            found.crc = frame.extend_crc32c(found.crc, data)
+            found.lease.array[found.filled : after] = data
         found.filled = after
         return after == found.header.body_bytes and self._finish(found)
 
     def _begin(self, header: feed_pb2.BatchHeader, lent: feed_pb2.Lent | None) -> _Assembly:
         frame.check_sealed(header)
-        frame.check_header(header, max_body_bytes=self._max_body_bytes)
+        entries = frame.check_header(header, max_body_bytes=self._max_body_bytes)
         check_batch(header, self._session, self.allowed, self._order)
         known = self._slots.has(header.position)
         if lent is not None:
             lease, crc = self.landing.lent(lent, header, is_wanted=not known)
-            assembly = _Assembly(header, lease, crc=crc)
+            assembly = _Assembly(header, entries, lease, crc=crc)
         elif known:
-            assembly = _Assembly(header, None)
+            assembly = _Assembly(header, entries, None)
         else:
-            assembly = _Assembly(header, self.landing.own(header.body_bytes, lends=self.lends))
+            assembly = _Assembly(
+                header, entries, self.landing.own(header.body_bytes, lends=self.lends)
+            )
         self._assembling[header.lane, header.offset] = assembly
         return assembly
 
@@ -209,7 +213,7 @@ class Stream:
         frame.check_crc(header, lease.array, assembly.crc)
         self._largest_bytes = max(self._largest_bytes, header.body_bytes)
         self.waits_for = "the server has sent nothing since the last batch"
-        self._slots.put(Delivery(header, lease, self._route))
+        self._slots.put(Delivery(header, assembly.entries, lease, self._route))
         self.received_bytes += header.body_bytes  # after it lies there: see `Feed.room`
         self.landed += 1
         if not self._in_bundle:

@@ -18,7 +18,6 @@ from penstock.client.reading.torch_device import QUEUES, Copier, Copy
 from penstock.client.reading.values import widen_labels
 from penstock.wire import frame
 from penstock.wire.errors import InvalidRequest, UnsupportedValue
-from penstock.wire.v1 import feed_pb2
 from penstock.wire.values import BFLOAT16, STORAGE
 
 BY_ARRAY = frozenset(STORAGE) - {BFLOAT16, "uint16", "uint32", "uint64"}
@@ -67,17 +66,17 @@ class TorchDecoder:
         if self._copier is not None:
             self._copier.settle()
 
-    def begin(self, header: feed_pb2.BatchHeader, lease: Lease) -> Begun:
+    def begin(self, entries: frame.Entries, lease: Lease) -> Begun:
         """Return the tensors of a batch; those whose place is the device are on their way there.
 
         Where the device has no queue of copies they are there on return.
         """
         if self._copier is not None:
             copy = self._copier.copy(lease)
-            return Begun(_decoded(header, lease, copy.body), copy)
+            return Begun(_decoded(entries, lease, copy.body), copy)
         if self._device is None:
-            return Begun(_decoded(header, lease, None), None)
-        return Begun(_decoded(header, lease, torch.from_numpy(lease.array).to(self._device)), None)
+            return Begun(_decoded(entries, lease, None), None)
+        return Begun(_decoded(entries, lease, torch.from_numpy(lease.array).to(self._device)), None)
 
     def finish(self, begun: Begun) -> dict[str, Any]:
         """Return the values of a batch; kernels that are launched from now on see them."""
@@ -90,20 +89,22 @@ class TorchDecoder:
         return torch.tensor(position, dtype=torch.int64)
 
 
-def _decoded(header: feed_pb2.BatchHeader, lease: Lease, body: Any) -> dict[str, Any]:
+def _decoded(entries: frame.Entries, lease: Lease, body: Any) -> dict[str, Any]:
     """Return the values of a batch whose body is on a device, too; None = on the host alone."""
     views = HostViews(lease.array)
     if body is None:
-        return frame.decode_values(header, lease.array, views)
+        return frame.decode_entries(entries, lease.array, views)
     on_device = TensorViews(body)
-    host = _host_starts(header)
+    host = {
+        place.start for entry in entries if entry.is_host for place in entry.tensors if place.nbytes
+    }
     if not host:
-        return frame.decode_values(header, lease.array, on_device)
+        return frame.decode_entries(entries, lease.array, on_device)
 
     def place(dtype: str, shape: tuple[int, ...], start: int, nbytes: int) -> Any:
         return (views if nbytes and start in host else on_device)(dtype, shape, start, nbytes)
 
-    return frame.decode_values(header, lease.array, place)
+    return frame.decode_entries(entries, lease.array, place)
 
 
 class HostViews:
@@ -137,24 +138,6 @@ class TensorViews:
         if nbytes == 0:
             return torch.empty(shape, dtype=found, device=self._body.device)
         return self._body[start : start + nbytes].view(found).view(shape)
-
-
-def _host_starts(header: feed_pb2.BatchHeader) -> set[int]:
-    """Return where in the body the tensors begin that stay on the host."""
-    found: set[int] = set()
-
-    def walk(value: feed_pb2.Value) -> None:
-        kind = value.WhichOneof("kind")
-        if kind == "tensor" and value.tensor.nbytes:
-            found.add(value.tensor.start)
-        elif kind == "list":
-            for inner in value.list.values:
-                walk(inner)
-
-    for named in header.values:
-        if named.place == feed_pb2.PLACE_HOST:
-            walk(named.value)
-    return found
 
 
 def _unsupported_dtype(dtype: str) -> UnsupportedValue:

@@ -9,7 +9,6 @@ import numpy as np
 
 from penstock.client.reading.buffers import PLAIN, Lease, Memory
 from penstock.wire import frame
-from penstock.wire.v1 import feed_pb2
 
 
 class Decoder(Protocol):
@@ -30,7 +29,7 @@ class Decoder(Protocol):
         """Find out what depends on the loop's thread; once, before anything else."""
         ...
 
-    def begin(self, header: feed_pb2.BatchHeader, lease: Lease) -> Any:
+    def begin(self, entries: frame.Entries, lease: Lease) -> Any:
         """Return what `finish` takes: values that view the lease, or that a device is copying.
 
         Where a device still copies from the lease on return, the copy's event is among its events.
@@ -55,9 +54,9 @@ class NumpyDecoder:
     def settle(self) -> None:
         """Do nothing: arrays know no devices."""
 
-    def begin(self, header: feed_pb2.BatchHeader, lease: Lease) -> dict[str, Any]:
+    def begin(self, entries: frame.Entries, lease: Lease) -> dict[str, Any]:
         """Return the values of one batch as they came."""
-        return frame.decode_values(header, lease.array)
+        return frame.decode_entries(entries, lease.array)
 
     def finish(self, begun: dict[str, Any]) -> dict[str, Any]:
         """Return the values of one batch."""

@@ -7,6 +7,7 @@ another, each at a multiple of 64 bytes, zeros between them. It travels as `Read
 * `record`: its body and its header, written.
 * `seal`: the header gets its position and its own checksum, and is read by it.
 * `messages`: the messages of a stream, out and in.
+* `entries`: what a header says of each value.
 * `checks`: what a client refuses of what came.
 * `decode`: the values, read from header and body.
 * `describe`: what a batch holds, for people.
@@ -17,15 +18,16 @@ In the order of a batch's way:
 * the maker: `Layout` -> `write_body` -> `write_header`; `with_position`;
 * the server's edge: `batch_messages`, or `bundle` for several small batches;
 * the client: `parse_replies` -> `check_sealed` -> `check_header` -> `check_chunk` -> `check_crc` ->
-  `decode_values`.
+  `decode_entries`.
 
 What comes from the network is checked before anything is allocated by it, and `BadFrame` or
 `ChecksumMismatch` is all that it can cause.
 """
 
 from penstock.wire.frame.checks import check_chunk, check_crc, check_header
-from penstock.wire.frame.decode import TensorMaker, bfloat16_dtype, decode_values
+from penstock.wire.frame.decode import TensorMaker, bfloat16_dtype, decode_entries, decode_values
 from penstock.wire.frame.describe import DATASET_NAME, batch_record, describe_values
+from penstock.wire.frame.entries import Entries, Entry, read_entries
 from penstock.wire.frame.layout import Layout
 from penstock.wire.frame.messages import (
     ChunkView,
@@ -35,7 +37,7 @@ from penstock.wire.frame.messages import (
     parse_replies,
     parse_reply,
 )
-from penstock.wire.frame.octets import Buffer, crc32c
+from penstock.wire.frame.octets import Buffer, crc32c, extend_crc32c
 from penstock.wire.frame.record import MAX_HEADER_BYTES, write_body, write_header
 from penstock.wire.frame.seal import check_sealed, read_header, with_position
 
@@ -44,6 +46,8 @@ __all__ = [
     "MAX_HEADER_BYTES",
     "Buffer",
     "ChunkView",
+    "Entries",
+    "Entry",
     "Layout",
     "Reply",
     "TensorMaker",
@@ -56,10 +60,13 @@ __all__ = [
     "check_header",
     "check_sealed",
     "crc32c",
+    "decode_entries",
     "decode_values",
     "describe_values",
+    "extend_crc32c",
     "parse_replies",
     "parse_reply",
+    "read_entries",
     "read_header",
     "with_position",
     "write_body",

@@ -7,26 +7,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.wire import ALIGNMENT
 from penstock.wire.errors import BadFrame, ChecksumMismatch
-from penstock.wire.frame.octets import Buffer, crc32c, octets, refuse
+from penstock.wire.frame.entries import Entries, read_entries
+from penstock.wire.frame.octets import Buffer, crc32c, refuse
 from penstock.wire.order import MAX_POSITION
 from penstock.wire.v1 import feed_pb2
-from penstock.wire.values import MAX_DIMENSIONS, MAX_LIST_DEPTH, STORAGE
 
 if TYPE_CHECKING:
     from penstock.wire.frame.messages import ChunkView
 
 
-def check_header(header: feed_pb2.BatchHeader, *, max_body_bytes: int) -> None:
-    """Refuse a header that does not describe a batch, before anything is allocated for it.
+def check_header(header: feed_pb2.BatchHeader, *, max_body_bytes: int) -> Entries:
+    """Return what a header says of its values; refuse one that does not describe a batch.
+
+    Nothing was allocated for the body before that.
 
     Args:
         header: From `parse_reply`.
         max_body_bytes: The largest body that the caller is ready to hold.
 
     Raises:
-        BadFrame: The body is too large, a number cannot be, or `check_layout` refuses the values.
+        BadFrame: The body is too large, a number cannot be, or `read_entries` or `check_entries`
+            refuses the values.
     """
     body_bytes = header.body_bytes
     if body_bytes > max_body_bytes:
@@ -38,76 +40,38 @@ def check_header(header: feed_pb2.BatchHeader, *, max_body_bytes: int) -> None:
         )
     if header.position > MAX_POSITION or header.offset > MAX_POSITION:
         refuse(f"a batch announces position {header.position} and offset {header.offset}")
-    check_layout(header)
+    entries = read_entries(header)
+    check_entries(entries, body_bytes)
+    return entries
 
 
-def check_layout(header: feed_pb2.BatchHeader) -> None:
-    """Refuse a header whose values do not lie in its body, one after another.
+def check_entries(entries: Entries, body_bytes: int) -> None:
+    """Refuse values that do not lie in one body, one after another.
 
     Raises:
-        BadFrame: A tensor is of an unknown dtype, outside the body, over another, misaligned or of
-            another length than its shape; a value says nothing, or lists nest too deep; a name is
-            empty or doubled.
+        BadFrame: A tensor lies outside the body or over another, or a name is doubled.
     """
     names: set[str] = set()
     spans: list[tuple[int, int]] = []
-    for named in header.values:
-        name = named.name
-        if not name or name in names:
-            refuse(f"a batch has a value whose name {name!r} is empty or doubled")
-        names.add(name)
-        _check_value(named.value, name, header.body_bytes, spans, 0)
+    for entry in entries:
+        if entry.name in names:
+            refuse(f"a batch has a value whose name {entry.name!r} is empty or doubled")
+        names.add(entry.name)
+        for place in entry.tensors:
+            start, stop = place.start, place.start + place.nbytes
+            if stop > body_bytes:
+                refuse(
+                    f"tensor {entry.name!r} lies at bytes {start} to {stop} of a body of "
+                    f"{body_bytes}: outside of it"
+                )
+            if place.nbytes:
+                spans.append((start, stop))
     spans.sort()
     end = 0
     for start, stop in spans:
         if start < end:
             refuse(f"two tensors of a batch lie over each other at byte {start} of its body")
         end = stop
-
-
-def _check_value(
-    value: feed_pb2.Value, name: str, body_bytes: int, spans: list[tuple[int, int]], depth: int
-) -> None:
-    kind = value.WhichOneof("kind")
-    if kind == "tensor":
-        _check_tensor(value.tensor, name, body_bytes, spans)
-    elif kind == "list":
-        if depth == MAX_LIST_DEPTH:
-            refuse(f"value {name!r} nests lists deeper than {MAX_LIST_DEPTH}")
-        for inner in value.list.values:
-            _check_value(inner, name, body_bytes, spans, depth + 1)
-    elif kind is None:
-        refuse(f"value {name!r} has no kind that is known here")
-
-
-def _check_tensor(
-    tensor: feed_pb2.Tensor, name: str, body_bytes: int, spans: list[tuple[int, int]]
-) -> None:
-    storage = STORAGE.get(tensor.dtype)
-    if storage is None:
-        refuse(f"tensor {name!r} has the dtype {tensor.dtype[:40]!r}, which is not known here")
-    shape = tensor.shape
-    if len(shape) > MAX_DIMENSIONS:
-        refuse(
-            f"tensor {name!r} has {len(shape)} dimensions, and at most {MAX_DIMENSIONS} are allowed"
-        )
-    start, nbytes = tensor.start, tensor.nbytes
-    if start % ALIGNMENT or start + nbytes > body_bytes:
-        refuse(
-            f"tensor {name!r} lies at bytes {start} to {start + nbytes} of a body of {body_bytes}: "
-            f"outside of it, or not at a multiple of {ALIGNMENT}"
-        )
-    # Dimensions beside a 0 must still be countable: NumPy refuses to view what overflows.
-    extent, empty = storage.itemsize, False
-    for size in shape:
-        extent *= size or 1
-        empty |= size == 0
-        if extent > MAX_POSITION:
-            refuse(f"tensor {name!r} has the shape {list(shape)}, which no memory holds")
-    if nbytes != (0 if empty else extent):
-        refuse(f"tensor {name!r} of shape {list(shape)} and {tensor.dtype} claims {nbytes} bytes")
-    if nbytes:
-        spans.append((start, start + nbytes))
 
 
 def check_chunk(header: feed_pb2.BatchHeader, chunk: ChunkView, filled: int) -> int:
@@ -147,10 +111,10 @@ def check_crc(header: feed_pb2.BatchHeader, body: Buffer, got: int | None = None
         BadFrame: It has another length than the header says.
         ChecksumMismatch: Its crc32c differs. Fields `position`, `expected`, `got`.
     """
-    found = octets(body)
-    if len(found) != header.body_bytes:
-        refuse(f"a body of {header.body_bytes} bytes was announced, and {len(found)} are there")
-    got = crc32c(found) if got is None else got
+    nbytes = memoryview(body).nbytes  # type: ignore[arg-type]  # an ndarray is a buffer, too
+    if nbytes != header.body_bytes:
+        refuse(f"a body of {header.body_bytes} bytes was announced, and {nbytes} are there")
+    got = crc32c(body) if got is None else got
     if got != header.crc32c:
         raise ChecksumMismatch(
             f"the batch at position {header.position} arrived with crc32c {got:08x}, and was sent "

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 
 from penstock.wire.errors import BadFrame, MissingExtra
+from penstock.wire.frame.entries import Entries, read_entries
 from penstock.wire.frame.octets import Buffer, refuse
 from penstock.wire.v1 import feed_pb2
 from penstock.wire.values import BFLOAT16, STORAGE
@@ -20,10 +21,26 @@ TensorMaker: TypeAlias = Callable[[str, tuple[int, ...], int, int], Any]
 def decode_values(
     header: feed_pb2.BatchHeader, body: Buffer, tensor: TensorMaker | None = None
 ) -> dict[str, Any]:
-    """Return the values of a batch, in its order; tensors are views into `body`.
+    """Return the values of a batch, as `decode_entries` does, where its header is all there is.
 
     Args:
         header: A header that `check_header` has passed.
+        body: The whole body.
+        tensor: Makes tensors.
+
+    Raises:
+        BadFrame, MissingExtra: As `decode_entries`.
+    """
+    return decode_entries(read_entries(header), body, tensor)
+
+
+def decode_entries(
+    entries: Entries, body: Buffer, tensor: TensorMaker | None = None
+) -> dict[str, Any]:
+    """Return the values of a batch, in its order; tensors are views into `body`.
+
+    Args:
+        entries: What `check_header` returns.
         body: The whole body. Tensors keep it alive, and are writable if it is.
         tensor: Makes a tensor of its place in the body; by default a NumPy view, for bfloat16 with
             the dtype of ml_dtypes.
@@ -33,21 +50,20 @@ def decode_values(
         MissingExtra: A tensor is bfloat16, ml_dtypes is not installed, and no `tensor` was given.
     """
     make = tensor or _numpy_maker(body)
-    return {named.name: _value(named.value, named.name, make) for named in header.values}
+    return {
+        entry.name: make(*entry.content)
+        if entry.kind == "tensor"
+        else _value(entry.kind, entry.content, entry.name, make)
+        for entry in entries
+    }
 
 
-def _value(value: feed_pb2.Value, name: str, make: TensorMaker) -> Any:
-    kind = value.WhichOneof("kind")
+def _value(kind: str, content: Any, name: str, make: TensorMaker) -> Any:
     if kind == "tensor":
-        found = value.tensor
-        return make(found.dtype, tuple(found.shape), found.start, found.nbytes)
+        return make(*content)
     if kind == "list":
-        return [_value(inner, name, make) for inner in value.list.values]
-    if kind == "none":
-        return None
-    if kind == "json":
-        return _json_object(value.json, name)
-    return getattr(value, kind)
+        return [_value(inner.kind, inner.content, name, make) for inner in content]
+    return _json_object(content, name) if kind == "json" else content
 
 
 def _json_object(text: str, name: str) -> dict[str, Any]:
@@ -90,4 +106,4 @@ def bfloat16_dtype() -> np.dtype[Any]:
     return found
 
 
-__all__ = ["TensorMaker", "bfloat16_dtype", "decode_values"]
+__all__ = ["TensorMaker", "bfloat16_dtype", "decode_entries", "decode_values"]

@@ -65,6 +65,8 @@ def read_varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
     Raises:
         BadFrame: It does not end before `end`, or is too long.
     """
+    if at < end and (byte := view[at]) < 0x80:
+        return byte, at + 1  # most are this short
     value = shift = 0
     while at < end and shift < 70:
         byte = view[at]
@@ -82,6 +84,8 @@ def read_tag(view: memoryview, at: int, end: int) -> tuple[int, int, int]:
     Raises:
         BadFrame: No field has such a tag.
     """
+    if at < end and 8 <= (tag := view[at]) < 0x80:
+        return tag >> 3, tag & 7, at + 1  # most are this short
     tag, at = read_varint(view, at, end)
     if not 8 <= tag < 1 << 32:
         refuse(f"a message of the feed has the tag {tag}, which protobuf does not know")
