@@ -13,7 +13,6 @@ from penstock.wire.errors import BadState, InvalidRequest
 from penstock.wire.order import Share
 from penstock.wire.v1 import feed_pb2
 
-
 _SHOWN = (
     *("position", "step", "lane", "offset", "micro", "is_last_of_step", "epoch", "counts"),
     *("is_padding", "is_filler", "nbytes"),

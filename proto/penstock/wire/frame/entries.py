@@ -75,8 +75,9 @@ def read_entries(header: feed_pb2.BatchHeader) -> Entries:
     """Return what a header says of its values.
 
     Raises:
-        BadFrame: A value has no name or says nothing, or lists nest too deep; a tensor is of an unknown dtype,
-            misaligned, of another length than its shape, or of a shape that no memory holds.
+        BadFrame: A value has no name or says nothing, or lists nest too deep; a tensor is of an
+            unknown dtype, misaligned, of another length than its shape, or of a shape that no
+            memory holds.
     """
     return tuple([_entry(named) for named in header.values])
 
