@@ -32,7 +32,7 @@ from penstock.server.roles.batchers import (
     PoolPackingBatcher,
 )
 from penstock.server.sources import ItemsSource
-from penstock.wire.errors import BadItem, InvalidJob, PenstockError
+from penstock.wire.errors import BadItem, InvalidJob, InvalidRequest, PenstockError
 from planned import write_index_of
 from resume.lines import Lines
 from resume.plans import BlockedSource, ChoosyProcessor, SizedProcessor, raw_items
@@ -345,6 +345,18 @@ def test_a_joint_job_does_not_balance(index: Path) -> None:
         JointJob({"a": balanced}, batches_per_step=4)
 
     assert caught.value.key == "joint.a.plan.balance"
+
+
+def test_balanced_steps_are_read_whole_or_in_even_parts(index: Path) -> None:
+    """A reader's other global batch would cut across them; without balance any will do."""
+    balanced = job_with(index, BALANCE, batches_per_step=12)
+
+    for number in (1, 2, 3, 4, 6, 12):
+        balanced.check_steps(number)
+    for number in (5, 8, 24):
+        with pytest.raises(InvalidRequest, match="balances steps of 12 batches: use 1, 2, 3, 4, 6"):
+            balanced.check_steps(number)
+    job_with(index, batches_per_step=12).check_steps(5)
 
 
 # --- the log id -----------------------------------------------------------------------------------

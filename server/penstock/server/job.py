@@ -24,7 +24,7 @@ from penstock.server.roles.base import (
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.roles.reading import Reading
 from penstock.wire.checks import check_choice, check_whole
-from penstock.wire.errors import Counting, InvalidJob, UnknownJob
+from penstock.wire.errors import Counting, InvalidJob, InvalidRequest, UnknownJob
 from penstock.wire.nearest import hint
 from penstock.wire.numbering import Located, Numbering
 from penstock.wire.order import Cut, Order
@@ -270,12 +270,23 @@ class Job:
         """Tell whether planning a lane looks at sizes of samples."""
         return any(part.roles.needs_sizes for part in self.lane_roles(lane))
 
-    def check_steps(self, batches_per_step: int) -> None:  # a job of one set has none to refuse
-        """Refuse a global batch that this job's batches do not go with.
+    def check_steps(self, batches_per_step: int) -> None:
+        """Refuse a global batch that this job's batches do not go with: parts of balanced steps.
 
         Raises:
             InvalidRequest: With those that they do.
         """
+        own, plan = self.batches_per_step, self.role_sets[0].plan
+        if plan is None or plan.balance is None or own is None or own % batches_per_step == 0:
+            return
+        fitting = [number for number in range(1, own + 1) if own % number == 0]
+        raise InvalidRequest(
+            f"batches_per_step is {batches_per_step}, and job {self.name!r} balances steps of "
+            f"{own} batches: use {', '.join(map(str, fitting))}, or change it in the job, whose "
+            "log is another one then",
+            field="batches_per_step",
+            value=batches_per_step,
+        )
 
     def shares(self) -> dict[str, float]:
         """Return which part of all batches each set of a joint job makes; of others nothing."""

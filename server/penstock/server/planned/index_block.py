@@ -89,6 +89,11 @@ class LeftOut(Mapping[int, str]):
     def __len__(self) -> int:
         return len(self.positions)
 
+    def among(self, positions: NDArray[np.int64]) -> LeftOut:
+        """Return those of some positions, int64 (n,), each of them there once, in any order."""
+        there = np.isin(self.positions, positions, assume_unique=True)
+        return LeftOut(self.positions[there], self.codes[there], self.reasons)
+
     def tally(self) -> Counter[str]:
         """Return how many positions have each reason."""
         counts = np.bincount(self.codes, minlength=len(self.reasons)).tolist()

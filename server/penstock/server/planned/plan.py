@@ -35,10 +35,10 @@ class Plan:
             is padded: a window is sorted by size and cut into batches, which come in random order.
         balance: What a batch costs to train on, as an expression, such as `tokens + squares /
             8192`: the batches of a step then cost alike, and within a step they come sorted by
-            cost, so that ranks wait little for each other at each micro batch. None = batches come
-            in random order. Names: `tokens`, `squares` (the sum of the squared sizes of its
-            samples), `samples`, `rows`, `longest` (the tokens of its longest row) and `padded`
-            (`rows * longest`).
+            cost, so that ranks wait little for each other at each micro batch. A group's own
+            `batches_per_step` must divide the job's. None = batches come in random order. Names:
+            `tokens`, `squares` (the sum of the squared sizes of its samples), `samples`, `rows`,
+            `longest` (the tokens of its longest row) and `padded` (`rows * longest`).
         storage_options: Options of fsspec for the index, such as credentials.
 
     Raises:

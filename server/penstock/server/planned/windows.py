@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.server.core.permutation import Permutation
+from penstock.server.planned.index_block import LeftOut
 from penstock.server.planned.index_file import SizeIndex
 from penstock.server.roles.distributors.together import Drawn
 
@@ -165,19 +166,20 @@ class Windows:
 
     def _read(
         self, source: int, positions: Integers
-    ) -> tuple[Integers | None, Integers, list[str]]:
-        """Return samples of each item (None = one), their sizes, and why items have none."""
+    ) -> tuple[Integers | None, Integers, Counter[str]]:
+        """Return samples of each item (None = one), their sizes, and why how many have none."""
         if not len(positions):
-            return None, np.empty(0, np.int64), []
+            return None, np.empty(0, np.int64), Counter()
         first, last = int(positions.min()), int(positions.max())
         found = self._sources[source].read(first, last + 1)
         wanted = positions - first
         is_stretch = len(wanted) == last + 1 - first and bool((np.diff(wanted) == 1).all())
         left_out = found.left_out
+        assert isinstance(left_out, LeftOut)
         if is_stretch:
             per_item = None if found.counts is None else found.counts.astype(np.int64)
-            return per_item, found.sizes, list(left_out.values())
-        reasons = [left_out[p] for p in positions.tolist() if p in left_out] if left_out else []
+            return per_item, found.sizes, left_out.tally()
+        reasons = left_out.among(positions).tally()
         if found.counts is None:
             return None, found.sizes[wanted], reasons
         every = found.counts.astype(np.int64)
