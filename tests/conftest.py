@@ -37,6 +37,8 @@ LONGEST = (
     "test_same_host",
     "test_client_interrupts",
     "test_every_pair",
+    "test_index_command",
+    "test_planned",
     "test_matrix",
 )
 """Files that take longest, the longest one first: each runs in one process of several, and the
