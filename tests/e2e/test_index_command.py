@@ -194,7 +194,7 @@ def test_an_item_that_fails_stops_or_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["both"], "lies: give it plan: {index: PATH}, or --output"),
+        (["both"], "lies: give --output, or the job a plan"),
         (["none", "--output", "x"], "there is no job 'none'"),
         (["both", "--output", "x", "--workers", "0"], "0 is not in the range x>=1"),
         (["both", "--output", "nope://x"], "'nope://x' is not a place for an index"),

@@ -113,7 +113,7 @@ def plan(
     \b
     Examples:
       penstockd plan penstock.yaml main
-      penstockd plan penstock.yaml main --ranks 8,16 --batches-per-step 64 --html plan.html
+      penstockd plan penstock.yaml main --ranks 8,16 --html plan.html
     """  # noqa: D301 - \b is for click
     config = load(file)
     # Its index, if it has one, is opened here: a finite job would count its batches as it is built.
