@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from penstock.server.core.transient import is_transient
-from penstock.server.sources.access import require
 from penstock.wire.errors import InvalidJob, MissingExtra, SourceUnavailable
 
 T = TypeVar("T")
@@ -39,6 +38,9 @@ class Place:
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        # Here and not above: the room imports all sources, and jobs are known to trainers, too.
+        from penstock.server.sources.access import require
+
         self.url = url
         fsspec = require("fsspec.core")
         try:
