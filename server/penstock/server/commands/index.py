@@ -11,8 +11,9 @@ import click
 from penstock.server.commands.measured_so_far import Watched
 from penstock.server.commands.say import say
 from penstock.server.indexing.crew import Crew
-from penstock.server.indexing.making import Made, Making, left_out
+from penstock.server.indexing.making import Engine, Made, Making, left_out
 from penstock.server.indexing.measuring import Measuring
+from penstock.server.indexing.on_ray import ray_engine
 from penstock.server.job import Job
 from penstock.server.jobs.load import Config, load
 from penstock.server.sources.catalog import pack_catalogs
@@ -37,6 +38,12 @@ SHOWN_BAD = 10
     help="Processes that read and process items; default: as many as the node's workers.",
 )
 @click.option(
+    "--engine",
+    type=click.Choice(["processes", "ray"]),
+    default="processes",
+    help="Who measures: processes of this machine (default), or Ray Data (penstock[ray]).",
+)
+@click.option(
     "--force",
     is_flag=True,
     help="Make the index anew if it is there; throw away what is there of another job.",
@@ -47,6 +54,7 @@ def index(
     job: str,
     output: str | None,
     workers: int | None,
+    engine: str,
     force: bool,
     as_json: bool,
 ) -> int:
@@ -63,12 +71,13 @@ def index(
     Examples:
       penstockd index penstock.yaml sft
       penstockd index penstock.yaml sft --output s3://bucket/sft.index
+      RAY_ADDRESS=auto penstockd index penstock.yaml sft --engine ray
     """  # noqa: D301 - \b is for click
     config = load(file)
     built = config.jobs.unplanned(job)
     try:
         url = _place(built, output)
-        made = _make(config, built, url, workers or config.server.worker_count, force=force)
+        made = _make(config, built, url, workers, engine, force=force)
     finally:
         built.close()
     if as_json:
@@ -91,27 +100,26 @@ def _place(job: Job, output: str | None) -> str:
     return output
 
 
-def _make(config: Config, job: Job, url: str, workers: int, *, force: bool) -> Made:
+def _make(
+    config: Config, job: Job, url: str, workers: int | None, engine: str, *, force: bool
+) -> Made:
     measuring = Measuring(job)
+    told = job.name, job.definition, measuring.inputs
     catalogs = [
         catalog for source in measuring.job.sources.values() for catalog in source.hand_over()
     ]
     files_fd = pack_catalogs(catalogs)
     try:
-        crew = Crew(
-            job.name,
-            job.definition,
-            measuring.inputs,
-            workers,
-            config.server.item_seconds,
-            files_fd,
-        )
+        count, deadline_s = workers or config.server.worker_count, config.server.item_seconds
+        measure: Engine = Crew(*told, count, deadline_s, files_fd).run
+        if engine == "ray":
+            measure = ray_engine(*told, deadline_s, workers)
         with Watched() as watched:
             plan = job.role_sets[0].plan
             # They are for the place that the job names, and may not suit another.
             options = plan.storage_options if plan is not None and plan.index == url else None
             making = Making(measuring, url, options, watch=watched.watch, warn=watched.warn)
-            return making.run(crew.run, force=force)
+            return making.run(measure, force=force)
     finally:
         os.close(files_fd)
 

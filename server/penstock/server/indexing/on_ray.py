@@ -1,0 +1,128 @@
+"""The same blocks, measured by the machines of a Ray cluster: `penstockd index --engine ray`.
+
+Ray Data deals runs of neighbouring blocks to its tasks. A task measures nothing itself: it starts
+the process that a command without Ray would start, in the environment of the workers. So what a
+cluster, or its user, has set for Ray's own processes decides no size, and an item that ends a
+process ends none of Ray's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from penstock.server.indexing.blocks import Block
+from penstock.server.indexing.crew import Answer, Crew, Hears
+from penstock.server.sources.access import require
+from penstock.wire.errors import PenstockError, decode_error, encode_error
+
+RUN_BLOCKS = 8
+"""Blocks of a task, at most: to start its process takes a second, and what a killed command has of
+a run that is not finished is lost."""
+
+TASKS_PER_CPU = 4
+"""Tasks for each core of the cluster, where there are blocks enough: items differ, so runs do."""
+
+
+def ray_engine(
+    name: str,
+    definition: bytes,
+    inputs: dict[str, Any],
+    item_deadline_s: float,
+    workers: int | None = None,
+) -> Callable[[Sequence[Block], Hears], Any]:
+    """Return what measures blocks on Ray: the cluster that `ray.init` finds, else this machine.
+
+    That is the one that `RAY_ADDRESS` names, or that was started on this machine.
+
+    Args:
+        name: The job's name, for messages.
+        definition: The job's definition; what it names must be there on every machine.
+        inputs: What the sizes depend on: every machine must find the same.
+        item_deadline_s: How long a process may be at an item.
+        workers: Tasks at the same time; None = as many as the cluster has cores.
+
+    Raises:
+        MissingExtra: Ray is not installed.
+    """
+    ray, data = require("ray", extra="ray"), require("ray.data", extra="ray")
+    measure = partial(measure_run, name, definition, inputs, item_deadline_s)
+
+    async def run(blocks: Sequence[Block], hears: Hears) -> None:
+        started_here = not ray.is_initialized()
+        if started_here:
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
+        found: Iterator[dict[str, Any]] = iter(())
+        try:
+            data.DataContext.get_current().enable_progress_bars = False
+            logging.getLogger("ray.data").setLevel(logging.ERROR)  # the command says how far it is
+            runs = list(runs_of(blocks, int(ray.cluster_resources().get("CPU", 1))))
+            rows = data.from_items([{"run": run} for run in runs], override_num_blocks=len(runs))
+            found = iter(rows.flat_map(measure, concurrency=workers).iter_rows())
+            while (row := await asyncio.to_thread(next, found, None)) is not None:
+                if row["error"]:
+                    raise decode_error(row["error"])
+                block = Block(*json.loads(row["block"]))
+                bad = [(item, why) for item, why in json.loads(row["bad"])]
+                await hears.finished(block, Answer(row["data"], row["drew"], bad))
+        finally:
+            close = getattr(found, "close", None)
+            if close is not None:  # after an error: what was not taken yet is not to be made
+                close()
+            if started_here:
+                ray.shutdown()
+
+    return run
+
+
+def runs_of(blocks: Sequence[Block], cpus: int) -> Iterator[str]:
+    """Yield runs of neighbouring blocks, as JSON."""
+    length = max(1, min(RUN_BLOCKS, len(blocks) // max(1, TASKS_PER_CPU * cpus)))
+    for start in range(0, len(blocks), length):
+        yield json.dumps(blocks[start : start + length])
+
+
+class _Kept:
+    """Keeps what a run's process tells, for the row that goes back."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    async def finished(self, block: Block, answer: Answer) -> None:
+        """Keep a block."""
+        told = {"block": json.dumps(block), "bad": json.dumps(answer.bad), "drew": answer.drew}
+        self.rows.append({**told, "data": answer.data, "error": b""})
+
+    def progressed(self, block: Block, done: int) -> None:
+        """Tell nobody: rows go back when all of a run is measured."""
+
+    def died(self, block: Block | None, how: str) -> None:
+        """Tell nobody: the process's block is measured again."""
+
+
+def measure_run(
+    name: str,
+    definition: bytes,
+    inputs: dict[str, Any],
+    item_deadline_s: float,
+    row: dict[str, str],
+) -> list[dict[str, Any]]:
+    """Return a row for each block of a run; Ray calls this, in a process of its own.
+
+    An error is a row, too: Ray would wrap it, and try the task again.
+    """
+    blocks = [Block(*each) for each in json.loads(row["run"])]
+    kept = _Kept()
+    try:
+        asyncio.run(Crew(name, definition, inputs, 1, item_deadline_s).run(blocks, kept))
+    except PenstockError as error:
+        none = {"block": "null", "bad": "[]", "drew": False, "data": b""}
+        kept.rows.append({**none, "error": encode_error(error)})
+    return kept.rows
+
+
+__all__ = ["measure_run", "ray_engine", "runs_of"]
