@@ -154,7 +154,7 @@ def test_neighbouring_blocks_are_read_together_and_once(
     found.read(0, 5000)
     found.read(10, 4990)
 
-    assert len(reads) == 3  # the second block; those before it and behind it
+    assert len(reads) == 3  # the second block, then those on either side of it
 
 
 def test_blocks_in_memory_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,8 @@ what they hold.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import select
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, BinaryIO
@@ -18,11 +16,11 @@ from typing import Any, BinaryIO
 from penstock.server.commands.progress import Say, silent
 from penstock.server.job import Job
 from penstock.server.jobs.definition import decode
-from penstock.server.node.aside import Aside, Began, began, end_aside, short_status, start_aside
+from penstock.server.node.aside import Aside, Began, attend, end_aside, short_status, start_aside
 from penstock.server.planned.window_figures import WindowFigures, WindowKey, add_up
 from penstock.server.resources import usable_cpus
 from penstock.server.role_set import RoleSet
-from penstock.wire.errors import Internal, JobChanged, PenstockError, decode_error, encode_error
+from penstock.wire.errors import Internal, JobChanged, decode_error
 
 LEAST_SAMPLES = 2_000_000
 """Below this, one process takes a second or two, as long as others take to start."""
@@ -184,23 +182,7 @@ def _say(out: BinaryIO, data: bytes = b"", *, error: bool = False) -> None:
 
 def main(argv: list[str]) -> None:
     """Take the task that was inherited, and end with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends us
-    if (start := began(argv)) is None:
-        return
-    with (
-        start.socket,
-        contextlib.suppress(BrokenPipeError, ConnectionResetError),
-        start.socket.makefile("rb") as heard,
-        start.socket.makefile("wb") as out,
-    ):
-        try:
-            work(start, heard, out)
-        except PenstockError as error:
-            _say(out, encode_error(error), error=True)
-        except Exception as error:
-            bug = Internal(f"a bug in penstock: {type(error).__name__}: {error}")
-            _say(out, encode_error(bug), error=True)
-            raise
+    attend(argv, work, lambda out, error: _say(out, error, error=True))
 
 
 if __name__ == "__main__":

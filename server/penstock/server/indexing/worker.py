@@ -7,9 +7,7 @@ number of bytes that follow it. An error ends it.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
 import sys
 import time
 from typing import Any, BinaryIO
@@ -18,9 +16,8 @@ from penstock.server.core.canonical import canonical
 from penstock.server.core.refs import ItemRef
 from penstock.server.indexing.measuring import Measuring
 from penstock.server.jobs.definition import decode
-from penstock.server.node.aside import Began, began
+from penstock.server.node.aside import Began, attend
 from penstock.server.planned.index_block import encode_block
-from penstock.wire.errors import Internal, PenstockError, encode_error
 
 TELL_S = 0.25
 """Seconds between two words of how far it is."""
@@ -71,23 +68,7 @@ def work(start: Began, heard: BinaryIO, out: BinaryIO) -> None:
 
 def main(argv: list[str]) -> None:
     """Take the task that was inherited, and end with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends us
-    if (start := began(argv)) is None:
-        return
-    with (
-        start.socket,
-        contextlib.suppress(BrokenPipeError, ConnectionResetError),
-        start.socket.makefile("rb") as heard,
-        start.socket.makefile("wb") as out,
-    ):
-        try:
-            work(start, heard, out)
-        except PenstockError as error:
-            say(out, {"error": True}, encode_error(error))
-        except Exception as error:
-            bug = Internal(f"a bug in penstock: {type(error).__name__}: {error}")
-            say(out, {"error": True}, encode_error(bug))
-            raise
+    attend(argv, work, lambda out, error: say(out, {"error": True}, error))
 
 
 if __name__ == "__main__":

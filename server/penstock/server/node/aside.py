@@ -6,16 +6,19 @@ through a socket; a page tells what it is doing, for when it hangs or dies.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import BinaryIO, NamedTuple
 
 from penstock.server.environment import worker_environment
 from penstock.server.node.page import PAGE_BYTES, Page
 from penstock.server.sources.catalog import cache_variable, take_catalogs
+from penstock.wire.errors import Internal, PenstockError, encode_error
 
 END_S = 2.0
 """How long a process whose work is done may take to end."""
@@ -116,6 +119,37 @@ def began(argv: list[str]) -> Began | None:
     return Began(channel, Page(page_fd, write=True), sys.stdin.buffer.read(), argv[4:])
 
 
+def attend(
+    argv: list[str],
+    work: Callable[[Began, BinaryIO, BinaryIO], None],
+    refuse: Callable[[BinaryIO, bytes], None],
+) -> None:
+    """Do the work of this process, whose command hears and ends it; an error is told, and ends it.
+
+    Args:
+        argv: Its arguments, without its name.
+        work: Does it, given what the command says and where to answer.
+        refuse: Writes an error, as `encode_error` gives it, where answers go.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends us
+    if (start := began(argv)) is None:
+        return
+    with (
+        start.socket,
+        contextlib.suppress(BrokenPipeError, ConnectionResetError),
+        start.socket.makefile("rb") as heard,
+        start.socket.makefile("wb") as out,
+    ):
+        try:
+            work(start, heard, out)
+        except PenstockError as error:
+            refuse(out, encode_error(error))
+        except Exception as error:
+            bug = Internal(f"a bug in penstock: {type(error).__name__}: {error}")
+            refuse(out, encode_error(bug))
+            raise
+
+
 def end_aside(process: subprocess.Popen[bytes]) -> int:
     """Let a process whose work is done end by itself, kill it if it does not; return its status."""
     try:
@@ -130,4 +164,4 @@ def short_status(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit status {code}"
 
 
-__all__ = ["Aside", "Began", "began", "end_aside", "short_status", "start_aside"]
+__all__ = ["Aside", "Began", "attend", "began", "end_aside", "short_status", "start_aside"]

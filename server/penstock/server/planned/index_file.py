@@ -395,7 +395,7 @@ def _footer(place: Place, size: int) -> tuple[bytes, bytes, int]:
 
 
 def is_index(place: Place) -> bool | None:
-    """Tell whether the file at a place is an index, maybe a damaged one; None = there is no file.
+    """Tell whether a file begins as an index does, damaged or not; None = there is no file.
 
     Raises:
         InvalidJob, SourceUnavailable: It cannot be read.
