@@ -11,6 +11,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+import nursery
+from forge import Forge
+from harness import ENVIRONMENT
 from penstock.server.sources.catalog import VARIABLE
 
 pytest.register_assert_rewrite("penstock.server.testing.store")  # its asserts say what they found
@@ -29,6 +32,8 @@ hypothesis.settings.load_profile("penstock")
 LONGEST = (
     "test_frameworks",
     "test_commands_init_check_show",
+    "test_index_ray",
+    "test_hung_item",
     "test_bad_items",
     "test_examples",
     "test_demo",
@@ -76,6 +81,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(line)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def forked_children() -> None:
+    """What `local:`, or a server in a test's process, starts is forked: see `nursery`."""
+    nursery.install(lambda request, fds: Forge.shared().bear(request, fds))
+
+
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder for the sockets of `spawn:` nodes: their paths may have 107 bytes at most."""
@@ -89,7 +100,7 @@ def hash_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder of this run for hashes of data files: tests neither find nor leave any."""
     folder = tmp_path_factory.mktemp("hashes")
     before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = str(folder)
+    os.environ[VARIABLE] = ENVIRONMENT[VARIABLE] = str(folder)
     yield folder
     if before is None:
         del os.environ[VARIABLE]

@@ -4,7 +4,7 @@ To import a server takes longer than all that most tests do with it, and a run o
 hundreds. So one process imports what the commands import, and nothing else: it starts no thread and
 no gRPC. Each command is a fork of it that then does what `python -m` does: a process of its own,
 with its own files, signals, environment and end, that is killed and waited for like any other.
-A node's first workers are forks, too: of what is to be the node, before it has done anything.
+What these and the tests start for themselves is forked, too: see `nursery`.
 Commands as a user starts them, in an interpreter of their own, run in `e2e/test_wheel.py`.
 
 `python -m forge` is that process; `Forge` starts it.
@@ -15,7 +15,6 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
-import fcntl
 import gc
 import importlib
 import json
@@ -28,15 +27,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-import types
 from collections.abc import Mapping, Sequence
-from typing import IO, Any, NoReturn
+from functools import partial
+from typing import IO, Any
 
+import nursery
 from penstock.server.environment import FIXED
-from penstock.server.node import program
-
-MAX_REQUEST = 1 << 20
 
 ENDED = "ended"
 
@@ -61,6 +57,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who runs the tests ends them, and with them this
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake.fileno())
+    nursery.be_called(nursery.NAME)
     _import()
     gc.collect()
     gc.freeze()
@@ -71,25 +68,21 @@ def main() -> None:
                 woken.recv(4096)
             _reap(requests)
         if requests in ready:
-            data, fds = _receive(requests)
+            data, fds = nursery.receive(requests)
             if not data:
                 return
-            if not (pid := os.fork()):
-                for one in (requests, woken, wake):
+            request, own = json.loads(data), (requests, woken, wake)
+            if "nursery" not in request:
+                pid = nursery.bear(request, fds, own, partial(_run, ["-P", "-m"]))
+            elif not (pid := os.fork()):
+                for one in own:
                     one.close()
-                _become(json.loads(data), fds)
+                _become(request, fds)
                 return
-            for fd in fds:
-                os.close(fd)
+            else:
+                for fd in fds:
+                    os.close(fd)
             requests.send(json.dumps(["started", pid]).encode())
-
-
-def _receive(requests: socket.socket) -> tuple[bytes, list[int]]:
-    fds = array.array("i")
-    data, ancillary, _, _ = requests.recvmsg(MAX_REQUEST, socket.CMSG_LEN(3 * fds.itemsize))
-    for _, _, found in ancillary:
-        fds.frombytes(found)
-    return data, list(fds)
 
 
 def _reap(requests: socket.socket) -> None:
@@ -103,6 +96,7 @@ def _reap(requests: socket.socket) -> None:
 
 def _become(request: dict[str, Any], fds: Sequence[int]) -> None:
     """Be what `python -m module` is."""
+    nursery.be_called("python")
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -114,10 +108,16 @@ def _become(request: dict[str, Any], fds: Sequence[int]) -> None:
         os.close(fd)
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
-    if request["workers"]:
-        _prepare_workers(request["workers"])
+    if request["nursery"]:
+        nursery.install_own(partial(_run, ["-P", "-m"]))
     sys.path.insert(0, os.getcwd())
     _run(["-m"], request["command"])
+
+
+def _starts_processes(command: Sequence[str]) -> bool:
+    return command[1:2] in (["serve"], ["index"], ["plan"]) or any(
+        argument.startswith("local:") for argument in command
+    )
 
 
 def _run(flags: list[str], command: Sequence[str]) -> None:
@@ -126,125 +126,6 @@ def _run(flags: list[str], command: Sequence[str]) -> None:
     sys.orig_argv = [sys.executable, *flags, module, *arguments]
     gc.unfreeze()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-# --- a node's first workers -----------------------------------------------------------------------
-
-WORKER = ["-P", "-m", "penstock.server.node.worker_main"]
-
-
-class Prepared:
-    """A child that waits to be a worker, with the face of `subprocess.Popen`; and then it is one.
-
-    Args:
-        pid: Its process id.
-        ours: Where it hears what it is.
-    """
-
-    def __init__(self, pid: int, ours: socket.socket) -> None:
-        self.pid, self._ours = pid, ours
-        self.returncode: int | None = None
-
-    def begin(
-        self, arguments: Sequence[str], environment: Mapping[str, str], fds: Sequence[int]
-    ) -> None:
-        """Let it be a worker.
-
-        Args:
-            arguments: Of the worker's program.
-            environment: All of its variables.
-            fds: File descriptors that it has under the same numbers.
-        """
-        told = {"arguments": arguments, "environment": dict(environment), "fds": fds}
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
-        with self._ours, contextlib.suppress(BrokenPipeError, ConnectionResetError):  # killed
-            self._ours.sendmsg([json.dumps(told).encode()], [rights])
-
-    def poll(self) -> int | None:
-        """Return the exit status; None while it runs."""
-        return self._wait(os.WNOHANG)
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end; return the exit status."""
-        end = None if timeout is None else time.monotonic() + timeout
-        while (status := self._wait(0 if end is None else os.WNOHANG)) is None:
-            if end is not None and time.monotonic() > end:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-            time.sleep(0.001)
-        return status
-
-    def kill(self) -> None:
-        """Send SIGKILL, unless it has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
-
-    def _wait(self, how: int) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, how)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
-
-
-def _prepare_workers(count: int) -> None:
-    """Fork children that wait to be the workers of this process; later ones are not forks."""
-    waiting: list[Prepared] = []
-    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
-    for _, theirs in pairs:
-        if not (pid := os.fork()):
-            for both in pairs:
-                for end in both:
-                    if end is not theirs:
-                        end.close()
-            _become_worker(theirs)
-        waiting.append(Prepared(pid, pairs[len(waiting)][0]))
-    for _, theirs in pairs:
-        theirs.close()
-
-    def start(command: list[str], **how: Any) -> Any:
-        if command[1 : 1 + len(WORKER)] != WORKER or not waiting:
-            return subprocess.Popen(command, **how)
-        worker = waiting.pop(0)
-        worker.begin(command[1 + len(WORKER) :], how["env"], how["pass_fds"])
-        return worker
-
-    program.subprocess = types.SimpleNamespace(  # type: ignore[assignment]
-        Popen=start, DEVNULL=subprocess.DEVNULL
-    )
-
-
-def _become_worker(told_by: socket.socket) -> NoReturn:
-    """Wait to be told what to be, and be it; or end, where the node has ended without."""
-    data, fds = _receive(told_by)
-    told_by.close()
-    if not data:
-        os._exit(0)
-    told = json.loads(data)
-    # First out of the way of each other's numbers.
-    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 3 + max(*fds, *told["fds"])) for fd in fds]
-    for fd in fds:
-        os.close(fd)
-    for fd, number in zip(high, told["fds"], strict=True):
-        os.dup2(fd, number)
-        os.close(fd)
-    os.environ.clear()
-    os.environ.update(told["environment"])
-    # A mark that forks lack: this process is no fork of another worker.
-    for name, module in list(sys.modules.items()):
-        if name.startswith("penstock.") and hasattr(module, "MARK"):
-            del sys.modules[name]
-    status = 1
-    try:
-        _run(WORKER[:2], [WORKER[2], *told["arguments"]])
-        status = 0
-    except SystemExit as ended:
-        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        os._exit(status)
 
 
 # --- the side of the tests ------------------------------------------------------------------------
@@ -328,7 +209,7 @@ class Forge:
         *,
         stdout: int | IO[Any] | None = None,
         stderr: int | IO[Any] | None = None,
-        workers: int = 0,
+        with_nursery: bool = True,
     ) -> Forked:
         """Start a command, as `subprocess.Popen` starts `python -m`.
 
@@ -338,7 +219,7 @@ class Forge:
             folder: Where it runs.
             stdout: Where its output goes; None = where ours goes.
             stderr: Or `subprocess.PIPE`, which is read as text.
-            workers: How many workers of a node are forked with it.
+            with_nursery: Whether the processes that it starts are forks, too.
         """
         pipe: IO[str] | None = None
         ours: list[int] = []
@@ -352,26 +233,30 @@ class Forge:
             "command": command,
             "folder": folder,
             "environment": {**environment, **FIXED},
-            "workers": workers,
+            "nursery": with_nursery and _starts_processes(command),
         }
         nothing = os.open(os.devnull, os.O_RDONLY)
         fds = array.array("i", [nothing, out, err])
         try:
-            with self._asking:
-                self._socket.sendmsg(
-                    [json.dumps(request).encode()],
-                    [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)],
-                )
-                with self._has_started:
-                    assert self._has_started.wait_for(lambda: self._started, 60), "no process"
-                    process = Forked(self._started.pop(), pipe)
-                    self._running[process.pid] = process
-                    if process.pid in self._early:
-                        self._end(process.pid, self._early.pop(process.pid))
+            with self._asking, self._has_started:
+                process = Forked(self._ask(json.dumps(request).encode(), fds), pipe)
+                self._running[process.pid] = process
+                if process.pid in self._early:
+                    self._end(process.pid, self._early.pop(process.pid))
         finally:
             for fd in (nothing, *ours):
                 os.close(fd)
         return process
+
+    def bear(self, request: bytes, fds: Sequence[int]) -> int:
+        """Fork a child of this process, as `nursery.install` asks; return its process id."""
+        with self._asking, self._has_started:
+            return self._ask(request, array.array("i", fds))
+
+    def _ask(self, request: bytes, fds: array.array[int]) -> int:
+        self._socket.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+        assert self._has_started.wait_for(lambda: self._started, 60), "no process"
+        return self._started.pop()
 
     def run(
         self, command: Sequence[str], environment: Mapping[str, str], folder: str, deadline_s: float

@@ -21,6 +21,7 @@ import grpc
 import structlog
 import yaml
 
+import nursery
 from forge import Forge, Forked
 from invariants import eventually
 from penstock.client.cli import main as penstock
@@ -50,7 +51,7 @@ class Server:
         flags: Further flags.
         environment: Variables that are other than here; with them, a fresh interpreter.
         folder: Where it runs; None = here.
-        fresh: Whether its first workers are fresh programs, too, and not forked with it.
+        fresh: Whether its workers are fresh programs, and not forks.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Server:
                 self.environment,
                 folder,
                 stderr=subprocess.PIPE,
-                workers=0 if self._fresh else self._workers(),
+                with_nursery=not self._fresh,
             )
         else:
             self._process = subprocess.Popen(
@@ -96,17 +97,6 @@ class Server:
         if wait:
             self.wait_ready()
         return self
-
-    def _workers(self) -> int:
-        """Return how many workers its job file says that it has; 0 = it does not say."""
-        path = (self.folder or Path.cwd()) / self.file
-        if "--workers" in self.command or path.suffix != ".yaml" or not path.is_file():
-            return 0
-        try:
-            stated = yaml.safe_load(path.read_text())["server"]["workers"]
-        except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError):
-            return 0  # as some tests write them
-        return stated if isinstance(stated, int) and 0 < stated < 9 else 0
 
     def wait_ready(self) -> None:
         """Wait until the node has logged its address."""
@@ -419,12 +409,19 @@ def kill_process(pid: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Return the process ids of a process's children."""
+    """Return the process ids of a process's children, but for the one that forks them."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
-            found += [int(child) for child in (task / "children").read_text().split()]
-    return found
+            found += map(int, (task / "children").read_text().split())
+    return [child for child in found if _name(child) != nursery.NAME]
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:  # it has ended, and was waited for
+        return ""
 
 
 def run_command(

@@ -165,6 +165,7 @@ class Ledger:
         self._sizes: dict[ItemRef, int] = {}
         for each in self._inner:
             each.draws.took = self._hearing(each.draws.took)
+            each.draws.step = self._hearing_many(each.draws.step)
         self._expected: Counter[str] = Counter()
         self._samples: set[tuple[ItemRef, int]] = set()
         self._delivered: list[SampleRef] = []
@@ -174,6 +175,15 @@ class Ledger:
         def hear(item: ItemRef, size: int) -> None:
             self._sizes[item] = size
             took(item, size)
+
+        return hear
+
+    def _hearing_many(
+        self, step: Callable[[Sequence[ItemRef], Sequence[int]], None]
+    ) -> Callable[[Sequence[ItemRef], Sequence[int]], None]:
+        def hear(items: Sequence[ItemRef], sizes: Sequence[int]) -> None:
+            self._sizes.update(zip(items, sizes, strict=True))
+            step(items, sizes)
 
         return hear
 

@@ -4,69 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import select
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from fault.store_writer import JOB
+from forge import Forge
+from harness import ENVIRONMENT
 from penstock.server.store import SqliteStore
-from penstock.server.store.base import BeginRequest, JobRecord, SnapshotRecord
+from penstock.server.store.base import BeginRequest, SnapshotRecord
 from penstock.wire.errors import StoreLocked
 
 pytestmark = pytest.mark.fault
 
-LOG = bytes(32)
-JOB = JobRecord("code", LOG, {"lanes": 2})
-
-# Tells every answer on a line of its own, unbuffered, the moment it has it.
-CHILD = """
-import asyncio, json, os, sys
-from pathlib import Path
-from penstock.server.store import SqliteStore
-from penstock.server.store.base import BeginRequest, JobRecord, SnapshotRecord
-
-JOB = JobRecord("code", bytes(32), {"lanes": 2})
-
-def tell(*answer):
-    os.write(1, json.dumps(answer).encode() + b"\\n")
-
-async def main(path, token):
-    store = SqliteStore(path)
-    await store.open()
-    tell("open", store.uuid)
-    begun = await store.begin(BeginRequest(JOB, "run", token, 0, 2))
-    step = begun.start_step
-    tell("cursor", step)
-    while True:
-        step += 1
-        await asyncio.gather(*(
-            store.commit("code", "run", token, begun.generation, rank, step) for rank in (0, 1)
-        ))
-        tell("cursor", step)
-        if step % 7 == 0:
-            await store.checkpoint("code", "run", f"at-{step}", step)
-            tell("checkpoint", step)
-        if step % 5 == 0:
-            await store.put_snapshots([SnapshotRecord(bytes(32), 0, step, b"%d" % step * 3000)])
-            tell("snapshot", step)
-
-asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
-"""
+LOG = JOB.log_id
 
 
 class Writer:
     """The child process, and everything that it told."""
 
     def __init__(self, path: Path, token: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(path), token], stdout=subprocess.PIPE, bufsize=0
+        read, write = os.pipe()
+        self.process = Forge.shared().start(
+            ["fault.store_writer", str(path), token], ENVIRONMENT, str(Path.cwd()), stdout=write
         )
-        assert self.process.stdout is not None
-        self.out = self.process.stdout
+        os.close(write)
+        self.out = os.fdopen(read, "rb", buffering=0)
         self.text = b""
 
     def listen(self, lines: int, timeout_s: float) -> None:
@@ -145,8 +112,8 @@ def test_kills_while_opening_and_creating_leave_a_store(tmp_path: Path) -> None:
         rng = random.Random(seed)
         path = tmp_path / f"{seed}" / "penstock.db"
         writer = Writer(path, "t")
-        # Not to wait for something: to die somewhere between the imports and the first commits.
-        writer.listen(rng.randrange(1, 4), timeout_s=rng.uniform(0.05, 0.6))
+        # Not to wait for something: to die somewhere between the start and the first commits.
+        writer.listen(rng.randrange(1, 4), timeout_s=rng.uniform(0.0, 0.06))
 
         answers = writer.kill()
 
