@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from penstock.server.index.block import encode_block
+from penstock.server.index.file import ItemSizes, SourceBlocks, blocks_of, write_index
 from penstock.server.indexing.blocks import Block
 from penstock.server.indexing.crew import Answer, Hears
-from penstock.server.indexing.making import Made, Making
+from penstock.server.indexing.making import Made, Making, make
 from penstock.server.indexing.measuring import Measuring
 from penstock.server.job import Job
-from penstock.server.planned.index_block import encode_block
-from penstock.server.planned.index_file import ItemSizes, SourceBlocks, blocks_of, write_index
 
 
 def written(
@@ -85,7 +85,7 @@ class Here:
 def made(job: Job, path: Path | str, **options: Any) -> Made:
     """Make the index of a job, in this process."""
     measuring = Measuring(job)
-    return Making(measuring, str(path), **options).run(Here(measuring))
+    return make([Making(measuring, str(path))], Here(measuring), **options)[0]
 
 
 __all__ = ["Here", "as_items", "made", "one_each", "samples_of", "written"]

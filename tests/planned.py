@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from penstock.server.core.refs import ItemRef
-from penstock.server.job import Job
-from penstock.server.pipeline.items import Filtered, Items
-from penstock.server.planned.index_block import QUARANTINED, ItemSizes, filtered
-from penstock.server.planned.index_file import SourceBlocks, blocks_of, write_index
-from penstock.server.planned.index_inputs import (
+from penstock.server.index.block import QUARANTINED, ItemSizes, filtered
+from penstock.server.index.file import SourceBlocks, blocks_of, write_index
+from penstock.server.index.inputs import (
     index_inputs,
     indexed_sources,
     kept_items,
     size_rule,
 )
+from penstock.server.job import Job
+from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.planned.plan import Plan
 from penstock.server.roles.base import Sample
 

@@ -17,13 +17,15 @@ from e2e.test_commands_on_a_terminal import on_a_terminal
 from forge import Forge
 from harness import ENVIRONMENT, children, kill_process, run_command, write_job_file
 from invariants import eventually
-from penstock.server.planned.index_file import SizeIndex
+from penstock.server.index.file import SizeIndex
 
 ROLES = """
 import os, signal
 
 def words(raw, context):
     print("a word of a role's own")
+    if raw["text"].startswith("/"):
+        open(raw["text"]).close()
     if raw["text"] == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if raw["text"] == "fail":
@@ -45,13 +47,20 @@ slow.uses_global_rng = False
 """
 
 
-def write_jobs(folder: Path, **texts: str) -> Path:
-    """Write a corpus of two files, and jobs over it; `texts` replaces those of some items."""
+def write_jobs(folder: Path, items: tuple[int, int] = (1200, 300), **texts: str) -> Path:
+    """Write a corpus of two files, and jobs over it.
+
+    Args:
+        folder: Where.
+        items: How many each file has.
+        texts: Replace those of some items, in each file that has so many.
+    """
     (folder / "roles.py").write_text(ROLES)
-    for name, items in (("first", 1200), ("second", 300)):
-        rows = [{"n": 7 * n % 30, "text": "x " * (7 * n % 30)} for n in range(items)]
+    for name, count in zip(("first", "second"), items, strict=True):
+        rows = [{"n": 7 * n % 30, "text": "x " * (7 * n % 30)} for n in range(count)]
         for number, text in texts.items():
-            rows[int(number.removeprefix("item"))]["text"] = text
+            if (place := int(number.removeprefix("item"))) < count:
+                rows[place]["text"] = text
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     both = {
         "sources": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -327,3 +328,16 @@ def test_check_says_what_a_planned_job_is(folder: Path) -> None:
     assert not [note for note in job["warnings"] if "pool" in note]
     assert "plans" in job["memory"]
     assert job["batches"] > 3 * G
+
+
+def test_check_refuses_a_collator_without_room_for_all_documents(folder: Path) -> None:
+    """Whole windows are packed for it: the few batches that `check` makes may all have room."""
+    collator = {**COMMON["collator"], "max_documents": 7}
+    tight = {"tight": {**JOBS["endless"], "collator": collator}}
+    job_file(folder, "tight", tight)
+
+    said = call_command("penstockd", "check", "tight.yaml", "tight", folder=folder)
+
+    assert said.returncode == 2
+    assert re.search(r"jobs\.tight: lane \d, offset \d+: there are \d+ documents", said.stderr)
+    assert "[bad_batch]" in said.stderr

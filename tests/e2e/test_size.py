@@ -201,17 +201,20 @@ def test_ctrl_c_ends_it(home: Path) -> None:
     job = {**JOBS["rows"], "function": "./code.py:f"}
     (home / "job.yaml").write_text(json.dumps({"jobs": {"rows": job}}))
     command = [sys.executable, "-m", "penstock.server.cli", "size", "job.yaml", "rows"]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [*command, "--ranks", "1", "--samples-per-s-per-rank", "1", "--seconds", "3000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=ENVIRONMENT,
-    )
-    assert process.stderr is not None
-    assert process.stderr.readline() == "begun\n"
+    ) as process:
+        try:
+            assert process.stderr is not None
+            assert process.stderr.readline() == "begun\n"
 
-    process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGINT)
 
-    out, error = process.communicate(timeout=60)
+            out, error = process.communicate(timeout=60)
+        finally:
+            process.kill()  # what did not end shall not measure on
     assert (process.returncode, out, error.strip()) == (130, "", "penstockd: stopped")

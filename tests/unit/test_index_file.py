@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexes import as_items, one_each, samples_of, written
-from penstock.server.pipeline.counts import MAX_REASONS
-from penstock.server.planned import index_file
-from penstock.server.planned.index_block import (
+from penstock.server.index import file as index_file
+from penstock.server.index.block import (
     OTHER_REASONS,
     LeftOut,
     block_items,
     decode_block,
     encode_block,
 )
-from penstock.server.planned.index_file import ItemSizes, SizeIndex, SourceBlocks, write_index
-from penstock.server.planned.place import Place
+from penstock.server.index.file import ItemSizes, SizeIndex, SourceBlocks, write_index
+from penstock.server.index.place import Place
+from penstock.server.pipeline.counts import MAX_REASONS
 from penstock.wire.errors import InvalidJob
 
 SIZES = st.one_of(
@@ -191,6 +191,8 @@ def test_every_damaged_byte_is_noticed(tmp_path: Path) -> None:
         path.write_bytes(good[:at] + bytes([good[at] ^ 0x41]) + good[at + 1 :])
         with pytest.raises(InvalidJob, match=re.escape(repr(str(path)))):
             read_all(path)
+        with pytest.raises(InvalidJob, match=re.escape(repr(str(path)))):
+            SizeIndex.open(str(path)).check()
 
 
 def test_every_cut_is_noticed(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import pytest
 
 from indexes import Here, as_items, made
+from penstock.server.index.file import SizeIndex
 from penstock.server.indexing.blocks import Stretches, all_blocks
-from penstock.server.indexing.making import Done, Making
+from penstock.server.indexing.making import Done, Engine, Made, Making, make
 from penstock.server.indexing.measuring import Measuring
 from penstock.server.job import Job
-from penstock.server.planned.index_file import SizeIndex
 from penstock.server.roles import ProcessContext, RawItemProcessor, Sample
 from penstock.server.roles.batchers import BestFitPackingBatcher
 from penstock.server.sources import ItemsSource
@@ -44,9 +44,14 @@ def job(items: int = ITEMS, *, failing: int = 0, **options: Any) -> Job:
     return Job(ItemsSource(rows), **options)
 
 
-def making(path: Path, made_of: Job | None = None, **options: Any) -> tuple[Making, Here]:
+def making(path: Path, made_of: Job | None = None) -> tuple[Making, Here]:
     measuring = Measuring(made_of or job())
-    return Making(measuring, str(path), **options), Here(measuring)
+    return Making(measuring, str(path)), Here(measuring)
+
+
+def run(it: Making, engine: Engine, **options: Any) -> Made:
+    [found] = make([it], engine, **options)
+    return found
 
 
 def interrupt(path: Path, most: int, made_of: Job | None = None) -> Here:
@@ -54,7 +59,7 @@ def interrupt(path: Path, most: int, made_of: Job | None = None) -> Here:
     it, engine = making(path, made_of)
     engine.most = most
     with pytest.raises(InterruptedError):
-        it.run(engine)
+        run(it, engine)
     return engine
 
 
@@ -62,7 +67,7 @@ def test_the_order_of_blocks_leaves_no_trace(tmp_path: Path) -> None:
     made(job(), tmp_path / "x")
     it, engine = making(tmp_path / "y")
     engine.backwards = True
-    it.run(engine)
+    run(it, engine)
 
     assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
     index = SizeIndex.open(str(tmp_path / "x"))
@@ -76,7 +81,7 @@ def test_a_command_goes_on_where_another_one_was_ended(tmp_path: Path, most: int
     first = interrupt(tmp_path / "y", most)
 
     it, engine = making(tmp_path / "y")
-    done = it.run(engine).done
+    done = run(it, engine).done
 
     assert not {*first.measured} & {*engine.measured}
     assert len(first.measured) + len(engine.measured) == len([*all_blocks({"main": ITEMS})])
@@ -94,7 +99,7 @@ def test_a_damaged_part_is_measured_again(tmp_path: Path) -> None:
     names[1].write_bytes(b"")
 
     it, engine = making(tmp_path / "y")
-    it.run(engine)
+    run(it, engine)
 
     assert {*engine.measured} & {*first.measured} == {*first.measured[:2]}
     assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
@@ -110,7 +115,7 @@ def test_an_index_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
     assert not found.is_new
     assert (tmp_path / "x").stat().st_mtime_ns == before
     it, engine = making(tmp_path / "x")
-    assert it.run(engine, force=True).is_new
+    assert run(it, engine, force=True).is_new
     assert len(engine.measured) == len([*all_blocks({"main": ITEMS})])
 
 
@@ -127,7 +132,7 @@ def test_what_is_there_of_another_job_is_thrown_away_by_force_alone(tmp_path: Pa
     assert (tmp_path / "x").read_bytes() == before
     for name in ("x", "y"):
         it, engine = making(tmp_path / name)
-        it.run(engine, force=True)
+        run(it, engine, force=True)
         assert SizeIndex.open(str(tmp_path / name)).sources["main"].items == ITEMS
     assert sorted(file.name for file in tmp_path.iterdir()) == ["x", "y"]
 
@@ -138,20 +143,22 @@ def test_a_file_that_is_no_index_is_never_replaced(tmp_path: Path) -> None:
 
     for force in (False, True):
         with pytest.raises(InvalidJob, match="which is not an index of sizes"):
-            it.run(engine, force=force)
+            run(it, engine, force=force)
 
     assert (tmp_path / "x").read_text() == "a corpus"
 
 
-def test_a_damaged_index_is_replaced_by_force(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["its end", "a block"])
+def test_a_damaged_index_is_replaced_by_force(tmp_path: Path, where: str) -> None:
     made(job(), tmp_path / "x")
     whole = (tmp_path / "x").read_bytes()
-    (tmp_path / "x").write_bytes(whole[:-3])
+    flipped = whole[:40] + bytes([whole[40] ^ 1]) + whole[41:]
+    (tmp_path / "x").write_bytes(flipped if where == "a block" else whole[:-3])
 
     with pytest.raises(InvalidJob, match="is damaged"):
         made(job(), tmp_path / "x")
     it, engine = making(tmp_path / "x")
-    it.run(engine, force=True)
+    run(it, engine, force=True)
 
     assert (tmp_path / "x").read_bytes() == whole
 
@@ -188,7 +195,7 @@ def test_parts_that_vanish_are_named(tmp_path: Path) -> None:
         (tmp_path / "x.parts" / "0-00000001").unlink()
 
     with pytest.raises(SourceUnavailable, match=r"x\.parts/0-00000001', is gone or damaged"):
-        it.run(removing)
+        run(it, removing)
 
 
 def test_a_folder_that_is_not_there_is_made(tmp_path: Path) -> None:
@@ -208,8 +215,8 @@ def test_progress_ends_with_all_items(tmp_path: Path) -> None:
         told.append((done.measured, done.tokens))
 
     interrupt(tmp_path / "x", 4)
-    it, engine = making(tmp_path / "x", watch=watch)
-    it.run(engine)
+    it, engine = making(tmp_path / "x")
+    run(it, engine, watch=watch)
 
     assert told == sorted(told)
     assert told[0][0] > 0, "what was found is told at first"
@@ -218,14 +225,14 @@ def test_progress_ends_with_all_items(tmp_path: Path) -> None:
 
 def test_a_block_whose_process_died_is_not_counted_twice(tmp_path: Path) -> None:
     said: list[str] = []
-    it, engine = making(tmp_path / "x", warn=said.append)
+    it, engine = making(tmp_path / "x")
 
     async def dying(blocks: Any, hears: Any) -> None:
         hears.progressed(blocks[0], 100)
         hears.died(blocks[0], "main[99] in epoch 0 ended a process, with SIGKILL")
         await engine(blocks, hears)
 
-    assert it.run(dying).done.measured == ITEMS
+    assert run(it, dying, warn=said.append).done.measured == ITEMS
     assert said == [
         "main[99] in epoch 0 ended a process, with SIGKILL; its block is measured again"
     ]
@@ -241,7 +248,7 @@ def test_items_that_fail_are_counted_over_all_commands(tmp_path: Path) -> None:
     it, engine = making(tmp_path / "x", several)
 
     with pytest.raises(BadItem, match=r"8 items of job 'job' fail, and max_quarantined = 7"):
-        it.run(engine)
+        run(it, engine)
 
     found = made(job(failing=8, on_item_error="quarantine", max_quarantined=8), tmp_path / "x")
     assert found.index.sources["main"].left_out == {"quarantined:index": 8}
@@ -314,5 +321,5 @@ async def test_an_engine_that_fails_ends_the_making(tmp_path: Path) -> None:
         raise SourceUnavailable("the storage is away", item="x")
 
     with pytest.raises(SourceUnavailable, match="the storage is away"):
-        await asyncio.to_thread(it.run, failing)
+        await asyncio.to_thread(run, it, failing)
     assert not (tmp_path / "x").exists()

@@ -12,14 +12,15 @@ import pytest
 from indexes import as_items
 from penstock.server.core.condition import Kept
 from penstock.server.core.refs import ItemRef
+from penstock.server.index.block import ItemSizes, encode_block
 from penstock.server.indexing.measuring import Measuring
 from penstock.server.job import Job
 from penstock.server.joint_job import JointJob, RoleSet
 from penstock.server.pipeline.items import Filtered, Items
-from penstock.server.planned.index_block import ItemSizes, encode_block
 from penstock.server.roles import (
     MapDistributor,
     ProcessContext,
+    RankPartitionedDistributor,
     RawItemProcessor,
     Sample,
     SampleBatcher,
@@ -252,11 +253,31 @@ def test_a_sample_without_its_length_is_the_jobs_mistake() -> None:
         measured(made)
 
 
-def test_a_joint_job_has_no_index() -> None:
-    sets = {name: RoleSet(ItemsSource(ROWS), batch_size=1) for name in ("a", "b")}
+def test_a_set_of_a_joint_job_is_measured_as_a_job_of_its_own() -> None:
+    """Each set by its own processor and sources: nothing of the other is part of it."""
+    sets = {
+        "a": RoleSet(ItemsSource(ROWS), batch_size=1),
+        "b": RoleSet(ItemsSource(ROWS[:5]), None, Split(), BestFitPackingBatcher(64)),
+    }
+    alone = Job({"b": ItemsSource(ROWS[:5])}, None, Split(), BestFitPackingBatcher(64))
 
-    with pytest.raises(InvalidJob, match="is a joint job of 2 sets of roles"):
-        Measuring(JointJob(sets, choice="batch", name="both"))
+    found = Measuring(JointJob(sets, choice="batch", name="both"), role_set=1)
+
+    of_its_own = Measuring(alone)
+    assert found.inputs == of_its_own.inputs
+    assert found.positions == of_its_own.positions == {"b": 5}
+    assert as_items(found.block("b", 0, 5).sizes) == as_items(of_its_own.block("b", 0, 5).sizes)
+
+
+def test_a_set_that_cannot_have_an_index_is_named() -> None:
+    """The first set could have one."""
+    sets = {
+        "a": RoleSet(ItemsSource(ROWS), batch_size=1),
+        "b": RoleSet(ItemsSource(ROWS), RankPartitionedDistributor({"b": 1}), batch_size=1),
+    }
+
+    with pytest.raises(InvalidJob, match=r"set 'b' of job 'both': distributor is rank_partitioned"):
+        Measuring(JointJob(sets, choice="batch", name="both"), role_set=1)
 
 
 # --- random numbers -------------------------------------------------------------------------------

@@ -103,7 +103,9 @@ def random_costs(chance: random.Random, counts: Sequence[int]) -> list[Costs]:
 
 
 def check_firsts(order: WindowOrder | BalancedOrder, placed: Sequence[Place], epochs: int) -> None:
-    """Hold `bears` and `numbers_of_first` against what lies at every number."""
+    """Hold `bears`, `numbers_of_first` and `number_of` against what lies at every number."""
+    for number, place in enumerate(placed):
+        assert order.number_of(place.epoch, place.window, place.batch) == number
     bearing = [(number, place) for number, place in enumerate(placed) if place.bears]
     for epoch in range(epochs):
         windows, numbers = order.numbers_of_first(epoch)

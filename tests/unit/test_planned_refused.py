@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
+from penstock.server.index.file import SizeIndex
 from penstock.server.job import Job
 from penstock.server.jobs.load import load
 from penstock.server.joint_job import JointJob
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.planner import open_planner
-from penstock.server.planned.index_file import SizeIndex
 from penstock.server.planned.plan import Plan
 from penstock.server.role_set import RoleSet
 from penstock.server.roles import (

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from penstock.server.core.condition import Condition
-from penstock.server.planned.index_block import ItemSizes
-from penstock.server.planned.index_file import SizeIndex, SourceBlocks, blocks_of, write_index
+from penstock.server.index.block import ItemSizes
+from penstock.server.index.file import SizeIndex, SourceBlocks, blocks_of, write_index
 from penstock.server.planned.windows import (
     RUN,
     RUNS,

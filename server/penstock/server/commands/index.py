@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
+from penstock.server.commands.index_data_sets import DataSets, data_sets
+from penstock.server.commands.index_places import Wanted, check_apart, indexes_of
 from penstock.server.commands.measured_so_far import Watched
 from penstock.server.commands.say import say
+from penstock.server.commands.set_option import set_option
 from penstock.server.indexing.crew import Crew
-from penstock.server.indexing.making import Engine, Made, Making, left_out
+from penstock.server.indexing.making import Engine, Made, Making, left_out, make
 from penstock.server.indexing.measuring import Measuring
 from penstock.server.indexing.on_ray import ray_engine
 from penstock.server.job import Job
 from penstock.server.jobs.load import Config, load
 from penstock.server.sources.catalog import pack_catalogs
-from penstock.wire.errors import InvalidJob
 from penstock.wire.terminal import plain
 
 SHOWN_BAD = 10
@@ -27,9 +30,19 @@ SHOWN_BAD = 10
 @click.argument("file")
 @click.argument("job")
 @click.option(
+    "--role-set",
+    "sets",
+    multiple=True,
+    metavar="NAME",
+    help="A set of roles of a joint job, may be repeated; default: all that have a plan.",
+)
+@click.option(
     "--output",
+    "outputs",
+    multiple=True,
     metavar="URL",
-    help="Where the index shall lie: a path, or a URL; default: where plan.index says.",
+    help="Where the index shall lie: a path, or a URL; default: where plan.index says. Of a joint "
+    "job NAME=URL, for each set that it is given for.",
 )
 @click.option(
     "--workers",
@@ -49,20 +62,25 @@ SHOWN_BAD = 10
     help="Make the index anew if it is there; throw away what is there of another job.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
+@set_option
 def index(
     file: str,
     job: str,
-    output: str | None,
+    sets: tuple[str, ...],
+    outputs: tuple[str, ...],
     workers: int | None,
     engine: str,
     force: bool,
     as_json: bool,
+    assignments: tuple[str, ...],
 ) -> int:
     """Write the index of sizes that a planned JOB of FILE needs.
 
     Reads and processes every item of the job's sources, in parallel, and writes how many samples it
     gives and of what sizes. Jobs that agree in sources, `where`, processor and what a sample's size
     is share one index, whatever their seed, lanes, batcher and collator are.
+
+    A joint job has an index for each set of roles with a plan; all of them are made side by side.
 
     If it is killed, the same command goes on where it was. An index that is there already and fits
     is left as it is.
@@ -71,61 +89,60 @@ def index(
     Examples:
       penstockd index penstock.yaml sft
       penstockd index penstock.yaml sft --output s3://bucket/sft.index
+      penstockd index penstock.yaml mixed --role-set chat
       RAY_ADDRESS=auto penstockd index penstock.yaml sft --engine ray
     """  # noqa: D301 - \b is for click
-    config = load(file)
+    config = load(file, assignments=assignments)
     built = config.jobs.unplanned(job)
     try:
-        url = _place(built, output)
-        made = _make(config, built, url, workers, engine, force=force)
+        wanted = indexes_of(built, sets, outputs)
+        made = _make(config, built, wanted, workers, engine, force=force)
+        counted = {roles.name: data_sets(made[roles.name].index, roles) for roles, *_ in wanted}
     finally:
         built.close()
     if as_json:
-        click.echo(json.dumps(to_json(made)))
+        found = {name: to_json(each, counted[name]) for name, each in made.items()}
+        click.echo(json.dumps(found.get("", {"sets": found})))
     else:
-        say(render(made))
+        say("\n".join(render(each, counted[name], name) for name, each in made.items()))
     return 0
 
 
-def _place(job: Job, output: str | None) -> str:
-    plan = job.role_sets[0].plan
-    if output is None and plan is not None:
-        return plan.index
-    if output is None:
-        raise InvalidJob(
-            f"job {job.name!r} does not say where its index of sizes lies: give --output, or "
-            "the job a plan",
-            key="plan.index",
-        )
-    return output
-
-
 def _make(
-    config: Config, job: Job, url: str, workers: int | None, engine: str, *, force: bool
-) -> Made:
-    measuring = Measuring(job)
-    told = job.name, job.definition, measuring.inputs
-    catalogs = [
-        catalog for source in measuring.job.sources.values() for catalog in source.hand_over()
-    ]
-    files_fd = pack_catalogs(catalogs)
+    config: Config,
+    job: Job,
+    wanted: Sequence[Wanted],
+    workers: int | None,
+    engine: str,
+    *,
+    force: bool,
+) -> dict[str, Made]:
+    """Return what was made for each set of roles, by its name."""
+    each = {roles.number: Measuring(job, role_set=roles.number) for roles, *_ in wanted}
+    makings = [Making(each[roles.number], url, options) for roles, url, options in wanted]
+    check_apart(job, wanted, makings)
+    told = job.name, job.definition, {number: found.inputs for number, found in each.items()}
+    sources = [source for found in each.values() for source in found.job.sources.values()]
+    files_fd = pack_catalogs([catalog for source in sources for catalog in source.hand_over()])
     try:
         count, deadline_s = workers or config.server.worker_count, config.server.item_seconds
         measure: Engine = Crew(*told, count, deadline_s, files_fd).run
         if engine == "ray":
             measure = ray_engine(*told, deadline_s, workers)
         with Watched() as watched:
-            plan = job.role_sets[0].plan
-            # They are for the place that the job names, and may not suit another.
-            options = plan.storage_options if plan is not None and plan.index == url else None
-            making = Making(measuring, url, options, watch=watched.watch, warn=watched.warn)
-            return making.run(measure, force=force)
+            made = make(makings, measure, force=force, watch=watched.watch, warn=watched.warn)
     finally:
         os.close(files_fd)
+    return {roles.name: found for (roles, *_), found in zip(wanted, made, strict=True)}
 
 
-def to_json(made: Made) -> dict[str, Any]:
-    """Return what was made, for scripts."""
+def to_json(made: Made, counted: DataSets) -> dict[str, Any]:
+    """Return what was made, for scripts.
+
+    Args:
+        made: It.
+        counted: What it holds of each data set of a meta file.
+    """
     found = made.index
     return {
         "index": found.url,
@@ -141,6 +158,7 @@ def to_json(made: Made) -> dict[str, Any]:
                 "samples": source.samples,
                 "tokens": source.tokens,
                 "left_out": dict(source.left_out),
+                **({"data_sets": counted[name]} if name in counted else {}),
             }
             for name, source in found.sources.items()
         },
@@ -152,9 +170,16 @@ def to_json(made: Made) -> dict[str, Any]:
     }
 
 
-def render(made: Made) -> str:
-    """Return what was made, for people."""
-    told = to_json(made)
+def render(made: Made, counted: DataSets, role_set: str = "") -> str:
+    """Return what was made, for people.
+
+    Args:
+        made: It.
+        counted: What it holds of each data set of a meta file.
+        role_set: The name of the set of roles that it is for; "" = the job has one.
+    """
+    told = to_json(made, counted)
+    whose = f", of set {plain(role_set)}" if role_set else ""
     what = "" if made.is_new else ", is there already and fits"
     rows = [
         ("items", f"{told['items']:,}"),
@@ -168,17 +193,23 @@ def render(made: Made) -> str:
             (f"source {name}", f"{each['samples']:,} samples, {each['tokens']:,} tokens")
             for name, each in told["sources"].items()
         ]
+    rows += [
+        (f"data set {plain(name)}", f"{each['samples']:,} samples, {each['tokens']:,} tokens")
+        for sets in counted.values()
+        for name, each in sets.items()
+    ]
     if made.is_new:
         earlier = made.done.found
         went_on = f", with {earlier:,} items that an earlier command had measured"
-        rows.append(("seconds", f"{made.seconds:.1f}{went_on if earlier else ''}"))
+        seconds = f"{made.seconds:.1f}{' for all sets' if role_set else ''}"
+        rows.append(("seconds", seconds + (went_on if earlier else "")))
     if told["depends_on_seed"]:
         rows.append(("note", "processing draws random numbers: these are the sizes of epoch 0"))
     width = max(len(name) for name, _ in rows)
     bad = [f"  left out: {plain(item)}: {plain(why)}" for item, why in made.done.bad[:SHOWN_BAD]]
     return "\n".join(
         [
-            f"{click.style(f'index {plain(made.index.url)}', bold=True)}{what}",
+            f"{click.style(f'index {plain(made.index.url)}', bold=True)}{whose}{what}",
             f"  {'root':<{width}}  {told['root']}",
             *(f"  {name:<{width}}  {value}" for name, value in rows),
             *bad,

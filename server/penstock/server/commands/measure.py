@@ -14,12 +14,14 @@ from penstock.server.commands import purity
 from penstock.server.commands.memory import NodeMemory, node_memory
 from penstock.server.commands.pace import lanes_beside, pace
 from penstock.server.commands.parts import PartShare, part_shares
+from penstock.server.commands.plan_windows import Apart
 from penstock.server.commands.progress import Say, silent
 from penstock.server.commands.text import decoder
 from penstock.server.commands.together import Together
 from penstock.server.commands.window import WindowRead, read_window
 from penstock.server.core.held import held_bytes
 from penstock.server.core.refs import ItemRef, SampleRef
+from penstock.server.forecast.planned_figures import check_fits
 from penstock.server.job import Job
 from penstock.server.pipeline.items import Filtered, Items, Outcome
 from penstock.server.pipeline.line import Computed, Line
@@ -156,6 +158,7 @@ def examine(
         say: Told what is being done.
 
     Raises:
+        BadBatch: A planned batch has more documents than its collator has room for.
         LogDiverged: Something is not pure; names the first item or batch, and key.
         BadItem: An item fails and the job's policy is to stop; carries the user's traceback.
         PenstockError: Anything else that a server would stop with.
@@ -172,6 +175,9 @@ def examine(
         workers=workers,
         shares=job.shares(),
     )
+    for roles in job.role_sets:
+        if roles.planned is not None:
+            check_fits(roles, roles.epochs, Apart(job, say))
     watch = Stopwatch(say, f"job {job.name}, {item_count} items")
     items = Items(job, progress=watch)
     refs = purity.first_items(job, item_count)

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from penstock.server.commands.index_places import places_of
 from penstock.server.commands.plan_page import page
 from penstock.server.commands.plan_text import render
 from penstock.server.commands.plan_windows import Apart
 from penstock.server.commands.progress import Progress, Say
 from penstock.server.commands.say import say
-from penstock.server.job import Job
-from penstock.server.jobs.load import load
-from penstock.server.planned.index_file import SizeIndex
-from penstock.server.planned.index_lookup import IndexLookup
-from penstock.server.planned.other_lanes import lanes_table
-from penstock.server.planned.plan_report import (
+from penstock.server.commands.set_option import set_option
+from penstock.server.forecast.index_lookup import IndexLookup
+from penstock.server.forecast.other_lanes import lanes_table
+from penstock.server.forecast.planned_figures import figures_of_planned
+from penstock.server.forecast.report import (
     PlanReport,
     global_batch,
     report_of,
     world_sizes,
 )
-from penstock.server.planned.planned_figures import figures_of_planned
-from penstock.server.planned.simulated import simulate
-from penstock.server.planned.told import IndexedOutcomes
+from penstock.server.forecast.simulated import simulate
+from penstock.server.forecast.told import IndexedOutcomes
+from penstock.server.index.file import SizeIndex
+from penstock.server.job import Job
+from penstock.server.jobs.load import load
 from penstock.wire.errors import InvalidRequest
 
 
@@ -81,8 +84,11 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # only newer clicks h
 )
 @click.option(
     "--index",
+    "indexes",
+    multiple=True,
     metavar="URL",
-    help="An index of its sizes, made by `penstockd index`, for a job that is not planned.",
+    help="An index of its sizes, made by `penstockd index`, for a job that is not planned. Of a "
+    "joint job NAME=URL, for each set that it is given for.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
 @click.option(
@@ -92,6 +98,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # only newer clicks h
     metavar="FILE",
     help="Write a report with plots, in one file that needs nothing else.",
 )
+@set_option
 def plan(
     file: str,
     job: str,
@@ -99,9 +106,10 @@ def plan(
     batches_per_step: int | None,
     lanes: tuple[int, ...],
     epochs: int | None,
-    index: str | None,
+    indexes: tuple[str, ...],
     as_json: bool,
     html: Path | None,
+    assignments: tuple[str, ...],
 ) -> None:
     """Say what JOB of FILE gives: batches, steps, padding, what is left out, how costs differ.
 
@@ -115,7 +123,7 @@ def plan(
       penstockd plan penstock.yaml main
       penstockd plan penstock.yaml main --ranks 8,16 --html plan.html
     """  # noqa: D301 - \b is for click
-    config = load(file)
+    config = load(file, assignments=assignments)
     # Its index, if it has one, is opened here: a finite job would count its batches as it is built.
     built = config.jobs.unplanned(job)
     built.check_end()
@@ -124,7 +132,7 @@ def plan(
     worlds = world_sizes(step[0], ranks)
     try:
         with Progress() as progress:
-            found = report(built, step, worlds, lanes, epochs, index, progress.say)
+            found = report(built, step, worlds, lanes, epochs, indexes, progress.say)
     finally:
         built.close()
     if html is not None:
@@ -141,7 +149,7 @@ def report(
     worlds: list[int],
     lanes: tuple[int, ...] = (),
     epochs: int | None = None,
-    index: str | None = None,
+    indexes: Sequence[str] = (),
     tell: Say = lambda doing: None,
 ) -> PlanReport:
     """Return what is to be said of a job.
@@ -152,11 +160,12 @@ def report(
         worlds: World sizes, which divide it.
         lanes: Other numbers of lanes to compare.
         epochs: How many epochs to plan; None = all of a finite job, 1 of an endless one.
-        index: Where an index of its sizes lies, for a job that is not planned.
+        indexes: Where indexes of its sizes lie, for sets of roles that are not planned, as
+            `places_of` takes them.
         tell: Told now and then what is being done.
     """
     if len(job.role_sets) == 1 and job.role_sets[0].planned is not None:
-        if index is not None or lanes:
+        if indexes or lanes:
             option = "--lanes compares what lanes pack" if lanes else "--index names an index"
             raise InvalidRequest(
                 f"{option}, and job {job.name!r} is planned: its batches come from the index in "
@@ -166,35 +175,36 @@ def report(
         figures = figures_of_planned(job, epochs, Apart(job, tell))
         return report_of(job, figures, step, worlds)
     began_s = time.monotonic()
-    indexes = lookups(job, index, tell)
-    found = simulate(job, indexes, epochs, tell)
+    known = lookups(job, indexes, tell)
+    found = simulate(job, known, epochs, tell)
     took_s = time.monotonic() - began_s
-    table = lanes_table(job, found, took_s, lanes, indexes, tell)
+    table = lanes_table(job, found, took_s, lanes, known, tell)
     return report_of(job, found, step, worlds, table)
 
 
-def lookups(job: Job, index: str | None, tell: Say) -> dict[int, IndexedOutcomes]:
+def lookups(job: Job, indexes: Sequence[str], tell: Say) -> dict[int, IndexedOutcomes]:
     """Return what indexes say of a job's items, by the number of the set of roles.
 
     Raises:
-        InvalidRequest: An index is named, and cannot be used.
-        InvalidJob: It does not fit the job.
+        InvalidRequest: An index is named that cannot be used.
+        InvalidJob: One does not fit its set.
     """
+    places = places_of(job, "index", indexes, [roles.name for roles in job.role_sets])
     found: dict[int, IndexedOutcomes] = {}
     for roles in job.role_sets:
-        if roles.planned is not None:
-            found[roles.number] = IndexLookup(roles.planned.index, roles, job.seed, job.name, tell)
-    if index is None:
-        return found
-    if found or len(job.role_sets) > 1:
-        what = "has one in its plan" if found else f"has {len(job.role_sets)} sets of roles"
-        raise InvalidRequest(
-            f"--index names an index, and job {job.name!r} {what}: leave the option out",
-            field="index",
-            value=index,
-        )
-    [roles] = job.role_sets
-    return {0: IndexLookup(SizeIndex.open(index), roles, job.seed, job.name, tell)}
+        index = roles.planned.index if roles.planned is not None else None
+        if roles.name in places:
+            if index is not None:
+                raise InvalidRequest(
+                    f"--index names an index for set {roles.name!r}, and job {job.name!r} has one "
+                    "in the plan of that set: leave the option out",
+                    field="index",
+                    value=places[roles.name],
+                )
+            index = SizeIndex.open(places[roles.name])
+        if index is not None:
+            found[roles.number] = IndexLookup(index, roles, job.seed, job.name, tell)
+    return found
 
 
 def _write(path: Path, text: str) -> None:

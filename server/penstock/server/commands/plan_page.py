@@ -8,7 +8,7 @@ from html import escape
 
 from penstock.server.commands.plan_text import bar_name, headline, rows
 from penstock.server.commands.plots import Series, columns, line, lying
-from penstock.server.planned.plan_report import PlanReport, Ranks
+from penstock.server.forecast.report import PlanReport, Ranks
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --dim: #60646c; --rule: #d9dce1; --page: #fcfcfd;

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from penstock.server.planned.counts import Bar, Spread
-from penstock.server.planned.plan_report import LanesRow, PlanReport, Ranks
-from penstock.server.planned.skew import Skew
+from penstock.server.forecast.counts import Bar, Spread
+from penstock.server.forecast.report import LanesRow, PlanReport, Ranks
+from penstock.server.forecast.skew import Skew
 from penstock.wire.terminal import plain
 
 BAR_COLUMNS = 40

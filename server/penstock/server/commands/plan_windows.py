@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from penstock.server.commands.progress import Say, silent
+from penstock.server.forecast.window_figures import WindowFigures, WindowKey, add_up
 from penstock.server.job import Job
 from penstock.server.jobs.definition import decode
-from penstock.server.node.aside import Aside, Began, attend, end_aside, short_status, start_aside
-from penstock.server.planned.window_figures import WindowFigures, WindowKey, add_up
+from penstock.server.node.aside import Began, attend, end_aside, short_status, start_aside
+from penstock.server.node.start import Process
 from penstock.server.resources import usable_cpus
 from penstock.server.role_set import RoleSet
 from penstock.wire.errors import Internal, JobChanged, decode_error
@@ -67,9 +68,8 @@ class Apart:
         processes = min(self._processes, len(keys))
         if processes < 2 or samples * epochs < self._least or not self._job.definition:
             return add_up(roles, keys, epochs, tell)
-        root = roles.planned.index.root.hex()
         started = [
-            _Process(self._job, keys[part::processes], epochs, root) for part in range(processes)
+            _Process(self._job, roles, keys[part::processes], epochs) for part in range(processes)
         ]
         try:
             return _gathered(started, tell)
@@ -100,13 +100,15 @@ def _gathered(started: Sequence[_Process], tell: Any) -> WindowFigures:
 class _Process:
     """One process, as the command sees it."""
 
-    def __init__(self, job: Job, keys: Sequence[WindowKey], epochs: int, root: str) -> None:
+    def __init__(self, job: Job, roles: RoleSet, keys: Sequence[WindowKey], epochs: int) -> None:
         self._job = job
+        assert roles.planned is not None
         # What code of users prints must not stand among the command's own results.
-        self.aside: Aside = start_aside(__name__, job.definition, output=STDERR)
+        self.aside: Process = start_aside(__name__, job.definition, output=STDERR)
         # A line of it is read at a time, so nothing waits in a buffer that `select` cannot see.
         self._heard = self.aside.socket.makefile("rb", buffering=0)
-        task = {"keys": keys, "epochs": epochs, "root": root}
+        root = roles.planned.index.root.hex()
+        task = {"set": roles.number, "keys": keys, "epochs": epochs, "root": root}
         self.aside.socket.sendall(json.dumps(task).encode() + b"\n")
 
     def hear(self) -> WindowFigures | None:
@@ -160,7 +162,7 @@ def work(start: Began, heard: BinaryIO, out: BinaryIO) -> None:
     start.page.note("build", definition.name)
     job = definition.build(planned=False)
     try:
-        [roles] = job.role_sets
+        roles = job.role_sets[task["set"]]
         if roles.planned is None or roles.planned.index.root.hex() != task["root"]:
             raise JobChanged(
                 f"job {definition.name!r} is not what it was when the command started: its index "

@@ -14,6 +14,7 @@ from penstock.server.commands.core_rate import CoreRate, measure_core
 from penstock.server.commands.memory import node_memory
 from penstock.server.commands.progress import Progress, Say
 from penstock.server.commands.say import say
+from penstock.server.commands.set_option import set_option
 from penstock.server.commands.size_report import Found, notes_of, render
 from penstock.server.commands.sizing import (
     BUSY,
@@ -87,6 +88,7 @@ class Finite(click.FloatRange):
     metavar="G",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
+@set_option
 def size(
     file: str,
     job: str,
@@ -97,6 +99,7 @@ def size(
     cores_per_node: int | None,
     gib_per_node: float | None,
     as_json: bool,
+    assignments: tuple[str, ...],
 ) -> int:
     """Say how many cores, nodes and lanes a run of JOB needs, and what it sends and stores.
 
@@ -116,7 +119,7 @@ def size(
     needed = _needed(ranks, tokens_per_s_per_rank, samples_per_s_per_rank)
     memory_bytes = usable_memory_bytes() if gib_per_node is None else int(gib_per_node * 2**30)
     machine = Machine(cores_per_node or usable_cpus(), memory_bytes)
-    config = load(file)
+    config = load(file, assignments=assignments)
     built = config.job(job)
     try:
         with Progress() as progress:
@@ -158,7 +161,7 @@ def _find(
     cores = measured.cpu_s / measured.seconds
     cores = cores if cores > BUSY else 1.0
     workers = max(1, int(config.server.worker_count / cores))
-    together = measure_together(job, config.target, workers, tell)
+    together = measure_together(job, config, workers, tell)
     total = measured.counts[needed.unit]
     core = OneCore(
         rate=rate.safe,

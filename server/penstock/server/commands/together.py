@@ -25,6 +25,7 @@ from penstock.server.commands.pace import Pace, lanes_beside, make_batches, pass
 from penstock.server.commands.progress import Say, silent
 from penstock.server.environment import worker_environment
 from penstock.server.job import Job
+from penstock.server.jobs.load import Config, load
 from penstock.server.pipeline.items import Items
 from penstock.server.pipeline.line import Line
 from penstock.wire.errors import PenstockError, decode_error, encode_error
@@ -58,13 +59,13 @@ class Together:
 
 
 def measure_together(
-    job: Job, target: str, workers: int, say: Say = silent, start_s: float = START_S
+    job: Job, config: Config, workers: int, say: Say = silent, start_s: float = START_S
 ) -> Together:
     """Make batches in as many processes as a node would have, and add up their rates.
 
     Args:
         job: The job.
-        target: What `penstock.server.jobs.load.load` takes.
+        config: What it was built from.
         workers: Processes that the node would have; those without work of their own are left out.
         say: Told what is being done.
         start_s: Seconds until all of them are past their start.
@@ -81,7 +82,7 @@ def measure_together(
         return Together()
     with contextlib.ExitStack() as stack:
         processes = [
-            stack.enter_context(_Process(target, job.name, lane)) for lane in firsts[:count]
+            stack.enter_context(_Process(config, job.name, lane)) for lane in firsts[:count]
         ]
         try:
             say(f"job {job.name}: starting {count} processes, as many as it would have workers")
@@ -105,9 +106,10 @@ class _NotMeasured(Exception):
 class _Process:
     """One of them: started as the context is entered, ended as it is left."""
 
-    def __init__(self, target: str, job: str, lane: int) -> None:
+    def __init__(self, config: Config, job: str, lane: int) -> None:
         module = "penstock.server.commands.together"
-        self._command = [sys.executable, "-P", "-m", module, target, job, str(lane)]
+        self._command = [sys.executable, "-P", "-m", module, config.target, job, str(lane)]
+        self._assignments = config.assignments
         self._stack = contextlib.ExitStack()
         self._heard = b""
 
@@ -117,7 +119,7 @@ class _Process:
             self.socket = self._stack.enter_context(ours)
             self._said = self._stack.enter_context(tempfile.TemporaryFile())
             self._process = subprocess.Popen(
-                [*self._command, str(theirs.fileno())],
+                [*self._command, str(theirs.fileno()), *self._assignments],
                 env=worker_environment(os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=self._said,
@@ -200,12 +202,11 @@ def _say(channel: socket.socket, answer: dict[str, Any]) -> None:
     channel.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _main(target: str, name: str, lane: str, descriptor: str) -> None:
-    from penstock.server.jobs.load import load
-
+def _main(target: str, name: str, lane: str, descriptor: str, *assignments: str) -> None:
     with socket.socket(fileno=int(descriptor)) as channel:
         try:
-            _work(load(target).job(name), int(lane), channel)
+            job = load(target, assignments=assignments).job(name)
+            _work(job, int(lane), channel)
         except PenstockError as error:
             with contextlib.suppress(OSError):  # nobody listens any more
                 _say(channel, {"error": encode_error(error).hex()})

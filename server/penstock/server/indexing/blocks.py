@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.server.planned.index_block import block_items
+from penstock.server.index.block import block_items
 
 
 class Block(NamedTuple):

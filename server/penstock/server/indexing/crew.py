@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from penstock.server.core.canonical import canonical
 from penstock.server.indexing.blocks import Block, Stretches
-from penstock.server.node.aside import Aside, end_aside, short_status, start_aside
+from penstock.server.node.aside import end_aside, short_status, start_aside
 from penstock.server.node.page import Note, Page
+from penstock.server.node.start import Process
 from penstock.wire.errors import JobChanged, WorkerCrashed, decode_error
 
 MAX_DEATHS = 3
@@ -47,7 +48,7 @@ class Hears(Protocol):
     def progressed(self, block: Block, done: int) -> None:
         """Note that so many positions of a block are measured."""
 
-    def died(self, block: Block | None, how: str) -> None:
+    def died(self, block: Block, how: str) -> None:
         """Note that a process died, and what it was doing."""
 
 
@@ -57,7 +58,8 @@ class Crew:
     Args:
         name: The job's name, for messages.
         definition: The job's definition, from which they build it.
-        inputs: What the sizes depend on: they must find the same.
+        inputs: What the sizes depend on, by the number of each set of roles that is measured: they
+            must find the same.
         processes: How many.
         item_deadline_s: How long one may be at an item.
         files_fd: What is known of the job's files (`pack_catalogs`); -1 = nothing.
@@ -67,13 +69,13 @@ class Crew:
         self,
         name: str,
         definition: bytes,
-        inputs: dict[str, Any],
+        inputs: Mapping[int, Mapping[str, Any]],
         processes: int,
         item_deadline_s: float,
         files_fd: int = -1,
     ) -> None:
         self._name, self._definition, self._files_fd = name, definition, files_fd
-        self._inputs = canonical(inputs)
+        self._sets, self._inputs = json.dumps([*inputs]), canonical([*inputs.values()])
         self._processes, self._item_deadline_s = processes, item_deadline_s
 
     async def run(self, blocks: Sequence[Block], hears: Hears) -> None:
@@ -101,7 +103,7 @@ class Crew:
         block, deaths = stretches.take(number), 0
         saving: asyncio.Future[None] | None = None
         while block is not None:
-            process = _Process(self._definition, self._files_fd, self._item_deadline_s)
+            process = _Process(self._definition, self._sets, self._files_fd, self._item_deadline_s)
             try:
                 if await process.start() != self._inputs:
                     raise self._changed()
@@ -117,6 +119,7 @@ class Crew:
                 note, how = process.page.read(), await process.end()
                 deaths += 1
                 doing = str(note.item) if note.item else f"stage {note.stage or 'start'}"
+                assert block is not None  # it dies while it is asked for one
                 hears.died(block, f"{doing} ended a process, with {how}")
                 if deaths == MAX_DEATHS:
                     raise self._crashed(doing, how, note) from None
@@ -163,14 +166,14 @@ class _Telling:
 class _Process:
     """One process, from its start to its end."""
 
-    def __init__(self, definition: bytes, files_fd: int, item_deadline_s: float) -> None:
-        self._definition, self._files_fd = definition, files_fd
+    def __init__(self, definition: bytes, sets: str, files_fd: int, item_deadline_s: float) -> None:
+        self._definition, self._sets, self._files_fd = definition, sets, files_fd
         self._deadline_s = item_deadline_s
-        self._aside: Aside | None = None
+        self._aside: Process | None = None
         self._writer: asyncio.StreamWriter | None = None
 
     async def start(self) -> bytes:
-        """Return the inputs that its job has.
+        """Return the inputs that its sets of roles have.
 
         Raises:
             _Died: It has ended.
@@ -180,6 +183,7 @@ class _Process:
         self._aside = start_aside(
             "penstock.server.indexing.worker",
             self._definition,
+            self._sets,
             files_fd=self._files_fd,
             output=STDERR,
         )

@@ -1,4 +1,4 @@
-"""An index of sizes is made: what is missing is measured, and all of it becomes one file."""
+"""Indexes of sizes are made: what is missing is measured, and all of a set becomes one file."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.server.index.file import SizeIndex, SourceBlocks, is_index, write_index
+from penstock.server.index.inputs import SEED, differences
+from penstock.server.index.place import Place
 from penstock.server.indexing.blocks import Block, all_blocks
 from penstock.server.indexing.crew import Answer, Hears
 from penstock.server.indexing.measuring import Measuring
 from penstock.server.indexing.parts import Part, Parts
-from penstock.server.planned.index_file import SizeIndex, SourceBlocks, is_index, write_index
-from penstock.server.planned.index_inputs import SEED, differences
-from penstock.server.planned.place import Place
 from penstock.wire.errors import BadItem, InvalidJob
 
 MAX_NAMED = 3
@@ -45,9 +45,24 @@ class Done:
     tokens: int = 0
     bad: list[tuple[str, str]] = field(default_factory=list)
 
+    @classmethod
+    def sum_of(cls, each: Sequence[Done]) -> Done:
+        """Return how far several are together."""
+        return cls(
+            sum(done.items for done in each),
+            sum(done.measured for done in each),
+            sum(done.found for done in each),
+            sum(done.samples for done in each),
+            sum(done.tokens for done in each),
+            [bad for done in each for bad in done.bad],
+        )
+
 
 Watch = Callable[[Done], None]
 """Told of what is done, now and then."""
+
+Warn = Callable[[str], None]
+"""Told what people should know of, as a sentence."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +72,7 @@ class Made:
     Attributes:
         index: It.
         is_new: Whether this command has made it.
-        seconds: How long that took.
+        seconds: How long that took, with all that were made beside it.
         done: What was done for it.
     """
 
@@ -68,67 +83,40 @@ class Made:
 
 
 class Making:
-    """Makes the index of one job.
+    """Makes the index of one set of roles.
 
     Args:
         measuring: What of the job says sizes.
         url: Where the index shall lie: a path, or a URL of fsspec.
         storage_options: Options of the filesystem.
-        watch: Told of what is done.
-        warn: Told, as a sentence, what people should know of.
+
+    Attributes:
+        inputs: What the sizes depend on.
+        positions: How many positions each source has, by name.
+        place: Where the index shall lie.
+        done: How far it is.
     """
 
     def __init__(
-        self,
-        measuring: Measuring,
-        url: str,
-        storage_options: dict[str, Any] | None = None,
-        watch: Watch = lambda done: None,
-        warn: Callable[[str], None] = lambda sentence: None,
+        self, measuring: Measuring, url: str, storage_options: dict[str, Any] | None = None
     ) -> None:
         self._job = measuring.job
-        self.inputs, self._positions = measuring.inputs, measuring.positions
+        self.inputs, self.positions = measuring.inputs, measuring.positions
         self._url, self._options = url, storage_options or {}
-        self._place = Place(url, self._options)
-        self._parts = Parts(self._place, self.inputs, self._positions)
-        self._watch, self._warn = watch, warn
-        self._done = Done(sum(self._positions.values()))
+        self.place = Place(url, self._options)
+        self._parts = Parts(self.place, self.inputs, self.positions)
+        self.done = Done(sum(self.positions.values()))
         self._under_way: dict[Block, int] = {}
         self._quarantined = 0
         self._drew = False
 
-    def run(self, engine: Engine, *, force: bool = False) -> Made:
-        """Make the index, unless it is there.
-
-        Args:
-            engine: Measures blocks.
-            force: Make it anew if it is there; throw away what is there of another job.
-
-        Raises:
-            InvalidJob: There is something else at its place.
-            BadItem: An item fails, and the job's policy is to stop; or too many do.
-            PenstockError: What `engine` met.
-        """
-        began_s = time.monotonic()
-        if (there := self._there(force=force)) is not None:
-            self._parts.remove_leftovers()
-            return Made(there, False, 0.0, self._done)
-        missing = self._missing(self._parts.begin(force=force))
-        self._watch(self._done)
-        if missing:
-            asyncio.run(self._run(engine, missing))
-        self._assemble()
-        index = SizeIndex.open(self._url, self._options)
-        self._parts.remove()
-        return Made(index, True, time.monotonic() - began_s, self._done)
-
-    def _there(self, *, force: bool) -> SizeIndex | None:
+    def there(self, *, force: bool) -> SizeIndex | None:
         """Return the index, if it is there and need not be made.
 
         Raises:
-            InvalidJob: There is another one, or something else.
+            InvalidJob: There is another one, or something else; or it is damaged.
         """
-        known = is_index(self._place)
+        known = is_index(self.place)
         if known is None:
             return None
         if not known:
@@ -146,23 +134,26 @@ class Making:
                 "give --force to replace it, or name another place",
                 key="plan.index",
             )
+        index.check()  # whoever makes it anew, as it was found damaged, must not hear that it fits
+        self._parts.remove_leftovers()
         return index
 
-    def _missing(self, names: set[str]) -> list[Block]:
-        """Return the blocks that are not finished, and take note of those that are."""
-        finished = (block for block in all_blocks(self._positions) if block.name in names)
+    def missing(self, *, force: bool) -> list[Block]:
+        """Return the blocks that are not finished, and take note of those that are.
+
+        Raises:
+            InvalidJob: There is the beginning of another index.
+            BadItem: More items fail than may be left out.
+        """
+        names = self._parts.begin(force=force)
+        finished = (block for block in all_blocks(self.positions) if block.name in names)
         whole: set[str] = set()
         for block, part in self._parts.load_all(finished):
             if part is not None:
                 whole.add(block.name)
-                self._done.found += block.stop - block.start
+                self.done.found += block.stop - block.start
                 self._note(block, part)
-        return [block for block in all_blocks(self._positions) if block.name not in whole]
-
-    async def _run(self, engine: Engine, missing: Sequence[Block]) -> None:
-        await engine(missing, self)
-
-    # --- what the engine tells ---
+        return [block for block in all_blocks(self.positions) if block.name not in whole]
 
     async def finished(self, block: Block, answer: Answer) -> None:
         """Keep a block that is finished.
@@ -170,34 +161,26 @@ class Making:
         Raises:
             BadItem: More items fail than may be left out.
         """
-        self._done.bad += answer.bad
+        self.done.bad += answer.bad
         part = Part.of(answer.data, answer.drew)
         await asyncio.to_thread(self._parts.save, block, part)
         self._note(block, part)
 
-    def progressed(self, block: Block, done: int) -> None:
+    def progressed(self, block: Block, measured: int) -> None:
         """Note that so many positions of a block are measured."""
         before = self._under_way.get(block, 0)
-        self._under_way[block] = done
-        self._done.measured += done - before
-        self._watch(self._done)
-
-    def died(self, block: Block | None, how: str) -> None:
-        """Note that a process died."""
-        if block is not None:
-            self.progressed(block, 0)
-        self._warn(f"{how}; its block is measured again")
+        self._under_way[block] = measured
+        self.done.measured += measured - before
 
     def _note(self, block: Block, part: Part) -> None:
         before = self._under_way.pop(block, 0)
-        self._done.measured += block.stop - block.start - before
-        self._done.samples += part.samples
-        self._done.tokens += part.tokens
+        self.done.measured += block.stop - block.start - before
+        self.done.samples += part.samples
+        self.done.tokens += part.tokens
         self._drew |= part.drew
         self._quarantined += part.quarantined
-        self._watch(self._done)
         if self._quarantined > self._job.max_quarantined:
-            named = ", ".join(f"{item} ({why})" for item, why in self._done.bad[:MAX_NAMED])
+            named = ", ".join(f"{item} ({why})" for item, why in self.done.bad[:MAX_NAMED])
             look = f"the first are {named}" if named else "an earlier command has named them"
             raise BadItem(
                 f"{self._quarantined} items of job {self._job.name!r} fail, and max_quarantined = "
@@ -207,20 +190,88 @@ class Making:
                 reason="quarantine budget spent",
             )
 
-    # --- one file ---
-
-    def _assemble(self) -> None:
+    def assemble(self) -> SizeIndex:
+        """Return the index, which is made of its finished blocks."""
         inputs = self.inputs
         if not self._drew:  # no size depends on the seed
             inputs = {key: value for key, value in inputs.items() if key != SEED}
         sources = [
             SourceBlocks(name, items, self._parts.bytes_of(self._blocks_of(name)))
-            for name, items in self._positions.items()
+            for name, items in self.positions.items()
         ]
         write_index(self._url, inputs, sources, self._options)
+        index = SizeIndex.open(self._url, self._options)
+        self._parts.remove()
+        return index
 
     def _blocks_of(self, name: str) -> Iterator[Block]:
-        return (block for block in all_blocks(self._positions) if block.source == name)
+        return (block for block in all_blocks(self.positions) if block.source == name)
+
+
+def make(
+    makings: Sequence[Making],
+    engine: Engine,
+    *,
+    force: bool = False,
+    watch: Watch = lambda done: None,
+    warn: Warn = lambda sentence: None,
+) -> list[Made]:
+    """Make the indexes of the sets of a job that are not there, all blocks of them side by side.
+
+    Args:
+        makings: One for each set; no two sets have a source of the same name.
+        engine: Measures blocks.
+        force: Make those anew that are there; throw away what is there of other jobs.
+        watch: Told of what is done.
+        warn: Told, as a sentence, what people should know of.
+
+    Raises:
+        InvalidJob: There is something else at the place of one.
+        BadItem: An item fails, and the job's policy is to stop; or too many do.
+        PenstockError: What `engine` met.
+    """
+    began_s = time.monotonic()
+    there = [making.there(force=force) for making in makings]
+    wanted = [making for making, index in zip(makings, there, strict=True) if index is None]
+    missing = [block for making in wanted for block in making.missing(force=force)]
+    hears = _Sets(wanted, watch, warn)
+    if wanted:
+        hears.tell()
+    if missing:
+        asyncio.run(_run(engine, missing, hears))
+    found = []
+    for making, index in zip(makings, there, strict=True):
+        made = making.assemble() if index is None else index
+        seconds = time.monotonic() - began_s if index is None else 0.0
+        found.append(Made(made, index is None, seconds, making.done))
+    return found
+
+
+async def _run(engine: Engine, missing: Sequence[Block], hears: Hears) -> None:
+    await engine(missing, hears)
+
+
+class _Sets:
+    """What the engine tells, for the sets that the blocks are of."""
+
+    def __init__(self, makings: Sequence[Making], watch: Watch, warn: Warn) -> None:
+        self._makings, self._watch, self._warn = makings, watch, warn
+        self._of = {source: making for making in makings for source in making.positions}
+
+    def tell(self) -> None:
+        self._watch(Done.sum_of([making.done for making in self._makings]))
+
+    async def finished(self, block: Block, answer: Answer) -> None:
+        await self._of[block.source].finished(block, answer)
+        self.tell()
+
+    def progressed(self, block: Block, done: int) -> None:
+        self._of[block.source].progressed(block, done)
+        self.tell()
+
+    def died(self, block: Block, how: str) -> None:
+        self.progressed(block, 0)
+        self._warn(f"{how}; its block is measured again")
 
 
 def left_out(index: SizeIndex) -> Counter[str]:
@@ -231,4 +282,4 @@ def left_out(index: SizeIndex) -> Counter[str]:
     return total
 
 
-__all__ = ["Done", "Engine", "Made", "Making", "Watch", "left_out"]
+__all__ = ["Done", "Engine", "Made", "Making", "Warn", "Watch", "left_out", "make"]

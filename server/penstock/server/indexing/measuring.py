@@ -14,18 +14,18 @@ import numpy as np
 from penstock.server.core.condition import Kept
 from penstock.server.core.held import held_bytes
 from penstock.server.core.refs import ItemRef
-from penstock.server.job import Job
-from penstock.server.pipeline.items import MAX_REASON, Filtered, Items
-from penstock.server.pipeline.retry import Progress
-from penstock.server.pipeline.verdicts import Bad
-from penstock.server.planned.index_block import QUARANTINED, ItemSizes, filtered
-from penstock.server.planned.index_inputs import (
+from penstock.server.index.block import QUARANTINED, ItemSizes, filtered
+from penstock.server.index.inputs import (
     index_inputs,
     indexed_sources,
     kept_items,
     may_draw,
     size_rule,
 )
+from penstock.server.job import Job
+from penstock.server.pipeline.items import MAX_REASON, Filtered, Items
+from penstock.server.pipeline.retry import Progress
+from penstock.server.pipeline.verdicts import Bad
 from penstock.server.role_set import RoleSet
 from penstock.server.roles.base import Sample, SampleBatcher
 from penstock.server.roles.batchers import BestFitPackingBatcher
@@ -62,32 +62,33 @@ class Measured(NamedTuple):
 
 
 class Measuring:
-    """Measures the items of one job, in one process.
+    """Measures the items of one set of roles, in one process.
 
     Args:
         job: The job.
         progress: Told what is being worked on.
+        role_set: The number of the set in the job.
 
     Attributes:
         items: Fetches and processes.
         inputs: What the sizes depend on.
-        positions: How many positions each source has, by name, in the job's order.
+        positions: How many positions each source has, by name, in the set's order.
 
     Raises:
-        InvalidJob: The job cannot be planned.
+        InvalidJob: The set cannot be planned.
     """
 
-    def __init__(self, job: Job, progress: Progress | None = None) -> None:
-        if len(job.role_sets) != 1:
-            raise InvalidJob(
-                f"job {job.name!r} is a joint job of {len(job.role_sets)} sets of roles: an index "
-                "of sizes is for one set, so give each a job of its own",
-                key="joint",
-            )
-        roles = job.role_sets[0]
-        sources = indexed_sources(roles)
-        self.inputs = index_inputs(roles, job.seed)
-        self._rule = size_rule(roles)
+    def __init__(self, job: Job, progress: Progress | None = None, role_set: int = 0) -> None:
+        roles = job.role_sets[role_set]
+        try:
+            sources = indexed_sources(roles)
+            self.inputs = index_inputs(roles, job.seed)
+            self._rule = size_rule(roles)
+        except InvalidJob as error:
+            if not roles.name:
+                raise
+            whose = f"set {roles.name!r} of job {job.name!r}"
+            raise error.reworded(f"{whose}: {error.message}") from error
         self._kept = {name: kept_items(roles, name) for name in sources}
         self.positions = {
             name: len(source) if kept is None else len(kept)

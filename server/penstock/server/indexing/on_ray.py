@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from penstock.server.indexing.blocks import Block
 from penstock.server.indexing.crew import Answer, Crew, Hears
 from penstock.server.sources.access import require
-from penstock.wire.errors import PenstockError, decode_error, encode_error
+from penstock.wire.errors import PenstockError, Unreachable, decode_error, encode_error
 
 RUN_BLOCKS = 8
 """Blocks of a task, at most: to start its process takes a second, and what a killed command has of
@@ -31,7 +32,7 @@ TASKS_PER_CPU = 4
 def ray_engine(
     name: str,
     definition: bytes,
-    inputs: dict[str, Any],
+    inputs: Mapping[int, Mapping[str, Any]],
     item_deadline_s: float,
     workers: int | None = None,
 ) -> Callable[[Sequence[Block], Hears], Any]:
@@ -42,12 +43,14 @@ def ray_engine(
     Args:
         name: The job's name, for messages.
         definition: The job's definition; what it names must be there on every machine.
-        inputs: What the sizes depend on: every machine must find the same.
+        inputs: What the sizes depend on, by the number of each set of roles that is measured:
+            every machine must find the same.
         item_deadline_s: How long a process may be at an item.
         workers: Tasks at the same time; None = as many as the cluster has cores.
 
     Raises:
         MissingExtra: Ray is not installed.
+        Unreachable: From what is returned: no Ray answers where `RAY_ADDRESS` says that one is.
     """
     ray, data = require("ray", extra="ray"), require("ray.data", extra="ray")
     measure = partial(measure_run, name, definition, inputs, item_deadline_s)
@@ -55,20 +58,21 @@ def ray_engine(
     async def run(blocks: Sequence[Block], hears: Hears) -> None:
         started_here = not ray.is_initialized()
         if started_here:
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
-        found: Iterator[dict[str, Any]] = iter(())
+            _start(ray)
+        found: Iterator[Any] = iter(())
         try:
             data.DataContext.get_current().enable_progress_bars = False
             logging.getLogger("ray.data").setLevel(logging.ERROR)  # the command says how far it is
             runs = list(runs_of(blocks, int(ray.cluster_resources().get("CPU", 1))))
             rows = data.from_items([{"run": run} for run in runs], override_num_blocks=len(runs))
-            found = iter(rows.flat_map(measure, concurrency=workers).iter_rows())
-            while (row := await asyncio.to_thread(next, found, None)) is not None:
-                if row["error"]:
-                    raise decode_error(row["error"])
-                block = Block(*json.loads(row["block"]))
-                bad = [(item, why) for item, why in json.loads(row["bad"])]
-                await hears.finished(block, Answer(row["data"], row["drew"], bad))
+            measured = rows.flat_map(measure, concurrency=workers)
+            # Nothing is fetched ahead: Ray would keep the last run back until there is another.
+            found = iter(
+                measured.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
+            )
+            while (table := await asyncio.to_thread(next, found, None)) is not None:
+                for row in table.to_pylist():
+                    await _keep(row, hears)
         finally:
             close = getattr(found, "close", None)
             if close is not None:  # after an error: what was not taken yet is not to be made
@@ -77,6 +81,36 @@ def ray_engine(
                 ray.shutdown()
 
     return run
+
+
+def _start(ray: Any) -> None:
+    """Connect to the cluster there is, or start a Ray on this machine.
+
+    Raises:
+        Unreachable: The cluster does not answer, or does not let this command in.
+    """
+    try:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
+    except ConnectionError as error:
+        address = os.environ.get("RAY_ADDRESS", "auto")
+        raise Unreachable(
+            f"RAY_ADDRESS is {address!r}, and no Ray lets this command in there ({error}): check "
+            "the address; if the cluster asks for a token, set RAY_AUTH_MODE=token; or unset "
+            "RAY_ADDRESS, for a Ray of this machine",
+            target=address,
+        ) from error
+
+
+async def _keep(row: dict[str, Any], hears: Hears) -> None:
+    """Take a row of `measure_run`.
+
+    Raises:
+        PenstockError: It is one.
+    """
+    if row["error"]:
+        raise decode_error(row["error"])
+    bad = [(item, why) for item, why in json.loads(row["bad"])]
+    await hears.finished(Block(*json.loads(row["block"])), Answer(row["data"], row["drew"], bad))
 
 
 def runs_of(blocks: Sequence[Block], cpus: int) -> Iterator[str]:
@@ -100,14 +134,14 @@ class _Kept:
     def progressed(self, block: Block, done: int) -> None:
         """Tell nobody: rows go back when all of a run is measured."""
 
-    def died(self, block: Block | None, how: str) -> None:
+    def died(self, block: Block, how: str) -> None:
         """Tell nobody: the process's block is measured again."""
 
 
 def measure_run(
     name: str,
     definition: bytes,
-    inputs: dict[str, Any],
+    inputs: Mapping[int, Mapping[str, Any]],
     item_deadline_s: float,
     row: dict[str, str],
 ) -> list[dict[str, Any]]:

@@ -14,11 +14,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.server.core.canonical import canonical
+from penstock.server.index.block import QUARANTINED, LeftOut, decode_block
+from penstock.server.index.file import VERSION
+from penstock.server.index.inputs import differences
+from penstock.server.index.place import Place
 from penstock.server.indexing.blocks import Block
-from penstock.server.planned.index_block import QUARANTINED, LeftOut, decode_block
-from penstock.server.planned.index_file import VERSION
-from penstock.server.planned.index_inputs import differences
-from penstock.server.planned.place import Place
 from penstock.wire.errors import InvalidJob, SourceUnavailable
 
 T = TypeVar("T")

@@ -1,8 +1,9 @@
 """The process that measures blocks: `python -m penstock.server.indexing.worker`, see `aside`.
 
-It says which inputs its job has; then it is told a block at a time, a line of JSON `[source, start,
-stop, careful]`, and says how far it is and at last what the block holds: a line of JSON, with the
-number of bytes that follow it. An error ends it.
+It is told the numbers of the sets of roles that it is for, and says which inputs each has; then it
+is told a block at a time, a line of JSON `[source, start, stop, careful]`, and says how far it is
+and at last what the block holds: a line of JSON, with the number of bytes that follow it. An error
+ends it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any, BinaryIO
 
 from penstock.server.core.canonical import canonical
 from penstock.server.core.refs import ItemRef
+from penstock.server.index.block import encode_block
 from penstock.server.indexing.measuring import Measuring
 from penstock.server.jobs.definition import decode
 from penstock.server.node.aside import Began, attend
-from penstock.server.planned.index_block import encode_block
 
 TELL_S = 0.25
 """Seconds between two words of how far it is."""
@@ -53,11 +54,14 @@ def work(start: Began, heard: BinaryIO, out: BinaryIO) -> None:
         start.page.note(stage, name, None, item)
 
     start.page.note("build", name)
-    measuring = Measuring(definition.build(planned=False), progress)
-    say(out, {"ready": True}, canonical(measuring.inputs))
+    job = definition.build(planned=False)
+    sets = [Measuring(job, progress, number) for number in json.loads(start.arguments[0])]
+    say(out, {"ready": True}, canonical([each.inputs for each in sets]))
+    of_source = {source: each for each in sets for source in each.positions}
     tell = _Teller(out)
     while line := heard.readline():
         source, first, stop, careful = json.loads(line)
+        measuring = of_source[source]
         measuring.items.careful = careful
         found = measuring.block(source, first, stop, tell)
         progress("idle", None)

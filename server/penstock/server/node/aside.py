@@ -15,27 +15,12 @@ import sys
 from collections.abc import Callable
 from typing import BinaryIO, NamedTuple
 
-from penstock.server.environment import worker_environment
-from penstock.server.node.page import PAGE_BYTES, Page
-from penstock.server.sources.catalog import cache_variable, take_catalogs
+from penstock.server.node.page import Page
+from penstock.server.node.start import Process, inherit, start
 from penstock.wire.errors import Internal, PenstockError, encode_error
 
 END_S = 2.0
 """How long a process whose work is done may take to end."""
-
-
-class Aside(NamedTuple):
-    """A process that was started.
-
-    Attributes:
-        process: The process.
-        page: Where it notes what it does.
-        socket: What it hears and says.
-    """
-
-    process: subprocess.Popen[bytes]
-    page: Page
-    socket: socket.socket
 
 
 def start_aside(
@@ -44,7 +29,7 @@ def start_aside(
     *arguments: object,
     files_fd: int = -1,
     output: int | None = None,
-) -> Aside:
+) -> Process:
     """Start a module, which calls `began` first.
 
     Args:
@@ -57,31 +42,10 @@ def start_aside(
     Raises:
         OSError: The system has no memory, process or file descriptor left for it.
     """
-    ours, theirs = socket.socketpair()
-    page_fd = -1
-    try:
-        page_fd = os.memfd_create("penstock-page", os.MFD_CLOEXEC)
-        os.ftruncate(page_fd, PAGE_BYTES)
-        fds = [theirs.fileno(), page_fd, files_fd]
-        told = [*fds, os.getpid(), *arguments]
-        with open(os.memfd_create("penstock-job", os.MFD_CLOEXEC), "w+b") as text:
-            text.write(definition)
-            text.seek(0)
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, *map(str, told)],
-                env=worker_environment({**os.environ, **cache_variable()}),
-                pass_fds=[fd for fd in fds if fd >= 0],
-                stdin=text,
-                stdout=output,
-            )
-        return Aside(process, Page(page_fd), ours)
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
-        if page_fd >= 0:
-            os.close(page_fd)
+    with open(os.memfd_create("penstock-job", os.MFD_CLOEXEC), "w+b") as text:
+        text.write(definition)
+        text.seek(0)
+        return start(module, *arguments, files_fd=files_fd, stdin=text, stdout=output)
 
 
 class Began(NamedTuple):
@@ -106,17 +70,9 @@ def began(argv: list[str]) -> Began | None:
     Args:
         argv: Its arguments, without its name.
     """
-    # Here and not above: the process that starts others needs none of it.
-    from penstock.server.node.child import die_with_parent
-
-    fd, page_fd, files_fd, parent = map(int, argv[:4])
-    die_with_parent()
-    if os.getppid() != parent:
-        return None  # the parent died before prctl took effect
-    if files_fd >= 0:
-        take_catalogs(files_fd)
-    channel = socket.socket(fileno=fd)
-    return Began(channel, Page(page_fd, write=True), sys.stdin.buffer.read(), argv[4:])
+    if (found := inherit(argv)) is None:
+        return None
+    return Began(found.socket, found.page, sys.stdin.buffer.read(), found.arguments)
 
 
 def attend(
@@ -132,16 +88,16 @@ def attend(
         refuse: Writes an error, as `encode_error` gives it, where answers go.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends us
-    if (start := began(argv)) is None:
+    if (found := began(argv)) is None:
         return
     with (
-        start.socket,
+        found.socket,
         contextlib.suppress(BrokenPipeError, ConnectionResetError),
-        start.socket.makefile("rb") as heard,
-        start.socket.makefile("wb") as out,
+        found.socket.makefile("rb") as heard,
+        found.socket.makefile("wb") as out,
     ):
         try:
-            work(start, heard, out)
+            work(found, heard, out)
         except PenstockError as error:
             refuse(out, encode_error(error))
         except Exception as error:
@@ -164,4 +120,4 @@ def short_status(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit status {code}"
 
 
-__all__ = ["Aside", "Began", "attend", "began", "end_aside", "short_status", "start_aside"]
+__all__ = ["Began", "attend", "began", "end_aside", "short_status", "start_aside"]

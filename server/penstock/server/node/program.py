@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 import subprocess
-import sys
 from typing import NamedTuple
 
-from penstock.server.environment import worker_environment
 from penstock.server.node.channel import FROM_WORKER
-from penstock.server.node.memory import sealed_memory
 from penstock.server.node.messages import FromServer, FromWorker
-from penstock.server.node.page import PAGE_BYTES, Page
+from penstock.server.node.page import Page
 from penstock.server.node.port import Port, SocketPort
-from penstock.server.sources.catalog import cache_variable
+from penstock.server.node.start import start
 
 
 class Started(NamedTuple):
@@ -41,26 +36,8 @@ def start_program(files_fd: int) -> Started:
     Raises:
         OSError: The system has no memory, process or file descriptor left for it.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    page_fd = -1
-    try:
-        page_fd = sealed_memory("penstock-page", PAGE_BYTES)
-        fds = [theirs.fileno(), page_fd, files_fd]
-        arguments = [*map(str, fds), str(os.getpid())]
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "penstock.server.node.worker_main", *arguments],
-            env=worker_environment({**os.environ, **cache_variable()}),
-            pass_fds=[fd for fd in fds if fd >= 0],
-            stdin=subprocess.DEVNULL,
-        )
-        return Started(process, SocketPort(ours, FROM_WORKER), Page(page_fd))
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
-        if page_fd >= 0:
-            os.close(page_fd)
+    process, page, ours = start("penstock.server.node.worker_main", files_fd=files_fd)
+    return Started(process, SocketPort(ours, FROM_WORKER), page)
 
 
 _CAUSES = {

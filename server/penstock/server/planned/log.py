@@ -20,9 +20,9 @@ import numpy as np
 
 from penstock.server.core.permutation import Permutation
 from penstock.server.core.refs import BatchPlan, ItemRef, Row, SampleRef, Span
-from penstock.server.planned.index_block import QUARANTINED
-from penstock.server.planned.index_file import KEPT_BYTES, SizeIndex
-from penstock.server.planned.index_inputs import check_inputs
+from penstock.server.index.block import QUARANTINED
+from penstock.server.index.file import KEPT_BYTES, SizeIndex
+from penstock.server.index.inputs import check_inputs
 from penstock.server.planned.order import BalancedOrder, Costs, Place, WindowOrder
 from penstock.server.planned.packed import Outline, PackedWindow, outline, pack, with_cost
 from penstock.server.planned.plan import Plan
@@ -389,6 +389,20 @@ class PlannedLog:
         counts = self.streams[stream].counts(place.window) if place.bears else Counter[str]()
         bears = tuple(sorted(counts.items()))
         return BatchPlan(lane, offset, rows, self._roles.number, bears)
+
+    def stands(self, stream: int, epoch: int, window: int, batch: int) -> tuple[int, int]:
+        """Return the lane and the offset of a batch.
+
+        Args:
+            stream: The number of its reading group.
+            epoch: Its epoch.
+            window: Its window.
+            batch: Its number in the window.
+        """
+        groups = len(self.streams)
+        number = self.streams[stream].order.number_of(epoch, window, batch)
+        offset, turn = divmod(number, self._roles.lanes // groups)
+        return turn * groups + stream, offset
 
     def counts(self, lane: int, offset: int) -> Counter[str]:
         """Return what the batches of a lane before an offset bear, added up: see `plan`."""

@@ -85,6 +85,14 @@ class WindowOrder:
         first = int(ends[place - 1]) if place else 0
         return self._place(epoch, int(self._order(epoch)[place]), inner - first)
 
+    def number_of(self, epoch: int, window: int, batch: int) -> int:
+        """Return the number of a batch: the reverse of `find`."""
+        place = int(np.flatnonzero(self._order(epoch) == window)[0])
+        before = int(self._ends(epoch)[place]) - self._count(window)
+        if self._seed is not None:
+            batch = _place_in(self._batches_of(window, epoch), self._count(window), batch)
+        return epoch * self.batches + before + batch
+
     def numbers_of_first(self, epoch: int) -> tuple[Integers, Integers]:
         """Return windows that have batches, and the number of the first batch of each in an epoch.
 
@@ -206,6 +214,20 @@ class BalancedOrder:
         batch = int(order[len(order) % self._step + place * self._step + inner])
         return Place(epoch, window, batch, bears)
 
+    def number_of(self, epoch: int, window: int, batch: int) -> int:
+        """Return the number of a batch: the reverse of `find`."""
+        order, size = self._sorted[window], self._step
+        by_cost = int(np.flatnonzero(order == batch)[0]) - len(order) % size
+        if by_cost < 0:
+            is_it = (self._kept_windows == window) & (self._kept == batch)
+            return self._number_of_kept(epoch, int(np.flatnonzero(is_it)[0]))
+        place, inner = divmod(by_cost, size)
+        if self._seed is not None:
+            place = _place_in(self._steps_of(window, epoch), int(self._steps[window]), place)
+        windows = self._order(epoch)
+        before = self._steps[windows[: int(np.flatnonzero(windows == window)[0])]].sum()
+        return (epoch * self.batches // size + int(before) + place) * size + inner
+
     def numbers_of_first(self, epoch: int) -> tuple[Integers, Integers]:
         """Return windows that have batches, and the number of the first batch of each in an epoch.
 
@@ -287,6 +309,11 @@ class BalancedOrder:
         if self._seed is None:
             return every
         return Permutation(len(every), self._seed, epoch, "windows").take(every)
+
+
+def _place_in(order: Permutation, length: int, wanted: int) -> int:
+    """Return where a permutation has a number."""
+    return int(np.flatnonzero(order.take(np.arange(length)) == wanted)[0])
 
 
 __all__ = ["BalancedOrder", "Place", "WindowOrder"]

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.server.core.permutation import Permutation
-from penstock.server.planned.index_block import LeftOut
-from penstock.server.planned.index_file import SizeIndex
+from penstock.server.index.block import LeftOut
+from penstock.server.index.file import SizeIndex
 from penstock.server.roles.distributors.together import Drawn
 
 Integers = npt.NDArray[np.int64]

@@ -29,7 +29,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from penstock.server.core.canonical import canonical
-from penstock.server.planned.index_block import (
+from penstock.server.index.block import (
     Block,
     ItemSizes,
     LeftOut,
@@ -39,8 +39,8 @@ from penstock.server.planned.index_block import (
     few,
     joined,
 )
-from penstock.server.planned.index_inputs import check_inputs, index_inputs
-from penstock.server.planned.place import KEY, Place
+from penstock.server.index.inputs import check_inputs, index_inputs
+from penstock.server.index.place import KEY, Place
 from penstock.wire.errors import InvalidJob
 
 VERSION = 1
@@ -241,6 +241,16 @@ class SizeIndex:
             raise _damaged(url, f"its footer is wrong ({type(error).__name__}: {error})") from error
         return self
 
+    def check(self) -> None:
+        """Read all of it, and compare every block with its hash.
+
+        Raises:
+            InvalidJob: The file is damaged.
+            SourceUnavailable: It cannot be read at the moment.
+        """
+        for source in self.sources.values():
+            source.check()
+
 
 class IndexedSizes:
     """The sizes of one source.
@@ -278,6 +288,11 @@ class IndexedSizes:
         wanted = -(-self.items // self.block_items)
         if {wanted} != {len(self._hashes), len(self._samples), len(self._ends) - 1}:
             raise ValueError(f"source {self.name!r} has {len(self._hashes)} blocks, to be {wanted}")
+
+    def check(self) -> None:
+        """Read all blocks; raises as `read`."""
+        for _ in self._blocks(0, len(self._hashes)):
+            pass
 
     def read(self, start: int, stop: int) -> ItemSizes:
         """Return what positions `[start, stop)` hold; may be called from several threads.

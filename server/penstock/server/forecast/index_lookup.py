@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from penstock.server.core.refs import ItemRef
+from penstock.server.forecast.told import ToldSample
+from penstock.server.index.block import QUARANTINED
+from penstock.server.index.file import IndexedSizes, SizeIndex
+from penstock.server.index.inputs import check_inputs, kept_items
 from penstock.server.pipeline.items import Filtered
 from penstock.server.pipeline.verdicts import Bad, content_hash
-from penstock.server.planned.index_block import QUARANTINED
-from penstock.server.planned.index_file import IndexedSizes, SizeIndex
-from penstock.server.planned.index_inputs import check_inputs, kept_items
-from penstock.server.planned.told import ToldSample
 from penstock.server.role_set import RoleSet
 from penstock.server.roles.base import Sample
 from penstock.server.roles.filling import Numbers

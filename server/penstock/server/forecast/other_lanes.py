@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from penstock.server.forecast.figures import Figures
+from penstock.server.forecast.report import LanesRow, Packing
+from penstock.server.forecast.simulated import simulate
+from penstock.server.forecast.told import IndexedOutcomes
 from penstock.server.job import Job
 from penstock.server.joint_job import JointJob
-from penstock.server.planned.figures import Figures
-from penstock.server.planned.plan_report import LanesRow, Packing
-from penstock.server.planned.simulated import simulate
-from penstock.server.planned.told import IndexedOutcomes
 from penstock.server.role_set import RoleSet
 from penstock.server.roles.role import Role
 from penstock.wire.errors import PenstockError
@@ -115,6 +115,7 @@ def _roles(roles: RoleSet) -> dict[str, Any]:
         "processor": roles.processor,
         "batcher": fresh(roles.batcher),
         "collator": roles.collator,
+        "plan": roles.plan,
     }
 
 

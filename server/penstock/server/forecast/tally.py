@@ -11,10 +11,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.server.planned.counts import NumberCounts
+from penstock.server.forecast.counts import NumberCounts
 from penstock.server.roles.base import BatchCollator
-from penstock.server.roles.filling import BatchSizes, Filling, Numbers, largest, sums
-from penstock.wire.errors import BadBatch
+from penstock.server.roles.filling import (
+    BatchSizes,
+    Filling,
+    Misfit,
+    Numbers,
+    largest,
+    misfit,
+    sums,
+)
 
 
 class BatchColumns(NamedTuple):
@@ -92,25 +99,28 @@ class Tally:
         """Return the places of all rows, padded to the longest of their batch."""
         return self._padded
 
-    def add(self, batches: BatchSizes, collator: BatchCollator | None) -> BatchColumns:
+    def add(
+        self, batches: BatchSizes, collator: BatchCollator | None
+    ) -> tuple[BatchColumns, Misfit | None]:
         """Count some batches, and return what their cost may depend on.
 
         Args:
             batches: Their sizes.
             collator: What makes values of them; None = how full these are is not known.
 
-        Raises:
-            BadBatch: The collator cannot make one of them, since a row of it is too long.
+        Returns:
+            It, and those of them that the collator cannot make.
         """
         self.lengths.add(batches.sizes)
         self.of_rows.add(np.diff(batches.rows))
         self.of_batches.add(np.diff(batches.slots))
         self.row_tokens.add(sums(batches.sizes, batches.rows))
+        found: Misfit | None = None
         if len(batches.batches) > 1:
-            self._fill(None if collator is None else collator.filling(batches))
+            found = self._fill(None if collator is None else collator.filling(batches))
         columns = BatchColumns.of(batches)
         self._padded += int(columns.padded.sum())
-        return columns
+        return columns, found
 
     def merge(self, other: Tally) -> None:
         """Take in what another has counted."""
@@ -152,19 +162,13 @@ class Tally:
     def _numbers(self) -> tuple[NumberCounts, ...]:
         return self.lengths, self.row_tokens, self.of_rows, self.of_batches
 
-    def _fill(self, filling: Filling | None) -> None:
+    def _fill(self, filling: Filling | None) -> Misfit | None:
         if filling is None:
             self._fills = False
-            return
-        if len(over := np.flatnonzero(filling.needed > filling.width)):
-            needed, width = filling.needed[over[0]], filling.width[over[0]]
-            raise BadBatch(
-                f"a row of {needed:,} tokens does not fit into the {width:,} that the collator "
-                f"pads rows to: {len(over):,} of {len(filling.width):,} batches cannot be made; "
-                "raise pad_to, or have the batcher split or truncate what is longer",
-            )
+            return None
         self._filled += int(filling.tokens.sum())
         self._places += int(filling.places.sum())
+        return misfit(filling)
 
 
 __all__ = ["BatchColumns", "Tally"]

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.server.forecast.counts import Bar, Spread
+from penstock.server.forecast.figures import Figures
+from penstock.server.forecast.skew import Costs, RankSkew, skew
+from penstock.server.forecast.tally import Tally
 from penstock.server.job import Job
-from penstock.server.planned.counts import Bar, Spread
-from penstock.server.planned.figures import Figures
-from penstock.server.planned.skew import Costs, RankSkew, skew
-from penstock.server.planned.tally import Tally
 from penstock.wire.order import Tail, check_divides, divisors
 
 FORMAT = 1

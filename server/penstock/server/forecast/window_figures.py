@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.server.forecast.tally import BatchColumns, Tally
+from penstock.server.forecast.told import collates_by_size
 from penstock.server.planned.packed import PackedWindow
-from penstock.server.planned.tally import BatchColumns, Tally
-from penstock.server.planned.told import collates_by_size
 from penstock.server.planned.windows import Samples
 from penstock.server.role_set import RoleSet
-from penstock.server.roles.filling import BatchSizes, Numbers
+from penstock.server.roles.filling import BatchSizes, Misfit, Numbers
 
 KEPT_BYTES = 256 << 20
 """Blocks of the index that are kept: each window is made of runs from all over it, so of an index
@@ -41,6 +41,7 @@ class WindowFigures:
         counts: Of the items and samples that are not, in one epoch.
         costs: By window, its costs by name, in the first of the epochs.
         by_chance: Which sample is left out differs from epoch to epoch.
+        misfits: Batches that cannot be made, with the window and the epoch that they are in.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -50,6 +51,7 @@ class WindowFigures:
         self.counts: Counter[str] = Counter()
         self.costs: dict[WindowKey, dict[str, npt.NDArray[Any]]] = {}
         self.by_chance = False
+        self.misfits: list[tuple[Misfit, WindowKey, int]] = []
 
     def merge(self, other: WindowFigures) -> None:
         """Take in what another has added up, of other windows."""
@@ -59,6 +61,7 @@ class WindowFigures:
         self.counts.update(other.counts)
         self.costs.update(other.costs)
         self.by_chance |= other.by_chance
+        self.misfits += other.misfits
 
     def encode(self) -> bytes:
         """Return it as bytes, for another process."""
@@ -68,7 +71,12 @@ class WindowFigures:
         for number, (key, costs) in enumerate(self.costs.items()):
             arrays[f"key.{number}"] = np.array(key, np.int64)
             arrays.update({f"cost.{number}.{name}": array for name, array in costs.items()})
-        told = {"names": self.names, "counts": self.counts, "by_chance": self.by_chance}
+        told = {
+            "names": self.names,
+            "counts": self.counts,
+            "by_chance": self.by_chance,
+            "misfits": self.misfits,
+        }
         out = io.BytesIO()
         arrays["told"] = np.frombuffer(json.dumps(told).encode(), np.uint8)
         arrays["samples"], arrays["tokens"] = self.samples, self.tokens
@@ -83,6 +91,10 @@ class WindowFigures:
             found = cls(told["names"])
             found.counts, found.by_chance = Counter(told["counts"]), told["by_chance"]
             found.samples, found.tokens = arrays["samples"], arrays["tokens"]
+            found.misfits = [
+                (Misfit(*misfit), (group, window), epoch)
+                for misfit, (group, window), epoch in told["misfits"]
+            ]
             tally: dict[str, npt.NDArray[Any]] = {}
             for name in arrays.files:
                 kind, _, rest = name.partition(".")
@@ -112,7 +124,6 @@ def add_up(
 
     Raises:
         BadItem: A sample does not fit, and the batcher refuses it.
-        BadBatch: The collator cannot make a batch.
         InvalidJob, SourceUnavailable: The index cannot be read.
     """
     log = roles.planned
@@ -135,7 +146,10 @@ def add_up(
                 slots = log.filled(samples, group, number, epoch)[slots]
             if log.fills_differ:
                 sizes = samples.sizes[slots]
-            columns = found.tally.add(BatchSizes(sizes, packed.rows, packed.batches), collator)
+            batches = BatchSizes(sizes, packed.rows, packed.batches)
+            columns, misfit = found.tally.add(batches, collator)
+            if misfit is not None:
+                found.misfits.append((misfit, key, epoch))
             _count_sources(found, samples, slots, sizes)
             if epoch == 0:
                 found.costs[key] = _costs(columns, packed, sized)

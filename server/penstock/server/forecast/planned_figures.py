@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.server.forecast.figures import Figures
+from penstock.server.forecast.misfits import refuse, worst
+from penstock.server.forecast.skew import Costs
+from penstock.server.forecast.told import INDEX, collates_by_size
+from penstock.server.forecast.window_figures import WindowFigures, WindowKey, add_up
 from penstock.server.job import Job
-from penstock.server.planned.figures import Figures
 from penstock.server.planned.log import PlannedLog
-from penstock.server.planned.skew import Costs
-from penstock.server.planned.told import INDEX
-from penstock.server.planned.window_figures import WindowFigures, WindowKey, add_up
 from penstock.server.role_set import RoleSet
-from penstock.server.roles.filling import Numbers
+from penstock.server.roles.filling import BatchSizes, Numbers
+from penstock.wire.errors import BadBatch
 
 AddUp = Callable[[RoleSet, Sequence[WindowKey], int], WindowFigures]
 """Adds up windows, as `add_up` does."""
@@ -34,22 +36,20 @@ def figures_of_planned(job: Job, epochs: int | None = None, add: AddUp = add_up)
         add: Adds up windows.
 
     Raises:
-        BadItem, BadBatch, InvalidJob, SourceUnavailable: As `add_up`.
+        BadBatch: The collator cannot make a batch; names the one that needs most.
+        BadItem, InvalidJob, SourceUnavailable: As `add_up`.
     """
     [roles] = job.role_sets
     log = roles.planned
     assert log is not None
     is_all = job.epochs is not None and (epochs is None or epochs >= job.epochs)
     drawn = (job.epochs or 1) if epochs is None or is_all else epochs
-    keys = [
-        (group, number)
-        for group, stream in enumerate(log.streams)
-        for number in range(stream.windows)
-    ]
-    found = add(roles, keys, drawn if log.fills_differ else 1)
+    found = add(roles, _windows(log), drawn if log.fills_differ else 1)
     for (group, number), costs in found.costs.items():
         batches = len(next(iter(costs.values())))
         log.streams[group].learn(number, batches, costs.get("balance"))
+    if found.misfits:
+        raise _misfits(found, roles)
     tally, times = found.tally, 1 if log.fills_differ else drawn
     if times > 1:
         tally = tally.repeated(times)
@@ -72,6 +72,51 @@ def figures_of_planned(job: Job, epochs: int | None = None, add: AddUp = add_up)
         is_planned=True,
         notes=tuple(_notes(log, found, drawn, is_all, tally.batches - positions)),
     )
+
+
+def check_fits(roles: RoleSet, epochs: int | None, add: AddUp = add_up) -> None:
+    """Refuse a planned set with a row or a batch of more documents than the collator has room for.
+
+    All of its windows are packed for that, so nothing is done where the collator has room for any
+    number.
+
+    Args:
+        roles: The set of roles, planned.
+        epochs: How many epochs there are; None = no end: the first one is looked at.
+        add: Adds up windows.
+
+    Raises:
+        BadBatch: A batch cannot be made; names the one that needs most.
+        BadItem, InvalidJob, SourceUnavailable: As `add_up`.
+    """
+    log, none = roles.planned, np.zeros(1, np.int64)
+    assert log is not None
+    filling = roles.collator.filling(BatchSizes(none[:0], none, none))
+    if filling is None or filling.max_documents is None or not collates_by_size(roles.batcher):
+        return
+    found = add(roles, _windows(log), (epochs or 1) if log.fills_differ else 1)
+    if found.misfits:
+        raise _misfits(found, roles)
+
+
+def _misfits(found: WindowFigures, roles: RoleSet) -> BadBatch:
+    """Return the error of batches that cannot be made."""
+    log, every = roles.planned, [misfit for misfit, *_ in found.misfits]
+    assert log is not None
+    most = worst(every)
+    (group, window), epoch = next(
+        (key, epoch) for misfit, key, epoch in found.misfits if misfit is most
+    )
+    lane, offset = log.stands(group, epoch, window, most.batch)
+    return refuse(every, found.tally.batches, lane, offset, roles.name)
+
+
+def _windows(log: PlannedLog) -> list[WindowKey]:
+    return [
+        (group, number)
+        for group, stream in enumerate(log.streams)
+        for number in range(stream.windows)
+    ]
 
 
 def _gapless(log: PlannedLog, roles: RoleSet, epochs: int) -> int:
@@ -129,4 +174,4 @@ def _notes(
         )
 
 
-__all__ = ["AddUp", "figures_of_planned"]
+__all__ = ["AddUp", "check_fits", "figures_of_planned"]

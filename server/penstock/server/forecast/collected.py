@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from penstock.server.core.refs import BatchPlan, Rows, SampleRef
+from penstock.server.core.refs import BatchPlan, SampleRef
+from penstock.server.forecast.misfits import refuse, worst
+from penstock.server.forecast.tally import BatchColumns, Tally
+from penstock.server.forecast.told import Told, collates_by_size
 from penstock.server.job import Job
-from penstock.server.planned.tally import BatchColumns, Tally
-from penstock.server.planned.told import Told, collates_by_size
 from penstock.server.role_set import RoleSet
-from penstock.server.roles.filling import BatchSizes
+from penstock.server.roles.filling import BatchSizes, Misfit
 
 CHUNK_SLOTS = 1 << 16
 """Samples that are counted together, in array code."""
@@ -37,19 +38,28 @@ class Collected:
         ]
         self._columns: list[tuple[list[int], BatchColumns]] = []
         self._batches = 0
+        self._misfits: list[tuple[Misfit, int, int]] = []
 
     def add(self, plan: BatchPlan) -> None:
         """Count one."""
         chunk = self._chunks[plan.role_set]
-        chunk.add(plan.rows, self._batches)
+        chunk.add(plan, self._batches)
         self._batches += 1
         if len(chunk.slots) >= CHUNK_SLOTS:
             self._count(chunk)
 
     def finish(self) -> BatchColumns:
-        """Return the columns of all batches, in the order in which they were added."""
+        """Return the columns of all batches, in the order in which they were added.
+
+        Raises:
+            BadBatch: The collator cannot make one of them.
+        """
         for chunk in self._chunks:
             self._count(chunk)
+        if self._misfits:
+            every = [found for found, *_ in self._misfits]
+            [(lane, offset), *_] = [at for found, *at in self._misfits if found is worst(every)]
+            raise refuse(every, self._batches, lane, offset)
         places = np.array([place for places, _ in self._columns for place in places], np.int64)
         found = []
         for number in range(len(BatchColumns._fields)):
@@ -64,7 +74,10 @@ class Collected:
             return
         batches = chunk.sizes()
         collator = chunk.roles.collator if collates_by_size(chunk.roles.batcher) else None
-        self._columns.append((chunk.places, self.tally.add(batches, collator)))
+        columns, misfit = self.tally.add(batches, collator)
+        self._columns.append((chunk.places, columns))
+        if misfit is not None:
+            self._misfits.append((misfit, *chunk.stands[misfit.batch]))
         for name, (samples, tokens) in chunk.by_source(batches).items():
             self.sources[name][0] += samples
             self.sources[name][1] += tokens
@@ -77,6 +90,7 @@ class _Chunk:
     Attributes:
         slots: The samples in them.
         places: Which batches of all these are.
+        stands: Their lanes and offsets.
     """
 
     def __init__(self, roles: RoleSet, told: Told) -> None:
@@ -87,15 +101,17 @@ class _Chunk:
         """Forget all."""
         self.slots: list[SampleRef] = []
         self.places: list[int] = []
+        self.stands: list[tuple[int, int]] = []
         self._rows, self._batches = [0], [0]
 
-    def add(self, rows: Rows, place: int) -> None:
+    def add(self, plan: BatchPlan, place: int) -> None:
         """Take a batch."""
-        for row in rows:
+        for row in plan.rows:
             self.slots += row
             self._rows.append(len(self.slots))
         self._batches.append(len(self._rows) - 1)
         self.places.append(place)
+        self.stands.append((plan.lane, plan.offset))
 
     def sizes(self) -> BatchSizes:
         """Return the sizes in these batches."""

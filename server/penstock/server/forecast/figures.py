@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from penstock.server.planned.skew import Costs
-from penstock.server.planned.tally import Tally
+from penstock.server.forecast.skew import Costs
+from penstock.server.forecast.tally import Tally
 
 
 @dataclass(frozen=True)

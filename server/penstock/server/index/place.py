@@ -58,6 +58,11 @@ class Place:
         self.is_local = "file" in ((protocol,) if isinstance(protocol, str) else protocol)
         self._fd: int | None = None
 
+    @property
+    def full_url(self) -> str:
+        """Return the one URL of it, however it was given."""
+        return str(self._fs.unstrip_protocol(self.path))
+
     # --- reading ---
 
     def size(self) -> int:

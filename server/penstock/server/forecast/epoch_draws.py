@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.server.core.refs import BatchPlan, ItemRef
@@ -52,6 +53,15 @@ class DrawsOfEpochs(LaneDraws):
     def peek(self, count: int) -> list[ItemRef]:
         """Return coming items, beyond the epoch too."""
         return self._draws.peek(count)
+
+    def run(self, count: int) -> list[ItemRef]:
+        """Return the next draws up to the end of the epochs."""
+        return self._draws.run(min(count, self._left)) if self._left else []
+
+    def step(self, items: Sequence[ItemRef], sizes: Sequence[int]) -> None:
+        """Take draws of `run`."""
+        self._draws.step(items, sizes)
+        self._left -= len(items)
 
     def state(self) -> Any:
         """Return the draws' state, and how many are left."""

@@ -11,16 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 from penstock.server.core.refs import BatchPlan, ItemRef, Rows, SampleRef
-from penstock.server.job import Job, LaneRoles
-from penstock.server.pipeline.batching import Batching
-from penstock.server.pipeline.joint_planner import JointPlanner
-from penstock.server.pipeline.planned_planner import PlannedPlanner
-from penstock.server.pipeline.planner import Planner, open_planner
-from penstock.server.pipeline.sample_planner import SamplePlanner
-from penstock.server.planned.collected import Collected
-from penstock.server.planned.epoch_draws import DrawsOfEpochs, EpochDrawn, PlannedOfEpochs
-from penstock.server.planned.figures import Figures
-from penstock.server.planned.told import (
+from penstock.server.forecast.collected import Collected
+from penstock.server.forecast.epoch_draws import DrawsOfEpochs, EpochDrawn, PlannedOfEpochs
+from penstock.server.forecast.figures import Figures
+from penstock.server.forecast.told import (
     INDEX,
     NONE,
     SIZE,
@@ -31,6 +25,12 @@ from penstock.server.planned.told import (
     ToldSample,
     told_by,
 )
+from penstock.server.job import Job, LaneRoles
+from penstock.server.pipeline.batching import Batching
+from penstock.server.pipeline.joint_planner import JointPlanner
+from penstock.server.pipeline.planned_planner import PlannedPlanner
+from penstock.server.pipeline.planner import Planner, open_planner
+from penstock.server.pipeline.sample_planner import SamplePlanner
 from penstock.server.roles.base import Sample
 from penstock.server.roles.distributors import MapDistributor
 from penstock.wire.errors import InvalidJob
@@ -185,7 +185,7 @@ def _opened(
         if not roles.plans_from_refs:
             inner.batching = _ToldBatching(job, lane, roles, items)
         if epochs is not None:
-            inner.draws = DrawsOfEpochs(inner.draws, _most_draws(job, part, epochs))
+            inner.draw_from(DrawsOfEpochs(inner.draws, _most_draws(job, part, epochs)))
     return planner
 
 

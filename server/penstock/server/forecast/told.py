@@ -109,6 +109,8 @@ def told_by(roles: RoleSet, job: str, index: IndexedOutcomes | None) -> Told:
 def _unknown(roles: RoleSet, job: str) -> str:
     """Return why sizes are not known, and what to do."""
     processor = roles.processor.code_of()
+    name = f"{roles.name}=" if roles.name else ""
+    whose = f"set {roles.name!r} of job {job!r}" if name else f"job {job!r}"
     if roles.plans_from_refs:
         why = f"{roles.processor.code_of('size')} looks at whole items, which are read for it"
     elif not roles.processor.one_to_one:
@@ -116,9 +118,9 @@ def _unknown(roles: RoleSet, job: str) -> str:
     else:
         why = f"neither the source nor {processor} tells them"
     return (
-        f"the sizes of the samples of job {job!r} are not known before its items are decoded "
-        f"({why}): make an index of them with `penstockd index FILE {job} --output URL`, "
-        "and name it with --index"
+        f"the sizes of the samples of {whose} are not known before its items are decoded "
+        f"({why}): make an index of them with `penstockd index FILE {job} --output {name}URL`, "
+        f"and name it with --index{' ' + name + 'URL' if name else ''}"
     )
 
 

@@ -1,0 +1,1 @@
+"""An index of sizes: its bytes, where it lies, and what it was made of. `indexing` makes it."""
