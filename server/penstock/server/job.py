@@ -41,6 +41,9 @@ SOURCE_NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{MAX_SOURCE_NAME - 1}}}")
 
 ON_ITEM_ERROR = ("stop", "quarantine")
 
+SET_KEYS = ("batcher", "distributor", "plan")
+"""What a plan may be refused for that each set of a joint job says for itself."""
+
 OfJobT = TypeVar("OfJobT")
 
 
@@ -227,7 +230,15 @@ class Job:
             SourceUnavailable: It cannot be read.
         """
         for roles in self.role_sets:
-            _ = roles.planned
+            try:
+                _ = roles.planned
+            except InvalidJob as error:
+                key = str(error.key or "")
+                if not roles.name or key.partition(".")[0] not in SET_KEYS:
+                    raise
+                # As the job file has it: what a set says stands under its name.
+                fields = {**error.fields, "key": f"joint.{roles.name}.{key}"}
+                raise InvalidJob.with_fields(error.message, fields) from error
 
     def _check_names(self) -> None:
         """Refuse names of sources that cannot stand in refs, commands and metrics unquoted."""

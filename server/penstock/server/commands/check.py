@@ -15,6 +15,7 @@ from penstock.server.commands.progress import Progress
 from penstock.server.commands.purity import gather_elsewhere
 from penstock.server.commands.report import report
 from penstock.server.commands.say import say
+from penstock.server.commands.set_option import set_option
 from penstock.server.commands.together import Together, measure_together
 from penstock.server.jobs.load import Config, load
 from penstock.server.store.recorded import version_warning
@@ -38,7 +39,15 @@ _SAMPLE_CHARS = 400
     metavar="N",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for scripts.")
-def check(file: str, job: str | None, items: int, batches: int, as_json: bool) -> int:
+@set_option
+def check(
+    file: str,
+    job: str | None,
+    items: int,
+    batches: int,
+    as_json: bool,
+    assignments: tuple[str, ...],
+) -> int:
     """Check FILE, or one JOB of it, by running a few items and batches.
 
     Validates every key, builds every role, runs items and batches of each job twice (again in
@@ -54,7 +63,7 @@ def check(file: str, job: str | None, items: int, batches: int, as_json: bool) -
       penstockd check penstock.yaml
       penstockd check penstock.yaml main --json
     """  # noqa: D301 - \b is for click
-    config = load(file)
+    config = load(file, assignments=assignments)
     names = [job] if job is not None else list(config.jobs)
     results: list[dict[str, Any]] = []
     failed = False
@@ -97,12 +106,12 @@ def _examine(config: Config, name: str, items: int, batches: int) -> Measured:
         try:
             return examine(
                 job,
-                partial(gather_elsewhere, config.target, name, items, batches),
+                partial(gather_elsewhere, config, name, items, batches),
                 item_count=items,
                 batch_count=batches,
                 workers=workers,
                 ready_bytes=config.server.ready_limit_bytes,
-                together=partial(measure_together, job, config.target, workers, progress.say),
+                together=partial(measure_together, job, config, workers, progress.say),
                 say=progress.say,
             )
         finally:

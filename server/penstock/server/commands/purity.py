@@ -18,24 +18,33 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from penstock.server.core.condition import Kept
 from penstock.server.core.refs import ItemRef
 from penstock.server.environment import FIXED, THREAD_VARIABLES, worker_environment
 from penstock.server.job import Job, LaneRoles
+from penstock.server.jobs.load import Config, load
 from penstock.server.pipeline.items import Filtered, Items, Outcome
 from penstock.server.pipeline.line import Computed, Line
 from penstock.server.pipeline.retry import RETRY_DEADLINE_S
 from penstock.server.pipeline.verdicts import Quarantined, content_hash
 from penstock.server.role_set import RoleSet
-from penstock.server.roles.base import BatchCollator, RawItemProcessor, Source
+from penstock.server.roles.base import (
+    BatchCollator,
+    DataDistributor,
+    RawItemProcessor,
+    Source,
+)
+from penstock.server.roles.distributors import MapDistributor
 from penstock.server.roles.draws import LaneDraws
 from penstock.server.roles.role import Role, asked, failing
+from penstock.server.sources.meta import MetaSource
 from penstock.server.usercode.contained import contained
 from penstock.server.usercode.seeding import drawn_since, purpose_key, seeded_globals
 from penstock.wire import frame
@@ -113,7 +122,10 @@ def all_at_once() -> Surroundings:
 
 
 def first_items(job: Job, count: int) -> list[ItemRef]:
-    """Return the first `count` draws of a job, lanes in turn; fewer if it ends before."""
+    """Return the first `count` draws of a job, lanes in turn; fewer if it ends before.
+
+    After them comes an item of each data set of a meta file, however small it is beside the others.
+    """
     found: dict[ItemRef, None] = {}
     going = {
         (lane, number): (part.roles, _opened(part))
@@ -136,7 +148,36 @@ def first_items(job: Job, count: int) -> list[ItemRef]:
         k += 1
         if epoch is not None and k > 2 * epoch:  # a small job has fewer items than count
             break
-    return list(found)
+    return list(dict.fromkeys([*found, *_items_of_data_sets(job)]))
+
+
+def _items_of_data_sets(job: Job) -> Iterator[ItemRef]:
+    """Yield the first item of each data set that a condition keeps, wherever `map` draws it."""
+    for roles in job.role_sets:
+        for distributor in _with_inner(roles.distributor):
+            if not isinstance(distributor, MapDistributor):
+                continue
+            for name in distributor.drawn_from():
+                source, kept = roles.sources[name], distributor.choice.kept(name)
+                if isinstance(source, MetaSource):
+                    for start, stop in source.spans().values():
+                        item = _first_kept(kept, start)
+                        if item is not None and item < stop:
+                            yield ItemRef(name, item, 0)
+
+
+def _with_inner(distributor: DataDistributor) -> Iterator[DataDistributor]:
+    yield distributor
+    for part in distributor.inner():
+        yield from _with_inner(part)
+
+
+def _first_kept(kept: Kept | None, start: int) -> int | None:
+    """Return the first item from `start` on that is kept; None = there is none."""
+    if kept is None:
+        return start
+    rank = kept.before(start)
+    return kept[rank] if rank < len(kept) else None
 
 
 def _opened(part: LaneRoles) -> LaneDraws:
@@ -355,12 +396,12 @@ def gather_backwards(
 
 
 def gather_elsewhere(
-    target: str, job: str, item_count: int, batch_count: int, where: Surroundings
+    config: Config, job: str, item_count: int, batch_count: int, where: Surroundings
 ) -> dict[str, Any]:
     """Return `gather_backwards` of a job, from another process with another hash seed.
 
     Args:
-        target: What `penstock.server.jobs.load.load` takes.
+        config: What the job was built from.
         job: The job's name.
         item_count: How many items.
         batch_count: How many batches.
@@ -373,9 +414,10 @@ def gather_elsewhere(
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         answer = Path(folder) / "answer"
         # The answer goes by a file: a user's code may print.
-        command = [sys.executable, "-P", "-m", "penstock.server.commands.purity", target, job]
+        command = [sys.executable, "-P", "-m", "penstock.server.commands.purity"]
+        command += [config.target, job]
         command += [str(item_count), str(batch_count), str(answer)]
-        command += [str(RETRY_S if where.folder else RETRY_DEADLINE_S)]
+        command += [str(RETRY_S if where.folder else RETRY_DEADLINE_S), *config.assignments]
         hash_seed = next(s for s in HASH_SEEDS if s != os.environ.get("PYTHONHASHSEED"))
         environment = {
             **worker_environment(os.environ),
@@ -592,15 +634,18 @@ def _difference(ours: Facts, theirs: Facts) -> str | None:
 
 
 def _main(
-    target: str, job: str, item_count: str, batch_count: str, answer: str, retry_s: str
+    target: str,
+    job: str,
+    item_count: str,
+    batch_count: str,
+    answer: str,
+    retry_s: str,
+    *assignments: str,
 ) -> None:
-    from penstock.server.jobs.load import load
-
     path = Path(answer)
     try:
-        facts = gather_backwards(
-            load(target).job(job), int(item_count), int(batch_count), float(retry_s)
-        )
+        built = load(target, assignments=assignments).job(job)
+        facts = gather_backwards(built, int(item_count), int(batch_count), float(retry_s))
     except PenstockError as error:
         path.with_suffix(".error").write_bytes(encode_error(error))
     else:

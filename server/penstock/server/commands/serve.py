@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from penstock.server.commands.set_option import set_option
 from penstock.server.jobs.load import load
 from penstock.server.jobs.settings import ServerSettings
 
@@ -34,7 +35,10 @@ def _setting(name: str, metavar: str) -> Callable[[FunctionT], FunctionT]:
     metavar="FILE",
     help="End when nobody holds a lock on FILE any more, as a node of `spawn:` does.",
 )
-def serve(file: str, exit_when_unused: str | None, **flags: str | None) -> int:
+@set_option
+def serve(
+    file: str, exit_when_unused: str | None, assignments: tuple[str, ...], **flags: str | None
+) -> int:
     """Serve the jobs of FILE until SIGTERM or Ctrl-C.
 
     FILE is a job file, or jobs.py:NAME for jobs that are built in Python. The node is ready when it
@@ -48,7 +52,7 @@ def serve(file: str, exit_when_unused: str | None, **flags: str | None) -> int:
       penstockd serve penstock.yaml --listen 0.0.0.0:50051 --workers 16
       PENSTOCK_STORE=sqlite:////data/penstock.db penstockd serve penstock.yaml
     """  # noqa: D301 - \b is for click
-    config = load(file, overrides=flags)
+    config = load(file, overrides=flags, assignments=assignments)
     # Here and not above: the other commands need no gRPC, and start faster without.
     from penstock.server.app import run
 

@@ -10,6 +10,7 @@ import click
 
 from penstock.server.commands.progress import Progress
 from penstock.server.commands.say import say
+from penstock.server.commands.set_option import set_option
 from penstock.server.commands.text import decoder
 from penstock.server.job import Job
 from penstock.server.jobs.load import load
@@ -60,6 +61,7 @@ SHOWN_ITEMS = 8
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per batch, for scripts.")
 @click.option("--text", "as_text", is_flag=True, help="The documents, with their seams.")
+@set_option
 def show(
     file: str,
     job: str,
@@ -72,6 +74,7 @@ def show(
     store: str | None,
     as_json: bool,
     as_text: bool,
+    assignments: tuple[str, ...],
 ) -> None:
     """Show batches of JOB in FILE, computed here: no server, no cursor, no trace.
 
@@ -90,7 +93,7 @@ def show(
         raise click.UsageError("give either --position or --step, for example --position 0")
     if as_json and as_text:
         raise click.UsageError("give --json or --text, not both")
-    config = load(file, overrides={"store": store})
+    config = load(file, overrides={"store": store}, assignments=assignments)
     built = config.job(job)
     size = batches_per_step or built.batches_per_step or world_size
     if step is not None:

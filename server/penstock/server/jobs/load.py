@@ -2,13 +2,13 @@
 
 A target is a YAML or JSON job file, or `jobs.py:name`, where the name is a dict of `Job`s, a `Job`,
 or a function that returns one of these. Flags override PENSTOCK_* variables, which override the
-file.
+file; `--set` overrides keys of a file's jobs.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 from penstock.server.job import MAX_SOURCE_NAME, SOURCE_NAME, Job, find_job
 from penstock.server.jobs import yaml_file
+from penstock.server.jobs.assign import FLAG, assign
 from penstock.server.jobs.definition import Definition
 from penstock.server.jobs.location import Location
 from penstock.server.jobs.override import override
@@ -28,7 +29,7 @@ from penstock.server.jobs.settings import (
 )
 from penstock.server.jobs.validate import shown, validate
 from penstock.server.sources.catalog import keep_in
-from penstock.wire.errors import InvalidJob
+from penstock.wire.errors import InvalidJob, InvalidRequest
 
 
 class Jobs(Mapping[str, Job]):
@@ -76,16 +77,19 @@ class Config:
     """What a target says.
 
     Attributes:
-        target: The target with an absolute path: another process that loads it gets the same.
+        target: The target with an absolute path: another process that loads it, with the same
+            assignments, gets the same.
         server: The node's settings, with environment and flags worked in.
         jobs: The jobs by name, built on demand.
         base: The folder that relative paths start from.
+        assignments: What `--set` gave keys of the jobs, as it was written.
     """
 
     target: str
     server: ServerSettings
     jobs: Jobs
     base: Path
+    assignments: tuple[str, ...] = ()
 
     def job(self, name: str) -> Job:
         """Return a job, built.
@@ -102,6 +106,7 @@ def load(
     *,
     overrides: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
+    assignments: Sequence[str] = (),
 ) -> Config:
     """Read a target.
 
@@ -112,22 +117,35 @@ def load(
         target: A job file, or `jobs.py:name`.
         overrides: Server settings that override file and environment; None values are left out.
         environ: The environment; default `os.environ`.
+        assignments: `JOB.KEY=VALUE`, the value as YAML: override keys of the file's jobs.
 
     Raises:
         InvalidJob: The file cannot be read or is wrong; names file, line and key.
-        InvalidRequest: An override or a PENSTOCK_* variable has an invalid value.
+        InvalidRequest: An override, an assignment or a PENSTOCK_* variable has an invalid value, or
+            code builds the jobs.
+        UnknownJob: An assignment names a job that the file lacks.
     """
     environ = os.environ if environ is None else environ
     path, colon, name = target.rpartition(":")
-    if colon and path.endswith(".py"):
-        return _load_python(target, Path(path), name, overrides, environ)
-    if target.endswith(".py"):
-        return _load_python(target, Path(target), "jobs", overrides, environ)
-    return _load_file(target, overrides, environ)
+    if not (colon and path.endswith(".py")):
+        path, name = target, "jobs"
+    if not path.endswith(".py"):
+        return _load_file(target, overrides, environ, assignments)
+    if assignments:
+        raise InvalidRequest(
+            f"{FLAG} {assignments[0]}: the jobs of {target} are built by code, and {FLAG} changes "
+            "keys of a job file: let the code build what you want, or write a job file",
+            field=FLAG,
+            value=assignments[0],
+        )
+    return _load_python(target, Path(path), name, overrides, environ)
 
 
 def _load_file(
-    target: str, overrides: Mapping[str, Any] | None, environ: Mapping[str, str]
+    target: str,
+    overrides: Mapping[str, Any] | None,
+    environ: Mapping[str, str],
+    assignments: Sequence[str],
 ) -> Config:
     path = Path(target).expanduser()
     if not path.exists():
@@ -145,7 +163,9 @@ def _load_file(
         )
     # `x-...` keys are for YAML anchors that several jobs share.
     data = {key: value for key, value in data.items() if not str(key).startswith("x-")}
-    _check_job_names(data.get("jobs"), location)
+    if isinstance(data.get("jobs"), dict):
+        _check_job_names(data["jobs"], location)
+        data, location = assign(data, location, assignments)
     file = validate(JobFile, data, location)
     for name, settings in file.jobs.items():
         _check_roles(settings, location.at("jobs", name))
@@ -156,12 +176,16 @@ def _load_file(
     for name, settings in file.jobs.items():
         definition = Definition(name, said, base, settings.model_dump(exclude_unset=True))
         builders[name] = partial(definition.build, location.at("jobs", name))
-    return Config(target=said, server=server, jobs=Jobs(builders), base=location.base)
+    return Config(
+        target=said,
+        server=server,
+        jobs=Jobs(builders),
+        base=location.base,
+        assignments=tuple(assignments),
+    )
 
 
-def _check_job_names(jobs: Any, location: Location) -> None:
-    if not isinstance(jobs, dict):
-        return
+def _check_job_names(jobs: dict[Any, Any], location: Location) -> None:
     for name in jobs:
         if not isinstance(name, str) or not JOB_NAME.fullmatch(name):
             raise location.at("jobs", str(name)).error(

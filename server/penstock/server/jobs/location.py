@@ -28,16 +28,18 @@ class Location:
         base: The folder that relative paths start from, absolute.
         path: The keys from the top down to here.
         lines: The line of every key path, counted from 1; empty where the file has none.
+        options: The option of the command line that has set a key path, in place of its line.
     """
 
     file: str
     base: Path
     path: KeyPath = ()
     lines: Mapping[KeyPath, int] = field(default_factory=dict, repr=False)
+    options: Mapping[KeyPath, str] = field(default_factory=dict, repr=False)
 
     def at(self, *keys: str | int) -> Location:
         """Return the location of a key below this one."""
-        return Location(self.file, self.base, self.path + keys, self.lines)
+        return replace(self, path=self.path + keys)
 
     @property
     def key(self) -> str:
@@ -46,11 +48,15 @@ class Location:
 
     @property
     def line(self) -> int | None:
-        """The line of this key, or of the nearest key above it that has one."""
+        """The line of this key, or of the nearest key above it; None where an option set it."""
+        return self.lines.get(self._nearest)
+
+    @property
+    def _nearest(self) -> KeyPath:
         path = self.path
-        while path and path not in self.lines:
+        while path and path not in self.lines and path not in self.options:
             path = path[:-1]
-        return self.lines.get(path)
+        return path
 
     def error(self, sentence: str, cause: InvalidJob | None = None) -> InvalidJob:
         """Return the error that says `sentence` about this location; the caller raises it.
@@ -60,7 +66,8 @@ class Location:
             cause: The error that did not know the location; its other fields stay.
         """
         line = self.line
-        where = self.file if line is None else f"{self.file}:{line}"
+        where = self.options.get(self._nearest) or self.file
+        where += "" if line is None else f":{line}"
         found = InvalidJob("") if cause is None else cause
         return replace(
             found, message=f"{where}: {sentence}", key=self.key, file=self.file, line=line
