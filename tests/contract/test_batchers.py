@@ -33,7 +33,7 @@ from penstock.server.roles.batchers import (
 )
 from penstock.server.testing import check_batcher
 from penstock.server.testing import roles as testing
-from penstock.server.testing.roles import check_restored, tell
+from penstock.server.testing.roles import check_restored, check_runs, tell
 
 # Samples of 2 modalities and sizes around the limits of the cases below, some of them empty.
 SIZES = st.lists(st.one_of(st.integers(0, 12), st.integers(0, 60)), max_size=30)
@@ -300,6 +300,31 @@ def check_conserved(
     assert missing == refused + sum(batcher.dropped().values())
     assert truncated == counts.get("overlong_truncated", 0) + counts.get("tail_truncated", 0)
     assert cut_off == counts.get("truncated_tokens", 0)
+
+
+@EVERY_CASE
+@settings(deadline=None, max_examples=25)
+@given(sizes=SIZES, items=ITEMS)
+def test_runs_of_samples_are_samples_one_by_one(case: Case, sizes: list[int], items: int) -> None:
+    refs = refs_of(sizes, items)
+
+    check_runs(case.make(), refs, {ref: content(ref) for ref in refs})
+
+
+def test_a_batcher_whose_runs_are_not_its_samples_is_told_apart() -> None:
+    class Hasty(BestFitPackingBatcher):
+        """Forgets to look for samples that fill a row."""
+
+        def add_run(self, refs: Sequence[SampleRef]) -> tuple[int, list[Rows]]:
+            """Place all."""
+            for ref in refs:
+                self._place(ref)
+            return len(refs), self._batches(1)
+
+    refs = refs_of([3, 16, 4], 1000)
+
+    with pytest.raises(AssertionError, match="add_run"):
+        check_runs(Hasty(16, 4), refs, {ref: content(ref) for ref in refs})
 
 
 @EVERY_CASE

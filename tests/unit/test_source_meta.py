@@ -9,10 +9,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from penstock.server.commands.purity import first_items
 from penstock.server.core.condition import Condition
-from penstock.server.roles.distributors import MapDistributor
+from penstock.server.job import Job
+from penstock.server.roles.distributors import MapDistributor, MixtureDistributor
 from penstock.server.sources import MetaSource
 from penstock.wire.errors import BadItem, InvalidJob
 
@@ -217,19 +220,22 @@ def test_names_that_are_not_in_the_file_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_log_says_what_opening_took(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Items, ratio and seconds of each, their sum, and how many were open at once."""
+    """Items, tokens where files tell, ratio and seconds of each; how many were open at once."""
     write_rows(tmp_path / "a.jsonl", 4)
     write_rows(tmp_path / "b.jsonl", 2)
+    np.save(tmp_path / "ids.npy", np.arange(35, dtype=np.uint16))
+    ids = {"file_name": "ids.npy", "type": "tokens", "options": {"sequence_length": 10}}
     meta = write_meta(
         tmp_path / "meta.json",
-        {"a": {"file_name": "a.jsonl", "ratio": 0.5}, "b": {"file_name": "b.jsonl"}},
+        {"a": {"file_name": "a.jsonl", "ratio": 0.5}, "b": {"file_name": "b.jsonl"}, "ids": ids},
     )
 
     with caplog.at_level(logging.INFO, "penstock"):
         MetaSource(meta)
 
-    assert "opened 2 data sets with 6 items in" in caplog.text
+    assert "opened 3 data sets with 10 items in" in caplog.text
     assert "a: 4 items, ratio 0.5," in caplog.text
+    assert "ids: 4 items of 35 tokens, ratio 1," in caplog.text
 
 
 def test_the_identity_knows_every_data_set_and_no_place(tmp_path: Path) -> None:
@@ -287,7 +293,28 @@ def test_a_condition_keeps_items_of_every_data_set_and_copy(tmp_path: Path) -> N
     assert not MetaSource(write_meta(tmp_path / "other.json", renamed)).has_column("messages")
 
 
-def test_a_check_meets_every_data_set(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("where", "first"), [(None, 300), ({"id": "rare 1"}, 301)])
+def test_a_check_meets_every_data_set(
+    where: dict[str, Any] | None, first: int, tmp_path: Path
+) -> None:
+    """However small one is beside the others: the first item of it that a job may draw."""
+    for name, count in (("a", 300), ("rare", 2), ("z", 300)):
+        write_rows(tmp_path / f"{name}.jsonl", count)
+    names = {name: {"file_name": f"{name}.jsonl"} for name in ("a", "rare", "z")}
+    source = MetaSource(write_meta(tmp_path / "meta.json", names))
+    drawn = MapDistributor(where=where)
+    mixed = MixtureDistributor({"main": {"weight": 1, "distributor": MapDistributor(where=where)}})
+
+    for distributor in (drawn, mixed):
+        job = Job(source, distributor, batch_size=2, lanes=2)
+        found = {ref.index for ref in first_items(job, 4)}
+
+        assert first in found
+        assert where is not None or {0, 302} < found
+        assert len(found) == (1 if where else 7)
+
+
+def test_stand_ins_are_looked_for_in_every_data_set(tmp_path: Path) -> None:
     """However small one is beside the others: its first item is looked at."""
     content = {}
     for name, count in (("a", 300), ("b", 1), ("c", 300)):

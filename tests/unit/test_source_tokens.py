@@ -34,6 +34,7 @@ def test_megatrons_own_files_give_its_documents(dtype: str, block_bytes: int, ke
         source.keep_blocks(100 if keeps else 0)
         sizes = source.sizes(range(len(source)))
 
+        assert source.token_count() == sum(map(len, expected))
         assert source.read_bytes() == 0
         assert sizes is not None
         assert list(sizes) == [len(document) for document in expected]
@@ -68,6 +69,7 @@ def test_spans_of_sequences_are_gathered_into_one_array(tmp_path: Path) -> None:
     source.gather("input_ids", rows, starts, stops, out)
 
     assert source.lengths("input_ids", np.arange(4)).tolist() == [3, 1, 4, 1]
+    assert source.token_count() == 9
     assert out.tolist() == [8, 9, 0, 5, 6, 1]
     assert ids(source) == [[5, 6, 0], [0], [7, 8, 9, 0], [1]]
     assert not source.knows_sizes()

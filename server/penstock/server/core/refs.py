@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import chain, islice, repeat
+from typing import Any, NamedTuple, TypeVar
 
 from penstock.wire.refs import number_text
+
+_Ref = TypeVar("_Ref", bound=tuple[Any, ...])
+
+
+def _made(cls: type[_Ref], fields: Iterable[tuple[Any, ...]]) -> list[_Ref]:
+    """Return many named tuples: `__new__` of their own is a function in Python, and slower."""
+    return list(map(partial(tuple.__new__, cls), fields))
 
 
 class ItemRef(NamedTuple):
@@ -20,6 +29,11 @@ class ItemRef(NamedTuple):
     source: str
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls on a ref
     epoch: int
+
+    @classmethod
+    def many(cls, source: str, indices: Iterable[int], epoch: int) -> list[ItemRef]:
+        """Return the items of a source in one epoch, in this order."""
+        return _made(cls, zip(repeat(source), indices, repeat(epoch)))
 
     def __str__(self) -> str:
         return f"{self.source}[{number_text(self.index)}] in epoch {self.epoch}"
@@ -57,6 +71,11 @@ class SampleRef(NamedTuple):
         source, index, epoch, part, size, *span = data
         return cls(ItemRef(source, index, epoch), part, size, Span(*span) if span else None)
 
+    @classmethod
+    def whole(cls, items: Iterable[ItemRef], sizes: Iterable[int]) -> list[SampleRef]:
+        """Return the first samples of items, whole, in their order; as many as there are sizes."""
+        return _made(cls, zip(items, repeat(0), sizes, repeat(None)))
+
 
 Row = list[SampleRef]
 """A row of a batch: for a packer the samples in it, one after another."""
@@ -88,11 +107,11 @@ class BatchPlan(NamedTuple):
         return sum(map(len, self.rows))
 
     def to_json(self) -> list[Any]:
-        """Return `[lane, offset, rows]`, refs as `SampleRef.to_json` gives them.
+        """Return `[lane, offset, rows]`, the rows as columns.
 
         Then the number of the set of roles and the accounting, where there is any.
         """
-        rows = [[ref.to_json() for ref in row] for row in self.rows]
+        rows = _rows_to_json(self.rows)
         counted = [list(map(list, self.accounting))] if self.accounting else []
         named = [self.role_set] if self.role_set or counted else []
         return [self.lane, self.offset, rows, *named, *counted]
@@ -101,10 +120,46 @@ class BatchPlan(NamedTuple):
     def from_json(cls, data: Sequence[Any]) -> BatchPlan:
         """Return the plan that `to_json` wrote."""
         lane, offset, rows, *more = data
-        refs = [[SampleRef.from_json(ref) for ref in row] for row in rows]
+        refs = _rows_from_json(rows)
         role_set = more[0] if more else 0
         counted = more[1] if len(more) > 1 else ()
         return cls(lane, offset, refs, role_set, tuple((name, n) for name, n in counted))
+
+
+def _rows_to_json(rows: Rows) -> list[Any]:
+    """Return rows as columns: most plans have one source, one epoch, first parts and no spans.
+
+    `[samples of each row, sources, indices, epochs, parts, sizes, starts, stops]`, each of the last
+    seven one value where all samples have the same, and else a list; -1 where there is no span.
+    """
+    counts = list(map(len, rows))
+    refs = list(chain.from_iterable(rows))
+    if not refs:
+        return [counts]
+    items, parts, sizes, spans = zip(*refs, strict=True)
+    ends = zip(*(span or (-1, -1) for span in spans), strict=True)
+    columns = (*zip(*items, strict=True), parts, sizes, *ends)
+    return [counts, *map(_shortened, columns)]
+
+
+def _shortened(column: Sequence[Any]) -> Any:
+    """Return a column as one value, where it has no other."""
+    return column[0] if column.count(column[0]) == len(column) else list(column)
+
+
+def _rows_from_json(data: Sequence[Any]) -> Rows:
+    """Return the rows that `_rows_to_json` wrote."""
+    counts, *columns = data
+    if not columns:
+        return [[] for _ in counts]
+    sources, indices, epochs, parts, sizes, starts, stops = (
+        column if isinstance(column, list) else [column] * sum(counts) for column in columns
+    )
+    items = _made(ItemRef, zip(sources, indices, epochs, strict=True))
+    ends = zip(starts, stops, strict=True)
+    spans = [None if start < 0 else Span(start, stop) for start, stop in ends]
+    refs = iter(_made(SampleRef, zip(items, parts, sizes, spans, strict=True)))
+    return [list(islice(refs, count)) for count in counts]
 
 
 __all__ = ["BatchPlan", "ItemRef", "Row", "Rows", "SampleRef", "Span"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 
 from penstock.server.core.held import held_bytes
 from penstock.server.core.refs import ItemRef
@@ -117,8 +118,15 @@ class LookAhead:
 
     def peek(self, past: int, count: int) -> list[ItemRef]:
         """Return up to `count` coming draws, those after the next `past`."""
+        return self._looked(lambda: self._draws.peek(past + count)[past:])
+
+    def run(self, count: int) -> list[ItemRef]:
+        """Return up to `count` coming draws, as far as they can be taken together."""
+        return self._looked(lambda: self._draws.run(count))
+
+    def _looked(self, look: Callable[[], list[ItemRef]]) -> list[ItemRef]:
         try:
-            return self._draws.peek(past + count)[past:]
+            return look()
         except Exception as error:  # of a user's distributor
             # It stops the lane, by name, when that draw is the next one.
             logger.debug("lane %d looks no further ahead: %s", self._lane, error_line(error))

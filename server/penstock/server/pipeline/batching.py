@@ -90,6 +90,25 @@ class Batching:
         before, self.dropped = self.dropped, sum(self.batcher.dropped().values())
         return batches, self.dropped == before
 
+    def add_run(self, refs: Sequence[SampleRef], offset: int) -> tuple[int, list[Rows]]:
+        """Give the batcher unread samples, up to one that finishes a batch; it keeps them all.
+
+        Returns:
+            How many it has taken, and the finished batches.
+
+        Raises:
+            PenstockError: It fails.
+        """
+        try:
+            taken, batches = self.batcher.add_run(refs)
+            if not 0 <= taken <= len(refs):
+                raise ValueError(f"it says that it took {taken} of {len(refs)} samples")
+            return taken, batches
+        except PenstockError:
+            raise
+        except BaseException as raised:
+            raise self._failure(as_exception(raised), "add_run()", offset) from raised
+
     def _take_back(self, refs: Sequence[SampleRef], before: Any) -> None:
         """Leave nothing of an item of which a sample was refused.
 

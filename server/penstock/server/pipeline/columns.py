@@ -6,19 +6,17 @@ and there errors of items are found, named and judged. An error that is of no it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.server.core.refs import BatchPlan, Row
+from penstock.server.core.refs import BatchPlan, Rows
 from penstock.server.pipeline.raws import RawItems
 from penstock.server.pipeline.retry import Call
-from penstock.server.role_set import RoleSet
-from penstock.server.roles.base import Source
 from penstock.server.roles.columns import ColumnCollator, ColumnRows, Indices, SequenceColumns
 from penstock.server.roles.context import CollateContext
 from penstock.server.usercode.contained import contained
@@ -55,24 +53,44 @@ def collate_columns(
     return values, {"samples": sum(map(len, plan.rows)), **context.counts}
 
 
-class _Run(NamedTuple):
-    """Samples of a row that follow one another and are of one source.
+class _Samples(NamedTuple):
+    """Samples one after another, as columns.
 
     Attributes:
-        name: The source's name.
-        source: The source.
+        names: Of which source each is.
         indices: int64 (k,): their items.
         starts: int64 (k,): the first number of each.
         stops: int64 (k,): where each ends; 0 = at the end of its item's row of numbers.
         sizes: int64 (k,): what each was planned with; 0 where that was not needed.
     """
 
-    name: str
-    source: SequenceColumns
+    names: Sequence[str]
     indices: Indices
     starts: Indices
     stops: Indices
     sizes: Indices
+
+    @classmethod
+    def of(cls, rows: Rows) -> _Samples:
+        """Return the samples of all rows."""
+        refs = list(chain.from_iterable(rows))
+        if not refs:
+            return cls((), *np.empty((4, 0), np.int64))
+        items, _, sizes, spans = zip(*refs, strict=True)
+        names, indices, _ = zip(*items, strict=True)
+        starts, stops = np.zeros((2, len(refs)), np.int64)
+        if any(spans):
+            starts, stops = np.array([span or (0, 0) for span in spans], np.int64).T
+        return cls(names, np.array(indices, np.int64), starts, stops, np.array(sizes, np.int64))
+
+    def at(self, places: slice | Indices) -> _Samples:
+        """Return some of them, all of one source; `names` are not cut."""
+        return self._replace(
+            indices=self.indices[places],
+            starts=self.starts[places],
+            stops=self.stops[places],
+            sizes=self.sizes[places],
+        )
 
 
 class _Rows(ColumnRows):
@@ -83,22 +101,17 @@ class _Rows(ColumnRows):
     """
 
     def __init__(self, items: RawItems, plan: BatchPlan) -> None:
-        self._items = items
-        roles = items.job.role_sets[plan.role_set]
-        self._rows: list[list[_Run]] = []
-        self.lengths, self.as_planned = [], True
-        for row in plan.rows:
-            runs = [self._settled(run, roles) for run in _runs(roles.sources, row)]
-            self._rows.append(runs)
-            self.lengths.append(
-                np.concatenate([run.stops - run.starts for run in runs])
-                if runs
-                else np.empty(0, np.int64)
-            )
+        self._items, self._roles = items, items.job.role_sets[plan.role_set]
+        self.as_planned = True
+        samples = _Samples.of(plan.rows)
+        self._samples = samples = samples._replace(stops=self._stops(samples))
+        self._ends = [0, *accumulate(map(len, plan.rows))]
+        lengths = samples.stops - samples.starts
+        self.lengths = [lengths[begin:end] for begin, end in pairwise(self._ends)]
         self.dtypes = {}
-        for source in roles.sources.values():
-            assert isinstance(source, SequenceColumns)
-            for column in roles.columns:
+        for name in self._roles.sources:
+            source = self._source(name)
+            for column in self._roles.columns:
                 dtype = source.sequence_dtype(column)
                 assert dtype is not None
                 self.dtypes[column] = dtype
@@ -106,52 +119,65 @@ class _Rows(ColumnRows):
     def write(self, column: str, row: int, out: npt.NDArray[Any]) -> None:
         """Write the samples of a row one after another into `out`, which has just that size."""
         end = 0
-        for run in self._rows[row]:
+        for name, run in self._runs(self._ends[row], self._ends[row + 1]):
             begin, end = end, end + int((run.stops - run.starts).sum())
-            place = out[begin:end]
+            gather, place = self._source(name).gather, out[begin:end]
             self._items.of_source(
-                partial(run.source.gather, column, run.indices, run.starts, run.stops, place)
+                partial(gather, column, run.indices, run.starts, run.stops, place)
             )
 
-    def _settled(self, run: _Run, roles: RoleSet) -> _Run:
-        """Return a run with the ends of its samples; note whether they are as they were planned."""
-        if roles.columns == [roles.planned_column] and run.sizes.all():
-            # It was planned from these lengths.
-            return run._replace(stops=run.starts + run.sizes)
+    def _source(self, name: str) -> SequenceColumns:
+        source = self._roles.sources[name]
+        assert isinstance(source, SequenceColumns)
+        return source
+
+    def _runs(self, begin: int, end: int) -> Iterator[tuple[str, _Samples]]:
+        """Yield samples that follow one another and are of one source, with its name."""
+        names = self._samples.names
+        borders = [n for n in range(begin + 1, end) if names[n] != names[n - 1]]
+        for start, stop in pairwise([begin, *borders, end]):
+            if stop > start:
+                yield names[start], self._samples.at(slice(start, stop))
+
+    def _stops(self, samples: _Samples) -> Indices:
+        """Return the ends of samples; note whether they are as they were planned."""
+        if self._roles.columns == [self._roles.planned_column] and samples.sizes.all():
+            return samples.starts + samples.sizes  # it was planned from these lengths
+        stops = np.empty_like(samples.stops)
+        every = np.array(samples.names)
+        for name in set(samples.names):
+            places = np.flatnonzero(every == name)
+            stops[places] = self._stops_of(name, samples.at(places))
+        return stops
+
+    def _stops_of(self, name: str, samples: _Samples) -> Indices:
+        """Return the ends of samples of one source, as its columns tell them."""
+        source = self._source(name)
         lengths, *others = (
-            self._items.of_source(partial(run.source.lengths, column, run.indices))
-            for column in roles.columns
+            self._items.of_source(partial(source.lengths, column, samples.indices))
+            for column in self._roles.columns
         )
-        stops = np.where(run.stops > 0, run.stops, lengths)
-        planned = np.where(run.sizes > 0, run.sizes, stops - run.starts)
+        stops = np.where(samples.stops > 0, samples.stops, lengths)
+        planned = np.where(samples.sizes > 0, samples.sizes, stops - samples.starts)
         if (
             (lengths < np.maximum(stops, 0)).any()  # below 0: numbers are missing
-            or (planned != stops - run.starts).any()
+            or (planned != stops - samples.starts).any()
             or any((other != lengths).any() for other in others)
-            or (run.stops.any() and not self._as_told(run, lengths, roles))
+            or (samples.stops.any() and not self._as_told(name, samples, lengths))
         ):
             self.as_planned = False
-        return run._replace(stops=stops)
+        return stops
 
-    def _as_told(self, run: _Run, lengths: Indices, roles: RoleSet) -> bool:
+    def _as_told(self, name: str, samples: _Samples, lengths: Indices) -> bool:
         """Tell whether what pieces are of was cut by its length, and not by a size beside it."""
-        if roles.planned_column is not None:
+        if self._roles.planned_column is not None:
             return True
-        source = roles.sized_sources.get(run.name)
+        source = self._roles.sized_sources.get(name)
         if source is None:
             return False
-        told = self._items.of_source(partial(roles.told_sizes, source, run.indices.tolist()))
+        ask = partial(self._roles.told_sizes, source, samples.indices.tolist())
+        told = self._items.of_source(ask)
         return told is not None and bool((np.asarray(told) == lengths).all())
-
-
-def _runs(sources: Mapping[str, Source], row: Row) -> Iterator[_Run]:
-    for name, refs in groupby(row, key=lambda ref: ref.item.source):
-        source = sources[name]
-        assert isinstance(source, SequenceColumns)
-        numbers = np.array(
-            [(ref.item.index, *(ref.span or (0, 0)), ref.size) for ref in refs], np.int64
-        )
-        yield _Run(name, source, *numbers.T)
 
 
 __all__ = ["collate_columns"]

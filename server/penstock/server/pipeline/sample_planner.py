@@ -21,6 +21,7 @@ from penstock.server.pipeline.counts import Accounts, all_counts, count_filtered
 from penstock.server.pipeline.ends import miscounted
 from penstock.server.pipeline.items import Filtered, Items
 from penstock.server.pipeline.retry import Call
+from penstock.server.pipeline.runs import Runs
 from penstock.server.pipeline.starvation import Starvation
 from penstock.server.pipeline.verdicts import Bad
 from penstock.server.roles.base import Sample
@@ -54,18 +55,23 @@ class SamplePlanner:
         self._is_whole = part is None  # the lane ends where this does
         self._part = part or job.lane_roles(lane)[0]
         self.roles = self._part.roles
-        self.draws: LaneDraws = self._part.open_draws()
+        self.draw_from(self._part.open_draws())
         self.batching = Batching(job, lane, self.roles, items)
         self._counts_parts = bool(self.draws.counts())
         self._from_refs = self.roles.plans_from_refs
         self._can_seek = self._part.can_seek(self.draws, self.batching.batcher)
         self.ready: deque[Rows] = deque()
         self._accounts = Accounts()
-        self.ahead = LookAhead(lane, items, self.draws, self.roles)
         self._starvation = Starvation(job, lane, self._part)
         self.last_verdict = 0  # the highest number of one that removed a draw
         self._draws_of_batch = 0  # of the last finished one; 0 before the second, which has no pool
         self._counted_before = self.counts()
+
+    def draw_from(self, draws: LaneDraws) -> None:
+        """Go on with these draws, which are at the same place of the lane."""
+        self.draws = draws
+        self.ahead = LookAhead(self.lane, self.items, draws, self.roles)
+        self._runs = Runs(self.items, draws, self.roles, self.ahead)
 
     @property
     def place(self) -> int:
@@ -116,6 +122,8 @@ class SamplePlanner:
     def _fill(self, batches: int) -> None:
         """Draw until so many batches are ready, or the lane is over."""
         while len(self.ready) < batches and not self.ended:
+            if self._runs.may_come and self._take_run():
+                continue
             before = self.draws.state()
             try:
                 item = self._draw()
@@ -138,6 +146,22 @@ class SamplePlanner:
                     if not taken:  # it stays the next draw: a retry must not step over it
                         self.draws.restore(before)
                         self.counters["drawn"] -= 1
+                        self._runs.forget()
+
+    def _take_run(self) -> bool:
+        """Take coming draws together, up to one that finishes a batch; False = none could be."""
+        refs = self._runs.next()
+        if not refs or not self._starvation.has_room(len(refs)):
+            return False
+        taken, batches = self.batching.add_run(refs, self.place)
+        if not taken:
+            return False
+        self._runs.took(taken)
+        items, _, sizes, _ = zip(*refs[:taken], strict=True)
+        self.draws.step(items, [0] * taken if self._can_seek else sizes)
+        self.counters["drawn"] += taken
+        self._took(batches, taken)
+        return True
 
     def _draw(self) -> ItemRef | None:
         try:
@@ -169,11 +193,15 @@ class SamplePlanner:
                 taken = sum(ref.size for ref in refs)
         # Draws that can be sought depend on no size, and must not count what seeking leaves out.
         self.draws.took(item, taken if accepted and not self._can_seek else 0)
+        self._took(batches, 1, accepted=accepted)
+
+    def _took(self, batches: Sequence[Rows], draws: int, *, accepted: bool = True) -> None:
+        """Note what came of draws, of which only the last may have finished batches."""
         self._finish(batches)
         if batches and self.offset + len(self.ready) > 1:
-            self._draws_of_batch = self._starvation.without_batch + 1
+            self._draws_of_batch = self._starvation.without_batch + draws
         finished = bool(batches)
-        self._starvation.drew(accepted=accepted, finished=finished, counts=self.counts)
+        self._starvation.drew(draws, accepted=accepted, finished=finished, counts=self.counts)
 
     def _finish(self, batches: Sequence[Rows]) -> None:
         self.ready.extend(batches)
@@ -221,6 +249,7 @@ class SamplePlanner:
         if verdict is None:
             return False
         self.ahead.forget(item)
+        self._runs.forget()
         self._count_verdict(verdict)
         return True
 
@@ -257,7 +286,9 @@ class SamplePlanner:
         """Return an item's size from its raw form, unprocessed; None if it is quarantined."""
         if self._left_out(item):
             return None
-        size = self.ahead.size(item, self.place)
+        size: int | Bad | None = self._runs.size(item)
+        if size is None:
+            size = self.ahead.size(item, self.place)
         if isinstance(size, Bad):
             self._leave_out(item, size)
             return None
@@ -292,6 +323,7 @@ class SamplePlanner:
         self.batching.begin()
         self.ready.clear()
         self.ahead.clear()
+        self._runs.forget()
         self.ended = total is not None and before >= total and drawn < before
         self.counters = Counter({"drawn": drawn} if drawn else {})
         self._counted_before = self.counts()
@@ -349,6 +381,7 @@ class SamplePlanner:
         self.last_verdict = int(state.get("verdicts", 0))
         self.batching.samples.clear()
         self.ahead.clear()
+        self._runs.forget()
         self.offset = offset
         self._counted_before = self.counts()
 

@@ -38,11 +38,23 @@ class Starvation:
         """Count from here: nothing was drawn in vain."""
         self.without_sample = self.without_batch = 0
 
-    def drew(self, *, accepted: bool, finished: bool, counts: Callable[[], dict[str, int]]) -> None:
-        """Note a draw.
+    def has_room(self, draws: int) -> bool:
+        """Tell whether so many draws more cannot starve the lane, each of which gives a sample."""
+        return self.without_batch + draws <= MIN_DRAWS_WITHOUT_BATCH
+
+    def drew(
+        self,
+        draws: int,
+        *,
+        accepted: bool,
+        finished: bool,
+        counts: Callable[[], dict[str, int]],
+    ) -> None:
+        """Note a draw, or several that each gave a sample: these only where there `has_room`.
 
         Args:
-            accepted: It gave a sample that was kept.
+            draws: How many.
+            accepted: The last gave a sample that was kept.
             finished: It finished a batch.
             counts: Asked what the lane has counted, for the reasons.
 
@@ -50,7 +62,7 @@ class Starvation:
             LaneStarved: As many draws as several epochs have gave none.
         """
         self.without_sample = 0 if accepted else self.without_sample + 1
-        self.without_batch = 0 if finished else self.without_batch + 1
+        self.without_batch = 0 if finished else self.without_batch + draws
         if (
             self.without_sample <= MIN_DRAWS_WITHOUT_SAMPLE
             and self.without_batch <= MIN_DRAWS_WITHOUT_BATCH

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.core.refs import ItemRef
@@ -44,6 +45,24 @@ class LaneDraws(ABC):
         decides only their order, they may come in another one, with others between them.
         """
         return []
+
+    def run(self, count: int) -> list[ItemRef]:
+        """Return the next draws, as far as they can be taken together; [] = one by one, by `next`.
+
+        At most `count`. No size that `took` would be told decides one of them.
+        """
+        return []
+
+    def step(self, items: Sequence[ItemRef], sizes: Sequence[int]) -> None:
+        """Take the first of the draws that `run` gave, as calls of `next` and `took` do.
+
+        Args:
+            items: These, at least one.
+            sizes: What `took` is told of each.
+        """
+        for item, size in zip(items, sizes, strict=True):
+            self.next()
+            self.took(item, size)
 
     def counts(self) -> dict[str, int]:
         """Return what was drawn of each part since the lane's beginning, if there are parts.
@@ -101,6 +120,18 @@ class NumberedDraws(LaneDraws):
         coming = [self._peeked.get(k) for k in range(self.k, self.k + count)]
         return [item for item in coming if item is not None]
 
+    def run(self, count: int) -> list[ItemRef]:
+        """Return `count` coming items, fewer where the lane ends; [] if a user's class draws."""
+        if type(self) is not NumberedDraws or self.distributor.is_of_user():
+            return []
+        if self._peeked:
+            return self.peek(count)
+        return self.distributor.draw_many(self.lane, self.lanes, self.k, count)
+
+    def step(self, items: Sequence[ItemRef], sizes: Sequence[int]) -> None:
+        """Take draws of `run`."""
+        self.restore({"k": self.k + len(items)})
+
     def state(self) -> Any:
         """Return the number of the next draw."""
         return {"k": self.k}
@@ -108,7 +139,8 @@ class NumberedDraws(LaneDraws):
     def restore(self, state: Any) -> None:
         """Go on where `state` was taken."""
         self.k = int(state["k"])
-        self._peeked = {k: item for k, item in self._peeked.items() if k >= self.k}
+        if self._peeked:
+            self._peeked = {k: item for k, item in self._peeked.items() if k >= self.k}
 
     def can_seek(self) -> bool:
         """Return True: `k` decides every draw."""

@@ -38,12 +38,51 @@ class Filling(NamedTuple):
         needed: int64 (B,): the tokens that the longest row needs.
         width: int64 (B,): those that a row of the batch has; less than needed = the batch cannot be
             made.
+        documents: int64 (B,): the entries that an array of documents needs; None = there is no
+            such array.
+        max_documents: Those that it has; less than a batch needs = it cannot be made. None = as
+            many as it needs.
     """
 
     tokens: Numbers
     places: Numbers
     needed: Numbers
     width: Numbers
+    documents: Numbers | None = None
+    max_documents: int | None = None
+
+
+class Misfit(NamedTuple):
+    """Batches that a collator cannot make.
+
+    Attributes:
+        of: `tokens` of a row that is too long, or `documents` of which there are too many.
+        batch: The batch that needs most, by its number among those that were looked at.
+        needed: How many it has.
+        room: For how many there is room.
+        batches: How many batches cannot be made.
+    """
+
+    of: str
+    batch: int
+    needed: int
+    room: int
+    batches: int
+
+
+def misfit(filling: Filling) -> Misfit | None:
+    """Return which batches cannot be made; None = all can."""
+    over = filling.needed - filling.width
+    if (over > 0).any():
+        worst = int(over.argmax())
+        needed, room = int(filling.needed[worst]), int(filling.width[worst])
+        return Misfit("tokens", worst, needed, room, int((over > 0).sum()))
+    documents, room_of_all = filling.documents, filling.max_documents
+    if documents is None or room_of_all is None or not (documents > room_of_all).any():
+        return None
+    worst = int(documents.argmax())
+    many = int((documents > room_of_all).sum())
+    return Misfit("documents", worst, int(documents[worst]), room_of_all, many)
 
 
 def sums(values: Numbers, bounds: Numbers) -> Numbers:
@@ -62,4 +101,4 @@ def largest(values: Numbers, bounds: Numbers) -> Numbers:
     return found
 
 
-__all__ = ["BatchSizes", "Filling", "Numbers", "largest", "sums"]
+__all__ = ["BatchSizes", "Filling", "Misfit", "Numbers", "largest", "misfit", "sums"]

@@ -61,12 +61,14 @@ class BlockColumns(SequenceColumns):
         """
         numbers = indices.tolist()
         check_indices(numbers, len(self))
-        end = 0
         spans = zip(starts.tolist(), stops.tolist(), strict=True)
         with self._lock:
-            for (rows, row), (start, stop) in zip(self.list_rows(numbers), spans, strict=True):
-                begin, end = end, end + stop - start
-                out[begin:end] = rows.numbers(column, row, start, stop)
+            found = [
+                rows.numbers(column, row, start, stop)
+                for (rows, row), (start, stop) in zip(self.list_rows(numbers), spans, strict=True)
+            ]
+            if found:
+                np.concatenate(found, out=out, casting="unsafe")
 
 
 __all__ = ["BlockColumns", "ListRows"]

@@ -28,6 +28,7 @@ from penstock.server.roles.reading import Blocks
 from penstock.server.sources.access import check_indices, require
 from penstock.server.sources.catalog import Catalog
 from penstock.server.sources.kinds import kind_of
+from penstock.server.sources.tokens import TokenFiles
 from penstock.server.usercode.frames import error_line
 from penstock.wire.errors import BadItem, InvalidJob, PenstockError, SourceUnavailable
 from penstock.wire.nearest import hint
@@ -248,6 +249,14 @@ class MetaSource(IndexedSource):
         firsts = {run.part: start for start, run in reversed([*runs]) if run.chosen}
         others = super().spread(max(0, count - len(firsts)))
         yield from list(dict.fromkeys([*sorted(firsts.values()), *others]))[:count]
+
+    def spans(self) -> dict[str, tuple[int, int]]:
+        """Return the items of each data set by its name: `[start, stop)`, copies among them."""
+        found: dict[str, tuple[int, int]] = {}
+        for start, run in zip(self._starts, self._runs, strict=False):
+            name = self.parts[run.part].entry.name
+            found[name] = found.get(name, (start, 0))[0], start + run.chosen
+        return found
 
     def has_column(self, name: str) -> bool:
         """Tell whether all data sets have this column, under the same name."""
@@ -555,9 +564,19 @@ def _source(entry: Entry, options: dict[str, Any] | None) -> IndexedSource:
 
 
 def _say(parts: Sequence[Opened], wall_s: float) -> None:
-    """Log how many items each data set has, and how long opening it took."""
+    """Log how many items each data set has, and how long opening it took.
+
+    Tokens are told where files of ids say how many they have; `penstockd index` counts others.
+    """
+
+    def counted(source: IndexedSource) -> str:
+        items = f"{len(source):,} items"
+        if not isinstance(source, TokenFiles):
+            return items
+        return f"{items} of {source.token_count():,} tokens"
+
     table = "; ".join(
-        f"{part.entry.name}: {len(part.source):,} items, ratio {float(part.entry.ratio):g}, "
+        f"{part.entry.name}: {counted(part.source)}, ratio {float(part.entry.ratio):g}, "
         f"{part.seconds:.2f} s"
         for part in parts
     )

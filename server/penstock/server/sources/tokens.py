@@ -106,6 +106,14 @@ class TokenFiles(BlockedFiles, BlockColumns):
         """
         return None
 
+    def token_count(self) -> int:
+        """Return how many ids all sequences have, by where their blocks lie: nothing is read."""
+        return sum(
+            sum(stop - start for start, stop in zip(index.starts, index.stops, strict=True))
+            // self.dtype_of(shard).itemsize
+            for shard, index in enumerate(self.indexes)
+        )
+
     def knows_sizes(self) -> bool:
         """Tell whether sizes are known without reading the ids."""
         return True

@@ -170,6 +170,7 @@ def check_batcher(batcher: SampleBatcher, samples: Sequence[tuple[int, Sample]])
     Nothing is lost or repeated: after every sample each one is in a group, pending or counted as
     dropped. A batcher restored from its state at any point goes on as if it had not been restored,
     even one that was restored from a restored one. Equal histories give equal groups and states.
+    If it takes runs of samples, each gives and leaves behind what its samples do one by one.
 
     Args:
         batcher: The batcher.
@@ -185,6 +186,7 @@ def check_batcher(batcher: SampleBatcher, samples: Sequence[tuple[int, Sample]])
     truth = tell(batcher.clone(), refs, content)
     holds(tell(batcher.clone(), refs, content) == truth, f"{name} gives other groups each time")
     _check_conserved(batcher.clone(), refs, content)
+    check_runs(batcher, refs, content)
     running = batcher.clone()
     for point, ref in enumerate(refs):
         check_restored(running, refs[point:], content)
@@ -250,6 +252,40 @@ def check_restored(
         tell(twice, refs, content) == continued,
         f"{name} goes on in another way after restore() than without it",
     )
+
+
+def check_runs(
+    batcher: SampleBatcher, refs: Sequence[SampleRef], content: Mapping[SampleRef, Sample]
+) -> None:
+    """Test that `add_run` does what `add` does, if it takes runs.
+
+    Args:
+        batcher: It is not changed.
+        refs: What comes.
+        content: The samples.
+
+    Raises:
+        AssertionError: It gives other groups, or goes too far, or leaves another state.
+    """
+    if not batcher.takes_runs():
+        return
+    name, together, alone = type(batcher).__name__, batcher.clone(), batcher.clone()
+    at = 0
+    while at < len(refs):
+        dropped = together.dropped()
+        taken, groups = together.add_run(refs[at:])
+        one_by_one = [add(alone, ref, content) for ref in refs[at : at + taken]]
+        holds(0 <= taken <= len(refs) - at, f"{name}.add_run() took {taken} of {len(refs) - at}")
+        holds(not any(one_by_one[:-1]), f"{name}.add_run() took samples after a group was finished")
+        holds(together.dropped() == dropped, f"{name}.add_run() took a sample that it left out")
+        holds((one_by_one or [[]])[-1] == groups, f"{name}.add_run() gives other groups than add()")
+        if not taken:
+            given = add(together, refs[at], content), add(alone, refs[at], content)
+            holds(given[0] == given[1], f"{name} goes on in another way after add_run()")
+        holds(
+            frozen(together) == frozen(alone), f"{name}.add_run() leaves another state than add()"
+        )
+        at += taken or 1
 
 
 def _check_conserved(

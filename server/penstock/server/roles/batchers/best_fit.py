@@ -124,27 +124,27 @@ class BestFitPackingBatcher(RowPackingBatcher):
         return 1 if self._choice < QUICK_POOL else ROWS_PER_SAMPLE
 
     def _fill_row(self) -> None:
-        arrival, oldest = next(iter(self._pool.items()))
-        row = [self._take(bisect_left(self._sizes, (oldest.size, -arrival)))]
+        pool, sizes = self._pool, self._sizes
+        arrival, oldest = next(iter(pool.items()))
+        del pool[arrival], sizes[bisect_left(sizes, (oldest.size, -arrival))]
+        row, present = [oldest], {sample_key(oldest)}
         room = self.max_tokens - oldest.size
-        present = {sample_key(oldest)}
-        index = bisect_right(self._sizes, (room, 0)) - 1
+        index = bisect_right(sizes, (room, 0)) - 1
         while index >= 0:
-            ref = self._pool[-self._sizes[index][1]]
-            if sample_key(ref) in present:
+            size, age = sizes[index]
+            ref = pool[-age]
+            key = sample_key(ref)
+            if key in present:
                 # Not twice in a row: look at the next smaller one, but keep this for another row.
                 index -= 1
                 continue
-            row.append(self._take(index))
-            room -= ref.size
-            present.add(sample_key(ref))
-            index = bisect_right(self._sizes, (room, 0), 0, index) - 1
+            del pool[-age], sizes[index]
+            row.append(ref)
+            room -= size
+            present.add(key)
+            index = bisect_right(sizes, (room, 0), 0, index) - 1
+        self._tokens -= self.max_tokens - room
         self._finish(row)
-
-    def _take(self, index: int) -> SampleRef:
-        size, age = self._sizes.pop(index)
-        self._tokens -= size
-        return self._pool.pop(-age)
 
 
 __all__ = ["BestFitPackingBatcher"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from penstock.server import packing
-from penstock.server.core.refs import Row, SampleRef
+from penstock.server.core.refs import Row, Rows, SampleRef
 from penstock.server.packing.lengths import Histogram, Lengths
 from penstock.server.packing.packs import Packs
 from penstock.server.roles.batchers.packer import RowPackingBatcher, sample_key
@@ -193,6 +193,10 @@ class KnapsackPackingBatcher(WindowsBatcher):
                 "one of them: raise it",
                 key="packing_ratio",
             )
+
+    def add_run(self, refs: Sequence[SampleRef]) -> tuple[int, list[Rows]]:
+        """Take samples as others do; one by one where `max_packs` may leave some out."""
+        return super().add_run(refs) if self.max_packs is None else (0, [])
 
     def _place(self, ref: SampleRef) -> None:
         if ref.size > self._capacity:

@@ -75,6 +75,15 @@ class ConcatPackingBatcher(PackingBatcher):
                 self._row, self._room = [], self.max_tokens
         return cut_batches(self._finished, self.rows, self.rows)
 
+    def add_run(self, refs: Sequence[SampleRef]) -> tuple[int, list[Rows]]:
+        """Take samples up to one that finishes a batch or is empty."""
+        for taken, ref in enumerate(refs):
+            if not ref.size:
+                return taken, []
+            if batches := self.add(ref):
+                return taken + 1, batches
+        return len(refs), []
+
     @property
     def pending(self) -> Sequence[SampleRef]:
         """Return the row that is not full, and the rows that wait for others of their batch."""

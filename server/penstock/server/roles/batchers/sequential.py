@@ -119,6 +119,16 @@ class SequentialPackingBatcher(PackingBatcher):
             self._offer(deque([None]))
         return cut_batches(self._finished, self.rows, self.rows)
 
+    def add_run(self, refs: Sequence[SampleRef]) -> tuple[int, list[Rows]]:
+        """Take samples up to one that finishes a batch, or is empty or overlong."""
+        budget = self.max_sequence_length
+        for taken, ref in enumerate(refs):
+            if budget is not None and not 0 < ref.size < budget:
+                return taken, []
+            if batches := self.add(ref):
+                return taken + 1, batches
+        return len(refs), []
+
     @property
     def pending(self) -> Sequence[SampleRef]:
         """Return the row, the samples set aside, and the finished rows of an incomplete batch."""

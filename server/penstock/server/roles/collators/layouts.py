@@ -16,11 +16,13 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.server.roles.base import KeySpec
 from penstock.server.roles.collators.arrays import IGNORE_INDEX, Array, bad_batch
 from penstock.server.roles.collators.segments import Lengths, Segments
 from penstock.server.roles.context import CollateContext
+from penstock.server.roles.filling import largest, sums
 from penstock.wire.errors import InvalidJob
 
 NO_LENGTH = -1000
@@ -87,6 +89,21 @@ class PackedLayout(ABC):
     @abstractmethod
     def specs(self) -> list[KeySpec]:
         """Return the keys that every batch has, in the order of `values`."""
+
+    def entries(
+        self, documents: Lengths, is_padded: npt.NDArray[np.bool_], batches: Lengths
+    ) -> Lengths:
+        """Return how many entries `max_documents` must leave room for, from sizes alone.
+
+        Args:
+            documents: int64 (R,): how many documents each row has.
+            is_padded: (R,): something is left of the row.
+            batches: int64 (B + 1,): where each batch begins in rows, then their number.
+
+        Returns:
+            int64 (B,).
+        """
+        return sums(documents + is_padded, batches)
 
     def _rows(self, name: str, dtype: str = "", **bounds: int | None) -> KeySpec:
         return KeySpec(name, dtype=dtype or self.ids_dtype, shape=(-1, self.width), **bounds)  # type: ignore[arg-type]
@@ -253,6 +270,12 @@ class Thd(PackedLayout):
             "seq_lens_padded": lengths[1],
             "qkv_format": "thd",
         }
+
+    def entries(
+        self, documents: Lengths, is_padded: npt.NDArray[np.bool_], batches: Lengths
+    ) -> Lengths:
+        """Return the documents of the row that has most: padding belongs to the last of each."""
+        return largest(np.maximum(documents, 1), batches)
 
     def specs(self) -> list[KeySpec]:
         """Return the six keys."""

@@ -248,8 +248,15 @@ class PackedCollator(BatchCollator, ColumnCollator):
         width = np.maximum(needed, multiple)
         if self.pad_to is not None:
             width = np.full_like(needed, self.pad_to)
-        places = width * np.diff(batches.batches)
-        return Filling(sums(batches.sizes, batches.slots), places, needed, width)
+        heights = np.diff(batches.batches)
+        room = self._layout.max_documents
+        documents = None
+        if room is not None:
+            of_row = sums((batches.sizes > 0).astype(np.int64), batches.rows)
+            is_padded = ends < np.repeat(width, heights)
+            documents = self._layout.entries(of_row, is_padded, batches.batches)
+        tokens = sums(batches.sizes, batches.slots)
+        return Filling(tokens, width * heights, needed, width, documents, room)
 
     def _check_unlabelled(self, document: Document, context: CollateContext) -> None:
         if document.labels is not None:

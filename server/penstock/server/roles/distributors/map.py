@@ -116,7 +116,7 @@ class MapDistributor(DataDistributor):
             if self.epochs is not None and epoch >= self.epochs:
                 break
             indices = self.shuffle.order(epoch).take(positions[epochs == epoch]).tolist()
-            found += [self.drawn.ref(index, epoch) for index in indices]
+            found += self.drawn.refs(indices, epoch)
         return found
 
     def draws(self, lane: int, lanes: int) -> int | None:

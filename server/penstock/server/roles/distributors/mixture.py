@@ -23,7 +23,7 @@ from penstock.server.roles.distributors.parts import (
     read_parts,
     weights_of,
 )
-from penstock.server.roles.draws import LaneDraws
+from penstock.server.roles.draws import LaneDraws, NumberedDraws
 from penstock.server.roles.reading import Reading
 from penstock.wire.checks import check_choice
 from penstock.wire.errors import InvalidJob, SourceExhausted
@@ -232,6 +232,10 @@ class MixtureDraws(LaneDraws):
             else inner.open(lane, lanes)
             for number, inner in enumerate(distributor.inner())
         ]
+        self._runs: bool = not self._by_tokens and all(
+            draws._runs if isinstance(draws, MixtureDraws) else type(draws) is NumberedDraws
+            for draws in self._inner
+        )
         self._begin()
 
     def _begin(self) -> None:
@@ -309,6 +313,10 @@ class MixtureDraws(LaneDraws):
                 break
             found.append(item)
         return found
+
+    def run(self, count: int) -> list[ItemRef]:
+        """Return up to `count` coming items; [] where sizes, or draws of another kind, decide."""
+        return self.peek(count) if self._runs else []
 
     def counts(self) -> dict[str, int]:
         """Return `items:PART` and `tokens:PART`, what each part has given, by its path."""

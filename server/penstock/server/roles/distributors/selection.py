@@ -158,6 +158,10 @@ class Selection:
         passes = self.passes(block.source)
         return ItemRef(name, row if kept is None else kept[row], epoch * passes + copy)
 
+    def refs(self, indices: Sequence[int], epoch: int) -> list[ItemRef]:
+        """Return what stands at many places of the line of an epoch."""
+        return [self.ref(index, epoch) for index in indices]
+
     def parts(self, epoch: int) -> Sequence[int]:
         """Return how many items each part of the line has: the blocks, of one source each."""
         return self.sizes(epoch)

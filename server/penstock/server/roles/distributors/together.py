@@ -61,6 +61,10 @@ class Drawn(Protocol):
         """Return what stands in the line at `index`."""
         ...
 
+    def refs(self, indices: Sequence[int], epoch: int) -> list[ItemRef]:
+        """Return what stands at many places of the line: `[ref(index, epoch) for index in ...]`."""
+        ...
+
     def parts(self, epoch: int) -> Sequence[int]:
         """Return how many items each part of the line has, in its order.
 
@@ -135,6 +139,12 @@ class Together:
             return ItemRef(self._only, index, epoch)
         part = bisect_right(self._ends, index)
         return ItemRef(self.names[part], index - (self._ends[part - 1] if part else 0), epoch)
+
+    def refs(self, indices: Sequence[int], epoch: int) -> list[ItemRef]:
+        """Return items of all of them."""
+        if self._only is not None:
+            return ItemRef.many(self._only, indices, epoch)
+        return [self.ref(index, epoch) for index in indices]
 
     def parts(self, epoch: int) -> Sequence[int]:
         """Return how many items each part of the line has: in every epoch alike."""
