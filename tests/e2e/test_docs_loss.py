@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import runpy
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -199,3 +201,39 @@ def test_the_job_has_padding_and_fillers(node: Server) -> None:
     assert kinds[0] == [(False, False), (True, True)]
     assert padding[-1]
     assert not any(padding[:-4])
+
+
+def test_what_is_logged_is_what_was_trained(node: Server, folder: Path) -> None:
+    """Tokens, pairs that attend and the utilization of every step, by the page's own code."""
+    weights, layers, width, peak = 1000, 2, 8, 5e6
+    make = runpy.run_path(str(folder / "watch.py"))["Watch"]
+    clock = SimpleNamespace(perf_counter=itertools.count(0, 4).__next__)  # 4 s a step
+    make.step.__globals__["time"] = clock
+    watch, found, expected, seen = make(weights, layers, width, peak), [], [], 0
+
+    with Loader(node.address, "train", rank=0, world_size=1) as loader:
+        for step in loader.steps():
+            lengths: list[int] = []
+            for batch in step:
+                watch.batch(batch)
+                for row in [] if batch.is_padding else batch["document_ids"].tolist():
+                    lengths += [row.count(number) for number in set(row) - {0}]
+            found.append(watch.step(step))
+            tokens = sum(lengths)
+            seen += tokens
+            pairs = sum(length * (length + 1) // 2 for length in lengths)
+            flops = 6 * weights * tokens + 12 * layers * width * pairs
+            expected.append(
+                {
+                    "tokens_least": tokens,
+                    "tokens_mean": tokens,
+                    "tokens_most": tokens,
+                    "tokens_seen": seen,
+                    "tokens_per_s": tokens / 4,
+                    "tokens_per_s_per_rank": tokens / 4,
+                    "mfu": pytest.approx(flops / 4 / peak),
+                }
+            )
+
+    assert len(found) >= 3
+    assert found == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import runpy
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import transformers
 from harness import write_job_file
 from penstock.client import Batch, Loader, masks
 
-ROLES = Path(__file__).parents[2] / "docs" / "roles.md"
+COLLATORS = Path(__file__).parents[2] / "docs" / "collators.md"
 VOCABULARY, ROW_TOKENS = 64, 48
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -110,32 +111,99 @@ def test_the_loss_is_the_same_packed_and_unpacked(
         assert 2 * given.item() == pytest.approx(one_by_one.item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention"])
 def test_a_mask_of_the_trainer_gives_the_same_loss(
     attention: str, indexed: list[Batch], batches: list[Batch]
 ) -> None:
-    """Indexed rows with the mask made here: what `sdpa` takes, and what is added to scores."""
+    """Indexed rows with the mask that its attention takes; rows of `flash` need none."""
     torch.manual_seed(3)
     config = transformers.LlamaConfig(**SIZES, attn_implementation=attention)
     model = transformers.LlamaForCausalLM(config)
-    dtype = torch.float32 if attention == "eager" else None
+    plain_model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+    plain_model.load_state_dict(model.state_dict())
 
     for batch, plain in zip(indexed, batches, strict=True):
-        documents = masks.document_ids(batch)
-        mask = masks.block_causal(documents, dtype=dtype)
-        with torch.no_grad():
+        mask = masks.for_attention(batch, attention)
+        # Flex would be compiled, which takes half a minute and changes no result.
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             loss = model(**{**batch, "attention_mask": mask}, use_cache=False).loss
+            without = model(**plain, use_cache=False).loss
+            one_by_one = unpacked_loss(plain_model, plain)
 
-        assert torch.equal(documents, plain["document_ids"])
-        assert loss.item() == pytest.approx(unpacked_loss(model, plain).item(), rel=1e-6)
+        assert torch.equal(masks.document_ids(batch), plain["document_ids"])
+        assert loss.item() == pytest.approx(one_by_one.item(), rel=1e-6)
+        assert without.item() == pytest.approx(one_by_one.item(), rel=1e-6)
+
+
+def documents_one_by_one(
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **given: Any
+) -> tuple[Any, None]:
+    """Attend as varlen kernels do: no mask, but where each document ends in the flattened rows."""
+    assert attention_mask is None
+    ends = given["cu_seq_lens_q"].tolist()
+    heads = query.shape[1]
+    flat = [
+        each.repeat_interleave(heads // each.shape[1], 1).transpose(1, 2).flatten(0, 1)
+        for each in (query, key, value)
+    ]
+    found = [
+        torch.nn.functional.scaled_dot_product_attention(
+            *(each[start:stop].transpose(0, 1)[None] for each in flat), is_causal=True
+        )[0].transpose(0, 1)
+        for start, stop in itertools.pairwise(ends)
+    ]
+    return torch.cat(found).view(len(query), -1, *flat[0].shape[1:]), None
+
+
+def test_training_loses_alike_with_every_attention(
+    indexed: list[Batch], batches: list[Batch]
+) -> None:
+    """Six steps of AdamW: the model's own masks, ours, lengths in place of one, one by one."""
+    transformers.AttentionInterface.register("documents", documents_one_by_one)
+
+    def losses(attention: str, loss_of: Any) -> list[float]:
+        torch.manual_seed(3)
+        config = transformers.LlamaConfig(**SIZES, attn_implementation=attention)
+        model = transformers.LlamaForCausalLM(config).double()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+        found = []
+        for step in range(6):
+            loss = loss_of(model, batches[step % 3], indexed[step % 3])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return found
+
+    def plain(model: Any, batch: Batch, _: Batch) -> Any:
+        return model(**batch, use_cache=False).loss
+
+    def masked(attention: str, model: Any, batch: Batch) -> Any:
+        mask = masks.for_attention(batch, attention, dtype=torch.float64)
+        return model(**{**batch, "attention_mask": mask}, use_cache=False).loss
+
+    wanted = losses("sdpa", lambda model, batch, _: unpacked_loss(model, batch))
+    assert max(wanted[3:]) < 0.95 * min(wanted[:3])
+    for attention, loss_of in (
+        ("sdpa", plain),
+        ("eager", plain),
+        ("documents", plain),
+        ("sdpa", lambda model, _, batch: masked("sdpa", model, batch)),
+        ("eager", lambda model, _, batch: masked("eager", model, batch)),
+    ):
+        # A model of transformers takes its loss in float32.
+        assert losses(attention, loss_of) == pytest.approx(wanted, rel=1e-6), attention
 
 
 def test_the_pages_example_of_masks_runs(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As docs/roles.md has it, whatever the layout."""
+    """As docs/collators.md has it, whatever the layout."""
     [code] = re.findall(
-        r"<!-- file: attend.py -->\n```python\n(.*?)^```", ROLES.read_text(), re.M | re.S
+        r"<!-- file: attend.py -->\n```python\n(.*?)^```", COLLATORS.read_text(), re.M | re.S
     )
     monkeypatch.chdir(tmp_path)
     (tmp_path / "packed.yaml").write_text(

@@ -287,3 +287,20 @@ def test_what_does_not_fit_is_named() -> None:
         masks.block_causal(ids, padding="all")
     with pytest.raises(InvalidRequest, match="block_size=100"):
         masks.flex(ids, block_size=100)
+
+
+def test_the_mask_goes_with_the_attention() -> None:
+    """Each has the form that its kernel takes; flash attention takes lengths in place of one."""
+    ids = torch.tensor([[1, 1, 2, 0]])
+    indexed = {"attention_mask": ids}
+    flash = {"input_ids": ids, "cu_seq_lens_q": torch.tensor([0, 2, 3, 4]), "document_ids": ids}
+
+    assert torch.equal(masks.for_attention(indexed, "sdpa"), masks.block_causal(ids))
+    eager = masks.for_attention(flash, "eager", dtype=torch.bfloat16)
+    assert torch.equal(eager, masks.block_causal(ids, dtype=torch.bfloat16))
+    assert masks.for_attention(indexed, "flex_attention").shape == (1, 1, 4, 4)
+    assert masks.for_attention(flash, "flash_attention_2") is None
+    with pytest.raises(InvalidRequest, match="flash_attention_3 takes no mask but cu_seq_lens_q"):
+        masks.for_attention(indexed, "flash_attention_3")
+    with pytest.raises(InvalidRequest, match="'spda': did you mean sdpa"):
+        masks.for_attention(indexed, "spda")

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.client.packed import complete
+from penstock.client.packed import complete, on_device
 from penstock.server.roles.base import Sample
 from penstock.server.roles.collators import PackedCollator
 from penstock.server.roles.columns import ColumnRows
@@ -62,13 +62,18 @@ def batches(draw: st.DrawFn, *, labels: bool = False) -> list[list[Sample]]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(rows=batches(), shifted=st.booleans(), room=st.sampled_from([None, 30]))
+@given(
+    rows=batches(),
+    shifted=st.booleans(),
+    room=st.sampled_from([None, 30]),
+    pad_to=st.sampled_from([None, 20]),
+)
 def test_what_is_completed_is_what_flash_sends(
-    rows: list[list[Sample]], shifted: bool, room: int | None
+    rows: list[list[Sample]], shifted: bool, room: int | None, pad_to: int | None
 ) -> None:
     labels = "shifted" if shifted else "unshifted"
     sent = {
-        layout: PackedCollator(20, max_documents=room, labels=labels, layout=layout).collate(
+        layout: PackedCollator(pad_to, max_documents=room, labels=labels, layout=layout).collate(
             rows, context()
         )
         for layout in ("flash", "seams")
@@ -87,6 +92,11 @@ def test_what_is_completed_is_what_flash_sends(
             assert torch.equal(found[name][full], value[full])
         else:
             assert torch.equal(found[name], value), name
+    seams = tensors(sent["seams"])
+    of_device = on_device(seams["input_ids"], seams["cu_seq_lens_q"], seams["row_tokens"], shifted)
+    for name, value in of_device.items():
+        assert value.dtype == found[name].dtype, name
+        assert torch.equal(value, found[name]), name
 
 
 def test_a_batch_that_fills_a_step_teaches_nothing() -> None:

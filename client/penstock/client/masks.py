@@ -11,6 +11,7 @@ documents = masks.document_ids(batch)                 # whatever the layout
 masks.block_causal(documents)                         # for scaled_dot_product_attention
 masks.flex(documents)                                 # for flex_attention
 masks.varlen(documents)                               # for kernels of sequences without padding
+masks.for_attention(batch, "sdpa")                    # for models of transformers
 ```
 
 Imported only where torch is installed.
@@ -18,7 +19,7 @@ Imported only where torch is installed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.wire.errors import InvalidRequest
+from penstock.wire.nearest import hint
 
 NO_LENGTH = -1000
 """What fills `seq_lens` after a row's last document."""
@@ -135,6 +137,49 @@ def block_causal(
     return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(
         ~sees, torch.finfo(dtype).min
     )
+
+
+def for_attention(
+    batch: Mapping[str, Any], implementation: str, *, dtype: torch.dtype = torch.float32
+) -> Any:
+    """Return the `attention_mask` with which a model of transformers keeps documents apart.
+
+    Args:
+        batch: As `document_ids` takes it.
+        implementation: The model's attention, as it was named in `attn_implementation`: `sdpa`,
+            `eager`, `flex_attention`, or one with `flash` in its name.
+        dtype: Of the mask for `eager`, which adds it to scores: the model's.
+
+    Returns:
+        `sdpa`: bool (B, 1, T, T); `eager`: the same of `dtype`, 0 or its lowest number;
+        `flex_attention`: a `BlockMask`; flash attention: None, as it takes the documents' ends that
+        the batch has beside.
+
+    Raises:
+        InvalidRequest: There is no such attention; the batch does not tell documents apart; or
+            flash attention is to read a layout without `cu_seq_lens_q`.
+    """
+    if "flash" in implementation:
+        if "cu_seq_lens_q" not in batch:
+            raise InvalidRequest(
+                f"{implementation} takes no mask but cu_seq_lens_q, which this batch lacks: read a "
+                "job whose collator is {type: packed, layout: flash}",
+                field="batch",
+            )
+        return None
+    made: dict[str, Callable[[Tensor], Any]] = {
+        "sdpa": block_causal,
+        "eager": lambda documents: block_causal(documents, dtype=dtype),
+        "flex_attention": flex,
+    }
+    if implementation not in made:
+        raise InvalidRequest(
+            f"implementation={implementation!r}: "
+            f"{hint(implementation, [*made, 'flash_attention_2', 'flash_attention_3'])}",
+            field="implementation",
+            value=str(implementation),
+        )
+    return made[implementation](document_ids(batch))
 
 
 def varlen(document_ids: Tensor) -> Varlen:
@@ -257,4 +302,13 @@ def _sums(counts: Tensor) -> Tensor:
     return functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
 
 
-__all__ = ["Thd", "Varlen", "block_causal", "document_ids", "flex", "thd", "varlen"]
+__all__ = [
+    "Thd",
+    "Varlen",
+    "block_causal",
+    "document_ids",
+    "flex",
+    "for_attention",
+    "thd",
+    "varlen",
+]

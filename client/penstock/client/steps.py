@@ -199,7 +199,7 @@ class Step:
         self.index = index
         self._source, self._own, self._given = source, own, given
         self._remaining = sum(position >= due for position in own)
-        self._totals: dict[str, int] = {}
+        self._per_rank: dict[str, tuple[int, ...]] = {}
 
     def __repr__(self) -> str:
         return f"Step(index={self.index}, batches={self._remaining})"
@@ -234,9 +234,7 @@ class Step:
     def total(self, key: str, process_group: Any = None) -> int:
         """Return the sum of a count over all ranks and micro batches of the step.
 
-        With several ranks it is a collective: every rank calls it, in the same order. It waits
-        until this rank's batches of the step have arrived, so it can be called before the first
-        backward.
+        It is the sum of `per_rank`, and a collective as that is.
 
         Args:
             key: A name in `counts`; if no batch has it the total is 0.
@@ -246,14 +244,35 @@ class Step:
             InvalidRequest: There are several ranks and no process group of just them.
             BadState: Reading began within this step.
         """
-        if key not in self._totals:
-            self._totals[key] = self._reduce(self.counts.get(key, 0), process_group)
-        return self._totals[key]
+        return sum(self.per_rank(key, process_group))
 
-    def _reduce(self, value: int, process_group: Any) -> int:
-        world_size = self._source.world_rank.world_size
+    def per_rank(self, key: str, process_group: Any = None) -> tuple[int, ...]:
+        """Return a count of each data-parallel rank, summed over its micro batches of the step.
+
+        With several ranks it is a collective: every rank calls it, in the same order. It waits
+        until this rank's batches of the step have arrived, so it can be called before the first
+        backward. `total` and `per_rank` of one count are one collective.
+
+        Args:
+            key: A name in `counts`; a rank whose batches lack it has 0.
+            process_group: The data-parallel ranks; default: the mesh's, else all processes.
+
+        Returns:
+            As many numbers as there are ranks, by rank.
+
+        Raises:
+            InvalidRequest: There are several ranks and no process group of just them.
+            BadState: Reading began within this step.
+        """
+        if key not in self._per_rank:
+            self._per_rank[key] = self._gathered(self.counts.get(key, 0), process_group)
+        return self._per_rank[key]
+
+    def _gathered(self, value: int, process_group: Any) -> tuple[int, ...]:
+        place = self._source.world_rank
+        rank, world_size = place.rank, place.world_size
         if world_size == 1:
-            return value
+            return (value,)
         dist = torch_distributed()
         if dist is None:
             _refuse(
@@ -275,9 +294,12 @@ class Step:
             dist.get_backend(group)
         )
         device = "cpu" if on_host else torch.device("cuda", torch.cuda.current_device())
-        tensor = torch.tensor([value], dtype=torch.int64, device=device)
+        # A sum, where each rank has a place of its own, and not a gathering: the group may have its
+        # processes in another order than the ranks.
+        own = [value if other == rank else 0 for other in range(world_size)]
+        tensor = torch.tensor(own, dtype=torch.int64, device=device)
         dist.all_reduce(tensor, group=group)
-        return int(tensor.item())
+        return tuple(tensor.tolist())
 
 
 def _refuse(sentence: str) -> NoReturn:
